@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpulock.simulate.tree import FOLDER_MODE, FolderEntry, Tree, write_tree
-from tests.support import packed_job
-from tests.support.packed_job import ResourceRequest
+from tests.support.packed_job import ResourceRequest, son_job
 
 SPOOL = "sge/spool/node"
-JOB_TYPE_BINARY = 64  # JB_type of `qsub -b y` (sge_job.h, JOB_TYPE_BINARY)
-NO_LIMIT = 0xFFFFFFFF  # JB_hard_wallclock_gmt of a job without h_rt
 
 
 @dataclass(frozen=True)
@@ -121,34 +118,17 @@ def spool_job(node: Path, job: SimulatedJob) -> SpooledJob:
 
 def pack_simulated_job(job: SimulatedJob) -> bytes:
     """Return execd's copy of a job."""
-    first = job.task_id or 1
-    return packed_job.pack_job(
-        {
-            "job_number": job.job_id,
-            "job_name": job.name,
-            "session": "JAPI_SSK",
-            "department": "defaultdepartment",
-            "exec_file": f"job_scripts/{job.job_id}",
-            "script_file": job.command[0],
-            "submission_time": int(time.time()),
-            "owner": job.owner,
-            "uid": job.uid,
-            "group": str(job.gid),
-            "gid": job.gid,
-            "account": "sge",
-            "cwd": job.cwd,
-            "type": JOB_TYPE_BINARY,
-            "priority": 1024,
-            "env_list": packed_job.pack_variables(dict(job.variables).items()),
-            "job_args": packed_job.pack_arguments(job.command[1:]),
-            "hard_resource_list": packed_job.pack_requests(job.resources),
-            "pe": job.pe,
-            "pe_range": packed_job.pack_range("ranges", job.slots) if job.pe else None,
-            "ja_structure": packed_job.pack_range("task_id_range", first),
-            "ja_tasks": packed_job.pack_tasks(first, job.queue, job.host, job.hosts[0][1]),
-            "soft_wallclock_gmt": NO_LIMIT,
-            "hard_wallclock_gmt": NO_LIMIT,
-        }
+    about: dict[int, object] = {
+        **{0: job.job_id, 1: job.name, 14: job.command[0], 20: job.owner, 21: job.uid},
+        **{22: str(job.gid), 23: job.gid, 25: job.cwd, 51: job.pe},
+    }
+    return son_job(
+        about,
+        job.resources,
+        dict(job.variables).items(),
+        job.command[1:],
+        job.task_id or 1,
+        (job.queue, job.host, job.hosts[0][1]),
     )
 
 

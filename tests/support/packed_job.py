@@ -1,82 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job as execd of Son of Grid Engine spools it: one JB_Type element in a CULL pack buffer.
+"""Jobs as execd spools them: of Son of Grid Engine 8.1.9, and of each Open Cluster Scheduler.
 
-SoGE 8.1.9, libs/cull/cull_pack.c and pack.c, libs/sgeobj/sge_job_JB_L.h. Numbers are big endian; a
-string ends with a NUL and a missing one is empty; a list or object begins with a flag that says
-whether there is one. A list carries its own descriptor, number and type of each field; the
-outermost element does not, so a reader must know its version. Numbers and types of the inner lists
-are those found in files that a real execd wrote. The job of Open Cluster Scheduler is in ocs_jobs.
+Written from libs/cull and libs/sgeobj of these releases, not from what reads them. Numbers are big
+endian; a string ends with a NUL and a missing one is empty; a list or object begins with a flag
+that says whether there is one, and carries the number and type of each field.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Union
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.pairs import zip_equal
 
-NOT_CONSUMABLE, PER_SLOT, PER_JOB = 0, 1, 2  # CE_consumable: NO, YES, JOB
-INT = 1  # CE_valtype
-VERSION = 0x10020000  # CULL_VERSION of 6.2 and of all Son of Grid Engine releases
-BOUND, OF_OBJECT = 2, 8  # status of an element: in a list, a sub-object (cull_listP.h)
-TASK_RUNNING = 128  # JAT_status JRUNNING (sge_ja_task_JAT_L.h)
-
-# Types of values, libs/cull/cull_list.h: the low byte of a descriptor's second number.
-DOUBLE, STRING, LIST, OBJECT, REF, HOST = 2, 8, 9, 10, 11, 12
-TYPE_MASK = 0xFF
-
-# The 85 fields of JB_Type in order: u number, s string, b bool, d double, l list, o object,
-# h host, - a reference, which takes no room.
-_FIELDS = """
-job_number:u job_name:s version:u jid_request_list:l jid_predecessor_list:l jid_successor_list:l
-ja_ad_request_list:l ja_ad_predecessor_list:l ja_ad_successor_list:l session:s project:s
-department:s directive_prefix:s exec_file:s script_file:s script_size:u script_ptr:s
-submission_time:u execution_time:u deadline:u owner:s uid:u group:s gid:u account:s cwd:s
-notify:b type:u reserve:b priority:u jobshare:u shell_list:l verify:u env_list:l context:l
-job_args:l checkpoint_attr:u checkpoint_name:s checkpoint_object:o checkpoint_interval:u
-restart:u stdout_path_list:l stderr_path_list:l stdin_path_list:l merge_stderr:b
-hard_resource_list:l soft_resource_list:l hard_queue_list:l soft_queue_list:l mail_options:u
-mail_list:l pe:s pe_range:l master_hard_queue_list:l tgt:s cred:s ja_structure:l ja_n_h_ids:l
-ja_u_h_ids:l ja_s_h_ids:l ja_o_h_ids:l ja_a_h_ids:l ja_z_ids:l ja_template:l ja_tasks:l host:h
-category:- user_list:l job_identifier_list:l verify_suitable_queues:u soft_wallclock_gmt:u
-hard_wallclock_gmt:u override_tickets:u qs_args:l path_aliases:l urg:d nurg:d nppri:d rrcontr:d
-dlcontr:d wtcontr:d ar:u pty:u ja_task_concurrency:u binding:l
-"""
-_KINDS = {"u": 3, "s": STRING, "b": 6, "d": DOUBLE, "l": LIST, "o": OBJECT, "h": HOST, "-": REF}
-JOB_FIELDS = [
-    (name, _KINDS[kind]) for name, kind in (field.split(":") for field in _FIELDS.split())
-]
-
-Descriptor = Sequence[tuple[int, int]]
-Value = Union[int, float, str, bytes, None]  # bytes: a list or object, packed already
-Row = Mapping[int, Value]  # by place
+DATA = Path(__file__).parent / "data/ocs-9.1.5"
+REAL = {int(path.stem): path.read_bytes() for path in sorted(DATA.glob("*.job"))}
+CODES = {**dict(zip_equal("DUBSLORH6", (2, 3, 6, 8, 9, 10, 11, 12, 13)))}
+NO, YES, JOB, HOST = range(4)  # CE_consumable
+NOT_CONSUMABLE, PER_SLOT, PER_JOB = NO, YES, JOB
+GLOBAL, MASTER, SLAVE = range(3)  # JRS_scope
+BOUND, OBJECT = 2, 8  # status of an element
+HEAD = "USULLLLLLSSSSSSUS666SUSUSSBUBUULULLLUSOUULLLB"
+SON, NINE_0, NINE_1, NINE_2 = "8.1.9", "9.0", "9.1", "9.2"
+SON_JOB = "USULLLLLLSSSSSSUSUUUSUSUSSBUBUULULLLUSOUULLLBLLLLULSLLSSLLLLLLLLLHRLLUUUULLDDDDDDUUUL"
+SON_COMPLEX = "SSUSDUUSUSDUUUS"
+SON_TASK, SON_GRANTED = "UUUUUSULSUUUUUSLLLUDDDDDULLLOUUDDUL", "SUHUOUUDDDDDDS"
+JOBS = {
+    NINE_0: f"{HEAD}LULSLSSLLLLLLLLLHRLLU66ULLDDDDDDUUULSLL",
+    NINE_1: f"{HEAD}LULSLSSLLLLLLLLLHRLLU66ULLDDDDDDUUUOSLLUUU",
+    NINE_2: f"{HEAD}LULSLSSLLLLLLLLHRLLU66ULDDDDDDUUUOSLLUUU",
+}
+TASKS = {
+    NINE_0: "UU66USULLSUUU6USLLLUDDDDDULLLOU6DD6LL",
+    NINE_1: "UU66USULLSUUU6USSSULLLUDDDDDULLLOU6DD6LL",
+    NINE_2: "UU66USULLSUUU6USSSULLLUDDDDDULLLOU6DD6LSL",
+}
+COMPLEX, REQUESTS = "SSUSDUUSUSDUUUSL", "ULLLLSB"
 
 
-def _descriptor(first: int, *kinds: int) -> Descriptor:
-    return tuple(enumerate(kinds, first))
+@dataclass(frozen=True)
+class Grant:
+    """What one host granted of a complex, with (id, times) of an RSMAP."""
+
+    name: str
+    amount: float
+    host: str = "node"
+    ids: tuple[tuple[str, int], ...] = ()
 
 
-# CE_Type: name, shortcut, valtype, stringval, doubleval, relop, consumable, default, dominant,
-# pj_stringval, pj_doubleval, pj_dominant, requestable, tagged, urgency_weight.
-COMPLEX = _descriptor(
-    *(900, 0x112708, 0x102608, 0x102003, 0x112008, 0x802, 0x102003, 0x102003, 0x102008),
-    *(0x803, 0x808, 0x802, 0x803, 0x102003, 0x803, 0x102008),
-)
-VARIABLE = _descriptor(1400, 0x10708, 0x10008)
-STRING_ITEM = _descriptor(2000, 0x10308)
-RANGE = _descriptor(1250, 0x10103, 0x10003, 0x10003)
-# Array task, JAT_Type, and a granted queue instance in it, JG_Type.
-TASK = _descriptor(
-    *(141150, 0x10703, *(0x10003,) * 4, 0x10008, 0x10003, 0x10009, 0x10008, *(0x10003,) * 5),
-    *(0x10008, *(0x10009,) * 3, 0x10003, *(0x10002,) * 5, 0x3, 0x10009, 0x10009, 0x9, 0xA, 0x3),
-    *(0x10003, 0x2, 0x2, 0x2003, 0x2009),
-)
-GRANTED = _descriptor(
-    *(2100, 0x10708, 0x803, 0x1020C, 0x10003, 0x8080A, 0x803, 0x803, *(0x802,) * 6, 0x808)
-)
-# The part of the queue instance that execd keeps: host, queue, full name, its complex values.
-QUEUE = ((250, 0x28220C), (251, 0x282008), (252, 0x280708), (299, 0x281009))
+@dataclass(frozen=True)
+class Ask:
+    """One `-l name=value` of a scope."""
+
+    name: str
+    value: float
+    flag: int = YES
+    scope: int = GLOBAL
 
 
 class ResourceRequest(NamedTuple):
@@ -88,101 +70,146 @@ class ResourceRequest(NamedTuple):
     consumable: int = PER_SLOT
 
 
-def pack_job(values: Mapping[str, Value]) -> bytes:
-    """Return a spooled job of these JB_ fields (named without JB_); the others are empty."""
-    names, kinds = zip(*JOB_FIELDS)
-    if unknown := values.keys() - {*names}:
-        raise ValueError(f"JB_Type has no {', '.join(sorted(unknown))}")
-    fields = pack_element(kinds, [values.get(name) for name in names])
-    return pack_number(0) + pack_number(VERSION) + fields
+def number(value: int) -> bytes:
+    return struct.pack(">I", value)
 
 
-def pack_requests(resources: Iterable[ResourceRequest]) -> bytes | None:
-    """Return JB_hard_resource_list; Grid Engine has none at all for a job without -l."""
-    rows: list[Row] = [
-        {0: one.name, 2: INT, 3: one.text, 4: one.value, 6: one.consumable} for one in resources
-    ]
-    return pack_list("qstat_l_requests", COMPLEX, *rows) if rows else None
-
-
-def pack_variables(variables: Iterable[tuple[str, str]]) -> bytes:
-    """Return JB_env_list."""
-    return pack_list("job_sublist", VARIABLE, *({0: name, 1: value} for name, value in variables))
-
-
-def pack_arguments(words: Iterable[str]) -> bytes | None:
-    """Return JB_job_args."""
-    rows: list[Row] = [{0: word} for word in words]
-    return pack_list("No list name specified", STRING_ITEM, *rows) if rows else None
-
-
-def pack_range(name: str, number: int) -> bytes:
-    """Return a range of one whole number, such as JB_ja_structure."""
-    return pack_list(name, RANGE, {0: number, 1: number, 2: 1})
-
-
-def pack_tasks(number: int, queue: str, host: str, slots: int) -> bytes:
-    """Return JB_ja_tasks with one running task, granted `slots` slots of one queue instance.
-
-    The queue instance brings its own list of complex values: a reader that takes any CE_Type
-    list for the job's request is caught by it.
-    """
-    name = f"{queue}@{host}"
-    values = pack_list("", COMPLEX, {0: "slots", 3: "8", 4: 8})
-    instance = pack_object(QUEUE, {0: host, 1: queue, 2: name, 3: values})
-    granted = pack_list("", GRANTED, {0: name, 2: host, 3: slots, 4: instance})
-    task: Row = {0: number, 1: TASK_RUNNING, 7: granted, 8: name}
-    return pack_list("cp_ja_task_list", TASK, task)
-
-
-def pack_list(name: str, descriptor: Descriptor, *rows: Row) -> bytes:
-    """Return a list that exists."""
-    head = pack_number(1, len(rows)) + pack_string(name) + pack_number(1)
-    return head + pack_descriptor(descriptor) + b"".join(pack_row(descriptor, row) for row in rows)
-
-
-def pack_object(descriptor: Descriptor, row: Row) -> bytes:
-    """Return a sub-object that exists."""
-    return pack_number(1) + pack_descriptor(descriptor) + pack_row(descriptor, row, OF_OBJECT)
-
-
-def pack_descriptor(descriptor: Descriptor) -> bytes:
-    """Return a descriptor: how many fields, then number and type of each."""
-    return pack_number(len(descriptor)) + b"".join(pack_number(*pair) for pair in descriptor)
-
-
-def pack_row(descriptor: Descriptor, row: Row, status: int = BOUND) -> bytes:
-    """Return an element of which some fields are filled."""
-    kinds = [kind for _, kind in descriptor]
-    return pack_element(kinds, [row.get(place) for place in range(len(kinds))], status)
-
-
-def pack_element(kinds: Sequence[int], values: Sequence[Value], status: int = BOUND) -> bytes:
-    """Return one element: status, the bits of changed fields (all clear), the fields."""
-    changed = pack_number(len(kinds)) + bytes((len(kinds) + 7) // 8)
-    fields = [pack_value(kind & TYPE_MASK, value) for kind, value in zip_equal(kinds, values)]
-    return pack_number(status) + changed + b"".join(fields)
-
-
-def pack_value(kind: int, value: Value) -> bytes:
-    """Return one field; None is its zero."""
-    if kind in (STRING, HOST):
-        return pack_string(str(value or ""))
-    if kind == DOUBLE:
-        return struct.pack(">d", value or 0.0)
-    if kind == REF:
-        return b""
-    return value if isinstance(value, bytes) else pack_number(int(value or 0))
-
-
-def pack_string(value: str) -> bytes:
-    """Return a string; raise ValueError where it holds the byte that ends one."""
-    data = value.encode(errors="surrogateescape")
-    if b"\0" in data:
-        raise ValueError(f"{value!r} holds a NUL")
+def string(value: str | bytes) -> bytes:
+    data = value if isinstance(value, bytes) else value.encode(errors="surrogateescape")
+    assert b"\0" not in data, value
     return data + b"\0"
 
 
-def pack_number(*values: int) -> bytes:
-    """Return unsigned numbers of 32 bits."""
-    return struct.pack(f">{len(values)}I", *values)
+class Packer:
+    """Pack values as one release does."""
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        self.first = 4150 if release == NINE_0 else 6950
+
+    def value(self, letter: str, value: object) -> bytes:
+        """Pack a value, an empty one for None."""
+        if letter in "SH":
+            return string(value) if isinstance(value, (str, bytes)) else string("")
+        if letter == "D":
+            return struct.pack(">d", value or 0)
+        if letter == "6":
+            return struct.pack(">Q", value or 0)
+        if letter == "R":
+            return b""
+        return value if isinstance(value, bytes) else number(value if isinstance(value, int) else 0)
+
+    def descriptor(self, letters: str, first: int) -> bytes:
+        """Pack the names and types of fields, with flags that a reader has to drop."""
+        fields = [number(first + n) + number(0x10000 | CODES[c]) for n, c in enumerate(letters)]
+        return number(len(letters)) + b"".join(fields)
+
+    def element(self, letters: str, values: dict[int, object], status: int = BOUND) -> bytes:
+        """Pack an element with these values by place."""
+        packed = [self.value(letter, values.get(n)) for n, letter in enumerate(letters)]
+        return number(status) + self.changed(letters) + b"".join(packed)
+
+    def changed(self, letters: str) -> bytes:
+        """Pack which fields were changed, which 8.1.9 does of each element: none."""
+        none = number(len(letters)) + bytes((len(letters) + 7) // 8)
+        return none if self.release == SON else b""
+
+    def list(self, letters: str, first: int, *rows: dict[int, object], name: str = "x") -> bytes:
+        """Pack a list: with its count up to 9.0, with a mark before each element later."""
+        elements = [self.element(letters, row) for row in rows]
+        if self.release in (SON, NINE_0):
+            flag = number(1) if self.release == SON else b""
+            head = number(1) + number(len(rows)) + string(name) + flag
+            return head + self.descriptor(letters, first) + b"".join(elements)
+        head = number(1) + string(name) + self.descriptor(letters, first)
+        return head + b"".join(number(1) + one for one in elements) + number(0)
+
+    def object(self, letters: str, first: int, values: dict[int, object] | None = None) -> bytes:
+        """Pack an object, of empty values where none are given."""
+        element = self.element(letters, values or {}, OBJECT)
+        return number(1) + self.descriptor(letters, first) + element
+
+    def granted(self, grants: tuple[Grant, ...]) -> bytes:
+        """Pack JAT_granted_resources_list, none at all where nothing was granted."""
+        old = self.release == NINE_0
+        letters, ids, times = ("USDLH", "SU", 1) if old else ("USDLLH", "SUUULL", 3)
+        rows: list[dict[int, object]] = []
+        for grant in grants:
+            kept: list[dict[int, object]] = [{0: one, times: n} for one, n in grant.ids]
+            packed = self.list(ids, 4150, *kept) if kept else None
+            values = {0: 2 * bool(kept), 1: grant.name, 2: grant.amount, 3: packed}
+            rows.append({**values, len(letters) - 1: grant.host})
+        return self.list(letters, 4050, *rows) if rows else number(0)
+
+    def requests(self, asks: tuple[Ask, ...]) -> bytes:
+        """Pack JB_request_set_list: a set for each scope."""
+        sets: list[dict[int, object]] = []
+        for scope in (MASTER, GLOBAL, SLAVE):
+            ours = [one for one in asks if one.scope == scope]
+            rows: list[dict[int, object]] = [{0: a.name, 2: 1, 4: a.value, 6: a.flag} for a in ours]
+            if rows:
+                sets.append({0: scope, 1: self.list(COMPLEX, 1350, *rows)})
+        return self.list(REQUESTS, 200, *sets) if sets else number(0)
+
+
+def ocs_job(
+    asks: tuple[Ask, ...] = (),
+    grants: tuple[Grant, ...] = (),
+    release: str = NINE_1,
+    job_id: int = 12,
+    owner: str = "alice",
+    task: int = 1,
+    tail: bytes = b"",
+) -> bytes:
+    """Return a spooled job of one task."""
+    packer, letters = Packer(release), JOBS[release]
+    of_task: dict[int, object] = {0: task, 1: 128, 8: packer.granted(grants)}
+    tasks = 59 if release == NINE_2 else 60
+    values: dict[int, object] = {
+        0: job_id,
+        1: "job",
+        20: owner,
+        21: 1000,
+        33: packer.list("SS", 2150, {0: "HOME", 1: "/"}),
+        45: packer.requests(asks),
+        letters.index("OS", 60) if release != NINE_0 else -1: packer.object("US", 900),
+        tasks: packer.list(TASKS[release], 6950, of_task),
+    }
+    if release == NINE_0:
+        return number(0) + number(0x10020000) + packer.element(letters, values) + tail
+    return number(0) + number(0x10021000) + b"\0" + packer.element(letters, values) + tail
+
+
+def son_job(
+    about: dict[int, object],
+    resources: Iterable[ResourceRequest],
+    variables: Iterable[tuple[str, str]],
+    arguments: Iterable[str],
+    task: int,
+    granted: tuple[str, str, int],
+) -> bytes:
+    """Return a job as 8.1.9 spools it, with other fields by place; `granted`: queue, host, slots.
+
+    The queue instance brings its own list of complexes: a reader that takes any such list for the
+    job's request is caught by it.
+    """
+    packer = Packer(SON)
+    queue, host, slots = granted
+    instance = f"{queue}@{host}"
+    own = packer.list(SON_COMPLEX, 900, {0: "slots", 3: "8", 4: 8.0}, name="")
+    place = packer.object("HSSL", 250, {0: host, 1: queue, 2: instance, 3: own})
+    where = packer.list(SON_GRANTED, 2100, {0: instance, 2: host, 3: slots, 4: place}, name="")
+    requests: list[dict[int, object]] = [
+        {0: one.name, 2: 1, 3: one.text, 4: one.value, 6: one.consumable} for one in resources
+    ]
+    words: list[dict[int, object]] = [{0: word} for word in arguments]
+    pairs: list[dict[int, object]] = [{0: name, 1: value} for name, value in variables]
+    values: dict[int, object] = {
+        **about,
+        33: packer.list("SS", 1400, *pairs),
+        35: packer.list("S", 2000, *words) if words else None,
+        64: packer.list(SON_TASK, 141150, {0: task, 1: 128, 7: where, 8: instance}),
+    }
+    if requests:  # Grid Engine has no list at all for a job without -l
+        values[45] = packer.list(SON_COMPLEX, 900, *requests, name="qstat_l_requests")
+    return number(0) + number(0x10020000) + packer.element(SON_JOB, values)

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +18,11 @@ from gpulock.install.container_hooks import (
     PODMAN_HOOKS,
 )
 from gpulock.install.files import find_share_folder
-from gpulock.isolation import confine, policy, tree
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
 from gpulock.node.settings_file import read_settings
 from tests.labs.containers.install import SID, make_image
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
 from tests.support.cli_site import Site
-from tests.support.pairs import zip_equal
 from tests.support.wait import LabError, wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -169,36 +167,11 @@ class Node:
         return stage.run(start, env)
 
     def on_sid(
-        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
+        self, command: Sequence[str], env: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as alice where Apptainer is."""
         stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        return stage.run(command, env, groups=groups)
-
-    def here(
-        self, command: Sequence[str], env: Mapping[str, str], groups: Sequence[str] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as alice where this machine's own programs are."""
-        stage = Stage(Path("/"), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        return stage.run(command, env, groups=groups)
-
-    @contextmanager
-    def confined(self, job: Mapping[str, str]) -> Generator[list[str]]:
-        """Give cgroups that are closed as ISOLATION=cgroup closes a job's."""
-        uuids = job["GPULOCK_DEVICES"].split(",")
-        granted = [device for device in self.site.node().devices() if device.uuid in uuids]
-        rules = policy.device_rules(
-            granted, policy.read_caps_major("/proc"), self.settings.driver_root
-        )
-        folders = [f"{one.top}/{self.lab.parent}-confined" for one in tree.find_hierarchies("/sys")]
-        try:
-            for one, folder in zip_equal(tree.find_hierarchies("/sys"), folders):
-                confine.close_job_cgroup(one, folder, rules, "/dev")
-            yield folders
-        finally:
-            wait_until(
-                lambda: all(map(tree.remove_cgroup, folders)), why="the job's cgroups are empty"
-            )
+        return stage.run(command, env)
 
     def rootless_podman(
         self, script: str, env: Mapping[str, str], *flags: str

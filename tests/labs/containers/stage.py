@@ -22,10 +22,10 @@ PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _PLAIN: Final = "null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 fuse:10:229"
 
 # "$1" the root below, "$2" a folder for mounts, "$3" NAME:MAJOR:MINOR ..., "$4" HOST:HERE ... of
-# what is seen here too, "$5" the cgroups to be in; what follows is the command.
+# what is seen here too; what follows is the command.
 _SCRIPT: Final = r"""
 set -eu
-root=$1 m=$2/root nodes=$3 shared=$4 groups=$5; shift 5
+root=$1 m=$2/root nodes=$3 shared=$4; shift 4
 mount -t tmpfs -o mode=755 gpulock-stage "$m"
 mkdir "$m/u" "$m/w" "$m/m"
 mount -t overlay -o "lowerdir=$root,upperdir=$m/u,workdir=$m/w" overlay "$m/m"
@@ -64,7 +64,6 @@ cd "$m"
 pivot_root . .
 umount -l .
 cd /
-for group in $groups; do echo 0 >"$group/cgroup.procs"; done # not before the nodes were made
 exec "$@"
 """
 
@@ -84,12 +83,10 @@ class Stage:
         env: Mapping[str, str] | None = None,
         uid: int = ALICE,
         mounts: Mapping[str, str] | None = None,
-        groups: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run a command with exactly the environment given, and a home, to its end.
 
-        `mounts` are further files or folders of the host, and where they are seen; `groups` are
-        folders of cgroups that the command is put into.
+        `mounts` are further files or folders of the host, and where they are seen.
         """
         (self.scratch / "root").mkdir(parents=True, exist_ok=True)
         nodes = [_PLAIN, *(f"{name}:{a}:{b}" for name, (a, b) in self.nodes.items())]
@@ -103,7 +100,7 @@ class Stage:
             [
                 *("unshare", "-m", "-p", "-n", "-f", "--kill-child", "--propagation", "private"),
                 *("sh", "-c", _SCRIPT, "stage", str(self.root), str(self.scratch)),
-                *(" ".join(nodes), paths, " ".join(groups), "setpriv", *ids, *command),
+                *(" ".join(nodes), paths, "setpriv", *ids, *command),
             ],
             env=given,
             stdin=subprocess.DEVNULL,

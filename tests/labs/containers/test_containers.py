@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's GPUs are in real containers: Apptainer, podman, bubblewrap, Charliecloud."""
+"""What a job's GPUs are in Apptainer and podman; a job of a scheduler: labs/both/test_isolation."""
 
 from __future__ import annotations
 
@@ -58,17 +58,6 @@ def visible(job: dict[str, str]) -> dict[str, str]:
     ]
     assert "CUDA_VISIBLE_DEVICES" in names
     return {name: job[name] for name in names}
-
-
-@pytest.mark.parametrize("flags", [(), *[(flag,) for flag in CLEAN], ("--nv", "--containall")])
-def test_the_mask_and_the_nodes_own_driver_reach_apptainer(
-    node: Node, flags: tuple[str, ...]
-) -> None:
-    job = node.job(2)
-    done = node.apptainer(SHOW, job, *flags)
-
-    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [node.version] * 2), done.stderr
-    assert told(done.stdout).items() >= visible(job).items()
 
 
 @pytest.mark.parametrize("flags", [(flag,) for flag in CLEAN])
@@ -237,50 +226,3 @@ def test_podman_gives_an_instance_with_its_own_access_nodes(lab: Containers) -> 
     shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
     access = [line for line in shown if line.startswith("nvidia-cap") and line[-1].isdigit()]
     assert (f"nvidia{gpu.minor}" in shown, len(access)) == (True, 2), done.stderr
-
-
-def test_bubblewrap_has_the_mask_and_the_card_that_it_is_given(node: Node) -> None:
-    job = node.job(1)
-    (own,), other = minors_of(node, job)
-    driver = ("--tmpfs", "/mnt", "--ro-bind", f"{node.sets}/{node.version}/lib", "/mnt/nvlib")
-    device = ("--dev", "/dev", "--dev-bind", f"/dev/nvidia{own}", f"/dev/nvidia{own}")
-    look = opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}")
-    script = f"env; echo; cat /mnt/nvlib/*; {look}"
-    done = node.here(["bwrap", "--ro-bind", "/", "/", *driver, *device, "sh", "-c", script], job)
-
-    assert told(done.stdout).items() >= job.items(), done.stderr
-    assert f"\n{node.version}\n" in done.stdout
-    assert answers(done.stdout) == [ALLOWED, ABSENT]
-
-
-def test_charliecloud_has_the_mask_and_the_driver_that_it_is_given(node: Node) -> None:
-    job = node.job(1)
-    binds = [f"--bind={node.sets}/{node.version}/lib:/mnt/0"]
-    start = ["ch-run", *binds, str(node.lab.image), "--", "sh", "-c", "env; echo; cat /mnt/0/*"]
-    done = node.here(start, job)
-
-    assert done.stdout.splitlines()[-1] == node.version, done.stderr
-    assert told(done.stdout).items() >= job.items()
-
-
-@pytest.mark.parametrize("program", ["apptainer", "apptainer --nv", "bwrap", "ch-run", "unshare"])
-def test_a_confined_job_opens_its_own_card_and_no_other_from_a_container(
-    node: Node, program: str
-) -> None:
-    job = node.job(1)
-    (own,), other = minors_of(node, job)
-    shell = ("sh", "-c", opens(f"/dev/nvidia{own}", f"/dev/nvidia{other}", "/dev/nvidiactl"))
-    image = str(node.lab.image)
-    with node.confined(job) as groups:
-        if program.startswith("apptainer"):
-            start = ["apptainer", "--quiet", "exec", *program.split()[1:], image, *shell]
-            done = node.on_sid(start, job, groups)
-        else:
-            start = {
-                "bwrap": ["bwrap", "--dev-bind", "/", "/", *shell],
-                "ch-run": ["ch-run", image, "--", *shell],
-                "unshare": ["unshare", "--map-root-user", "--mount", *shell],
-            }[program]
-            done = node.here(start, job, groups)
-
-    assert answers(done.stdout) == [ALLOWED, REFUSED, ALLOWED], done.stderr

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.__main__ import gpulock_program_name
 from tests.support.cli_site import ROOT
 from tests.support.wait import wait_until
 
@@ -45,23 +43,6 @@ def simulated(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
-
-
-@pytest.mark.parametrize(
-    ("installed", "beside", "name"),
-    [(False, True, "bin/gpulock"), (True, True, "gpulock"), (False, False, "gpulock")],
-)
-def test_the_demo_names_a_program_that_can_be_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, beside: bool, name: str
-) -> None:
-    for folder, there in (("path", installed), ("bin", beside)):
-        (tmp_path / folder).mkdir()
-        if there:
-            (tmp_path / folder / "gpulock").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
-    monkeypatch.chdir(tmp_path)
-    assert gpulock_program_name() == name
 
 
 @pytest.mark.slow
@@ -100,29 +81,3 @@ def test_the_demo_cleans_up_when_it_is_stopped(tmp_path: Path, number: signal.Si
     assert process.returncode == 130
     assert os.listdir(tmp_path) == []
     wait_until(lambda: not simulated(tmp_path), why="its processes to end")
-
-
-@pytest.mark.slow
-@pytest.mark.another_user
-def test_the_demo_runs_as_an_ordinary_user(tmp_path: Path) -> None:
-    folder = Path(f"/tmp/gpulock-test-{os.getpid()}")
-    folder.mkdir(mode=0o700)
-    os.chown(folder, 65534, 65534)
-    try:
-        done = subprocess.run(
-            PROGRAM,
-            env=environment(folder),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=40,
-            check=False,
-            user=65534,
-            group=65534,
-            extra_groups=[],
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "8 GPUs: 8 free" in done.stdout
-        assert os.listdir(folder) == []
-    finally:
-        shutil.rmtree(folder)

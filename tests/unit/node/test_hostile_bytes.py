@@ -55,7 +55,7 @@ from gpulock.workstation.wire import (
 )
 from tests.layers import HOT, WARM
 from tests.support.mutations import WORDS, mixed, try_a_million
-from tests.support.ocs_jobs import REAL
+from tests.support.packed_job import REAL
 from tests.support.slurm_site import gres_count
 from tests.support.trees import BOOT, record
 

@@ -13,7 +13,7 @@ from gpulock.sge.card_map import NAME, format_card_map, read_card_map, resolve_c
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.store import quarantine
 from tests.support.jobs import Site, variables
-from tests.support.ocs_jobs import Ask, Grant, ocs_job
+from tests.support.packed_job import Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 # As in the examples of Open Cluster Scheduler: the first one is GPU1.

@@ -11,9 +11,9 @@ from gpulock.sge import prolog, request
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind, list_other_hosts
 from gpulock.sge.spooled_job import parse_spooled_job
-from tests.support import ocs_jobs
+from tests.support import packed_job
 from tests.support.jobs import Site, gpus, variables
-from tests.support.ocs_jobs import JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
+from tests.support.packed_job import JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
@@ -53,7 +53,7 @@ def test_gpus_of_two_scopes_on_one_host_are_counted_together() -> None:
 
 def test_a_job_without_gpus_has_none() -> None:
     assert count((), ()) == 0
-    assert count((Grant("slots", 2),), (Ask("h_rt", 5, ocs_jobs.NO),)) == 0
+    assert count((Grant("slots", 2),), (Ask("h_rt", 5, packed_job.NO),)) == 0
 
 
 @pytest.mark.parametrize("amount", [1.5, -1.0, 1e300, float("nan"), float("inf"), 4097.0])

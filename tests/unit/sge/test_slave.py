@@ -16,8 +16,7 @@ from gpulock.store import owed, owner
 from tests.support.execd import SpooledJob
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
-from tests.support.ocs_jobs import JOB, Ask, Grant, ocs_job
-from tests.support.packed_job import PER_JOB, ResourceRequest
+from tests.support.packed_job import JOB, PER_JOB, Ask, Grant, ResourceRequest, ocs_job
 from tests.support.trees import bus
 
 HOSTS = (("node", 2), ("other", 2))

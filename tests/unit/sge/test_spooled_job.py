@@ -23,9 +23,9 @@ from gpulock.sge.spooled_job import (
     SgeJob,
     parse_spooled_job,
 )
-from tests.support import execd, ocs_jobs
+from tests.support import execd, packed_job
 from tests.support.mutations import flip_bits
-from tests.support.ocs_jobs import (
+from tests.support.packed_job import (
     HOST,
     JOB,
     JOBS,
@@ -36,13 +36,13 @@ from tests.support.ocs_jobs import (
     Ask,
     Grant,
     Packer,
+    ResourceRequest,
     ocs_job,
 )
-from tests.support.packed_job import ResourceRequest
 
 SGE = Path(__file__).parents[2] / "support/data/sge-8.1.9"
 OLD = {name: (SGE / f"{name}.job").read_bytes() for name in ("parallel", "array")}
-NEW = ocs_jobs.REAL
+NEW = packed_job.REAL
 SON = "8.1.9"
 RELEASES = (SON, *sorted(JOBS))
 HEAD = b"qstat_l_requests\0"

@@ -57,29 +57,20 @@ class Prometheus:
         self._thread.join()
         self._server.server_close()
 
-    def scrape(self, instance: str, text: str, job: str = "gpulock") -> None:
-        """Take what an exporter says as Prometheus does, and that it is up."""
-        series, infos, builds, targets = QUERIES
-        target = {"instance": instance, "job": job}
+    def scrape(self, instance: str, text: str) -> None:
+        """Take what an exporter says as Prometheus does."""
+        series, infos, _ = QUERIES
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                entry = ({"__name__": sample.name, **sample.labels, **target}, sample.value)
+                labels = {"__name__": sample.name, **sample.labels, "instance": instance}
                 if sample.name == "gpulock_gpu_info":
-                    self.samples[infos].append(entry)
-                elif sample.name == "gpulock_exporter_build_info":
-                    self.samples[builds].append(entry)
+                    self.samples[infos].append((labels, sample.value))
                 elif sample.name != "gpulock_gpu_state" or sample.value == 1:
-                    self.samples[series].append(entry)
-        self.samples[targets].append(({"__name__": "up", **target}, 1))
+                    self.samples[series].append((labels, sample.value))
 
-    def lose(self, instance: str, job: str = "gpulock", *, known: bool = True) -> None:
-        """Have a target that does not answer, `known` from before."""
-        _, _, builds, targets = QUERIES
-        target = {"instance": instance, "job": job}
-        self.samples[targets].append(({"__name__": "up", **target}, 0))
-        if known:
-            name = "gpulock_exporter_build_info"
-            self.samples[builds].append(({"__name__": name, **target}, 1))
+    def lose(self, instance: str) -> None:
+        """Have a target that does not answer."""
+        self.samples[QUERIES[-1]].append(({"instance": instance, "job": "gpulock"}, 0))
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a query with its samples."""

@@ -2,19 +2,20 @@
 """Ask a Prometheus server: instant queries by its HTTP API, within a deadline.
 
 What answers may be anything: no server, a proxy's page, garbage without end. Each is a Refused
-that says so. Neither the environment's proxies nor another scheme than HTTP are followed.
+that says so. No redirect is followed, and no proxy of the environment asked: what has the
+password goes to the server that PROMETHEUS_URL names, and nowhere else.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 import socket
 import threading
-import urllib.request
 from collections.abc import Sequence
+from http.client import OK, HTTPConnection, HTTPSConnection
 from typing import Any, NamedTuple
-from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from gpulock.cli.session import CommandRefusedError
@@ -25,7 +26,6 @@ SECONDS = 10.0  # for all queries of one call together
 LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
 SHOWN = 60  # characters of what a server said instead of an answer
 DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
-QUERY = "/api/v1/query"
 NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
 
@@ -51,30 +51,26 @@ def query_prometheus(
     """
     parts = parse_prometheus_url(url)
     found: list[list[Series]] = []
-    fault: list[Exception] = []
+    fault: list[Exception] = [PrometheusAnswerError(f"no answer within {seconds:g} s")]
 
     def work() -> None:
         try:
             found.extend(
-                [
-                    parse_prometheus_vector(fetch_prometheus_answer(parts, one, seconds, limit))
-                    for one in queries
-                ]
+                [parse_vector(fetch_answer(parts, one, seconds, limit)) for one in queries]
             )
+        except socket.timeout:  # TimeoutError from Python 3.10 on
+            pass
         except Exception as error:  # whatever it is, the other thread says it
-            fault.append(error)
+            fault[0] = error
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    shown = redact_prometheus_url(parts)
-    if fault:
-        raise CommandRefusedError(
-            f"Prometheus at {shown}: {describe_query_fault(fault[0], seconds)}", DO
-        ) from fault[0]
-    if len(found) < len(queries):
-        raise CommandRefusedError(f"Prometheus at {shown}: no answer within {seconds:g} s", DO)
-    return found
+    if len(found) == len(queries):
+        return found
+    shown = one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    why = one_line(str(fault[0])) or type(fault[0]).__name__
+    raise CommandRefusedError(f"Prometheus at {shown}: {why}", DO) from fault[0]
 
 
 def parse_prometheus_url(url: str) -> SplitResult:
@@ -91,31 +87,30 @@ def parse_prometheus_url(url: str) -> SplitResult:
     )
 
 
-def redact_prometheus_url(parts: SplitResult) -> str:
-    """Return an address as it is shown: without a password."""
-    return one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
-
-
-def fetch_prometheus_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
-    """Return the body of an answer, of an error as well; raise OSError, or AnswerError."""
-    bare = parts._replace(
-        netloc=parts.netloc.rpartition("@")[2],
-        path=quote(parts.path.rstrip("/") + QUERY, safe="/%"),
-        query=urlencode({"query": query, "timeout": f"{seconds:g}s"}),
-        fragment="",
-    )
-    request = urllib.request.Request(bare.geturl(), headers={"Accept": "application/json"})
+def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
+    """Return the body of an answer; raise OSError, HTTPException or PrometheusAnswerError."""
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+    path = quote(f"{parts.path.rstrip('/')}/api/v1/query", safe="/%")
+    headers = {"Accept": "application/json"}
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        # not to whom a redirect leads
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    words = urlencode({"query": query, "timeout": f"{seconds:g}s"})
     try:
-        with make_url_opener().open(request, timeout=seconds) as answer:
-            return read_answer_body(answer, limit)
-    except HTTPError as error:
-        with error:
-            said = error_of_answer(read_answer_body(error, limit))
-        raise PrometheusAnswerError(f"it answers {error.code} {error.reason}{said}") from None
+        connection.request("GET", f"{path}?{words}", headers=headers)
+        with connection.getresponse() as answer:
+            data: bytes = answer.read(limit + 1)
+            if len(data) > limit:
+                raise PrometheusAnswerError(f"its answer is longer than {limit >> 20} MiB")
+            if answer.length:
+                raise PrometheusAnswerError("its answer is cut short")
+            if answer.status != OK:
+                said = error_of_answer(data)
+                raise PrometheusAnswerError(f"it answers {answer.status} {answer.reason}{said}")
+            return data
+    finally:
+        connection.close()
 
 
 def error_of_answer(data: bytes) -> str:
@@ -126,55 +121,26 @@ def error_of_answer(data: bytes) -> str:
         return ""
 
 
-def make_url_opener() -> urllib.request.OpenerDirector:
-    """Return what opens http and https, and nothing else."""
-    made = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.UnknownHandler(),
-    ):
-        made.add_handler(handler)
-    return made
+def parse_vector(data: bytes) -> list[Series]:
+    """Return the series of an answer, but for values that no exporter has. Pure.
 
-
-def read_answer_body(answer: Any, limit: int) -> bytes:
-    """Return what a server sends; raise AnswerError where there is no end of it."""
-    data: bytes = answer.read(limit + 1)
-    if len(data) > limit:
-        raise PrometheusAnswerError(f"its answer is longer than {limit >> 20} MiB")
-    if getattr(answer, "length", None):
-        raise PrometheusAnswerError("its answer is cut short")
-    return data
-
-
-def parse_prometheus_vector(data: bytes) -> list[Series]:
-    """Return the series of an answer; raise AnswerError where it is none. Pure."""
+    Raises PrometheusAnswerError where it is none.
+    """
     try:
         answer = json.loads(data)
         if answer["status"] != "success":
-            raise PrometheusAnswerError(f"it cannot answer: {one_line(str(answer['error']))[:200]}")
-        return [parse_prometheus_series(one) for one in answer["data"]["result"]]
+            raise PrometheusAnswerError(f"it cannot answer{error_of_answer(data)}")
+        found = [parse_series(one) for one in answer["data"]["result"]]
     except PrometheusAnswerError:
         raise
     except NO_ANSWER:
         said = one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN]
         what = f"its answer is not Prometheus's: it begins with {said!r}"
         raise PrometheusAnswerError(what) from None
+    return [one for one in found if math.isfinite(one.value) and one.value >= 0]
 
 
-def parse_prometheus_series(one: Any) -> Series:
+def parse_series(one: Any) -> Series:
     """Return one series; control characters of its labels reach no terminal."""
-    labels = {str(key): one_line(str(value)) for key, value in one["metric"].items()}
+    labels = {one_line(str(key)): one_line(str(text)) for key, text in one["metric"].items()}
     return Series(labels.pop("__name__", ""), labels, float(one["value"][1]))
-
-
-def describe_query_fault(fault: Exception, seconds: float) -> str:
-    """Return a fault as a clause."""
-    reason = fault.reason if isinstance(fault, URLError) else fault
-    if isinstance(reason, (TimeoutError, socket.timeout)):  # one from Python 3.10 on
-        return f"no answer within {seconds:g} s"
-    return one_line(str(reason)) or type(reason).__name__

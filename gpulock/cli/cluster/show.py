@@ -1,32 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock status --cluster`: the whole of it as tables, and as JSON. Pure but for `observe`."""
+"""`gpulock status --cluster`: tables by node, by model and by user, and what is wrong."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from gpulock.alloc import states
-from gpulock.cli.cluster.devices import DAY, QUERIES, ClusterNode, build_cluster_nodes
-from gpulock.cli.cluster.prometheus_api import (
-    parse_prometheus_url,
-    query_prometheus,
-    redact_prometheus_url,
-)
-from gpulock.cli.cluster.sums import (
-    ClusterSum,
-    sum_by_model,
-    sum_by_node,
-    sum_by_user,
-    sum_cluster_nodes,
-    sum_cluster_places,
-)
+from gpulock.cli.cluster import devices
+from gpulock.cli.cluster.devices import ClusterNode, ClusterSum
+from gpulock.cli.cluster.prometheus_api import query_prometheus
 from gpulock.cli.session import CommandRefusedError
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count
 
-VERSION = 1
+USUAL = (states.FREE, states.HELD, states.HELD_IDLE)
 COUNTS = (
     Column("GPUS", right=True),
     Column("FREE", right=True),
@@ -47,11 +35,10 @@ USERS = (
 
 def observe_cluster(url: str) -> list[ClusterNode]:
     """Return all nodes that a Prometheus server knows; raise Refused."""
-    nodes = build_cluster_nodes(query_prometheus(url, QUERIES))
+    nodes = devices.build_cluster_nodes(query_prometheus(url, devices.QUERIES))
     if not nodes:
         raise CommandRefusedError(
-            f"Prometheus at {redact_prometheus_url(parse_prometheus_url(url))}"
-            f" has no series of gpulock within {DAY}",
+            f"the Prometheus at PROMETHEUS_URL has no series of gpulock within {devices.DAY}",
             "let it scrape the nodes' gpulock-exporter (port 9465)",
         )
     return nodes
@@ -59,185 +46,90 @@ def observe_cluster(url: str) -> list[ClusterNode]:
 
 def select_nodes_with_free(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
     """Return the nodes that have a free device."""
-    return [node for node in nodes if node.up and node.states and node.states[states.FREE]]
+    return [node for node in nodes if node.counts and node.counts[states.FREE]]
 
 
 def format_cluster_tables(
-    nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode], width: int, whole: bool = False
+    nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode], width: int
 ) -> list[str]:
     """Return the tables: by node of `shown`, by model and by user of all, and what is wrong."""
     result: list[str] = []
     if shown:
-        sums = {one.name: cluster_count_cells(one) for one in sum_by_node(shown)}
-        rows = [[Cell(node.name), *sums.get(node.name, unknown_node_cells(node))] for node in shown]
-        result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width, whole)
+        rows = [node_cells(node) for node in shown]
+        result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width)
     if len(shown) == len(nodes):
-        models = [[Cell(one.name), *cluster_count_cells(one)] for one in sum_by_model(nodes)]
-        users = [cluster_user_cells(one) for one in sum_by_user(nodes)]
-        if models:
+        if models := [count_cells(one) for one in devices.sum_by_model(nodes)]:
             columns = (Column("MODEL", least=12), *COUNTS)
-            result += ["", *table.render_table(columns, models, width, whole)]
-        if users:
-            result += ["", *table.render_table(USERS, users, width, whole)]
+            result += ["", *table.render_table(columns, models, width)]
+        if users := [user_cells(one) for one in devices.sum_by_user(nodes)]:
+            result += ["", *table.render_table(USERS, users, width)]
         result.append("")
-    return [
-        *result,
-        *format_cluster_totals(nodes, width),
-        *table.render_facts([*describe_cluster_places(nodes), *find_cluster_faults(nodes)], width),
-    ]
+    result += format_cluster_totals(nodes, width)
+    return [*result, *table.render_facts(find_cluster_faults(nodes), width)]
 
 
-def cluster_count_cells(one: ClusterSum) -> list[Cell]:
-    """Return the cells of COUNTS."""
-    others = ", ".join(
-        f"{format_parts(n)} {table.state_cell(name).text}" for name, n in one.others.items()
-    )
-    colours = [table.COLOURS[name] for name in one.others]
-    return [
-        Cell(format_parts(one.devices)),
-        state_count_cell(one.states[states.FREE], states.FREE),
-        state_count_cell(one.states[states.HELD], states.HELD),
-        state_count_cell(one.states[states.HELD_IDLE], states.HELD_IDLE),
-        cluster_percent_cell(one.utilization),
-        Cell(others, colours[0] if colours else None),
-    ]
+def node_cells(node: ClusterNode) -> list[Cell]:
+    """Return the row of a node, of which nothing may be known."""
+    if node.counts is not None:
+        return count_cells(devices.sum_node(node))
+    why = "locks not readable" if node.up else "exporter down"
+    return [Cell(node.name), *[Cell("-")] * 5, Cell(why, "red")]
 
 
-def unknown_node_cells(node: ClusterNode) -> list[Cell]:
-    """Return the cells of a node of which nothing is known."""
-    why = "exporter down" if not node.up else "locks not readable"
-    return [*[Cell("-")] * 5, Cell(why, "red")]
-
-
-def cluster_user_cells(one: ClusterSum) -> list[Cell]:
-    """Return the cells of USERS."""
+def count_cells(one: ClusterSum) -> list[Cell]:
+    """Return a name and the cells of COUNTS."""
+    others = [name for name in one.states if name not in USUAL and one.states[name]]
+    words = [f"{one.states[name]:g} {table.state_cell(name).text}" for name in others]
     return [
         Cell(one.name),
-        Cell(format_parts(one.devices) if one.devices else "-"),
-        state_count_cell(one.states[states.HELD_IDLE], states.HELD_IDLE),
-        cluster_percent_cell(one.utilization),
-        Cell(str(one.jobs)),
-        Cell(str(one.nodes)),
+        Cell(f"{one.devices:g}"),
+        *(state_count_cell(one, name) for name in USUAL),
+        percent_cell(one.utilization),
+        Cell(", ".join(words), table.COLOURS[others[0]] if others else None),
     ]
 
 
-def state_count_cell(count: float, name: str) -> Cell:
+def user_cells(one: ClusterSum) -> list[Cell]:
+    """Return the cells of USERS: `1.25` GPUs where shares are in it."""
+    return [
+        Cell(one.name),
+        Cell(f"{round(one.devices, 2):g}" if one.devices else "-"),
+        state_count_cell(one, states.HELD_IDLE),
+        percent_cell(one.utilization),
+        Cell(str(len(one.jobs))),
+        Cell(str(len(one.nodes))),
+    ]
+
+
+def state_count_cell(one: ClusterSum, name: str) -> Cell:
     """Return a count in the colour of its state, 0 in none."""
-    return Cell(format_parts(count), table.COLOURS[name] if count else None)
+    return Cell(
+        f"{round(one.states[name], 2):g}", table.COLOURS[name] if one.states[name] else None
+    )
 
 
-def format_parts(count: float) -> str:
-    """Return `2`, or `1.25` of what has shares in it."""
-    return f"{count:.2f}".rstrip("0").rstrip(".")
-
-
-def cluster_percent_cell(ratio: float | None) -> Cell:
+def percent_cell(ratio: float | None) -> Cell:
     """Return `87%`."""
     return Cell("-" if ratio is None else f"{ratio:.0%}")
 
 
 def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]:
     """Return `3 nodes, 24 GPUs: 10 free, 12 held, 2 held (idle)`."""
-    whole = sum_cluster_nodes(sum_by_node(nodes))
-    split = any(device.profile for node in nodes for device in node.devices.values())
-    names = [
-        table.paint_text(f"{count:.0f} {table.state_cell(name).text}", table.COLOURS[name])
-        for name in reversed(states.STATES)
-        if (count := whole.states[name]) or name == states.FREE
-    ]
-    what = format_count(int(whole.devices), "device" if split else "GPU")
-    return table.wrap_word_list(f"{format_count(len(nodes), 'node')}, {what}", names, width)
-
-
-def describe_cluster_places(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
-    """Return how many shares of GPUs are held, nothing where no node gives any."""
-    places, held = sum_cluster_places(nodes)
-    return [("shares", f"{held} of {format_count(places, 'place')} held")] if places else []
+    counted = [node.counts for node in nodes if node.counts is not None]
+    found = {name: sum(one[name] for one in counted) for name in states.STATES}
+    split = any(device.split for device in devices.all_devices(nodes))
+    what = format_count(sum(found.values()), "device" if split else "GPU")
+    return table.format_state_counts(f"{format_count(len(nodes), 'node')}, {what}", found, width)
 
 
 def find_cluster_faults(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
     """Return what is not known, and of which nodes."""
+    down = [node.name for node in nodes if not node.up]
+    unread = [node.name for node in nodes if node.up and node.counts is None]
+    deaf = [node.name for node in nodes if node.up and node.driver is False]
     groups = (
-        (
-            "down",
-            [node for node in nodes if not node.up],
-            "Prometheus does not reach the exporter, nothing is known of the GPUs",
-        ),
-        (
-            "locks",
-            [node for node in nodes if node.up and node.states is None],
-            "the exporter cannot read the locks: see gpulock_collector_success",
-        ),
-        (
-            "driver",
-            [node for node in nodes if node.up and node.driver is False],
-            "the driver does not answer the exporter, use is not known",
-        ),
+        ("down", down, "Prometheus does not reach the exporter, nothing is known of the GPUs"),
+        ("locks", unread, "the exporter cannot read the locks: see gpulock_collector_success"),
+        ("driver", deaf, "the driver does not answer the exporter, use is not known"),
     )
-    return [
-        (label, f"{', '.join(node.name for node in found)}: {why}")
-        for label, found, why in groups
-        if found
-    ]
-
-
-def format_cluster_json(
-    url: str, nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode]
-) -> str:
-    """Return the JSON document (docs/status-json.md)."""
-    whole = sum_cluster_nodes(sum_by_node(nodes))
-    places, held = sum_cluster_places(nodes)
-    sums = {one.name: one for one in sum_by_node(shown)}
-    document = {
-        "version": VERSION,
-        "prometheus": redact_prometheus_url(parse_prometheus_url(url)),
-        "totals": {
-            **{name: int(count) for name, count in whole.states.items()},
-            "devices": int(whole.devices),
-            "nodes": len(nodes),
-            "nodes_down": sum(not node.up for node in nodes),
-            "places": places,
-            "places_held": held,
-        },
-        "nodes": [cluster_node_entry(node, sums.get(node.name)) for node in shown],
-        "models": [cluster_sum_entry("model", one) for one in sum_by_model(nodes)],
-        "users": [
-            {
-                **cluster_sum_entry("user", one),
-                "devices": whole_or_parts(one.devices) or None,
-                "jobs": one.jobs,
-                "nodes": one.nodes,
-            }
-            for one in sum_by_user(nodes)
-        ],
-    }
-    return json.dumps(document, indent=2)
-
-
-def cluster_node_entry(node: ClusterNode, of: ClusterSum | None) -> dict[str, object]:
-    """Return one node; what is not known is null."""
-    rest = (
-        cluster_sum_entry("node", of)
-        if of
-        else {"states": None, "devices": None, "utilization": None}
-    )
-    own = {"node": node.name, "instance": node.instance, "up": node.up, "driver": node.driver}
-    return {**own, **rest, "node": node.name}
-
-
-def cluster_sum_entry(what: str, one: ClusterSum) -> dict[str, object]:
-    """Return one sum."""
-    use = round(one.utilization, 4) if one.utilization is not None else None
-    counts = {name: whole_or_parts(count) for name, count in one.states.items()}
-    return {
-        what: one.name,
-        "devices": whole_or_parts(one.devices),
-        "states": counts,
-        "utilization": use,
-    }
-
-
-def whole_or_parts(count: float) -> float:
-    """Return a count as a whole number where it is one."""
-    rounded = round(count, 4)
-    return int(rounded) if rounded == int(rounded) else rounded
+    return [(label, f"{', '.join(names)}: {why}") for label, names, why in groups if names]

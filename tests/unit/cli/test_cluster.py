@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
-from gpulock.alloc import states
 from gpulock.cli import command_group
 from gpulock.cli.cluster.devices import QUERIES, natural_sort_key
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
-from tests.support.cli_site import ROOT
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
 from tests.support.prometheus_server import Prometheus
-from tests.support.runner import command_runner
+from tests.support.runner import command_runner, read_table
 from tests.support.trees import FakeProc, bus
 
 BUSY = {"utilization": 0.8, "busy": 0.8}
@@ -54,21 +51,6 @@ def call(tmp_path: Path, prometheus: Prometheus) -> Any:
         )
 
     return run
-
-
-def table(text: str, title: str) -> dict[str, dict[str, str]]:
-    """Return the table whose first column is `title`, by row and title."""
-    lines = text.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.split()[:1] == [title])
-    head = lines[at].split()
-    found: dict[str, dict[str, str]] = {}
-    for line in lines[at + 1 :]:
-        words = line.split("  ")
-        cells = [word.strip() for word in words if word.strip()]
-        if not cells or len(cells) < 3:
-            break
-        found[cells[0]] = dict(zip(head[1:], cells[1:]))
-    return found
 
 
 def held(number: int, token: str, user: str, **more: Any) -> Lock:
@@ -122,7 +104,7 @@ def test_nodes_models_and_users_are_counted(
     result = call()
     assert (result.exit_code, result.stderr) == (0, "")
     text = result.stdout
-    nodes = table(text, "NODE")
+    nodes = read_table(text, "NODE")
     assert list(nodes) == ["gpu9", "gpu10", "gpu11.example.org"]
     assert nodes["gpu9"] == {"GPUS": "4", "FREE": "1", "HELD": "2", "IDLE": "1", "UTIL": "40%"}
     assert nodes["gpu10"] == {
@@ -130,12 +112,11 @@ def test_nodes_models_and_users_are_counted(
         "OTHER": "1 missing, 1 quarantined, 1 stale, 1 unknown, 1 foreign",
     }
     assert nodes["gpu11.example.org"]["OTHER"] == "exporter down"
-    models = table(text, "MODEL")
-    assert list(models) == ["V100-SXM2-32GB", "H100 80GB HBM3", "not known"]
+    models = read_table(text, "MODEL")
+    assert list(models) == ["V100-SXM2-32GB", "H100 80GB HBM3"]
     assert models["H100 80GB HBM3"] == nodes["gpu9"]
     assert models["V100-SXM2-32GB"]["OTHER"] == "1 quarantined, 1 stale, 1 unknown, 1 foreign"
-    assert models["not known"]["OTHER"] == "1 missing"
-    users = table(text, "USER")
+    users = read_table(text, "USER")
     assert list(users) == ["alice", "bob", "carol", "dave", "erin"]
     assert users["alice"] == {"GPUS": "2", "IDLE": "1", "UTIL": "40%", "JOBS": "1", "NODES": "1"}
     assert (
@@ -145,53 +126,13 @@ def test_nodes_models_and_users_are_counted(
     assert "down  gpu11.example.org: Prometheus does not reach the exporter" in text
 
 
-def test_json_says_the_same(call: Any, prometheus: Prometheus, tmp_path: Path) -> None:
-    three_nodes(prometheus, tmp_path)
-    found = json.loads(call("--json").stdout)
-    assert (found["version"], found["prometheus"]) == (1, prometheus.url)
-    assert found["totals"] == {
-        **{name: 1 for name in states.STATES},
-        **{"held": 3, "devices": 10, "nodes": 3, "nodes_down": 1},
-        **{"places": 0, "places_held": 0},
-    }
-    first, second, third = found["nodes"]
-    assert first == {
-        **{"node": "gpu9", "instance": ONE, "up": True, "driver": True, "devices": 4},
-        "states": {**dict.fromkeys(states.STATES, 0), "free": 1, "held": 2, "held_idle": 1},
-        "utilization": 0.4,
-    }
-    assert second["states"]["missing"] == 1
-    assert third == {
-        **{"node": "gpu11.example.org", "instance": THREE, "up": False, "driver": None},
-        **{"devices": None, "states": None, "utilization": None},
-    }
-    assert [one["model"] for one in found["models"]][:2] == ["V100-SXM2-32GB", "H100 80GB HBM3"]
-    alice = found["users"][0]
-    assert (alice["user"], alice["devices"], alice["jobs"], alice["nodes"]) == ("alice", 2, 1, 1)
-    text = (ROOT / "docs/status-json.md").read_text()
-    keys = {*found, *found["totals"], *first, *found["models"][0], *alice}
-    assert sorted(key for key in keys if f"`{key}`" not in text) == []
-    assert not any("." in key for key in keys)
-
-
-def test_the_totals_of_nodes_models_and_devices_agree(
-    call: Any, prometheus: Prometheus, tmp_path: Path
-) -> None:
-    three_nodes(prometheus, tmp_path)
-    found = json.loads(call("--json").stdout)
-    for name in states.STATES:
-        want = found["totals"][name]
-        assert sum(one["states"][name] for one in found["models"]) == want
-        assert sum(one["states"][name] for one in found["nodes"] if one["states"]) == want
-
-
 def test_free_lists_nodes_with_free_devices_alone(
     call: Any, prometheus: Prometheus, tmp_path: Path
 ) -> None:
     three_nodes(prometheus, tmp_path)
     result = call("--free")
     assert result.exit_code == 0
-    assert list(table(result.stdout, "NODE")) == ["gpu9"]
+    assert list(read_table(result.stdout, "NODE")) == ["gpu9"]
     assert "MODEL" not in result.stdout and "down  gpu11" in result.stdout
 
 
@@ -217,8 +158,8 @@ def test_a_node_whose_driver_or_locks_do_not_answer_is_named(
     text = call().stdout
     assert "driver  gpu9: the driver does not answer the exporter" in " ".join(text.split("   "))
     assert "gpu10: the exporter cannot read the locks" in text
-    assert table(text, "NODE")["gpu10"]["OTHER"] == "locks not readable"
-    assert table(text, "NODE")["gpu9"]["GPUS"] == "1"
+    assert read_table(text, "NODE")["gpu10"]["OTHER"] == "locks not readable"
+    assert read_table(text, "NODE")["gpu9"]["GPUS"] == "1"
 
 
 def test_all_nodes_down_is_not_no_nodes(call: Any, prometheus: Prometheus) -> None:
@@ -226,28 +167,6 @@ def test_all_nodes_down_is_not_no_nodes(call: Any, prometheus: Prometheus) -> No
     text = call().stdout
     assert "1 node, 0 GPUs: 0 free" in text
     assert "gpu9: Prometheus does not reach the exporter" in text
-
-
-@pytest.mark.parametrize(("known", "shown"), [(True, ["gpu9", "gpu10"]), (False, ["gpu9"])])
-def test_a_job_that_scrapes_others_as_well_names_only_what_was_gpulocks(
-    call: Any, prometheus: Prometheus, known: bool, shown: list[str]
-) -> None:
-    node = Node()
-    node.tick(card(0))
-    write(prometheus, ONE, node, 1)
-    targets = QUERIES[-1]
-    other = {"__name__": "up", "instance": "gpu9:9100", "job": "gpulock"}
-    prometheus.samples[targets].append((other, 1))
-    prometheus.lose(TWO, known=known)
-    assert list(table(call().stdout, "NODE")) == shown
-
-
-def test_two_exporters_of_one_host_keep_their_ports(call: Any, prometheus: Prometheus) -> None:
-    for port in (9465, 9466):
-        node = Node()
-        node.tick(card(0))
-        write(prometheus, f"[fe80::1]:{port}", node, 1)
-    assert list(table(call().stdout, "NODE")) == ["[fe80::1]:9465", "[fe80::1]:9466"]
 
 
 def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) -> None:
@@ -258,7 +177,7 @@ def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) ->
     found = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
     prometheus.scrape(ONE, render_families(collect_families(found)).decode())
     text = call().stdout
-    models = table(text, "MODEL")
+    models = read_table(text, "MODEL")
     assert models == {
         "H100 80GB HBM3 1g.10gb": {"GPUS": "2", "FREE": "1", "HELD": "1", "IDLE": "0"}
     }
@@ -286,71 +205,55 @@ def test_a_share_counts_for_its_holder_as_its_part_of_the_gpu(
     call: Any, prometheus: Prometheus
 ) -> None:
     shared(prometheus)
-    users = table(call().stdout, "USER")
+    users = read_table(call().stdout, "USER")
     assert {name: (one["GPUS"], one["JOBS"]) for name, one in users.items()} == {
         "bob": ("1.25", "2"),
         "alice": ("0.5", "1"),
         "carol": ("-", "1"),
     }
-    found = json.loads(call("--json").stdout)
-    assert [(one["user"], one["devices"]) for one in found["users"]] == [
-        ("bob", 1.25),
-        ("alice", 0.5),
-        ("carol", None),
-    ]
-    assert [one["states"]["held"] for one in found["users"]] == [1.25, 0.5, 0]  # of 3 GPUs
-    assert (found["totals"]["devices"], found["models"][0]["devices"]) == (3, 3)
-    assert "1 node, 3 GPUs: 0 free, 3 held" in call().stdout
 
 
-def test_how_many_places_are_held_is_told_where_there_are_some(
-    call: Any, prometheus: Prometheus
-) -> None:
-    node = Node()
-    node.tick(card(0))
-    write(prometheus, TWO, node, 1)
-    assert "shares" not in call().stdout
-    assert json.loads(call("--json").stdout)["totals"]["places"] == 0
-    shared(prometheus)
-    assert "  shares  3 of 4 places held" in call().stdout.splitlines()
-    found = json.loads(call("--json").stdout)["totals"]
-    assert (found["places"], found["places_held"]) == (4, 3), "a shard is on no card of SHARES"
-
-
-@pytest.mark.parametrize("part", [float("nan"), float("inf"), -1.0, 0.0, 2.0])
-def test_a_part_that_cannot_be_is_not_known(call: Any, prometheus: Prometheus, part: float) -> None:
-    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
+def held_series(prometheus: Prometheus, more: dict[str, Any], **own: str) -> None:
+    """Have one device that is held, with `more` series of it."""
+    labels = {"instance": ONE, "uuid": "u", "state": "held", **own}
+    names = {"gpus": 1, "gpu_state": 1, **more}
     prometheus.samples[QUERIES[0]] += [
-        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_share_info", "share": "1", "user": "alice", **own}, 1),
-        ({"__name__": "gpulock_gpu_share_ratio", "share": "1", **own}, part),
+        ({"__name__": f"gpulock_{name}", **labels}, value) for name, value in names.items()
     ]
-    assert json.loads(call("--json").stdout)["users"][0]["devices"] is None
 
 
 def test_a_share_is_as_busy_as_its_own_processes(call: Any, prometheus: Prometheus) -> None:
-    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
+    held_series(prometheus, {"gpu_utilization_ratio": 0.75})
     for share, user, use in (("1", "alice", 0.25), ("2", "bob", 0.5)):
-        prometheus.samples[QUERIES[0]] += [
-            ({"__name__": f"gpulock_gpu_share_{name}", "share": share, **more, **own}, value)
-            for name, more, value in (
-                ("utilization_ratio", {}, use),
-                ("ratio", {}, 0.25),
-                ("info", {"user": user, "job_id": user}, 1),
-            )
-        ]
-    prometheus.samples[QUERIES[0]] += [
-        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_utilization_ratio", **own}, 0.75),
-    ]
-    found = json.loads(call("--json").stdout)
-    assert {one["user"]: one["utilization"] for one in found["users"]} == {
-        "alice": 0.25,
-        "bob": 0.5,
-    }
-    assert found["nodes"][0]["utilization"] == 0.75
+        own = {"instance": ONE, "uuid": "u", "share": share, "user": user, "job_id": user}
+        for name, value in (("utilization_ratio", use), ("ratio", 0.25), ("info", 1)):
+            labels = {"__name__": f"gpulock_gpu_share_{name}", **own}
+            prometheus.samples[QUERIES[0]].append((labels, value))
+    text = call().stdout
+    users = read_table(text, "USER")
+    assert (users["alice"]["UTIL"], users["bob"]["UTIL"]) == ("25%", "50%")
+    assert read_table(text, "NODE")["gpu9"]["UTIL"] == "75%"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_numbers_that_cannot_be_are_left_out(
+    call: Any, prometheus: Prometheus, value: float
+) -> None:
+    held_series(
+        prometheus, {"gpu_utilization_ratio": value, "gpus": value, "gpu_share_ratio": value}
+    )
+    held_series(prometheus, {}, instance="9" * 5000)
+    result = call()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "locks not readable" in result.stdout and "-inf" not in result.stdout
+
+
+def test_an_exporter_at_another_port_keeps_it(call: Any, prometheus: Prometheus) -> None:
+    for port in (9465, 9466):
+        node = Node()
+        node.tick(card(0))
+        write(prometheus, f"[fe80::1]:{port}", node, 1)
+    assert list(read_table(call().stdout, "NODE")) == ["[fe80::1]", "[fe80::1]:9466"]
 
 
 @pytest.mark.parametrize(("how", "name"), [(LabelUser.UID, "1000"), (LabelUser.NONE, "not told")])
@@ -361,35 +264,13 @@ def test_users_are_named_as_the_exporters_do(
     node.facts = facts(held(0, "1", "alice"))
     node.tick(card(0))
     write(prometheus, ONE, node, 1, how)
-    assert list(table(call().stdout, "USER")) == [name]
+    assert list(read_table(call().stdout, "USER")) == [name]
 
 
 def test_no_label_reaches_the_terminal_as_it_is(call: Any, prometheus: Prometheus) -> None:
-    series = QUERIES[0]
-    own = {"instance": ONE, "uuid": "u", "gpu": "0"}
-    prometheus.samples[series] += [
-        ({"__name__": "gpulock_gpus", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_state", "state": "held", **own}, 1),
-        ({"__name__": "gpulock_gpu_lock_info", "user": HOSTILE, **own}, 1),
-    ]
+    held_series(prometheus, {"gpu_lock_info": 1}, user=HOSTILE)
     text = call().stdout
     assert "\x1b" not in text and "o?[31mhno?" in text
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
-def test_numbers_that_cannot_be_break_nothing(
-    call: Any, prometheus: Prometheus, value: float
-) -> None:
-    own = {"instance": "9" * 5000, "uuid": "u", "gpu": "0"}
-    names = ("gpus", "gpu_state", "gpu_utilization_ratio", "gpu_share_places")
-    prometheus.samples[QUERIES[0]] += [
-        ({"__name__": f"gpulock_{name}", "state": "free", **own}, value) for name in names
-    ]
-    result = call()
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert max(len(line) for line in result.stdout.splitlines()) <= 140
-    found = json.loads(call("--json").stdout)
-    assert found["nodes"][0]["utilization"] is None
 
 
 def test_nothing_of_gpulock_is_said_as_such(call: Any) -> None:
@@ -411,8 +292,9 @@ def test_the_tables_fit(
     assert max(len(line) for line in call().stdout.splitlines()) <= width
 
 
-def test_idle_is_not_what_prometheus_tells(call: Any) -> None:
-    assert call("--idle", "30m").exit_code == 2
+@pytest.mark.parametrize("words", [("--idle", "30m"), ("--json",)])
+def test_what_prometheus_does_not_tell_is_a_usage_error(call: Any, words: tuple[str, ...]) -> None:
+    assert call(*words).exit_code == 2
 
 
 def test_a_watched_cluster_is_drawn_like_a_node(tmp_path: Path, prometheus: Prometheus) -> None:

@@ -45,10 +45,7 @@ COMMON: Final = (
 )
 # What a code means in one command, in place of COMMON's; the last words of its path name it.
 OWN: Final = {
-    "status": (
-        (str(REFUSED), "It was refused. With --free or --idle: no GPU is to be shown."),
-        ("128 + N", "Signal N ended --watch."),
-    ),
+    "status": ((str(REFUSED), "It was refused. With --free or --idle: no GPU is to be shown."),),
     "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
     "config": ((str(REFUSED), "With --check: FILE has a fault."),),
     "doctor": ((str(REFUSED), "There is a fault, or the node was not checked."),),

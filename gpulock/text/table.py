@@ -7,14 +7,14 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 import click
 
 GAP = "  "
-UNCUT = 1 << 10  # columns: of a table that a program reads, not people
-NARROW, WIDE = 80, 100  # columns: what a table fits into at least, and where nobody says
+UNCUT = 1 << 10  # columns of what a program reads, not people
+NARROW = 80  # columns that a table fits into
 SLIM = 40  # columns that a sentence fits into
 KEPT = 2  # columns of a table that stay however narrow the screen is
 NOTHING = ("", "-")
@@ -60,7 +60,7 @@ def state_cell(state: str) -> Cell:
 
 
 def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
-    """Return the columns of the terminal, at least `least`; COLUMNS or WIDE without a terminal.
+    """Return the columns of the terminal, at least `least`; COLUMNS or UNCUT without a terminal.
 
     The terminal is that of `stream`, of stdout where none is given.
     """
@@ -69,7 +69,7 @@ def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
     except (OSError, ValueError):
         columns = 0
     told = os.environ.get("COLUMNS", "")
-    return max(least, columns or int(told if told.isdecimal() else 0) or WIDE)
+    return max(least, columns or int(told if told.isdecimal() else 0) or UNCUT)
 
 
 def sentence_width(stream: TextIO) -> int:
@@ -77,20 +77,14 @@ def sentence_width(stream: TextIO) -> int:
     return terminal_width(SLIM, stream) if stream.isatty() else UNCUT
 
 
-def uncut_width() -> int:
-    """Return how wide a table may be that is wider than the text: UNCUT where nobody says."""
-    cut = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return 0 if cut else UNCUT
-
-
 def render_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, whole: bool = False
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
 ) -> list[str]:
     """Return the lines of a table no wider than `width` where its columns can shrink so far.
 
-    `whole`: columns are rather left out than shrunk, from the last on; the first two stay.
+    On a narrow screen columns are rather left out than shrunk, from the last on.
     """
-    columns, rows = fit_table_columns(columns, rows, width, whole)
+    columns, rows = fit_table_columns(columns, rows, width)
     widths = natural_column_widths(columns, rows)
     shrink_columns(widths, columns, width)
     head = [Cell(column.title) for column in columns]
@@ -99,7 +93,7 @@ def render_table(
 
 
 def fit_table_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int, whole: bool
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
 ) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns that fit into `width` once they have shrunk, and their cells."""
     kept = [
@@ -111,11 +105,11 @@ def fit_table_columns(
         left = [columns[n] for n in kept]
         cells = [[row[n] for n in kept] for row in rows]
         widths = natural_column_widths(left, cells)
-        more = whole and len(kept) > KEPT
-        last = max(kept, key=lambda n: (columns[n].drop, n if whole else 0))
-        if columns[last].drop < EARLY and not more:
+        whole = width < NARROW and len(kept) > KEPT
+        last = max(kept, key=lambda n: (columns[n].drop, n if width < NARROW else 0))
+        if columns[last].drop < EARLY and not whole:
             shrink_columns(widths, left, width)
-        if total_table_width(widths) <= width or not (columns[last].drop or more):
+        if total_table_width(widths) <= width or not (columns[last].drop or whole):
             return left, cells
         kept.remove(last)
 
@@ -181,8 +175,13 @@ def bold_text(text: str) -> str:
     return click.style(text, bold=True)
 
 
-def wrap_word_list(head: str, words: Sequence[str], width: int) -> list[str]:
-    """Return `head: word, word` as lines no longer than `width`; words may be painted."""
+def format_state_counts(head: str, counts: Mapping[str, int], width: int) -> list[str]:
+    """Return `head: 3 free, 1 held` in lines no longer than `width`; what is 0 is not said."""
+    words = [
+        paint_text(f"{counts[name]} {state_cell(name).text}", colour)
+        for name, colour in COLOURS.items()
+        if counts[name] or name == "free"
+    ]
     lines = [f"{head}:"]
     for number, word in enumerate(words):
         text = f" {word}{',' if number < len(words) - 1 else ''}"

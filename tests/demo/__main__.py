@@ -28,6 +28,7 @@ from gpulock.text import table
 from gpulock.text.words import format_count
 from tests.demo.stage import DemoJob, DemoNode, open_demo_node
 
+WIDEST = 100  # columns of a scene
 PAUSE = 1.0  # seconds after a scene, where somebody watches
 SETTLE_SECONDS = 3.0
 INDENT = "   "
@@ -71,7 +72,7 @@ class Demo:
 
     def __init__(self, made: DemoNode) -> None:
         self.stage = made
-        self.width = min(table.terminal_width(), table.WIDE)
+        self.width = min(table.terminal_width(), WIDEST)
         self._scene = 0
         self._live = sys.stdout.isatty()
 

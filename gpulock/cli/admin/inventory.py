@@ -46,21 +46,15 @@ def inventory_command(session: Session) -> None:
     """Show the devices as gpulock sees them: index, bus id, UUID, links."""
     node = session.node()
     found = node.devices()
-    click.echo(
-        "\n".join(format_inventory_lines(node, found, table.terminal_width(), table.uncut_width()))
-    )
+    click.echo("\n".join(format_inventory_lines(node, found, table.terminal_width())))
 
 
-def format_inventory_lines(
-    node: Node, found: list[Device], width: int, table_width: int
-) -> list[str]:
+def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[str]:
     """Return driver and devices, faults, and the matrix of links."""
     result = [f"{format_count(len(found), 'device')}, driver {describe_driver_version(node)}"]
     if not found:
         return result
-    result += table.render_table(
-        COLUMNS, [inventory_device_cells(device) for device in found], max(width, table_width)
-    )
+    result += table.render_table(COLUMNS, [inventory_device_cells(one) for one in found], width)
     result.append(
         f"Kinds that a job may ask for: {format_device_kinds(found, node.settings.shares)}"
     )

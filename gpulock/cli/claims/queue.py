@@ -38,7 +38,7 @@ def queue_command(session: Session, cancel: int | None) -> None:
         click.echo("nobody waits")
         return
     rows = [queue_row(one, clock_boottime()) for one in callers]
-    width = table.terminal_width(table.SLIM)
+    width = table.terminal_width()
     click.echo("\n".join(table.render_table(COLUMNS, rows, width)))
 
 

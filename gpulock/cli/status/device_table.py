@@ -35,50 +35,74 @@ COLUMNS = (
     Column("UTIL", right=True, spare=True),
     Column("MEAN", right=True, spare=True, drop=table.EARLY),
     Column("MEM GIB", right=True, spare=True),
+    Column("TEMP", right=True, spare=True, drop=table.EARLY + 3),
+    Column("POWER", right=True, spare=True, drop=table.EARLY + 2),
     Column("LAST BUSY", right=True, spare=True),
     Column("FOREIGN", right=True, spare=True, drop=table.EARLY + 1),
 )
-STATE, USE = 3, 10  # columns: what is said of a holder stands between them
+OBSERVED = ("UTIL", "MEM GIB", "TEMP", "POWER", "LAST BUSY")
 GIB = 1 << 30
 ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
 MINUTE, HOUR, DAY = 60, 3600, 86400
+MOST = 9999  # degrees or watts that a sample is believed
 SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
+Cells = dict[str, Cell]  # by title of their columns
 
 
-def render_status_table(
-    view: StatusView, shown: list[DeviceState], width: int, whole: bool
-) -> list[str]:
-    """Return the lines of the table, with `whole` columns only."""
-    rows: list[list[Cell]] = []
+def render_status_table(view: StatusView, shown: list[DeviceState], width: int) -> list[str]:
+    """Return the lines of the table: of a device that several hold, a line each."""
+    rows: list[Cells] = []
     for row in shown:
         first, *others = group_row_claims(row) or [[]]
-        rows.append(status_row_cells(view, row, first))
+        rows.append(
+            device_cells(row)
+            | holder_cells(view, first)
+            | (use_cells(view.use, row) if row.device else {})
+        )
         rows += [other_holder_cells(view, row, locks) for locks in others if locks[0].owner]
-    return table.render_table(COLUMNS, rows, width, whole)
+    blank = Cell("")
+    cells = [[row.get(column.title, blank) for column in COLUMNS] for row in rows]
+    return table.render_table(COLUMNS, cells, width)
 
 
-def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:
+def device_cells(row: DeviceState) -> Cells:
+    """Return what a device is, and its state."""
+    found = {"GPU": Cell("-"), "STATE": table.state_cell(row.state)}
+    if device := row.device:
+        model = table.model_cell(short_model(device.model), device.profile)
+        found |= {"GPU": Cell(device.label()), "BUS ID": Cell(device.bus), "MODEL": model}
+    elif row.lock is not None:  # else it is a card that is only known to be missing
+        found["BUS ID"] = Cell(row.id)
+    return found
+
+
+def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> Cells:
     """Return the row of one more holder of a device, below the device's own."""
-    result = [Cell("")] * len(COLUMNS)
+    found = holder_cells(view, locks)
     state = view.holder_state(row, locks[0])
     if state != row.state:
-        result[STATE] = table.state_cell(state)
-    result[STATE + 1 : USE] = holder_cells(view, locks)
+        found["STATE"] = table.state_cell(state)
     if row.device is not None and view.use.seen(row.id) is not None:
-        result[USE + 1], result[USE + 3] = claim_use_cells(view.use, row, locks[0])
-    return result
+        found |= claim_use_cells(view.use, row, locks[0])
+    return found
 
 
-def holder_cells(view: StatusView, locks: list[Lock]) -> list[Cell]:
+def holder_cells(view: StatusView, locks: list[Lock]) -> Cells:
     """Return job, user, queue, what its user wrote, which part of a card, and for how long."""
     record = locks[0].owner if locks else None
     if record is None:
-        return [Cell("")] * 6
+        return {}
     held = format_duration(held_seconds(record, view.node.boot_id, view.boottime, view.now))
     part = f"{len(locks)}/{record.places or '?'}" if SHARE in locks[0].id else ""
-    note = claim_note(view, record)
-    return [Cell(text) for text in (record.job(), record.user, record.queue, note, part, held)]
+    return {
+        "JOB": Cell(record.job()),
+        "USER": Cell(record.user),
+        "QUEUE": Cell(record.queue),
+        "NOTE": Cell(claim_note(view, record)),
+        "SHARE": Cell(part),
+        "HELD FOR": Cell(held),
+    }
 
 
 def claim_note(view: StatusView, record: Owner) -> str:
@@ -92,41 +116,32 @@ def claim_note(view: StatusView, record: Owner) -> str:
     return f"{record.note}, {words}" if record.note else words
 
 
-def status_row_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> list[Cell]:
-    """Return the row of a device with the claim that has these locks on it, none where free."""
-    device = row.device
-    name, bus, model = "-", row.id, Cell("")
-    if device is not None:
-        name, bus = device.label(), device.bus
-        model = table.model_cell(short_model(device.model), device.profile)
-    elif row.lock is None:
-        bus = ""  # a card that is only known to be missing
-    result = [Cell(name), Cell(bus), model, table.state_cell(row.state)]
-    use = status_use_cells(view.use, row) if device is not None else [Cell("")] * 5
-    return [*result, *holder_cells(view, locks), *use]
-
-
-def status_use_cells(use: SampleView, row: DeviceState) -> list[Cell]:
+def use_cells(use: SampleView, row: DeviceState) -> Cells:
     """Return what the exporter tells of a device: `-` where it does not know."""
     seen = use.seen(row.id)
     if seen is None:
-        return [UNKNOWN] * 4 + [Cell("")]
+        return dict.fromkeys(OBSERVED, UNKNOWN)
     strangers = count_seen_foreign(seen)
-    mean, last = claim_use_cells(use, row, row.lock)
-    return [
-        use_percent_cell(seen.utilization),
-        mean,
-        memory_use_cell(seen.memory_used, seen.memory_total),
-        last,
-        Cell(str(strangers), "yellow") if strangers else Cell(""),
-    ]
+    return {
+        "UTIL": use_percent_cell(seen.utilization),
+        "MEM GIB": memory_use_cell(seen.memory_used, seen.memory_total),
+        "TEMP": number_cell(seen.temperature, "C"),
+        "POWER": number_cell(seen.power, "W"),
+        "FOREIGN": Cell(str(strangers), "yellow") if strangers else Cell(""),
+        **claim_use_cells(use, row, row.lock),
+    }
 
 
-def claim_use_cells(use: SampleView, row: DeviceState, lock: Lock | None) -> tuple[Cell, Cell]:
+def claim_use_cells(use: SampleView, row: DeviceState, lock: Lock | None) -> Cells:
     """Return how much a device worked for a claim, and when last; that of nobody's where free."""
     name = lock.id if lock else row.id
     mean = use_percent_cell(use.mean(name, lock)) if lock else Cell("")
-    return mean, last_busy_cell(use, name, lock)
+    return {"MEAN": mean, "LAST BUSY": last_busy_cell(use, name, lock)}
+
+
+def number_cell(value: float | None, unit: str) -> Cell:
+    """Return `61C` or `287W`."""
+    return UNKNOWN if value is None else Cell(f"{min(value, MOST):.0f}{unit}")
 
 
 def use_percent_cell(ratio: float | None) -> Cell:
@@ -162,11 +177,6 @@ def format_busy_age(seconds: float) -> str:
 
 def format_status_totals(rows: list[DeviceState], width: int) -> list[str]:
     """Return `8 GPUs: 3 free, 4 held, 1 quarantined`; instances make it `devices`."""
-    found = states.count_device_states(rows)
     split = any(row.device is not None and row.device.parent for row in rows)
-    words = [
-        table.paint_text(f"{found[name]} {table.state_cell(name).text}", table.COLOURS[name])
-        for name in reversed(states.STATES)
-        if found[name] or name == states.FREE
-    ]
-    return table.wrap_word_list(format_count(len(rows), "device" if split else "GPU"), words, width)
+    head = format_count(len(rows), "device" if split else "GPU")
+    return table.format_state_counts(head, states.count_device_states(rows), width)

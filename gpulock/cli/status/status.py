@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 import click
 
@@ -57,7 +57,7 @@ def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -
     flag_value="2",
     type=click.FloatRange(SHORTEST, LONGEST),
     metavar="[SECONDS]",
-    help="Repeat every 2 seconds, or as given; q or Ctrl-C ends it.",
+    help="Repeat every 2 seconds, or as given; Ctrl-C ends it.",
 )
 @click.option("--cluster", is_flag=True, help="Show all nodes, from PROMETHEUS_URL.")
 @click.pass_context
@@ -74,82 +74,61 @@ def status_command(
     for wrong, why in (
         (only_free and idle is not None, "--free and --idle: a free device is not held"),
         (cluster and idle is not None, "--cluster and --idle: Prometheus has no idle times"),
+        (cluster and as_json, "--cluster and --json: ask Prometheus itself"),
         (as_json and period is not None, "--json and --watch: call it again for each document"),
     ):
         if wrong:
             raise click.UsageError(why)
-    take = make_cluster_status if cluster else make_node_status
+    if as_json:
+        from gpulock.cli.status.as_json import format_status_json
+
+        view, shown = look_at_node(session, only_free, idle)
+        click.echo(format_status_json(view, view.rows(), shown))
+        ctx.exit(int(not shown and (only_free or idle is not None)))
+    take = partial(draw_cluster if cluster else draw_node, session, only_free, idle)
     if period is not None:
         from gpulock.cli.status.watch import watch_frames
 
-        def draw() -> list[str]:
-            width = table.terminal_width(NARROWEST)
-            frame = draw_status_frame(take, session, only_free, idle, width)
-            return [*watch_heading(period, width), "", *frame]
-
-        watch_frames(draw, period)
+        watch_frames(partial(draw_status_frame, take, period), period)
         return
-    picture = take(session, only_free, idle)
-    if as_json:
-        click.echo(picture.json())
-    else:
-        width = table.terminal_width(NARROWEST)
-        click.echo("\n".join(picture.lines(width, width < table.NARROW)))
-    if picture.empty and (only_free or idle is not None):
-        ctx.exit(1)
+    lines, empty = take(table.terminal_width(NARROWEST))
+    click.echo("\n".join(lines))
+    ctx.exit(int(empty and (only_free or idle is not None)))
 
 
-class StatusOutput(NamedTuple):
-    """What there is to show: as lines of some width, perhaps of whole columns only, as JSON.
-
-    `empty`: nothing was chosen.
-    """
-
-    lines: Callable[[int, bool], list[str]]
-    json: Callable[[], str]
-    empty: bool
-
-
-def make_node_status(session: Session, only_free: bool, idle: float | None) -> StatusOutput:
-    """Look at this node; raise Refusal, or Refused where nobody knows what is idle."""
+def look_at_node(
+    session: Session, only_free: bool, idle: float | None
+) -> tuple[StatusView, list[DeviceState]]:
+    """Return this node, and what of it was asked for; raise Refusal or Refused."""
     node = session.node()
     view = view_node(node, judging=owns_lock_dir(node))
-    rows = view.rows()
-    shown = select_status_rows(view, rows, only_free, idle)
-
-    def as_lines(width: int, whole: bool) -> list[str]:
-        return format_status_lines(view, shown, width, idle, table.uncut_width(), whole)
-
-    def as_json() -> str:
-        from gpulock.cli.status.as_json import format_status_json
-
-        return format_status_json(view, rows, shown)
-
-    return StatusOutput(as_lines, as_json, not shown)
+    return view, select_status_rows(view, view.rows(), only_free, idle)
 
 
-def make_cluster_status(session: Session, only_free: bool, _: float | None) -> StatusOutput:
-    """Ask Prometheus for all nodes; raise Refused."""
+def draw_node(
+    session: Session, only_free: bool, idle: float | None, width: int
+) -> tuple[list[str], bool]:
+    """Return the lines of this node, and whether it has nothing of what was asked for."""
+    view, shown = look_at_node(session, only_free, idle)
+    return format_status_lines(view, shown, width, idle), not shown
+
+
+def draw_cluster(
+    session: Session, only_free: bool, _: float | None, width: int
+) -> tuple[list[str], bool]:
+    """Return the lines of all nodes, as Prometheus knows them; raise Refused."""
     from gpulock.cli.cluster import show
 
-    url = session.settings().prometheus_url
-    nodes = show.observe_cluster(url)
+    nodes = show.observe_cluster(session.settings().prometheus_url)
     shown = show.select_nodes_with_free(nodes) if only_free else nodes
-
-    def as_lines(width: int, whole: bool) -> list[str]:
-        return show.format_cluster_tables(nodes, shown, width, whole)
-
-    def as_json() -> str:
-        return show.format_cluster_json(url, nodes, shown)
-
-    return StatusOutput(as_lines, as_json, not shown)
+    return show.format_cluster_tables(nodes, shown, width), not shown
 
 
 def watch_heading(period: float, width: int) -> list[str]:
     """Return what stands above each frame: where, when, and on a terminal how it ends."""
     words = [table.bold_text(one) for one in (os.uname().nodename, format_local_time(time.time()))]
     if sys.stdout.isatty():
-        words.append(click.style(f"every {period:g} s, q ends it", dim=True))
+        words.append(click.style(f"every {period:g} s, Ctrl-C ends it", dim=True))
     lines = words[:1]
     for word in words[1:]:
         longer = f"{lines[-1]}  {word}"
@@ -157,20 +136,17 @@ def watch_heading(period: float, width: int) -> list[str]:
     return lines
 
 
-def draw_status_frame(
-    take: Callable[[Session, bool, float | None], StatusOutput],
-    session: Session,
-    only_free: bool,
-    idle: float | None,
-    width: int,
-) -> list[str]:
+def draw_status_frame(take: Callable[[int], tuple[list[str], bool]], period: float) -> list[str]:
     """Return a frame; what is broken now may be well in the next one."""
+    width = table.terminal_width(NARROWEST)
+    heading = [*watch_heading(period, width), ""]
     try:
-        return take(session, only_free, idle).lines(width, True)
+        return [*heading, *take(width)[0]]
     except Refusal as refusal:
-        return textwrap.wrap(name_config(refusal.sentence("status")), width)
-    except (CommandRefusedError, OSError) as fault:
-        return textwrap.wrap(f"gpulock: status: {fault}", width)
+        fault = name_config(refusal.sentence("status"))
+    except (CommandRefusedError, OSError) as error:
+        fault = f"gpulock: status: {error}"
+    return [*heading, *textwrap.wrap(fault, width)]
 
 
 def select_status_rows(
@@ -193,21 +169,11 @@ def select_status_rows(
 
 
 def format_status_lines(
-    view: StatusView,
-    shown: list[DeviceState],
-    width: int,
-    idle: float | None = None,
-    table_width: int = 0,
-    whole: bool = False,
+    view: StatusView, shown: list[DeviceState], width: int, idle: float | None = None
 ) -> list[str]:
-    """Return the table of `shown`, the totals of all devices and what needs attention.
-
-    The table may be wider than the text (`table_width`, columns), where a program reads it.
-    """
+    """Return the table of `shown`, the totals of all devices and what needs attention."""
     rows = view.rows()
-    result: list[str] = []
-    if shown:
-        result += device_table.render_status_table(view, shown, max(width, table_width), whole)
+    result = device_table.render_status_table(view, shown, width) if shown else []
     result += device_table.format_status_totals(rows, width)
     if idle is None and (room := view.share_room(rows)):
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]

@@ -337,7 +337,7 @@ def test_what_a_person_reads_fits_into_80_columns(site: Site) -> None:
     settings = read_settings(site.config)
     lines = format_config_lines(settings, 80)
     node = Node(settings)
-    lines += format_inventory_lines(node, node.devices(), 80, 0)
+    lines += format_inventory_lines(node, node.devices(), 80)
     shown = click.unstyle("\n".join(lines)).replace(str(site.files.config.parent), "/run")
     assert [line for line in shown.split("\n") if len(line) > 80] == []
     lines = format_config_lines(settings, 1000)

@@ -32,7 +32,8 @@ def wide(monkeypatch: pytest.MonkeyPatch, up_for_a_day: None) -> None:
 def row(text: str, index: int) -> dict[str, str]:
     """Return a line of the table by the titles above it."""
     head, line = text.splitlines()[0], text.splitlines()[index + 1]
-    titles = ["GPU", "STATE", "HELD FOR", "UTIL", "MEAN", "MEM GIB", "LAST BUSY", "FOREIGN"]
+    titles = ["GPU", "STATE", "HELD FOR", "UTIL", "MEAN", "MEM GIB"]
+    titles += ["TEMP", "POWER", "LAST BUSY", "FOREIGN"]
     found: dict[str, str] = {}
     for title in titles:
         at = head.find(title)
@@ -56,7 +57,8 @@ def note(text: str, label: str) -> str:
 def test_what_a_device_does_stands_beside_who_holds_it(site: Site, sampled: Sampled) -> None:
     site.hold(1)
     site.hold(2, token="u")
-    sampled.device(site.id(1), utilization=0.87, memory_used=12 * GIB + GIB // 3)
+    beside = {"temperature": 61.4, "power": 287.2}
+    sampled.device(site.id(1), utilization=0.87, memory_used=12 * GIB + GIB // 3, **beside)
     sampled.device(site.id(2), utilization=0.0, memory_used=None)
     sampled.device(site.id(3), utilization=0.0, memory_used=GIB // 2)
     sampled.claim("t", site.id(1), last_busy=sampled.now)
@@ -65,11 +67,12 @@ def test_what_a_device_does_stands_beside_who_holds_it(site: Site, sampled: Samp
     text = re.sub(r" [1-9]s\b", " 0s", site.call("status").stdout)  # on a busy machine
     assert row(text, 1) == {
         **{"GPU": "1", "STATE": "held", "HELD FOR": "0s", "UTIL": "87%", "MEAN": "50%"},
-        **{"MEM GIB": "12/32", "LAST BUSY": "now"},
+        **{"MEM GIB": "12/32", "TEMP": "61C", "POWER": "287W", "LAST BUSY": "now"},
     }
     assert (row(text, 2)["LAST BUSY"], row(text, 2)["MEM GIB"]) == ("never", "-")
     assert (row(text, 3)["UTIL"], row(text, 3)["MEM GIB"]) == ("0%", "0.5/32")
     assert row(text, 4)["UTIL"] == row(text, 4)["MEM GIB"] == row(text, 4)["LAST BUSY"] == "-"
+    assert row(text, 4)["TEMP"] == row(text, 4)["POWER"] == "-"
     assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
 
 
@@ -228,6 +231,7 @@ def test_numbers_that_cannot_be_neither_break_the_table_nor_the_command(
     sampled.write()
     text = site.call("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 140
+    assert row(text, 0)["POWER"] == "9999W"
     assert (row(text, 0)["UTIL"], row(text, 0)["MEM GIB"], row(text, 0)["LAST BUSY"]) == (
         *("100%", "-", "now"),
     )

@@ -28,28 +28,22 @@ def is_rsmap(line: str) -> bool:
     return line.split()[2:3] == [RSMAP]
 
 
-def parse_map_option(text: str) -> dict[str, str]:
-    """Return id -> GPU of `--map GPU1=0,GPU2=1`; raise InstallError; pure."""
-    given: dict[str, str] = {}
-    for item in text.split(","):
-        card, equals, gpu = (word.strip() for word in item.partition("="))
-        if not (card and equals and gpu) or card in given:
-            raise InstallError(f"--map {text}: give each id once, as in GPU1=0,GPU2=1")
-        given[card] = gpu
-    return given
-
-
-def resolve_card_map(given: dict[str, str], here: list[Device]) -> dict[str, str]:
-    """Return id -> device id; raise InstallError; pure.
+def read_map_option(text: str, here: list[Device]) -> dict[str, str]:
+    """Return id -> device id of `--map GPU1=0,GPU2=1`; raise InstallError; pure.
 
     A GPU is named by its index, as `gpulock status` shows it, or by its PCI address.
     """
     known = {**{str(one.index): one.id for one in here}, **{one.id: one.id for one in here}}
-    if strange := [gpu for gpu in given.values() if gpu not in known]:
-        raise InstallError(f"--map: the driver shows no GPU {' '.join(strange)}")
-    cards = {card: known[gpu] for card, gpu in given.items()}
-    if len({*cards.values()}) != len(cards):
-        raise InstallError("--map: one GPU has two ids, and would be granted to two jobs")
+    cards: dict[str, str] = {}
+    for item in text.split(","):
+        card, _, gpu = (word.strip() for word in item.partition("="))
+        if not (card and gpu) or card in cards:
+            raise InstallError(f"--map {text}: give each id once, as in GPU1=0,GPU2=1")
+        if gpu not in known:
+            raise InstallError(f"--map: the driver shows no GPU {gpu}")
+        if known[gpu] in cards.values():
+            raise InstallError("--map: one GPU has two ids, and would be granted to two jobs")
+        cards[card] = known[gpu]
     return cards
 
 
@@ -80,7 +74,7 @@ def mapped_cards(settings: Settings, name: str, value: str, option: str) -> Card
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
     kept = {card: device for (complex_, card), device in known.items() if complex_ == name}
-    cards = resolve_card_map(parse_map_option(option), here) if option else kept
+    cards = read_map_option(option, here) if option else kept
     if missing := [card for card in ids if card not in cards]:
         example = ",".join(f"{card}={number}" for number, card in enumerate(ids))
         raise InstallError(f"say which GPU is {' '.join(missing)}, as in --map {example}")

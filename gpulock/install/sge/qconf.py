@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpulock.daemon.slots.rsmap import split_sge_elements
 from gpulock.install.files import InstallError, run_program
@@ -34,14 +34,11 @@ class Qconf:
         self.env = {"PATH": "/usr/bin:/bin", "SGE_SINGLE_LINE": "1", **env}
         self.seconds = seconds
 
-    def run(self, program: str, *args: str, **who: Any) -> str:
-        """Return what a client prints; raise QconfError when it fails or hangs.
-
-        `who` is the user as subprocess knows it, where it is another.
-        """
+    def run(self, program: str, *args: str) -> str:
+        """Return what a client prints; raise QconfError when it fails or hangs."""
         line = [str(self.binaries / program), *args]
         try:
-            done = run_program(line, self.seconds, self.env, errors="surrogateescape", **who)
+            done = run_program(line, self.seconds, self.env, errors="surrogateescape")
         except subprocess.TimeoutExpired as late:
             raise QconfError(
                 f"{program} did not answer in {self.seconds:g} s; is qmaster up?"

@@ -51,20 +51,10 @@ class QueueHook(Item):
             words = ["-rattr", "queue", self.hook, value, self.domain]
         self.qconf.run("qconf", *words)
 
-    def chain(self, now: str | None, inherited: str) -> HookLine:
-        """Return our line around the site's command, which is in the line now or is inherited.
-
-        Raises InstallError for a line that says that no hook runs, or that somebody edited.
-        """
-        ours = parse_hook_line(now, self.hook)
-        if ours and ours.origin == OWN:
-            return make_hook_line(self.current, self.hook, ours.site, OWN)
-        if ours or now is None:
-            return make_hook_line(self.current, self.hook, inherited, INHERITED)
-        if is_sge_none(now) or is_gpulock_command(now, self.hook):
-            do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
-            raise InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
-        return make_hook_line(self.current, self.hook, now, OWN)
+    def refusal(self, now: str) -> InstallError:
+        """Return what is to be said of a line that only a person can judge."""
+        do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
+        return InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
 
 
 class GroupHook(QueueHook):
@@ -74,28 +64,24 @@ class GroupHook(QueueHook):
         super().__init__(qconf, queue, GROUP, line, needs)
 
     def line(self) -> HookLine:
-        """Return the group's line, around the site's command; raise InstallError."""
-        default, domains = self.values()
+        """Return our line, around the command that is in force without it; raise InstallError."""
+        default = self.values()[0]
         if is_sge_none(default):
             default = (self.qconf.configuration("global") or {}).get(self.hook, "")
-        return self.chain(domains.get(GROUP), "" if is_sge_none(default) else default)
-
-    def wanted(self, wanted: Wanted) -> str | None:
-        """Return what the group's line is to be; raise InstallError."""
-        if wanted is Wanted.PRESENT:
-            return self.line().text()
-        now = self.values()[1].get(GROUP)
-        ours = parse_hook_line(now, self.hook)
-        return now if ours is None else ours.before()
+        site = "" if is_sge_none(default) else default
+        return make_hook_line(self.current, self.hook, site, INHERITED)
 
     def show(self, wanted: Wanted) -> list[str]:
-        return difference_lines(self.values()[1].get(GROUP), self.wanted(wanted))
+        now = self.values()[1].get(GROUP)
+        if now is not None and parse_hook_line(now, self.hook) is None:
+            raise self.refusal(now)
+        return difference_lines(now, self.line().text() if wanted is Wanted.PRESENT else None)
 
     def present(self) -> None:
-        self.set(self.wanted(Wanted.PRESENT))
+        self.set(self.line().text())
 
     def absent(self) -> None:
-        self.set(self.wanted(Wanted.ABSENT))
+        self.set(None)
 
 
 class HostHook(QueueHook):
@@ -113,6 +99,20 @@ class HostHook(QueueHook):
         """Return the queue's value on this host."""
         value = self.qconf.show("-sq", self.domain)[self.hook]
         return None if is_sge_none(value) else value
+
+    def chain(self, now: str | None, inherited: str) -> HookLine:
+        """Return our line around the site's command, which is in the line now or is inherited.
+
+        Raises InstallError for a line that says that no hook runs, or that somebody edited.
+        """
+        ours = parse_hook_line(now, self.hook)
+        if ours and ours.origin == OWN:
+            return make_hook_line(self.current, self.hook, ours.site, OWN)
+        if ours or now is None:
+            return make_hook_line(self.current, self.hook, inherited, INHERITED)
+        if is_sge_none(now) or is_gpulock_command(now, self.hook):
+            raise self.refusal(now)
+        return make_hook_line(self.current, self.hook, now, OWN)
 
     def own_line(self, default: str, domains: Mapping[str, str]) -> HookLine | None:
         """Return the line that the host needs of its own, None where the group's will do."""

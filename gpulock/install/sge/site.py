@@ -75,10 +75,10 @@ class SgeSite:
             raise InstallError(f"{path} cannot be run, it ends with {done.returncode}: {line}")
         return line
 
-    def qconf(self, seconds: float = 20.0) -> Qconf:
+    def qconf(self) -> Qconf:
         """Return the clients of this site."""
         env = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, **self.ports}
-        return Qconf(Path(self.binaries), env, seconds)
+        return Qconf(Path(self.binaries), env)
 
 
 def find_execds(proc: Path = Path("/proc")) -> list[SchedulerDaemon]:

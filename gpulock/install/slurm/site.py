@@ -10,16 +10,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.daemons import (
-    find_scheduler_daemons,
-    trusted_program_owners,
-)
+from gpulock.install.daemons import find_scheduler_daemons, trusted_program_owners
 from gpulock.install.files import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
 from gpulock.node.settings import Settings
@@ -27,9 +24,10 @@ from gpulock.node.settings import Settings
 NAME: Final = "slurmd"
 DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
 FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
+OLDEST: Final = (22, 5)  # docs/slurm.md, releases that were tried
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MESSAGE: Final = 600  # characters of one that is shown
-OLDEST: Final = (22, 5)  # docs/slurm.md, releases that were tried
+_SECONDS: Final = 5.0
 _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
 
 
@@ -42,7 +40,8 @@ class Slurmd:
     """A slurmd of this machine: its program, and what it was started with (empty: defaults).
 
     `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH), without
-    those that are another folder to who starts a program elsewhere.
+    those that are another folder to who starts a program elsewhere; `owners` are those whose
+    programs beside it are run.
     """
 
     pid: int
@@ -50,9 +49,7 @@ class Slurmd:
     conf: str = ""
     node: str = ""
     libraries: str = ""
-    owners: frozenset[int] = field(
-        default_factory=trusted_program_owners
-    )  # whose programs beside it are run
+    owners: frozenset[int] = field(default_factory=trusted_program_owners)
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class SlurmSite:
     slurmd: Path
     conf: Path | None
     nodes: tuple[str, ...]
-    seconds: float = 5.0
     libraries: str = ""
 
     def node_names(self) -> tuple[str, ...]:
@@ -80,7 +76,7 @@ class SlurmSite:
 
     def scontrol(self, *arguments: str) -> str:
         """Return what scontrol prints; raise SlurmError."""
-        done = self.run_client([self.binaries / "scontrol", *arguments], self.seconds)
+        done = self.run_client([self.binaries / "scontrol", *arguments])
         if done.returncode != 0:
             raise SlurmError(f"scontrol {' '.join(arguments)}: {_last_output_line(done)}")
         return done.stdout
@@ -104,57 +100,44 @@ class SlurmSite:
 
     def gres(self, node: str = "") -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
-        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
-        command: list[str | Path] = [NAME, "-G"]
-        command += ["-N", node] if node else []
-        command += ["-f", self.conf] if self.conf else []
-        more = {"LD_LIBRARY_PATH": self.libraries} if self.libraries else {}
-        done = self.run_client(command, _GRES_SECONDS, self.slurmd, more)
+        words = ["-G", *(["-N", node] if node else [])]
+        words += ["-f", str(self.conf)] if self.conf else []
+        done = self.run_slurmd(*words, seconds=_GRES_SECONDS)
         if done.returncode != 0:
             named = f" -N {node}" if node else ""
             raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
         return done.stderr + done.stdout
 
     def release(self) -> tuple[int, int]:
-        """Return slurmd's major and minor number; raise SlurmError."""
-        done = self.run_client([NAME, "-V"], self.seconds, self.slurmd)
+        """Return slurmd's major and minor number, (24, 11) of `slurm-wlm 24.11.5`."""
+        done = self.run_slurmd("-V")
         if done.returncode != 0:
             raise SlurmError(f"{NAME} -V: {_last_output_line(done)}")
-        found = parse_slurm_release(done.stdout)
+        found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)
         if found is None:
             raise SlurmError(f"{NAME} -V says {done.stdout[:80]!r}: no release in it")
-        return found
+        return int(found[1]), int(found[2])
+
+    def run_slurmd(
+        self, *words: str, seconds: float = _SECONDS
+    ) -> subprocess.CompletedProcess[str]:
+        """Run slurmd, with the libraries of the one that runs; raise SlurmError."""
+        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
+        return self.run_client([NAME, *words], seconds, self.slurmd)
 
     def run_client(
-        self,
-        command: list[str | Path],
-        seconds: float,
-        program: Path | None = None,
-        more: Mapping[str, str] | None = None,
-        **who: Any,
+        self, command: list[str | Path], seconds: float = _SECONDS, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Slurm's, as the user `who` as subprocess knows it; raise SlurmError.
-
-        `more` is of its environment.
-        """
-        env = {
-            "PATH": _PATH,
-            **({"SLURM_CONF": str(self.conf)} if self.conf else {}),
-            **(more or {}),
-        }
+        """Run a program of Slurm's; raise SlurmError."""
+        env = {"PATH": _PATH, "SLURM_CONF": str(self.conf or ""), "LD_LIBRARY_PATH": self.libraries}
+        env = {name: value for name, value in env.items() if value}
         try:
-            return run_program(command, seconds, env, executable=program, **who)
+            return run_program(command, seconds, env, executable=program)
         except subprocess.TimeoutExpired as late:
             words = " ".join(map(str, command[:3]))
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
         except OSError as fault:
             raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
-
-
-def parse_slurm_release(text: str) -> tuple[int, int] | None:
-    """Return (24, 11) of `slurm-wlm 24.11.5`, None where it is not told; pure."""
-    found = re.search(r"\b(\d+)\.(\d+)\.", text)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def slurm_release_fault(release: tuple[int, int]) -> str:
@@ -182,7 +165,8 @@ def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
 def find_slurm_site(settings: Settings, given: frozenset[str], slurmds: list[Slurmd]) -> SlurmSite:
     """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
 
-    `slurmds` are those of this site. Raises InstallError where there is no Slurm.
+    `slurmds` are those of this site. Raises InstallError where there is no Slurm, and for programs
+    that others could have put where they are, unless the settings name their folder.
     """
     confs = {slurmd.conf for slurmd in slurmds}
     if len(confs) > 1:
@@ -190,24 +174,27 @@ def find_slurm_site(settings: Settings, given: frozenset[str], slurmds: list[Slu
             f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
         )
     conf = settings.slurm_conf or "".join(confs)
-    path = (
-        Path(conf) if conf else next((p for p in (DEFAULT_CONF, FETCHED_CONF) if p.is_file()), None)
-    )
+    there = [path for path in (DEFAULT_CONF, FETCHED_CONF) if path.is_file()]
+    path = Path(conf) if conf else next(iter(there), None)
     named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
     beside = [slurmd.program.parent for slurmd in slurmds]
-    clients = [Path(settings.slurm_binaries)]
-    named_by_hand = "SLURM_BINARIES" in given  # which the hooks would believe
-    if not named_by_hand:
+    clients, vouched = [Path(settings.slurm_binaries)], list[Path]()
+    if "SLURM_BINARIES" in given:  # which the hooks would believe
+        vouched = with_sibling_folders(clients)
+    else:
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    daemons = with_sibling_folders([*beside, scontrol.parent])
-    program = slurmds[0].program if slurmds else find_slurm_program(NAME, daemons, "install slurmd")
-    if slurmds:
-        vouched = with_sibling_folders([Path(settings.slurm_binaries)]) if named_by_hand else []
-        doubtful = [path for path in (program, scontrol) if path.parent not in vouched]
-        check_slurm_programs(doubtful, slurmds[0].owners)
-    libraries = slurmds[0].libraries if slurmds else ""
-    return SlurmSite(scontrol.parent, program, path, named, libraries=libraries)
+    if not slurmds:
+        beside = with_sibling_folders([scontrol.parent])
+        program = find_slurm_program(NAME, beside, "install slurmd")
+        return SlurmSite(scontrol.parent, program, path, named)
+    program = slurmds[0].program
+    for one in (program, scontrol):
+        if one.parent in vouched:
+            continue
+        if why := why_untrusted_program(one, slurmds[0].owners):
+            raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
+    return SlurmSite(scontrol.parent, program, path, named, slurmds[0].libraries)
 
 
 def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:
@@ -240,13 +227,6 @@ def find_slurm_program(name: str, folders: list[Path], do: str) -> Path:
         if os.access(folder / name, os.X_OK) and (folder / name).is_file():
             return folder / name
     raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
-
-
-def check_slurm_programs(programs: list[Path], owners: Collection[int]) -> None:
-    """Raise InstallError for one that others than `owners` could have put where it is."""
-    for program in programs:
-        if why := why_untrusted_program(program, owners):
-            raise InstallError(f"{program} is not run: {why}; fix it, or set SLURM_BINARIES")
 
 
 def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:

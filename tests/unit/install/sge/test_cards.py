@@ -16,8 +16,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.sge.cards import (
     is_rsmap,
     mapped_cards,
-    parse_map_option,
-    resolve_card_map,
     restore_card_ids,
 )
 from gpulock.install.sge.qconf import QconfError
@@ -84,11 +82,6 @@ def test_a_map_that_is_there_stays(settings: Settings) -> None:
     assert read_card_map(settings.state_dir) == ("node1", {k: old[k] for k in sorted(old, key=str)})
     with pytest.raises(InstallError, match="GPU3"):
         text(settings, value="2(GPU1 GPU3)")
-
-
-def test_an_option_is_taken_apart() -> None:
-    assert parse_map_option("a=0, b = 1") == {"a": "0", "b": "1"}
-    assert resolve_card_map({}, []) == {}
 
 
 @pytest.mark.slow

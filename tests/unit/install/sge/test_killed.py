@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,11 @@ class KilledSge(KilledSite):
         site.install_cluster()
         run = Qconf.run
 
-        def counted(qconf: Qconf, program: str, *args: str, **who: Any) -> str:
+        def counted(qconf: Qconf, program: str, *args: str) -> str:
             """Be a client of Grid Engine, which does its work or does not."""
             shows = program != "qconf" or args[0].startswith("-s")
             with nullcontext() if shows else self.one_call(args[0]):
-                return run(qconf, program, *args, **who)
+                return run(qconf, program, *args)
 
         patch.setattr(Qconf, "run", counted)
         (site.root / "profile.d").mkdir()

@@ -121,15 +121,13 @@ def test_a_hook_of_the_queue_that_ours_runs_as_well_is_in_force_again(site: Site
     assert site.in_force("prolog") == "/site/pro $job_id"
 
 
-def test_the_group_has_a_line_of_its_own_back(site: Site) -> None:
+def test_a_group_of_that_name_with_a_line_of_the_sites_is_left_to_a_person(site: Site) -> None:
     (site.state / "hgrp-@gpulock").write_text("group_name @gpulock\nhostlist NONE\n")
     site.edit("sq", "prolog                NONE", "prolog NONE,[@gpulock=/site/group $job_id]")
-    site.install_cluster()
-    assert "$job_owner own /site/group $job_id]" in site.show("sq")
-    assert site.install_cluster().changed == []
 
-    with pytest.raises(InstallError, match=r"host group @gpulock: .*still reference"):
-        site.run(site.cluster().removal(), Wanted.ABSENT)
+    for run in (site.install_cluster, lambda: site.run(site.cluster().removal(), Wanted.ABSENT)):
+        with pytest.raises(InstallError, match=r"qconf -purge queue prolog gpu\.q@@gpulock"):
+            run()
 
     assert "[@gpulock=/site/group $job_id]" in site.show("sq")
 

@@ -33,11 +33,11 @@ class KilledSlurm(KilledSite):
         run_client = SlurmSite.run_client
 
         def counted(
-            site: SlurmSite, command: list[str | Path], *how: Any, **who: Any
+            site: SlurmSite, command: list[str | Path], *how: Any
         ) -> subprocess.CompletedProcess[str]:
             """Be a program of Slurm's, which does its work or does not."""
             with self.one_call("reconfigure") if "reconfigure" in command else nullcontext():
-                return run_client(site, command, *how, **who)
+                return run_client(site, command, *how)
 
         patch.setattr(SlurmSite, "run_client", counted)
         patch.setenv("SLURM_CONF", str(node.conf))

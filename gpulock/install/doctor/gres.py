@@ -79,7 +79,7 @@ class GresChecks:
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault(what, do)
-        if not self.listed.entries and gres.counts_by_gres(self.settings):
+        if not self.listed.positions and gres.counts_by_gres(self.settings):
             what, _, do = NO_GRES.partition("; if ")
             yield warning(what, f"if {do}")
 
@@ -89,9 +89,7 @@ class GresChecks:
         by_uuid = bool(path and gres.has_gres_flag(path, nodes, "env_uuid"))  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return
-        entries = self.listed.entries
-        positions = gres.gres_positions(entries)
-        places = gres.GresDeviceFiles(self.settings).devices_of_positions(positions)
+        places = gres.GresDeviceFiles(self.settings).devices_of_positions(self.listed.positions)
         if any("." in place for place in places):
             what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
             yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
@@ -110,8 +108,7 @@ class GresChecks:
         """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
         if not self.by_slurm:
             return
-        positions = gres.gres_positions(self.listed.entries)
-        places = gres.GresDeviceFiles(self.settings).devices_of_positions(positions)
+        places = gres.GresDeviceFiles(self.settings).devices_of_positions(self.listed.positions)
         shown = Node(self.settings).devices_if_driver()
         names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
         if places and (left := sorted(names - {*places})):

@@ -31,7 +31,6 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
-from gpulock.install.slurm.plugstack import find_plugstack
 from gpulock.install.slurm.site import (
     SlurmError,
     find_slurmds,
@@ -39,6 +38,7 @@ from gpulock.install.slurm.site import (
     slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.spank import find_plugstack
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT, slurm_setting_advice
 from gpulock.install.trial import (
     rival_hook_reason,

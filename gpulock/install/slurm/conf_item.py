@@ -26,13 +26,13 @@ from gpulock.install.slurm.conf_block import (
     split_slurm_conf,
 )
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
-from gpulock.install.slurm.plugstack import PLUGIN, find_plugstack
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     raw_slurm_lines,
     slurm_pairs,
 )
+from gpulock.install.slurm.spank import PLUGIN, find_plugstack
 from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
 from gpulock.node.settings import Settings
 from gpulock.text.words import format_count

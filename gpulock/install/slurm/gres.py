@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,70 +49,46 @@ MEANING: Final = "gres_meaning"  # a key of the map that no hook reads
 
 
 @dataclass(frozen=True)
-class GresEntry:
-    """One line of slurmd's list: type and File= as printed, and the files of each position."""
-
-    type: str
-    file: str
-    positions: tuple[tuple[str, ...], ...]
-
-
-def parse_gres_list(text: str) -> list[GresEntry]:
-    """Return the GPUs that `slurmd -G` prints, in its order; raise InstallError; pure."""
-    found: list[GresEntry] = []
-    for line in text.splitlines():
-        match = _ENTRY.search(line)
-        if match is None or match[1] != _GPU:
-            continue
-        count, named = int(match[2]), _FILE.search(line)
-        files = expand_bracket_ranges(named[1], "gres.conf") if named else []
-        if count == 0:
-            continue
-        kind = re.search(r" Type=(\S+)", line)
-        if len(files) == count:
-            places: list[tuple[str, ...]] = [(name,) for name in files]
-        elif count == 1 and files:
-            places = [tuple(files)]  # MultipleFiles: one resource
-        else:
-            raise InstallError(f"slurmd's list is not understood: {line.strip()}; report this line")
-        typed = kind[1] if kind and kind[1] != "(null)" else ""
-        found.append(GresEntry(typed, named[1] if named else "", tuple(places)))
-    return found
-
-
-def parse_shared_gres(text: str) -> tuple[str, ...]:
-    """Return the GRES in `slurmd -G` by which jobs get parts of a GPU, in order of name; pure."""
-    found = {name for name, count in _ENTRY.findall(text) if name in _PARTS and int(count)}
-    return tuple(sorted(found))
-
-
-def gres_positions(entries: Iterable[GresEntry]) -> list[tuple[str, ...]]:
-    """Return the files of each position."""
-    return [files for entry in entries for files in entry.positions]
-
-
-@dataclass(frozen=True)
 class GresList:
-    """What slurmd lists: its GPUs, and the GRES that are parts of them."""
+    """What slurmd lists: the device files of each position, and the GRES that are parts of GPUs."""
 
-    entries: list[GresEntry]
+    positions: tuple[tuple[str, ...], ...]
     shared: tuple[str, ...]
 
 
-def read_gres_list(site: SlurmSite) -> GresList:
-    """Return slurmd's own list.
+def parse_gres_list(text: str) -> GresList:
+    """Return what `slurmd -G` prints, in its order; raise InstallError; pure."""
+    positions: list[tuple[str, ...]] = []
+    shared: set[str] = set()
+    for line in text.splitlines():
+        match = _ENTRY.search(line)
+        if match is None or match[2] == "0":
+            continue
+        if match[1] in _PARTS:
+            shared.add(match[1])
+        if match[1] != _GPU:
+            continue
+        count, named = int(match[2]), _FILE.search(line)
+        files = expand_bracket_ranges(named[1], "gres.conf") if named else []
+        if len(files) == count:
+            positions += [(name,) for name in files]
+        elif count == 1 and files:
+            positions.append(tuple(files))  # MultipleFiles: one resource
+        else:
+            raise InstallError(f"slurmd's list is not understood: {line.strip()}; report this line")
+    return GresList(tuple(positions), tuple(sorted(shared)))
 
-    Raises InstallError where two nodes here differ.
-    """
-    texts = [site.gres(node) for node in site.nodes or ("",)]
-    lists = [(parse_gres_list(text), parse_shared_gres(text)) for text in texts]
-    if any(entries != lists[0] for entries in lists):
+
+def read_gres_list(site: SlurmSite) -> GresList:
+    """Return slurmd's own list; raise InstallError where two nodes here differ."""
+    lists = [parse_gres_list(site.gres(node)) for node in site.nodes or ("",)]
+    if any(one.positions != lists[0].positions for one in lists):
         raise InstallError(
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
             " and there is one map: set SLURM_CONF to the file of one, and give the others settings"
             " of their own"
         )
-    return GresList(*lists[0])
+    return lists[0]
 
 
 def find_unlisted_gpus(site: SlurmSite) -> str:

@@ -22,7 +22,6 @@ from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
-from gpulock.install.slurm.plugstack import PLUGIN, PlugStack, find_plugstack, plugstack_page
 from gpulock.install.slurm.site import (
     SlurmError,
     SlurmSite,
@@ -32,7 +31,13 @@ from gpulock.install.slurm.site import (
     slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.spank import SpankPlugin
+from gpulock.install.slurm.spank import (
+    PLUGIN,
+    PlugStack,
+    SpankPlugin,
+    find_plugstack,
+    plugstack_page,
+)
 from gpulock.install.trial import rival_hook_reason
 from gpulock.install.versions import (
     SGE,
@@ -202,14 +207,13 @@ class SlurmInstaller(NodePart):
 
     def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
-        wanted = gres.gres_positions(listed.entries)
-        if not wanted and gres.counts_by_gres(self.settings):
+        if not listed.positions and gres.counts_by_gres(self.settings):
             why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 first = "" if self.slurmds else "start slurmd first, whose libraries count; "
                 raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")
             self.note(f"{why}; {gres.LOOK_AT_LIST}" if why else NO_GRES)
-        places, unread = gres.map_places(self.settings, wanted)
+        places, unread = gres.map_places(self.settings, listed.positions)
         if unread:
             self.note(unread)
         text = gres.slurm_map_text(source, places, listed.shared)

@@ -41,9 +41,8 @@ def renew_gres_map(config: Path, ask: bool) -> str:
     same = (source.meaning if source else "") == pairs.get(gres.MEANING, "")
     if ask or not same:
         listed = gres.read_gres_list(site)
-        wanted = gres.gres_positions(listed.entries)
-        if wanted or not places:
-            places, shared = gres.map_places(settings, wanted)[0], list(listed.shared)
+        if listed.positions or not places:
+            places, shared = gres.map_places(settings, listed.positions)[0], list(listed.shared)
         elif not same:  # else NVML was not to be loaded: gpulockd opens no device
             raise InstallError(f"slurmd -G lists no GPU here; {gres.LOOK_AT_LIST}")
     if (places, shared) != known and not has_slurmd_read(slurmds, site.conf, source):

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.plugstack import AGAIN, PLUGIN
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.spank import SpankPlugin
+from gpulock.install.slurm.spank import AGAIN, PLUGIN, SpankPlugin
 from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, Mode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.slurm.plugstack import PlugStack, read_plugstack
+from gpulock.install.slurm.spank import PlugStack, read_plugstack
 from tests.labs.slurm.enroot import SOURCES, cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import occupied, wait_requeued

@@ -10,10 +10,7 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.slurm.gres import (
     GresDeviceFiles,
-    GresEntry,
-    gres_positions,
     parse_gres_list,
-    parse_shared_gres,
     slurm_map_text,
 )
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges
@@ -48,21 +45,20 @@ MIG = (
 
 
 def files(text: str) -> list[tuple[str, ...]]:
-    return gres_positions(parse_gres_list(text))
+    return [*parse_gres_list(text).positions]
 
 
 def test_positions_are_in_slurmds_order_not_in_that_of_minors() -> None:
     assert files(ONE_LINE) == [(f"/dev/nvidia{n}",) for n in (3, 0, 1, 2)]
     assert files(TYPES) == [(f"/dev/nvidia{n}",) for n in (0, 1, 5, 3)]
-    assert [entry.type for entry in parse_gres_list(TYPES)] == ["v100", "v100", "a100"]
 
 
 def test_parts_of_gpus_are_seen_in_slurmds_list() -> None:
     mps = "slurmd: Gres Name=mps Type=(null) Count={} Index=0 ID=7565421 File=/dev/nvidia0 (null)\n"
-    assert parse_shared_gres(ONE_LINE + TYPES + MIG) == ()
-    assert parse_shared_gres(OTHERS) == ("shard",)
-    assert parse_shared_gres(mps.format(100) + OTHERS) == ("mps", "shard")
-    assert parse_shared_gres(mps.format(0)) == ()
+    assert parse_gres_list(ONE_LINE + TYPES + MIG).shared == ()
+    assert parse_gres_list(OTHERS).shared == ("shard",)
+    assert parse_gres_list(mps.format(100) + OTHERS).shared == ("mps", "shard")
+    assert parse_gres_list(mps.format(0)).shared == ()
 
 
 def test_shards_and_counts_of_another_name_have_no_positions() -> None:
@@ -189,4 +185,3 @@ def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
 
 def test_no_gpus_need_no_driver() -> None:
     assert GresDeviceFiles(Settings({"DRIVER_ROOT": "/nowhere"})).devices_of_positions([]) == []
-    assert gres_positions([GresEntry("", "", ())]) == []

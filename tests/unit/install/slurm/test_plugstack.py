@@ -10,13 +10,13 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.configured_hooks import InForceHook
-from gpulock.install.slurm.plugstack import (
+from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.spank import (
     PlugStack,
     find_plugstack,
     plugstack_page,
     read_plugstack,
 )
-from gpulock.install.slurm.slurm_conf import SlurmConf
 
 PLUGIN = Path("/usr/lib/gpulock/hooks/spank_gpulock.so")
 ABOVE = f"required {PLUGIN}"

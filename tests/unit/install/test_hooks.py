@@ -23,7 +23,6 @@ from gpulock.install.hooks import (
     render_hook_scripts,
     render_hooks,
 )
-from gpulock.install.items import Wanted
 from gpulock.install.trial import NO_PROCESS, try_sge_hooks
 from gpulock.install.versions import SGE, SLURM, Hooks, current_hooks, version_in_force
 from gpulock.node.settings_file import read_settings
@@ -83,12 +82,6 @@ def test_rendering_writes_interpreter_and_paths_into_every_python_hook() -> None
         compile(text, "hook", "exec")
 
 
-def test_only_what_runs_here_is_rendered() -> None:
-    scripts = render_hook_scripts("/opt/p", Path("/l"), Path("/c.conf"))
-
-    assert {*scripts} - {*HOOKS} == {f"prolog/{name}" for name in ("sge-starter", "sge_shepherd")}
-
-
 def test_rendering_again_removes_what_does_not_belong(tmp_path: Path, config: Path) -> None:
     paths = render_hooks(tmp_path / "hooks", config)
     stray = paths.library / "gpulock/json.py"
@@ -145,13 +138,6 @@ def test_hooks_without_drop_env_do_for_slurm_alone(
     Path(installed.settings.state_dir, "sge-map").touch()
     with pytest.raises(InstallError, match="by which Grid Engine's hooks start: no"):
         Hooks(installed.settings, SLURM).present()
-
-
-def test_a_version_is_put_in_force_once(installed: Hooks) -> None:
-    installed.present()
-
-    assert version_in_force(installed.folder) == installed.read()
-    assert installed.show(Wanted.PRESENT) == []
 
 
 def test_a_version_is_on_disk_whole_before_it_is_in_force(

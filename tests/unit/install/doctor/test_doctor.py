@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,14 +84,6 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
 
 def replace_in(name: str, old: str, new: str) -> Callable[[Site], None]:
     return lambda site: site.edit(name, old, new)
-
-
-def complex_line(line: str) -> Callable[[Site], None]:
-    def plant(site: Site) -> None:
-        lines = [row for row in site.show("sc").splitlines() if row.split()[:1] != ["gpu"]]
-        (site.state / "sc").write_text("\n".join([*lines, line]) + "\n")
-
-    return plant
 
 
 def damage(site: Site) -> None:
@@ -182,11 +173,6 @@ def lost_history(site: Site) -> None:
     note_event(str(folder), DROPPED, "500")
 
 
-def other_spool(site: Site) -> None:
-    path = site.root / "profile.d/gpulock.sh"
-    path.write_text(path.read_text().replace("/spool/node1", "/spool/node9"))
-
-
 def no_state_dir(site: Site) -> None:
     settings = read_settings(str(site.config))
     node = Node(settings)
@@ -204,56 +190,13 @@ def queue_error(site: Site) -> None:
     (site.state / "states").write_text("E\n")
 
 
-def slave_tasks(site: Site) -> None:
-    site.config.write_text(site.config.read_text() + "SGE_SLAVE_TASKS=yes\n")
-    other_shepherd_cmd(site, "/site/shepherd")
-
-
 def silent_sensor(site: Site) -> None:
     (site.state / "deaf").touch()
     site.edit("se", "gpu.free=8", "slots=8")
 
 
-def uncounted_kind(site: Site) -> None:
-    text = re.sub(r"(?m)^SGE_COMPLEXES=.*\n", "", site.config.read_text())
-    site.config.write_text(f"{text}SGE_COMPLEXES=gpu gpu_v=model:v100*\n")
-
-
-def no_shepherd_cmd(site: Site) -> None:
-    other_shepherd_cmd(site, "none")
-
-
-def other_shepherd_cmd(site: Site, command: str) -> None:
-    text = re.sub(r"(?m)^shepherd_cmd .*$", f"shepherd_cmd {command}", site.show("sconf-node1"))
-    (site.state / "sconf-node1").write_text(text)
-
-
 def no_shepherd(site: Site) -> None:
     (site.root / "sge/sge_shepherd").unlink()
-
-
-def shepherd_that_does_not_run(site: Site) -> None:
-    (site.root / "sge/sge_shepherd").write_text("#!/bin/sh\nexit 127\n")
-
-
-def shepherd_of_another(site: Site) -> None:
-    moved = site.root / "old/sge_shepherd"
-    moved.parent.mkdir()
-    moved.write_text("#!/bin/sh\necho SGE 8.1.8\n")
-    moved.chmod(0o755)
-    launcher = site.hooks / "current/prolog/sge_shepherd"
-    text = launcher.read_text()
-    launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={moved}", text))
-
-
-def launcher_without_a_shepherd(site: Site) -> None:
-    launcher = site.hooks / "current/prolog/sge_shepherd"
-    launcher.write_text(re.sub(r"(?m)^SHEPHERD=.*$", "SHEPHERD=", launcher.read_text()))
-
-
-def no_gid_range(site: Site) -> None:
-    (site.state / "sconf-node1").unlink()
-    site.edit("sconf", "gid_range", "gid_renge")
 
 
 def no_driver(site: Site) -> None:
@@ -283,38 +226,14 @@ def no_driver(site: Site) -> None:
             "--cluster --queue",
         ),
         (
-            replace_in("sq", "[@gpulock=root@", "[@gpulock="),
-            "Grid Engine",
-            "no queue of node1 has hooks",
-            "--cluster --queue",
-        ),
-        (
-            replace_in("sq", "/prolog/drop-env ", "/prolog/dirty "),
-            "Grid Engine",
-            "no queue of node1 has hooks",
-            "--cluster --queue",
-        ),
-        (complex_line("gpu gpu INT <= YES YES 1 0"), "Grid Engine", "default is 1", "install sge"),
-        (complex_line("x x INT <= YES YES 0 0"), "Grid Engine", "no complex gpu", "--cluster"),
-        (
             replace_in("se", "gpu=8", "gpu=9"),
             "complex_values",
             "gpu=9, but there are 8",
             "gpu=8 node1",
         ),
-        (replace_in("se", "gpu=8", "abc=8"), "Grid Engine", "complex_values", "install sge"),
-        (uncounted_kind, "Grid Engine", "no complex gpu_v", "--cluster"),
-        (replace_in("release", "SGE 8.1.9", "OCS 9.1.5"), "Grid Engine", "min_gid=1000", "sge"),
         (replace_in("sconf-node1", "sge-sensor", "no"), "Grid Engine", "configuration", "sge"),
-        (no_gid_range, "Grid Engine", "gid_range", "install sge"),
-        (other_spool, "Grid Engine", "profile.d/gpulock.sh", "install sge"),
         (queue_error, "queue gpu.q@node1", "in error by job 4711", "qmod -cq gpu.q@node1"),
-        (slave_tasks, "Grid Engine", "SGE_SHEPHERD=/site/shepherd", "install sge"),
-        (no_shepherd_cmd, "Grid Engine", "configuration of host node1", "install sge"),
         (no_shepherd, "Grid Engine", "no job would start", "install sge"),
-        (shepherd_that_does_not_run, "Grid Engine", "ends with 127", "install sge"),
-        (shepherd_of_another, "hooks", "damaged: prolog/sge_shepherd", "install hooks"),
-        (launcher_without_a_shepherd, "hooks", "damaged: prolog/sge_shepherd", "install hooks"),
         (replace_in("release", "8.1.9", "6.2u5"), "qmaster", "SGE 6.2u5", "taken out"),
     ],
 )

@@ -122,12 +122,6 @@ def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
     node.install()
 
 
-def part_of_the_cards(node: SlurmNode) -> None:
-    reorder(node)
-    node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[2,5]')}")
-    node.install()
-
-
 def edit_gres_conf(node: SlurmNode) -> None:
     node.conf.with_name("gres.conf").write_text("# another text\n")
 
@@ -137,12 +131,6 @@ def flag_for_nobody_here(node: SlurmNode) -> None:
     gpulock_chooses(node)
     with node.conf.with_name("gres.conf").open("a") as file:
         file.write("# Flags=no_gpu_env\nNodeName=other[1-2] Name=gpu Count=1 Flags=no_gpu_env\n")
-
-
-def flag_for_some_cards(node: SlurmNode) -> None:
-    gpulock_chooses(node)
-    with node.conf.with_name("gres.conf").open("a") as file:
-        file.write(f"NodeName=node[1-2] Name=gpu File={node.device(7)} Flags=no_gpu_env\n")
 
 
 def flag_where_slurm_selects(node: SlurmNode) -> None:
@@ -155,40 +143,11 @@ def given_out_and_not_listed(node: SlurmNode) -> None:
     node.list_gpus()
 
 
-def lose_the_map(node: SlurmNode) -> None:
-    node.map.unlink()
-
-
 def two_models(node: SlurmNode) -> None:
     """Let gpulock select by positions that Slurm counts, on a node whose last cards are H200."""
     node.set(SLURM_DEVICE_SELECTION="gpulock")
     for path in sorted(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))[4:]:
         path.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", path.read_text()))
-
-
-def two_models_without_a_map(node: SlurmNode) -> None:
-    two_models(node)
-    lose_the_map(node)
-
-
-def two_models_and_an_edited_gres_conf(node: SlurmNode) -> None:
-    two_models(node)
-    edit_gres_conf(node)
-
-
-def another_list(node: SlurmNode) -> None:
-    node.list_gpus(f"Type=(null) Count=1 Index=0 ID=7 File={node.device(0)}")
-
-
-def a_pattern_without_us(node: SlurmNode) -> None:
-    (node.root / "d").mkdir()
-    (node.root / "d/site").write_text("#!/bin/sh\n")
-    node.put("Epilog", f"{node.root}/d/*")
-
-
-def an_empty_folder(node: SlurmNode) -> None:
-    (node.root / "d").mkdir()
-    node.put("Prolog", f"{node.root}/d/*")
 
 
 def a_private_task_prolog(node: SlurmNode) -> None:
@@ -215,12 +174,6 @@ def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> No
 
 
 def give_shards(node: SlurmNode) -> None:
-    node.give_shards()
-
-
-def give_shards_after_the_installation(node: SlurmNode, **keys: str) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse", **keys)
-    node.install()
     node.give_shards()
 
 
@@ -268,42 +221,24 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (pyxis_alone, "SPANK", "not as it must be", "--spank"),
         (by_spank(1, 0, 2), "SPANK", "not as it must be", "--spank"),
-        (by_spank(0, 1), "SPANK", "not as it must be", "--spank"),
         (lose_the_plugin, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (upgrade_slurm, "installation", "slurmd wants Slurm 24.11", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
         (put("TaskProlog", "(null)"), "slurm.conf", "TaskProlog not in force", "--dry-run"),
-        (a_pattern_without_us, "slurm.conf", "Epilog not in force", "--dry-run"),
-        (an_empty_folder, "slurm.conf", "Prolog not in force", "--dry-run"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
         (break_link, "hooks", "drains the node", "gpulock install slurm"),
         (no_interpreter, "hooks", "damaged: prolog/slurm", "gpulock install hooks"),
-        (put("PrologFlags", "Alloc"), "slurm.conf", "PrologFlags=Alloc,Contain", "reconfigure"),
         (put("RequeueExit", "75"), "slurm.conf", "RequeueExit=75,213", "reconfigure"),
-        (put("PrologEpilogTimeout", "30"), "slurm.conf", "PrologEpilogTimeout=120", "--dry-run"),
         (own_timeouts, "slurm.conf", "PrologTimeout=120", "--dry-run"),
         (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
-        (flag_for_some_cards, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
-        (part_of_the_cards, "order of gres.conf", "GPU 0 is card 2", "name all cards"),
         (edit_gres_conf, "installation", "slurm-map", "gpulock install slurm"),
         (given_out_and_not_listed, "requirements", "slurmd -G lists none here", "install slurm"),
-        (lose_the_map, "installation", "slurm-map", "gpulock install slurm"),
-        (another_list, "installation", "slurm-map", "gpulock install slurm"),
-        (two_models_without_a_map, "installation", "slurm-map", "gpulock install slurm"),
-        (two_models_and_an_edited_gres_conf, "installation", "slurm-map", "install slurm"),
         (give_shards, "requirements", "SLURM_SHARDS=share", "gpulock install slurm"),
-        (give_shards_after_the_installation, "installation", "slurm-map", "install slurm"),
-        (
-            partial(give_shards_after_the_installation, SLURM_GRES="gpu gpux"),
-            "installation",
-            "slurm-map",
-            "gpulock install slurm",
-        ),
         (older_than_any_tried, "Slurm", "this Slurm is 21.08", "uninstall slurm"),
     ],
 )

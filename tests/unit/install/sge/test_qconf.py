@@ -10,11 +10,8 @@ import pytest
 from gpulock.install.sge.qconf import (
     Qconf,
     QconfError,
-    is_sge_none,
-    parse_complexes,
     parse_host_overrides,
     parse_qconf_object,
-    parse_sge_list,
 )
 
 DENIED = """#!/bin/sh
@@ -37,14 +34,6 @@ def test_a_line_broken_up_with_a_backslash_is_whole_again() -> None:
     assert pairs["epilog"] == "NONE"
 
 
-def test_the_elements_of_a_list_broken_up_are_all_there() -> None:
-    values = parse_sge_list(parse_qconf_object((RECORDED / "se").read_text())["load_values"])
-
-    assert values["arch"] == "lx-amd64"
-    assert values["np_load_long"]
-    assert not [name for name in values if name != name.strip()]
-
-
 def test_the_value_of_each_host_is_told_from_the_queues() -> None:
     value = "/site/p a,[node1=root@/x y],[@gpus=NONE]"
 
@@ -56,19 +45,6 @@ def test_the_value_of_each_host_is_told_from_the_queues() -> None:
 def test_an_override_that_is_not_understood_is_an_error(value: str) -> None:
     with pytest.raises(QconfError, match="by hand"):
         parse_host_overrides(value)
-
-
-def test_the_table_of_complexes_is_read() -> None:
-    found = parse_complexes((RECORDED / "sc").read_text())
-
-    assert found["gpu"] == "gpu gpu INT <= YES YES 0 0"
-    assert found["arch"] == "arch a STRING == YES NO NONE 0"
-    assert "#name" not in found
-
-
-def test_none_is_nothing_in_any_case() -> None:
-    assert is_sge_none("NONE") and is_sge_none("none") and is_sge_none("") and is_sge_none(None)
-    assert not is_sge_none("/none")
 
 
 def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:

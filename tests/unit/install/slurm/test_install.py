@@ -12,7 +12,6 @@ import pytest
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
-from gpulock.install.node_part import add_settings
 from gpulock.install.slurm import install
 from gpulock.install.slurm.site import Slurmd
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
@@ -66,14 +65,6 @@ def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
     node.install()
 
     assert tree(node.conf.parent) == before
-
-
-def test_settings_that_are_there_are_kept_and_get_what_they_lack() -> None:
-    text = add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8", "SLURM_CONF": "/c"}, "slurm")
-
-    assert text.startswith("EXPECTED_GPUS=4\n# written by")
-    assert text.endswith("\nSLURM_CONF=/c\n")
-    assert add_settings("EXPECTED_GPUS=4", {"EXPECTED_GPUS": "8"}, "slurm") == "EXPECTED_GPUS=4"
 
 
 def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation(

@@ -293,17 +293,6 @@ def call(node: SystemdNode, *words: str) -> Result:
     return command_runner().invoke(command_group, ["--config", str(node.config), *words])
 
 
-def test_the_command_refuses_in_one_line_where_systemd_does_not_run(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
-
-    done = call(node, "install", "systemd", "--dry-run")
-
-    assert done.exit_code == 1
-    assert "start gpulockd and gpulock-exporter yourself" in done.stderr
-
-
 def test_what_is_typed_ends_with_one_verdict(
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

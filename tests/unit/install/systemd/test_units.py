@@ -209,12 +209,6 @@ def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:
     assert values(units()[EXPORTER], "DevicePolicy") == ["closed"]
 
 
-def test_nvidia_modprobe_may_fail_and_is_roots() -> None:
-    (line,) = values(units()[EXPORTER], "ExecStartPre")
-
-    assert line.startswith("+-/bin/sh -c 'command -v nvidia-modprobe ")
-
-
 def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: Path) -> None:
     """`-c` makes a node of any number, also of a card that is not there."""
     proc = driver(tmp_path) / "proc/driver/nvidia/gpus"
@@ -244,13 +238,6 @@ def test_what_the_exporter_writes_outlives_it() -> None:
         " /srv/gpulock-exporter",
         "ReadWritePaths=-/srv/gpulock-exporter",
     ]
-
-
-def test_both_see_all_processes() -> None:
-    for unit in (DAEMON, EXPORTER):
-        assert values(units()[unit], "ProtectProc") == ["default"]
-        assert values(units()[unit], "ProcSubset") == ["all"]
-        assert values(units()[unit], "PrivateUsers") == []
 
 
 def capabilities(**keys: str) -> set[str]:
@@ -353,12 +340,6 @@ def test_a_health_command_may_open_devices_and_become_another_user() -> None:
 def test_a_reset_may_open_devices_and_is_roots_to_the_driver_and_no_more() -> None:
     added = [line for line in drop_ins(QUARANTINE_RESET="yes")[DAEMON] if line[0] != "#"]
     assert added == ["DevicePolicy=auto", "DeviceAllow=", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
-
-
-def test_settings_that_need_the_same_say_it_once() -> None:
-    keys = {"HEALTH_COMMAND": "/bin/test", "IDLE_COMMAND": "/bin/mail", "QUARANTINE_RESET": "yes"}
-    assert values(units(**keys)[DAEMON], "DevicePolicy") == ["closed", "auto"]
-    assert values(units(**keys)[DAEMON], "ProtectSystem") == ["strict", "full"]
 
 
 def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpulockd() -> None:

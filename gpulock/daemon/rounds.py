@@ -54,7 +54,7 @@ class Rounds:
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings; raise Refusal. A chore that they switch off runs once more."""
         fresh = DaemonNode(settings)
-        fresh.asking = self.node.asking  # a driver that hangs is asked once
+        fresh.caller = self.node.caller  # a driver that hangs is asked once
         self.node = fresh
         self._missing_right = missing_ptrace(fresh, os.geteuid())
         self._owed = set(self._chores)

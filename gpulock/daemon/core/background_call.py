@@ -55,3 +55,23 @@ class BackgroundCall(Generic[T]):
         if self._fault is not None:
             raise self._fault
         return self._found[0]
+
+
+class PatientCaller(Generic[T]):
+    """Put one question at a time: while one does not come back, nobody asks again."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience  # seconds
+        self.late: BackgroundCall[T] | None = None
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Return the answer; raise what the question raised, or NoAnswerError.
+
+        Who waited once in vain is not waited for again, and its answer is as old as the question.
+        """
+        if self.late is not None and not self.late.wait(0.0):
+            raise NoAnswerError
+        self.late = BackgroundCall(question)
+        found = self.late.answer(self.patience)
+        self.late = None
+        return found

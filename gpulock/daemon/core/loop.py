@@ -40,8 +40,7 @@ class EventLoop:
 
     def close(self, fd: int) -> None:
         """Close `fd`, and watch it no longer."""
-        if self._acts.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+        self.forget(fd)
         os.close(fd)
 
     def wait(self, until: float) -> None:

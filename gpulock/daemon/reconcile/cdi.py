@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from gpulock.alloc.device_users import mig_access_nodes
-from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.daemon.core.journal import ERROR, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, TIME, Chore, Due
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line
+from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
 from gpulock.node.devices import MAJOR, Device
@@ -135,8 +135,7 @@ class CdiSpecWriter(Chore):
 
     def __init__(self, journal: DaemonJournal, patience: float = SECONDS) -> None:
         self._journal = journal
-        self._patience = patience
-        self._asking: BackgroundCall[str] | None = None
+        self._caller = PatientCaller[str](patience)
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write the spec where it is not as the node is; say once what hinders it."""
@@ -144,21 +143,14 @@ class CdiSpecWriter(Chore):
         if not node.settings.cdi_dir:
             return
         hindered: dict[str, str] = {}
+        settings, found = node.settings, node.devices()
         try:
-            update_cdi_spec(node.settings, self._text(node))
+            text = self._caller.ask(lambda: format_cdi_spec(build_cdi_spec(settings, found)))
+            update_cdi_spec(settings, text)
+        except NoAnswerError:
+            hindered["cdi"] = f"no CDI spec: {settings.driver_dir} does not answer; see its mount"
         except Refusal as refusal:
             hindered["cdi"] = one_line(f"no CDI spec: {refusal.why}; {refusal.do}")
         except OSError as fault:
             hindered["cdi"] = one_line(f"no CDI spec: {fault}")
         self._journal.log_changes("cdi", hindered, ERROR)
-
-    def _text(self, node: Node) -> str:
-        found = node.devices()
-        late, self._asking = self._asking, None
-        asking = late or BackgroundCall(
-            lambda: format_cdi_spec(build_cdi_spec(node.settings, found))
-        )
-        if not asking.wait(0.0 if late else self._patience):
-            self._asking = asking
-            raise Refusal(UNKNOWN, f"{node.settings.driver_dir} does not answer", "see its mount")
-        return self._text(node) if late else asking.answer()  # a late answer is an old one

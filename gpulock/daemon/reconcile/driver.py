@@ -7,7 +7,7 @@ thread asks at a time: as long as one does not come back, nobody asks again.
 
 from __future__ import annotations
 
-from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
+from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.daemon.reconcile.reconcile import DriverCard
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node import devices
@@ -22,12 +22,11 @@ SECONDS = 5.0  # a healthy driver answers in 30 us a card
 class DaemonNode(Node):
     """The node as gpulockd sees it, which must go on whatever the driver does."""
 
-    __slots__ = ("asking", "cards", "patience")
+    __slots__ = ("caller", "cards")
 
     def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
         super().__init__(settings, name)
-        self.asking: BackgroundCall[list[Device]] | None = None
-        self.patience = patience
+        self.caller = PatientCaller[list[Device]](patience)
         self.cards: dict[str, DriverCard] = {}  # by bus id, as the driver showed them last
 
     def ask_driver(self) -> list[Device]:
@@ -38,15 +37,9 @@ class DaemonNode(Node):
     def devices(self, cards: list[Device] | None = None) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
-        if self.asking is not None:  # who waited once in vain is not waited for again
-            if not self.asking.wait(0.0):
-                raise Refusal(UNKNOWN, SILENT, "look at dmesg")
-            self.asking = None  # that answer is as old as the question
-        asking = BackgroundCall(self.ask_driver)
         try:
-            found = asking.answer(self.patience)
+            found = self.caller.ask(self.ask_driver)
         except NoAnswerError:
-            self.asking = asking
             raise Refusal(UNKNOWN, SILENT, "look at dmesg") from None
         self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
         return super().devices(found)

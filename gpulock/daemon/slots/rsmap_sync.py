@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Final
 
@@ -15,7 +14,6 @@ from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
 from gpulock.daemon.slots import rsmap
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings
 
 EVERY: Final = 15.0  # seconds between two rounds
 
@@ -52,7 +50,10 @@ class RsmapSync(Chore):
             fault["map"] = f"the ids of cards stay as they are: {reason}"
         self._journal.log_changes("sge ids", fault)
         if host:
-            self.asking = BackgroundCall(lambda: sync_host_ids(settings, host, bad))
+            ask = partial(ask_qmaster, settings)
+            self.asking = BackgroundCall(
+                lambda: rsmap.sync_card_ids(settings.state_dir, host, bad, ask)
+            )
 
     def _report(self, asking: BackgroundCall[rsmap.SyncResult]) -> None:
         try:
@@ -62,10 +63,3 @@ class RsmapSync(Chore):
         for line in result.done:
             self._journal.say(NOTICE, line)
         self._journal.log_changes("sge rsmap", result.wrong)
-
-
-def sync_host_ids(
-    settings: Settings, host: str, bad: Mapping[str, frozenset[str]]
-) -> rsmap.SyncResult:
-    """Bring this host's ids in step; raise Refusal, OSError or ValueError."""
-    return rsmap.sync_card_ids(settings.state_dir, host, bad, partial(ask_qmaster, settings))

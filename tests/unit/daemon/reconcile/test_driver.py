@@ -78,7 +78,7 @@ def test_a_driver_that_does_not_answer_is_unknown_and_asked_once(box: Box) -> No
     asked: set[BackgroundCall[list[Device]] | None] = set()
     for _ in range(3):
         assert silent(node).kind == UNKNOWN
-        asked.add(node.asking)
+        asked.add(node.caller.late)
     assert len(asked) == 1
     node.answer()
 
@@ -87,11 +87,11 @@ def test_when_it_comes_back_it_is_asked_afresh(box: Box) -> None:
     node = Hanging(box, 0.001)
     silent(node)
     box.gpu(bus(4), 4)
-    asking = node.asking
+    asking = node.caller.late
     assert asking is not None
     node.answer(b"..")
     assert asking.wait(10.0)
-    node.patience = 10.0
+    node.caller.patience = 10.0
     assert len(node.devices()) == 5
     assert node.asked == 2
 

@@ -107,12 +107,7 @@ class GpulockDaemon:
         self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node))
         self._watch.follow(node.store)
         if report is not None:
-            freed = {outcome.lock.id for outcome in report.outcomes if outcome.act == FREED}
-            made = {device for record in report.restored for device in record.devices}
-            over = {o.lock.owner.token for o in report.outcomes if o.act == FREED and o.lock.owner}
-            if self._watch.changed(freed | over, made):
-                self.pace.request_reconcile(clock_boottime())
-            if freed and node.settings.user_claims:
+            if node.settings.user_claims and any(one.act == FREED for one in report.outcomes):
                 self._server.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)

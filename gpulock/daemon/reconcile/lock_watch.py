@@ -13,7 +13,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -90,19 +90,10 @@ class LockDirWatch:
         ours = set(self._watches.values())
         return [event for event in found if event[0] in ours or event[1] & OVERFLOW]
 
-    def changed(self, gone: Collection[str] = (), made: Collection[str] = ()) -> bool:
-        """Return whether something happened that was not our own doing.
-
-        `gone` are the locks and claims that this process has freed since, `made` the locks it made.
-        """
+    def changed(self) -> bool:
+        """Return whether something happened since, by whomever."""
         lost, self._lost = self._lost, False
-        seen = self.events()
-        return lost or any(
-            not name.startswith(".")
-            and not (mask & GONE and name in gone)
-            and not (mask & (CREATE | MOVED_TO) and name in made)
-            for _, mask, name in seen
-        )
+        return lost | any(not name.startswith(".") for _, _, name in self.events())
 
     def close(self) -> None:
         """Watch nothing any more."""

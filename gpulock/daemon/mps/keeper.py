@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.process_owner import find_foreign_pids
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.mps.folder import (
@@ -39,7 +36,6 @@ from gpulock.errors import Refusal, one_line
 from gpulock.job.mps import mps_folder, read_mps_user
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store import atomic
 from gpulock.store.gate import Gate
 
@@ -119,7 +115,7 @@ class CardMps:
         site, begun = self.site, clock_boottime()
         while True:
             try:
-                held = (yield from stop_unit(site)) or self._device_user()
+                held = yield from stop_unit(site)
                 if not held:
                     remove_card_folder(site.folder)
                     return self._journal.log_changes(f"mps {site.card.bus}", {})
@@ -129,24 +125,6 @@ class CardMps:
                 text = f"MPS of {site.card.bus}: the card stays closed: {held}"
                 self._journal.log_changes(f"mps {site.card.bus}", {held: text}, ERROR)
             yield SLOWLY
-
-    def _device_user(self) -> str:
-        """Return who of the user's has the card open without a claim, as a clause, or nothing."""
-        site = self.site
-        scan = ProcessScan(site.node.proc, {"slurm": is_slurm_job_process})
-        files = OpenFiles(scan, [site.card], site.node.settings)
-        pids = files.pids_with_open(site.card.bus, site.uid)
-        if not pids:
-            return files.look(site.uid)[1]
-        services = site.node.settings.allowed_processes
-        try:
-            held = site.node.store.read_all_locks()
-            for lock in held.values():
-                site.node.store.read_details(lock)
-            found = find_foreign_pids(pids, held, scan, services)
-        except (Refusal, OSError, ValueError) as fault:
-            return str(fault)
-        return f"process {found[0]} has it open" if found else ""
 
 
 class MpsKeeper(Chore):

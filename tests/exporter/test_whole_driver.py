@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulock.daemon.health.checker import CardChecker
+from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
@@ -110,7 +110,7 @@ def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, coun
         )
         settings = read_settings(str(exporter.config))
         journal = HeardJournal()
-        rounds = Rounds(DaemonNode(settings), journal, [CardChecker(journal)])
+        rounds = Rounds(DaemonNode(settings), journal, [HealthPolicy(journal)])
         assert rounds.run_round(clock_boottime()) is not None
         first, second, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
         assert [line for line in journal.said() if f"{first} does not answer" in line]

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quarantine by policy (QUARANTINE_ON): after each reconcile, what is bad goes out of service.
+"""The health of cards, after each reconcile: checked, named suspect, put out, brought back.
 
-Warm, gpulockd alone. A note is all that is written: a job that holds the device keeps it, and
-nobody gets it afterwards. The exporter's word is advice, which may put out half of a node and
-free nothing. A killed daemon leaves a note, or none; the next round goes on from there.
+Warm, gpulockd alone. What is found is in STATE_DIR/cards, for status, doctor and the exporter, and
+in the log. A card that does not answer (XID 79, a call that hangs), or that degrades every job, is
+suspect: claims take it last, with every setting. Such a card is still in /proc, so it looks free,
+and each job that fails on it at once frees it for the next.
+
+By QUARANTINE_ON a note is all that is written: a job that holds the device keeps it, and nobody
+gets it afterwards. The exporter's word is advice, which may put out half of a node and free
+nothing. A killed daemon leaves a note, or none; the next round goes on from there.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import ClassVar, Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, recovery
+from gpulock.daemon.health.card_checks import CardHistory, CardLook, describe_serious, judge_card
 from gpulock.daemon.health.findings import (
     ECC,
     EXPORTER_CAUSES,
@@ -25,7 +33,7 @@ from gpulock.daemon.health.findings import (
 )
 from gpulock.daemon.health.kernel_log import KernelLog
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, MAX_COMEBACKS
-from gpulock.daemon.health.snapshot import HealthSnapshot
+from gpulock.daemon.health.snapshot import HealthSnapshot, read_fresh_sample
 from gpulock.daemon.reconcile.exporter_limit import QUARANTINE_LIMIT_REACHED
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
@@ -33,10 +41,13 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
+from gpulock.node.sample import Sample
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
 from gpulock.store.cards import (
     BACK,
+    COMMAND,
+    LONGEST_WORDS,
     OUT,
     NodeCards,
     read_cards,
@@ -45,6 +56,7 @@ from gpulock.store.cards import (
 )
 from gpulock.store.gate import Gate
 
+SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
 DAY: Final = 86400.0  # seconds
@@ -65,14 +77,86 @@ class HealthPolicy(Chore):
         self._losses = findings.LossTimer()
         self._log = KernelLog()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
+        self._had: dict[str, CardHistory] = {}
+        self._serious: dict[str, str] = {}  # why a card degrades each job
+        self._seen: tuple[Node, ReconcileReport] | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; raise Refusal or OSError."""
+        self._seen, self.due = (node, report), now + SUSPECT_PERIOD
         cards = read_cards(node.settings.state_dir, node.boot_id)
         self._read_kernel_log(node, cards)
+        look = HealthSnapshot(node, report, self._clock(), cards)
+        self._check_cards(look, report)
+        self._name_suspects(node, report, look.told, cards)
         if report.devices:  # without a driver nothing is known about a card
-            self._judge_cards(HealthSnapshot(node, report, self._clock(), cards))
+            self._judge_cards(look)
         save_changed_cards(node.store, node.settings.state_dir, cards)
+
+    def run_due(self, now: float) -> None:
+        """Look for cards that do not answer, between the reconciles; raise OSError."""
+        self.due = now + SUSPECT_PERIOD
+        if self._seen is None:
+            return
+        node, report = self._seen
+        state_dir, told = node.settings.state_dir, read_fresh_sample(node, self._clock())
+        found = None if told is None else self._find_suspects(node, report, told)
+        if found is not None and found != notes.read_suspect_cards(state_dir, node.boot_id):
+            cards = read_cards(state_dir, node.boot_id)
+            self._name_suspects(node, report, told, cards)
+            with suppress(Refusal):  # the gate is held: it is looked at again
+                save_changed_cards(node.store, state_dir, cards)
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def _check_cards(self, look: HealthSnapshot, report: ReconcileReport) -> None:
+        """Check every card of which a fresh sample tells, and keep what was found."""
+        cards, commanded = look.cards, bool(look.node.settings.health_command)
+        held = [one.lock.id for one in report.outcomes]
+        for name, seen in look.fresh.items():
+            state = cards.of(name)
+            had = self._had.setdefault(name, CardHistory(state.most))
+            had.follow(seen, look.now)
+            free = seen.processes == 0 and not any(lock_ids_overlap(one, name) for one in held)
+            others = [one for other, one in look.fresh.items() if other != name]
+            found = judge_card(CardLook(seen, free, others), had)
+            kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
+            state.found = {**had.leave_out_passing(found, look.now), **kept}
+            state.most = had.most
+        here = findings.quarantinable_ids(report.devices)
+        states = {name: state for name, state in sorted(cards.states.items()) if name in here}
+        self._serious = {name: describe_serious(state.found) for name, state in states.items()}
+        failed = {
+            f"{name} {check}": f"{name}: {why}"
+            for name, state in states.items()
+            for check, why in state.failed().items()
+        }
+        self._journal.log_changes("checks", failed)
+
+    def _find_suspects(self, node: Node, report: ReconcileReport, told: Sample) -> dict[str, str]:
+        """Return why each card is suspect, and log those that do not answer."""
+        lost = {
+            bus: why
+            for bus, why in findings.read_lost_cards(told, report.devices).items()
+            if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
+        }
+        lasting = {
+            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last"
+            for bus, why in lost.items()
+        }
+        self._journal.log_changes("suspects", lasting)
+        found = {**self._serious, **lost}
+        return {name: one_line(why)[:LONGEST_WORDS] for name, why in found.items() if why}
+
+    def _name_suspects(
+        self, node: Node, report: ReconcileReport, told: Sample | None, cards: NodeCards
+    ) -> None:
+        """Name the cards that claims take last; without the exporter's word the last one stands."""
+        if told is None:
+            return
+        found = self._find_suspects(node, report, told)
+        for name in {*cards.states, *found}:
+            cards.of(name).suspect = found.get(name, "")
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
         node, cards = look.node, look.cards

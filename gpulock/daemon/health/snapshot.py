@@ -21,6 +21,12 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 
+def read_fresh_sample(node: Node, now: float) -> sample.Sample | None:
+    """Return what the exporter tells, None where it told nothing for a while."""
+    settings = node.settings
+    return sample.read_sample(settings.exporter_dir, now, node.boot_id, settings.max_sample_age)
+
+
 class HealthSnapshot:
     """One round's look at a node: the driver's devices, and the sample where it is fresh."""
 
@@ -28,13 +34,13 @@ class HealthSnapshot:
         self.node, self.now, self.cards = node, now, cards
         self._report = report
         self._here = findings.quarantinable_ids(report.devices)
-        settings = node.settings
-        oldest = settings.max_sample_age
-        self._sample = sample.read_sample(settings.exporter_dir, now, node.boot_id, oldest)
+        self.told = read_fresh_sample(node, now)
         self.fresh = {
             name: seen
-            for name, seen in (self._sample.devices.items() if self._sample else ())
-            if name in self._here and seen.looked is not None and now - seen.looked <= oldest
+            for name, seen in (self.told.devices.items() if self.told else ())
+            if name in self._here
+            and seen.looked is not None
+            and now - seen.looked <= node.settings.max_sample_age
         }
         self._holders: device_users.OpenFiles | None = None
         self._held: dict[str, Lock] = {}
@@ -50,8 +56,8 @@ class HealthSnapshot:
         found: list[HealthFinding] = []
         if XID in wanted:
             found += findings.find_hardware_xids(self.cards, devices)
-        if self._sample is not None:
-            found += findings.findings_from_sample(self._sample, devices, wanted)
+        if self.told is not None:
+            found += findings.findings_from_sample(self.told, devices, wanted)
         known |= {device.bus for device in devices if not device.fault}
         known |= {
             card_bus_id(outcome.lock.id)
@@ -64,7 +70,7 @@ class HealthSnapshot:
             found += self.dirty_devices()
         if MISSING in wanted:
             found += findings.find_missing_cards(devices, known)
-            found += findings.find_lost_cards(self._sample, devices) if self._sample else []
+            found += findings.find_lost_cards(self.told, devices) if self.told else []
         return found
 
     def degraded_cards(self) -> list[HealthFinding]:

@@ -48,8 +48,8 @@ EXPECTED = {
         {"InventoryPublisher", "HealthPolicy", "SlurmDrainSync", "SlurmMapRenewal"},
     ),
     schedule.SAMPLE: (
-        {"HealthPolicy", "IdlePolicy", "CardChecker"},
-        {"HealthPolicy", "CardChecker"},
+        {"HealthPolicy", "IdlePolicy"},
+        {"HealthPolicy"},
     ),
     schedule.INVENTORY: ({"InventoryPublisher"}, {"InventoryPublisher"}),
     schedule.QUARANTINE: (

@@ -39,12 +39,6 @@ def refused(folder: Path) -> Refusal:
     return caught.value
 
 
-def test_the_second_learns_who_runs(first: InstanceLock, folder: Path) -> None:
-    refusal = refused(folder)
-    assert refusal.kind == BUSY
-    assert str(os.getpid()) in refusal.why
-
-
 def test_who_is_refused_does_not_take_the_pid_away(first: InstanceLock, folder: Path) -> None:
     assert [str(os.getpid()) in refused(folder).why for _ in range(2)] == [True, True]
 
@@ -79,13 +73,6 @@ def test_a_holder_that_is_killed_lets_go(folder: Path) -> None:
 def test_taking_again_changes_nothing(first: InstanceLock, folder: Path) -> None:
     first.take(str(folder))
     assert refused(folder).kind == BUSY
-
-
-def test_when_the_first_has_ended_the_second_may_run(first: InstanceLock, folder: Path) -> None:
-    first.release()
-    second = InstanceLock()
-    second.take(str(folder))
-    second.release()
 
 
 def test_in_a_recreated_lock_directory_the_lock_is_taken_again(

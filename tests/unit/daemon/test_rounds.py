@@ -19,7 +19,7 @@ from gpulock.daemon.rounds import Rounds, missing_ptrace, needs_recheck
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import atomic, verdicts
+from gpulock.store import atomic
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
@@ -79,16 +79,6 @@ def test_a_round_frees_what_a_dead_owner_held_and_says_the_proof(one: Round) -> 
     (line,) = one.said()
     assert line.startswith(f"<5>freed {bus(0)} of job 12 (alice): its shepherd is gone")
     assert one.box.locks() == []
-
-
-def test_a_round_publishes_the_verdicts(one: Round) -> None:
-    one.go()
-    one.box.proc.shepherd(500, one.box.root)
-    one.hold(0, 500)
-    one.go()
-    known, _ = verdicts.read_dated_verdicts(str(one.box.lock), clock_boottime(), BOOT)
-    assert known is not None
-    assert known["t500"].state == "alive"
 
 
 HOSTILE = {

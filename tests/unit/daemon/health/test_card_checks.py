@@ -18,7 +18,7 @@ from gpulock.daemon.health.card_checks import (
     describe_serious,
     judge_card,
 )
-from gpulock.daemon.health.checker import CardChecker
+from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
 from gpulock.store.cards import CardState
@@ -181,7 +181,7 @@ def look(ward: Ward) -> dict[str, CardState]:
     ward.sample()
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
-    CardChecker(ward.journal, lambda: ward.now).run(node, report, ward.now)
+    HealthPolicy(ward.journal, lambda: ward.now).run(node, report, ward.now)
     return ward.cards().states
 
 
@@ -260,19 +260,6 @@ def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: P
         look(ward)
         ward.round()
     assert ward.out() == [bus(0), bus(1)]
-
-
-def test_degraded_links_of_more_than_half_of_a_node_put_half_of_it_out(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, QUARANTINE_ON="health")
-    good = GOOD.replace("looked=100 ", "").split()
-    for number in range(4):
-        ward.tell(number, *good)
-    ward.round()
-    for number in range(4):
-        ward.tell(number, *good, "pcie_width=4")
-    for _ in range(5):
-        ward.round()
-        assert ward.out() == [bus(0), bus(1)]
 
 
 def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:

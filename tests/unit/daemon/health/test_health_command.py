@@ -78,7 +78,8 @@ class Clinic(Ward):
         """Let gpulockd go round once."""
         node = self.node()
         report = reconcile_locks(node, judge_of(node), soon())
-        self.checker.run(node, report, self.now)
+        for chore in self.chores():
+            chore.run(node, report, self.now)
         return report
 
     def wait_for(self, done: Callable[[], bool], act: Callable[[], object] = int) -> None:
@@ -396,8 +397,8 @@ def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
     with monkeypatch.context() as patch:
         pid = hang(site, patch).pid
         assert site.outcome(0).failed() == {"command": why}
-        assert site.said() == [f"<4>{bus(0)}: {why}"]
-        site.health.run(site.node(), site.go_round(), site.now)
+        assert site.said()[0] == f"<4>{bus(0)}: {why}"
+        site.go_round()
         assert site.reason(0) == f"health: {why}"
         assert site.checker.command is not None
         assert site.checker.command.bus == bus(1)

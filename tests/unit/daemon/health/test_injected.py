@@ -17,7 +17,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.health import checker, policy, recovery
+from gpulock.daemon.health import checker, policy
 from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
@@ -71,7 +71,7 @@ class Faults(Ward):
         self.before: set[int] = set()
         for number in range(CARDS):
             self.answer(number)
-        for module in (policy, recovery, quarantine, card_file):
+        for module in (policy, quarantine, card_file):
             monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
         monkeypatch.setattr(checker, "HealthCommand", self.make_test)
         self.checker = CardChecker(self.journal, lambda: self.now)
@@ -138,7 +138,7 @@ class Faults(Ward):
             (self.root / bus(number)).rename(self.driver / "gpus" / bus(number))
         if kind in RESTARTED and any(of in RESTARTED for of, _ in self.sick.values()):
             cards = self.cards()
-            cards.of(bus(number)).reset = self.now
+            cards.of(bus(number)).reset = self.now + 1
             self.save(cards)
         elif kind in RESTARTED:
             self.reload()

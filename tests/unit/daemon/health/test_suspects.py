@@ -22,7 +22,7 @@ def write_suspects(ward: Ward, *lines: str) -> dict[str, str]:
     ward.sample(*lines)
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
-    ward.checker.run(node, report, ward.now)
+    ward.health.run(node, report, ward.now)
     return ward.suspects()
 
 
@@ -61,5 +61,5 @@ def test_what_was_told_stands_while_the_exporter_tells_nothing(tmp_path: Path) -
     ward.now += 3600
     node = ward.node()
     report = reconcile_locks(node, judge_of(node), soon())
-    ward.checker.run(node, report, ward.now)
+    ward.health.run(node, report, ward.now)
     assert ward.suspects() == lost == {bus(3): LOST}

@@ -51,11 +51,6 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     assert site.waiting() == []
 
 
-def test_a_second_look_writes_nothing_more(site: Ended) -> None:
-    site.claim(0)
-    assert (site.write(), site.write(), len(site.lines())) == (1, 0, 1)
-
-
 def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: Ended) -> None:
     site.claim(0)
     site.write()

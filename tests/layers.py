@@ -69,8 +69,8 @@ EXPORTER = {
 # times are said in one way.
 EXPORTER_WARM = frozenset(
     {
-        *("gpulock.daemon.core.journal", "gpulock.daemon.health.findings"),
-        *("gpulock.daemon.health.steps", "gpulock.text.words"),
+        *("gpulock.daemon.core.journal", "gpulock.daemon.health.cards"),
+        *("gpulock.daemon.health.findings", "gpulock.text.words"),
     }
 )
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.workstation.process_claims import make_process_owner
 from tests.exporter.whole import Scrape, Whole
 from tests.nvml.double import Double

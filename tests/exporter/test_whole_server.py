@@ -15,7 +15,7 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.store.cards import OUT, note_card_step
+from gpulock.daemon.health.cards import OUT, note_card_step
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpulock.alloc.process_owner import RUN
+from gpulock.daemon.health.cards import CardStep, NodeCards, parse_cards
 from gpulock.daemon.history.record import (
     ClaimedDevice,
     ExporterSamples,
@@ -34,7 +35,6 @@ from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
 from gpulock.store import events, owner
-from gpulock.store.cards import CardStep, NodeCards, parse_cards
 from gpulock.store.event_log import count_events, list_refusals, read_events
 from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_uses
 from gpulock.store.owner import Owner, encode_owner, parse_owner
@@ -276,7 +276,9 @@ def plain_value(found: object) -> Any:
     if isinstance(found, (list, tuple, set, frozenset)):
         items = [plain_value(one) for one in cast("list[object]", found)]
         return sorted(items) if isinstance(found, (set, frozenset)) else items
-    names = list(getattr(type(found), "__slots__", ())) or list(vars(found))
+    kind = type(found)
+    fields = {**getattr(kind, "__annotations__", {}), **getattr(found, "__dict__", {})}
+    names = list(getattr(kind, "__slots__", ())) or list(fields)
     return {name: plain_value(getattr(found, name)) for name in names}
 
 

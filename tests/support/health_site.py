@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
@@ -13,7 +14,6 @@ from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
-from gpulock.store.cards import NodeCards, read_cards, save_cards
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.journal import HeardJournal

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.health.cards import BACK, note_card_step, read_cards
 from gpulock.daemon.history.files import FOLDER, name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
 from gpulock.store import owed, quarantine
-from gpulock.store.cards import BACK, note_card_step, read_cards
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
 from tests.support.faults import raising

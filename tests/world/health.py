@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.health_command import (
     CardTakenError,
@@ -26,7 +27,6 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE
 from gpulock.store import atomic
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from tests.support.trees import bus
 from tests.world.accidents import reboot, shepherd_dies

@@ -14,9 +14,9 @@ from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
 from gpulock.alloc.states import NodeView
+from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store.cards import NodeCards, read_cards
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore

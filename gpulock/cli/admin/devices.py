@@ -30,6 +30,7 @@ from gpulock.cli.session import (
     log_to_syslog,
     name_config,
 )
+from gpulock.daemon.health.cards import BACK, OUT, note_card_step
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -37,7 +38,6 @@ from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store import quarantine as notes
-from gpulock.store.cards import BACK, OUT, note_card_step
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks

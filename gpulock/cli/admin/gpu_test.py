@@ -8,8 +8,8 @@ import click
 from gpulock.cli.admin.devices import make_admin_gate, prepare_admin_device, report_admin_change
 from gpulock.cli.complete import complete_device
 from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.node.devices import card_bus_id
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.text.words import format_device_label
 
 

@@ -17,6 +17,7 @@ import click
 from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import SelectError, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
+from gpulock.daemon.health.cards import read_cards
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
@@ -34,7 +35,6 @@ from gpulock.report.scan import (
 )
 from gpulock.report.sources import find_local_claims
 from gpulock.report.text import SHARES, format_claim_shares
-from gpulock.store.cards import read_cards
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration

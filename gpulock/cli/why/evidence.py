@@ -17,11 +17,11 @@ from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
+from gpulock.daemon.health.cards import read_cards
 from gpulock.daemon.history.pending import read_ended_claim
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
-from gpulock.store.cards import read_cards
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner

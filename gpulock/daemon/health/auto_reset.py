@@ -16,6 +16,7 @@ from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import ERROR, INFO, NOTICE, DaemonJournal
 from gpulock.daemon.health import recovery, reset
+from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.policy import read_quarantine_notes
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -24,7 +25,6 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
-from gpulock.store.cards import NodeCards, read_cards, save_cards
 from gpulock.store.gate import Gate
 from gpulock.store.quarantine import POLICY
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import (
     describe_ecc_errors,
     describe_recovery_action,
@@ -18,7 +19,6 @@ from gpulock.daemon.health.findings import (
     read_uncorrected_errors,
 )
 from gpulock.node.sample import DeviceSample
-from gpulock.store.cards import COMMAND
 
 MEMORY_CHECK: Final = "memory"
 MIB: Final = 1 << 20

@@ -13,6 +13,14 @@ from typing import ClassVar, Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import policy, recovery
+from gpulock.daemon.health.cards import (
+    COMMAND,
+    TESTED,
+    CardState,
+    NodeCards,
+    read_cards,
+    save_changed_cards,
+)
 from gpulock.daemon.health.health_command import (
     CardTakenError,
     GaveWayError,
@@ -26,14 +34,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store.cards import (
-    COMMAND,
-    TESTED,
-    CardState,
-    NodeCards,
-    read_cards,
-    save_changed_cards,
-)
 from gpulock.store.waiting import read_waiting
 
 POLL: Final = 0.1  # seconds between two looks at the command: a claim may wait for its end

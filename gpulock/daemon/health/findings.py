@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
 from gpulock.node.devices import EXCLUDED, Device, card_bus_id
-from gpulock.store.cards import NodeCards
 
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON

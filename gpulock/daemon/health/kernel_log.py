@@ -13,8 +13,8 @@ import re
 import time
 from typing import Final
 
+from gpulock.daemon.health.cards import XidCounts
 from gpulock.deadline import clock_boottime
-from gpulock.store.cards import XidCounts
 
 NAME: Final = "kmsg"
 RECORD: Final = 8192  # bytes that the kernel gives at most of one

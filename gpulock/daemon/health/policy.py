@@ -22,6 +22,16 @@ from typing import ClassVar, Final
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import CardHistory, CardLook, describe_serious, judge_card
+from gpulock.daemon.health.cards import (
+    BACK,
+    COMMAND,
+    LONGEST_WORDS,
+    OUT,
+    NodeCards,
+    read_cards,
+    save_cards,
+    save_changed_cards,
+)
 from gpulock.daemon.health.findings import (
     ECC,
     EXPORTER_CAUSES,
@@ -44,16 +54,6 @@ from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.node.sample import Sample
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
-from gpulock.store.cards import (
-    BACK,
-    COMMAND,
-    LONGEST_WORDS,
-    OUT,
-    NodeCards,
-    read_cards,
-    save_cards,
-    save_changed_cards,
-)
 from gpulock.store.gate import Gate
 
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import CAUSES, ECC, HEALTH, LOST, MEMORY, MISSING, XID
 from gpulock.node import sample
-from gpulock.store.cards import NodeCards
 from gpulock.store.quarantine import POLICY
 
 CLEAN_CHECKS: Final = 3  # in a row, before a device comes back

@@ -21,6 +21,7 @@ from gpulock.alloc.holders import lock_owner_words
 from gpulock.alloc.node_view import check_no_mps_ends
 from gpulock.alloc.reaper import free_locks, group_by_claim
 from gpulock.daemon.core.journal import describe_exception
+from gpulock.daemon.health.cards import RESET, note_card_step, read_cards, save_cards
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal, one_line
@@ -30,7 +31,6 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
-from gpulock.store.cards import RESET, note_card_step, read_cards, save_cards
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import MEMORY_CHECK, describe_serious
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthFinding
 from gpulock.daemon.health.recovery import DeviceObservation
 from gpulock.daemon.reconcile.exporter_limit import cards_out_by_exporter
@@ -16,7 +17,6 @@ from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.cards import NodeCards
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 

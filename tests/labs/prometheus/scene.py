@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.deadline import clock_boottime
 from gpulock.node.devices import Device
 from gpulock.store import atomic
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.locks import LockStore
 from tests.demo.stage import DemoJob, DemoNode
 from tests.labs.prometheus.lab import (

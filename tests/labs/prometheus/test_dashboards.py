@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.simulate.presets import PRESETS
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
 from tests.labs.prometheus.lab import RULES, SHORTER
 from tests.labs.prometheus.scene import Scene, scene

@@ -12,9 +12,9 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.errors import BUSY
 from gpulock.store import boot, quarantine
-from gpulock.store.cards import read_cards, save_cards
 from gpulock.store.quarantine import CARDS, CARDS_LINE, SUSPECT
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock

@@ -16,6 +16,7 @@ import pytest
 from gpulock.cli.admin.devices import parse_time_option
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
+from gpulock.daemon.health.cards import COMMAND, read_cards, save_cards
 from gpulock.daemon.health.checker import is_test_due
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
@@ -23,7 +24,6 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.store.cards import COMMAND, read_cards, save_cards
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.workstation.wire import RESERVE, UNRESERVE, SocketRequest
 from tests.support.cli_site import Site, dead_process

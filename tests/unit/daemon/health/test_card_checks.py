@@ -18,10 +18,10 @@ from gpulock.daemon.health.card_checks import (
     describe_serious,
     judge_card,
 )
+from gpulock.daemon.health.cards import CardState
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
-from gpulock.store.cards import CardState
 from tests.support.claims import never
 from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, record, soon

@@ -19,6 +19,7 @@ from gpulock.alloc import health_check
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
+from gpulock.daemon.health.cards import COMMAND, CardState
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.health_command import (
     ENDING,
@@ -33,7 +34,6 @@ from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
-from gpulock.store.cards import COMMAND, CardState
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE

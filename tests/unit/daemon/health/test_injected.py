@@ -17,15 +17,15 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
+from gpulock.daemon.health import cards as card_file
 from gpulock.daemon.health import checker, policy
 from gpulock.daemon.health.card_checks import MIB
+from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import cards as card_file
 from gpulock.store import quarantine
-from gpulock.store.cards import COMMAND
 from tests.support.health_site import ROUND, Ward
 from tests.support.seeds import chosen_seed
 from tests.support.trees import bus, judge_of, judging, record, soon

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.health.cards import NodeCards, XidCounts
 from gpulock.daemon.health.findings import find_hardware_xids, is_xid_over
 from gpulock.daemon.health.kernel_log import KernelLog, count_record
-from gpulock.store.cards import NodeCards, XidCounts
 from tests.support.health_site import Ward
 from tests.support.trees import bus
 

@@ -12,11 +12,11 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health import policy
 from gpulock.daemon.health.card_checks import MIB
+from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.node import sample
 from gpulock.store import quarantine
-from gpulock.store.cards import COMMAND
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full
 from tests.support.health_site import GIB, SHEPHERD, Ward

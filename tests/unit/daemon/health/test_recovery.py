@@ -12,6 +12,7 @@ from gpulock_exporter.telemetry import DeviceTelemetry as Card
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
     CAUSES,
     HealthFinding,
@@ -28,7 +29,6 @@ from gpulock.daemon.health.recovery import (
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv
-from gpulock.store.cards import NodeCards
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}

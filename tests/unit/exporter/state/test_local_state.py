@@ -12,10 +12,10 @@ from gpulock_exporter.state import local_state
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
+from gpulock.daemon.health.cards import NodeCards, note_card_step, read_cards
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
-from gpulock.store.cards import NodeCards, note_card_step, read_cards
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """STATE_DIR/cards: what gpulockd knows of each GPU, and what became of it.
 
-Hot folder, but no hook reads the whole: a claim reads the suspects alone (quarantine.py). Who
-changes it holds the gate. All but the steps is of one boot. Times are CLOCK_BOOTTIME seconds, those
-of steps epoch seconds. What cannot be read of it is not known.
+Warm. A claim reads the suspects alone (store.quarantine): they have a line each, and the rest is
+JSON in the last line. Who changes it holds the gate. All but the steps is of one boot. Times are
+CLOCK_BOOTTIME seconds, those of steps epoch seconds. What cannot be read of it is not known.
 """
 
+from __future__ import annotations
+
+import json
 import time
+from typing import Any
 
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
@@ -19,6 +23,7 @@ COMMAND = "command"  # the check that HEALTH_COMMAND is
 OUT, RESET, TESTED, BACK = "out", "reset", "tested", "back"
 GATE_SECONDS = 2.0
 MOST_STEPS = 200
+NOT_CARDS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 LONGEST_WORDS = 200  # characters of a step, and of a reason
 
 
@@ -30,8 +35,6 @@ class CardState:
     started last, `tries` when gpulockd began to reset it, `reset` when a reset of it was done; 0
     and nothing where that was not in this boot. `suspect` is why claims take it last.
     """
-
-    __slots__ = ("found", "most", "reset", "suspect", "tested", "tries")
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -52,8 +55,6 @@ class CardState:
 
 class CardStep:
     """What became of `device` (a lock id) at `at`: it went out, was reset, tested, came back."""
-
-    __slots__ = ("at", "device", "step", "words")
 
     def __init__(self, at: float, device: str, step: str, words: str) -> None:
         self.at, self.device, self.step, self.words = at, device, step, words
@@ -105,66 +106,47 @@ class NodeCards:
 
     def text(self) -> str:
         """Return the file; raise kv.MalformedError."""
-        pairs = [("boot_id", self.boot_id), ("known", " ".join(sorted(self.known)))]
-        pairs += [("log", f"{self.xids.sequence} {self.xids.loaded:.3f}")]
-        for (bus, number), (times, at) in sorted(self.xids.errors.items()):
-            pairs.append((f"xid {bus} {number}", f"{times} {at:.3f}"))
-        for name, state in sorted(self.states.items()):
-            pairs += _state_pairs(name, state)
-        pairs += [(f"mark {name} {key}", str(n)) for (name, key), n in sorted(self.marks.items())]
-        for number, one in enumerate(self.steps):
-            pairs.append((f"step {number}", f"{one.at:.0f} {one.device} {one.step} {one.words}"))
-        return f"{CARDS_LINE}\n{kv.encode_pairs(pairs)}"
-
-
-def _state_pairs(name: str, state: CardState) -> "list[tuple[str, str]]":
-    pairs: list[tuple[str, str]] = []
-    if any(state.most):
-        pairs.append((f"most {name}", " ".join([str(number) for number in state.most])))
-    if state.tested is not None:
-        pairs.append((f"tested {name}", f"{state.tested:.3f}"))
-    if state.tries:
-        pairs.append((f"tries {name}", " ".join([f"{at:.3f}" for at in state.tries])))
-    if state.reset:
-        pairs.append((f"reset {name}", f"{state.reset:.3f}"))
-    if state.suspect:
-        pairs.append((f"{SUSPECT}{name}", state.suspect))
-    return pairs + [(f"check {name} {check}", why) for check, why in sorted(state.found.items())]
+        states = sorted(self.states.items())
+        suspects = [(f"{SUSPECT}{name}", one.suspect) for name, one in states if one.suspect]
+        rest = {
+            "known": sorted(self.known),
+            "sequence": self.xids.sequence,
+            "loaded": self.xids.loaded,
+            "xids": [[*key, *value] for key, value in sorted(self.xids.errors.items())],
+            "states": {name: vars(one) for name, one in states if vars(one) != vars(CardState())},
+            "marks": [[*key, times] for key, times in sorted(self.marks.items())],
+            "steps": [vars(one) for one in self.steps],
+        }
+        pairs = kv.encode_pairs([("boot_id", self.boot_id), *suspects])
+        return f"{CARDS_LINE}\n{pairs}{json.dumps(rest)}\n"
 
 
 def parse_cards(text: str, boot_id: str) -> NodeCards:
-    """Return what a file says, of another boot the steps alone; raise ValueError."""
-    pairs = kv.decode_pairs(text, CARDS_LINE)
+    """Return what a file says, of another boot the steps alone; raise ValueError and its like."""
+    head, brace, body = text.partition("\n{")
+    pairs = kv.decode_pairs(head, CARDS_LINE)
+    rest: dict[str, Any] = json.loads(brace + body)
     cards = NodeCards(boot_id)
-    same = pairs.pop("boot_id", "") == boot_id
-    for key, value in pairs.items():
-        kind, _, rest = key.partition(" ")
-        name, _, what = rest.partition(" ")
-        words = value.split(" ")
-        if kind == "step":
-            at, device, step, said = value.split(" ", 3)
-            cards.steps.append(CardStep(float(at), device, step, said))
-        elif not same:
-            continue
-        elif kind == "known":
-            cards.known = {word for word in words if word}
-        elif kind == "log":
-            cards.xids.sequence, cards.xids.loaded = int(words[0]), float(words[1])
-        elif kind == "xid":
-            cards.xids.errors[name, int(what)] = int(words[0]), float(words[1])
-        elif kind == "mark":
-            cards.marks[name, what] = int(value)
-        elif kind == "check":
-            cards.of(name).found[what] = value
-        elif kind == "suspect":
-            cards.of(name).suspect = value
-        elif kind == "most":
-            width, generation, links = words
-            cards.of(name).most = int(width), int(generation), int(links)
-        elif kind == "tries":
-            cards.of(name).tries = tuple([float(word) for word in words])
-        elif kind in ("tested", "reset"):
-            setattr(cards.of(name), kind, float(value))
+    for one in rest["steps"]:
+        cards.steps.append(
+            CardStep(float(one["at"]), str(one["device"]), str(one["step"]), str(one["words"]))
+        )
+    if pairs["boot_id"] != boot_id:
+        return cards
+    cards.known = {str(name) for name in rest["known"]}
+    cards.xids.sequence, cards.xids.loaded = int(rest["sequence"]), float(rest["loaded"])
+    for bus, number, times, at in rest["xids"]:
+        cards.xids.errors[str(bus), int(number)] = int(times), float(at)
+    for name, key, times in rest["marks"]:
+        cards.marks[str(name), str(key)] = int(times)
+    for name, known in rest["states"].items():
+        state = cards.of(name)
+        state.found = {str(check): str(why) for check, why in known["found"].items()}
+        width, generation, links = known["most"]
+        state.most = int(width), int(generation), int(links)
+        state.tested = None if known["tested"] is None else float(known["tested"])
+        state.tries = tuple(float(at) for at in known["tries"])
+        state.reset, state.suspect = float(known["reset"]), str(known["suspect"])
     return cards
 
 
@@ -174,7 +156,7 @@ def read_cards(state_dir: str, boot_id: str) -> NodeCards:
     try:
         stored = atomic.read_text(f"{state_dir}/{CARDS}", CARDS_LIMIT)
         cards = parse_cards(stored, boot_id)
-    except (OSError, ValueError, IndexError):
+    except (OSError, *NOT_CARDS):
         cards = NodeCards(boot_id)
     cards.stored = stored
     return cards

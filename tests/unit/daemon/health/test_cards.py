@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.store.cards import (
+from gpulock.daemon.health.cards import (
     BACK,
     MOST_STEPS,
     OUT,

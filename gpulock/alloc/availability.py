@@ -17,7 +17,7 @@ from gpulock.alloc.holders import (
 )
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
 from gpulock.store.events import REAPED, note_event
 from gpulock.store.locks import Lock
@@ -25,9 +25,42 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.reaper import Reaper
     from gpulock.node.settings import Settings
+
+
+class ClaimAttempt:
+    """A claim at work: for whom, of what, and what was looked at before the gate.
+
+    `devices` are the node's. `ahead` is the look by which locks are freed, None until it is needed.
+    """
+
+    __slots__ = ("_judge", "_make_judge", "ahead", "devices", "node", "template", "want")
+
+    def __init__(
+        self, node: Node, template: Owner, want: ClaimRequest, make_judge: "Callable[[], Judge]"
+    ) -> None:
+        self.node = node
+        self.template = template
+        self.want = want
+        self.devices = node.devices()
+        self.ahead: "Reaper | None" = None
+        self._make_judge = make_judge
+        self._judge: "Judge | None" = None
+
+    def judge(self) -> "Judge":
+        """Return the judge of this attempt, made when it is first needed."""
+        if self._judge is None:
+            self._judge = self._make_judge()
+        return self._judge
+
+    def renew_judge(self) -> "Judge":
+        """Return a judge that looks anew."""
+        self._judge = self._make_judge()
+        return self._judge
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
@@ -91,8 +124,8 @@ def pick_free_devices(
             boot.make_claim_folders(node.store, state_dir, node.boot_id)
         raise
     out = want.kept | dict.fromkeys(away, OUT)
-    taken = [*(whole_claims(held) if want.share else held), *out]
-    free = usable_devices(found, taken)
+    taken = whole_claims(held) if want.share else {name.partition(SHARE)[0] for name in held}
+    free = usable_devices(found, [*taken, *out])
     if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):
         suspect = [d.id for d in free if d.bus in suspects or d.id in suspects]
         want.last |= dict.fromkeys(suspect, SUSPECT)

@@ -9,8 +9,8 @@ device granted twice, because mkdir is the grant.
 import os
 import time
 
-from gpulock.alloc.attempt import ClaimAttempt
 from gpulock.alloc.availability import (
+    ClaimAttempt,
     impossible_refusal,
     judge_ahead,
     pick_free_devices,

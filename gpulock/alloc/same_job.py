@@ -14,7 +14,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.attempt import ClaimAttempt
+    from gpulock.alloc.availability import ClaimAttempt
     from gpulock.alloc.reaper import Reaper
 
 
@@ -98,12 +98,10 @@ def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Dev
     """Return the devices, or places on them, that have these ids, in the order of the node."""
     granted: list[Device] = []
     for card in found:
-        for name in sorted(ids):
-            if name.partition(SHARE)[0] == card.id and (
-                place := place_device({card.id: card}, name)
-            ):
-                place.places = places
-                granted.append(place)
+        if card.id in ids:
+            granted.append(card)
+        here = sorted([name for name in ids if name.startswith(card.id + SHARE)])
+        granted += [place_device(card, name, places) for name in here]
     return granted
 
 

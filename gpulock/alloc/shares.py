@@ -73,42 +73,54 @@ def format_requested_shares(count: int) -> str:
     return "1 share asked for" if count == 1 else f"{count} shares asked for"
 
 
-def count_card_places(
+class CardPlaces:
+    """A card of SHARES: how many `places` it has, and the `locks` of those that are held."""
+
+    __slots__ = ("card", "locks", "places")
+
+    def __init__(self, card: Device, places: int) -> None:
+        self.card = card
+        self.places = places
+        self.locks: list[Lock] = []
+
+
+def list_card_places(
     cards: list[Device], held: dict[str, Lock], words: tuple[str, ...]
-) -> dict[str, int]:
-    """Return how many places each card of SHARES has, by id."""
-    places = count_places_by_card(cards, words)
+) -> dict[str, CardPlaces]:
+    """Return the places of each card of SHARES, by id."""
+    counts = count_places_by_card(cards, words)
+    found = {card.id: CardPlaces(card, counts[card.id]) for card in cards if card.id in counts}
     for name, lock in held.items():
         card, share, _ = name.partition(SHARE)
-        if share and card in places and lock.owner and lock.owner.places:
-            places[card] = lock.owner.places
-    return places
+        if share and card in found:
+            found[card].locks.append(lock)
+            if lock.owner and lock.owner.places:
+                found[card].places = lock.owner.places
+    return found
 
 
-def count_free_places(
-    card: str, places: int, held: dict[str, Lock], uid: "int | None" = None
-) -> int:
+def count_free_places(card: CardPlaces, uid: "int | None" = None) -> int:
     """Return how many of a card's places are free: none beside an owner that cannot be read.
 
     With `uid` all that are held must be that user's.
     """
-    owners = [lock.owner for name, lock in held.items() if name.startswith(card + SHARE)]
+    owners = [lock.owner for lock in card.locks]
     if any([one is None or uid not in (None, one.uid) for one in owners]):
         return 0
-    return max(0, places - len(owners))
+    return max(0, card.places - len(owners))
 
 
 def card_share_room(
     rows: "list[DeviceState]", held: dict[str, Lock], words: tuple[str, ...]
 ) -> dict[str, tuple[int, int]]:
     """Return (places, how many of them are free for one user) of each card that has some."""
-    places = count_card_places([row.device for row in rows if row.device], held, words)
+    cards = list_card_places([row.device for row in rows if row.device], held, words)
     found: dict[str, tuple[int, int]] = {}
-    for row in [row for row in rows if row.id in places]:
+    for row in [row for row in rows if row.id in cards]:
         usable = row.state == "free" or any([SHARE in lock.id for lock in row.locks()])
         usable = usable and row.state not in ("missing", "quarantined")
-        free = count_free_places(row.id, places[row.id], held) if usable else 0
-        found[row.id] = places[row.id], free
+        free = count_free_places(cards[row.id]) if usable else 0
+        found[row.id] = cards[row.id].places, free
     return found
 
 
@@ -122,13 +134,14 @@ def choose_share_places(
     card's first. Cards of several kinds of place are never mixed. Where the caller counts places
     itself (`counted`), a card that SHARES does not name has as many as it takes.
     """
-    places = count_card_places(free, held, settings.shares)
     uid = want.uid if settings.share_users == "one" else None
-    room = {name: count_free_places(name, number, held, uid) for name, number in places.items()}
+    there = list_card_places(free, held, settings.shares)
+    room = {name: count_free_places(card, uid) for name, card in there.items()}
+    places = {name: card.places for name, card in there.items()}
+    chosen: list[tuple[Device, int]] = []
     if want.wanted:
-        cards = [card for card in free if room.get(card.id, int(want.counted)) > 0]
-        chosen = [(card, 1) for card in cards] if len(cards) == want.count else []
-        return make_chosen_places(chosen, places, held)
+        chosen = [(card, 1) for card in free if room.get(card.id, int(want.counted)) > 0]
+        return make_chosen_places(chosen if len(chosen) == want.count else [], places, held)
     cards = [card for card in free if room.get(card.id, 0) > 0]
     cards.sort(key=lambda card: (want.last.get(card.id, 0), room[card.id] / places[card.id]))
     alike = [[card for card in cards if places[card.id] == n] for n in sorted({*places.values()})]
@@ -149,11 +162,8 @@ def make_chosen_places(
     found: list[Device] = []
     for card, count in sorted(chosen, key=lambda one: one[0].index):
         names = [f"{card.id}{SHARE}{n}" for n in range(1, len(held) + count + 1)]
-        for name in [name for name in names if name not in held][:count]:
-            place = place_device({card.id: card}, name)
-            assert place is not None
-            place.places = places.get(card.id, 0)
-            found.append(place)
+        unheld = [name for name in names if name not in held]
+        found += [place_device(card, name, places.get(card.id, 0)) for name in unheld[:count]]
     return found
 
 
@@ -165,18 +175,18 @@ def share_shortage_refusal(
     settings: Settings,
 ) -> Refusal:
     """Return the refusal that says who has the shares; `out` has why a device gives none."""
-    places = count_card_places(found, held, settings.shares)
-    cards = [device for device in found if device.id in (want.wanted or places)]
-    usable = [card.id for card in usable_devices(cards, [*whole_claims(held), *out])]
-    free = sum([count_free_places(name, places[name], held) for name in usable])
+    there = list_card_places(found, held, settings.shares)
+    cards = [device for device in found if device.id in (want.wanted or there)]
+    usable = [there[card.id] for card in usable_devices(cards, [*whole_claims(held), *out])]
+    free = sum([count_free_places(card) for card in usable])
     uid = want.uid if settings.share_users == "one" else None
-    mine = sum([count_free_places(name, places[name], held, uid) for name in usable])
+    mine = sum([count_free_places(card, uid) for card in usable])
     alone = ", a card is one user's at a time" if mine < free else ""
     names = "; ".join([f"{card.index}: {lock_holder(held, card.id, out)}" for card in cards])
     away = [name for name, why in out.items() if why == OUT]
-    good = {card.id: places[card.id] for card in usable_devices(cards, away)}
+    good = {card.id: there[card.id].places for card in usable_devices(cards, away)}
     most = len(good) if want.wanted else largest_share_claim(good, settings)
-    total = sum([places[card.id] for card in cards])
+    total = sum([there[card.id].places for card in cards])
     return Refusal(
         BUSY,
         f"{format_requested_shares(want.count)}, {free} of {total} free{alone} ({names})",

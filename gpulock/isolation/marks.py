@@ -21,13 +21,9 @@ def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
     if not missing and os.path.lexists(f"{store.root}/{MARK}"):
         return
     store.check(make=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    fd = os.open(f"{store.root}/{MARK}", flags, 0o644)
-    try:
-        # a line that somebody was killed in must not be the beginning of ours
-        atomic.write_descriptor(fd, "".join([f"\n{folder}\n" for folder in missing]).encode())
-    finally:
-        os.close(fd)
+    # a line that somebody was killed in must not be the beginning of ours
+    lines = "".join([f"\n{folder}\n" for folder in missing])
+    atomic.append_file(f"{store.root}/{MARK}", lines.encode())
 
 
 def read_cgroup_folders(store: LockStore) -> list[str]:

@@ -15,10 +15,6 @@ import os
 from gpulock.errors import BROKEN, Refusal, one_line, os_error_kind
 from gpulock.store import atomic, kv
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 MAJOR = 195  # /dev/nvidiaN, Documentation/admin-guide/devices.txt of the kernel
 UNKNOWN_UUID = "?"  # the driver shows GPU-????????-... until the card is first initialised
 EXCLUDED = "the driver excludes it"
@@ -204,19 +200,13 @@ def lock_ids_overlap(a: str, b: str) -> bool:
     return (SHARE in a) is not (SHARE in b) and card_bus_id(a) == card_bus_id(b)
 
 
-def place_device(devices: "Mapping[str, Device]", name: str) -> "Device | None":
-    """Return the device of a lock id, None where it is not among `devices` (by id).
-
-    Of a share it is a copy of its card under the share's id.
-    """
-    card, share, _ = name.partition(SHARE)
-    found = devices.get(card)
-    if not share or found is None:
-        return found
-    place = Device(name, found.index)
+def place_device(card: Device, name: str, places: int) -> Device:
+    """Return a place on a card under its own id, as one of so many (0: not known)."""
+    place = Device(name, card.index)
     for key in Device.__slots__:
         if key not in ("id", "parent"):
-            setattr(place, key, getattr(found, key))
+            setattr(place, key, getattr(card, key))
+    place.places = places
     return place
 
 

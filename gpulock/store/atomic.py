@@ -11,6 +11,7 @@ import stat
 
 OPEN_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL = (errno.ENOSPC, errno.EDQUOT)  # no room: an administrator's doing, no fault of the node's
 LIMIT = 1 << 16  # bytes: an owner record has about 700, a settings file a few thousand
@@ -25,18 +26,14 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: "int | None" = None) -> byt
             raise OSError(errno.EINVAL, "not a regular file", path)
         if info.st_size > limit:
             raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-        parts: list[bytes] = []
-        length = 0
-        while more := os.read(fd, max(info.st_size + 1 - length, 4096)):
-            if not parts and len(more) == info.st_size:
-                return more  # the usual file: whole at once
-            parts.append(more)
-            length += len(more)
-            if length > limit:
+        data = b""
+        while more := os.read(fd, max(info.st_size + 1 - len(data), 4096)):
+            data += more
+            if len(data) > limit:
                 raise OSError(errno.EFBIG, f"longer than {limit} bytes", path)
-            if length == info.st_size:
-                break  # replaced by rename alone: it does not grow
-        return b"".join(parts)
+            if len(data) == info.st_size:
+                break  # the usual file is whole at once: replaced by rename alone, it does not grow
+        return data
     finally:
         os.close(fd)
 
@@ -44,14 +41,6 @@ def read_file(path: str, limit: int = LIMIT, dir_fd: "int | None" = None) -> byt
 def read_text(path: str, limit: int = LIMIT, dir_fd: "int | None" = None) -> str:
     """Return the file as text; bytes that are no UTF-8 survive as surrogates."""
     return read_file(path, limit, dir_fd).decode("utf-8", "surrogateescape")
-
-
-def resolve_link(path: str) -> str:
-    """Return where a link leads, else the path itself: os.path takes 0.2 ms of a hook.
-
-    Raises OSError.
-    """
-    return os.path.realpath(path) if stat.S_ISLNK(os.lstat(path).st_mode) else path
 
 
 def write_descriptor(fd: int, data: bytes) -> None:
@@ -113,29 +102,27 @@ def fsync_path(path: str, dir_fd: "int | None" = None) -> None:
         os.close(fd)
 
 
-def append_file(path: str, data: bytes) -> int:
-    """Add to the end of a file, which may be made; return its new size; raise OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+def append_file(path: str, data: bytes = b"") -> int:
+    """Add to the end of a file, which may be made; return its new size; raise OSError.
+
+    To make an empty one needs no room.
+    """
+    return write_file(path, data, OPEN_APPEND)
+
+
+def create_file(path: str, data: bytes) -> None:
+    """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
+    write_file(path, data, OPEN_NEW)
+
+
+def write_file(path: str, data: bytes, flags: int) -> int:
+    """Write to a file that is opened like that; return its size; raise OSError."""
     fd = os.open(path, flags, 0o644)
     try:
         write_descriptor(fd, data)
         return os.fstat(fd).st_size
     finally:
         os.close(fd)
-
-
-def create_file(path: str, data: bytes) -> None:
-    """Write a file that is not there yet; raise OSError. A crash may leave it cut short."""
-    fd = os.open(path, OPEN_NEW, 0o644)
-    try:
-        write_descriptor(fd, data)
-    finally:
-        os.close(fd)
-
-
-def touch_file(path: str) -> None:
-    """Make an empty file where none is, which needs no room; raise OSError."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
 
 
 def mkdir_if_missing(path: str) -> None:
@@ -154,13 +141,11 @@ def remove_quietly(path: str, dir_fd: "int | None" = None) -> None:
         return
 
 
-def count_folders(path: str) -> int:
-    """Return how many folders are in one; raise OSError.
-
-    One stat where the links are counted. btrfs, a merged overlay, and ext4 beyond 65,000 say 1.
-    """
-    links = os.stat(path).st_nlink
-    return links - 2 if links > 1 else len(os.listdir(path))
+def list_oldest(folder: str, keep: int) -> "list[str]":
+    """Return the paths in a folder that are too many, where `keep` may stay; raise OSError."""
+    paths = [f"{folder}/{name}" for name in os.listdir(folder) if name[0] != "."]
+    paths.sort(key=lambda path: os.lstat(path).st_mtime)
+    return paths[:-keep]
 
 
 def remove_folder(path: str) -> None:

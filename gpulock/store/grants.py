@@ -135,17 +135,11 @@ def finish_claim(store: LockStore, token: str) -> None:
             raise
         atomic.remove_folder(f"{store.claims_dir}/{token}")  # it was finished, and put back
     try:
-        if atomic.count_folders(store.finished_dir) >= FINISHED_CAP:
-            prune_finished(store)
+        if len(os.listdir(store.finished_dir)) >= FINISHED_CAP:
+            kept = FINISHED_CAP - FINISHED_PRUNE
+            oldest = atomic.list_oldest(store.finished_dir, kept)
+            events.note_event(store.path, events.DROPPED, str(len(oldest)))
+            for path in oldest:
+                atomic.remove_folder(path)
     except OSError:
         return
-
-
-def prune_finished(store: LockStore) -> None:
-    """Drop the oldest finished claims; raise OSError."""
-    names = os.listdir(store.finished_dir)
-    names.sort(key=lambda name: os.lstat(f"{store.finished_dir}/{name}").st_mtime)
-    del names[FINISHED_PRUNE:]
-    events.note_event(store.path, events.DROPPED, str(len(names)))
-    for name in names:
-        atomic.remove_folder(f"{store.finished_dir}/{name}")

@@ -40,17 +40,19 @@ def decode_pairs(text: str, version: str = "") -> dict[str, str]:
         head, _, text = text.partition("\n")
         if head != version:
             raise MalformedError(f"begins with {head[:40]!r}, not with {version!r}")
+    lines = [line.split("=", 1) for line in text.split("\n") if line]
     pairs: dict[str, str] = {}
-    for line in text.split("\n"):
-        if not line:
-            continue
-        key, equals, value = line.partition("=")
-        if not equals or not key:
-            raise MalformedError(f"not a key=value line: {line[:80]!r}")
-        if key in pairs:
-            raise MalformedError(f"{key} is given twice")
-        pairs[key] = value
-    return pairs
+    try:
+        pairs = dict(lines)
+    except ValueError:
+        pass
+    if len(pairs) == len(lines) and "" not in pairs:
+        return pairs
+    for line in lines:
+        if len(line) == 1 or not line[0]:
+            raise MalformedError(f"not a key=value line: {'='.join(line)[:80]!r}")
+    keys = [key for key, _ in lines]
+    raise MalformedError(f"{next(key for key in keys if keys.count(key) > 1)} is given twice")
 
 
 def int_or_zero(text: str) -> int:

@@ -193,11 +193,11 @@ class LockStore:
 
     def mark_seen(self, token: str) -> None:
         """Note that the extern step of a Slurm job was seen: from now on its absence counts."""
-        atomic.touch_file(f"{self.claims_dir}/{token}/{SEEN}")
+        atomic.append_file(f"{self.claims_dir}/{token}/{SEEN}")
 
     def mark_draining(self, token: str) -> None:
         """Note that a job is over, but not its processes; an empty file needs no room."""
-        atomic.touch_file(f"{self.claims_dir}/{token}/{DRAINING}")
+        atomic.append_file(f"{self.claims_dir}/{token}/{DRAINING}")
 
     def mark_orphans(self, name: str, text: str) -> None:
         """Note which processes kept a dead owner's device open."""

@@ -19,34 +19,28 @@ def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
 
     Where finished claims pile up nobody writes a history: these records would pile up as well.
     """
-    path = f"{state_dir}/{FOLDER}/{record.token}"
+    folder = f"{state_dir}/{FOLDER}"
     try:
-        waiting = atomic.count_folders(store.finished_dir)
+        waiting = len(os.listdir(store.finished_dir))
     except OSError:
         waiting = 0  # the records are lost this moment: nothing else is left of the claim
     if waiting >= grants.FINISHED_PRUNE:
         return
     try:
-        data = owner.encode_owner(record).encode("utf-8")
-        try:
-            atomic.replace_file(path, data)
-        except FileNotFoundError:
-            atomic.mkdir_if_missing(f"{state_dir}/{FOLDER}")  # another claim does the same
-            atomic.replace_file(path, data)
+        if not os.path.isdir(folder):
+            atomic.mkdir_if_missing(folder)  # another claim does the same
+        atomic.replace_file(f"{folder}/{record.token}", owner.encode_owner(record).encode())
     except (OSError, ValueError):
         return
 
 
 def limit_owed_records(state_dir: str, store: LockStore) -> None:
     """Drop the oldest records once there are too many, as far as that is possible; count them."""
-    folder = f"{state_dir}/{FOLDER}"
     try:
-        names = [name for name in os.listdir(folder) if name[0] != "."]
-        names.sort(key=lambda name: os.lstat(f"{folder}/{name}").st_mtime)
+        oldest = atomic.list_oldest(f"{state_dir}/{FOLDER}", CAP)
     except OSError:
         return
-    if len(names) > CAP:
-        del names[-CAP:]
-        events.note_event(store.path, events.DROPPED, str(len(names)))
-        for name in names:
-            atomic.remove_quietly(f"{folder}/{name}")
+    if oldest:
+        events.note_event(store.path, events.DROPPED, str(len(oldest)))
+    for path in oldest:
+        atomic.remove_quietly(path)

@@ -26,47 +26,47 @@ class Owner:
     `draining`, 1 where its job has released it and its processes are not yet gone.
     """
 
-    scheduler: str  # sge, slurm, process or admin
-    cluster: str  # cluster or cell
-    node: str  # host name of this node, for people
-    job_id: str  # job id; of a process its pid; of a reserve its device
-    task_id: str  # array task, empty where there is none
-    pid: int  # shepherd, or the process that holds (sge, process)
-    start: int  # its start time in clock ticks since boot (sge, process)
-    restart: int  # restart count of the job (slurm)
-    slurmd: str  # SLURMD_NODENAME: several may run on one machine (slurm)
-    sluid: str  # SLURM_JOB_SLUID, which may name the job's cgroup; empty: not known (slurm)
-    positions: str  # SLURM_JOB_GPUS of the prolog, empty: not known (slurm)
-    het_leader: str  # job id of a heterogeneous job's leader (slurm)
-    user: str  # name of the owner
-    uid: int  # uid of the owner
-    queue: str  # queue or partition (sge, slurm)
-    spool_dir: str  # the job's spool directory (sge)
-    add_grp_id: int  # supplementary group of the job's processes, 0: none (sge)
-    scope: str  # path of its systemd unit where it has no group, empty: none (sge)
-    sid: int  # session of the holding process (process)
-    boot_id: str  # boot in which the claim was made
-    pid_ns: str  # pid namespace in which pid means something
-    claimed_at: float  # epoch seconds, for people
-    claimed_boottime: float  # CLOCK_BOOTTIME seconds, for durations
-    token: str  # random, one a claim
-    uuids: tuple[str, ...]  # UUID of each device, empty: not known at the claim
-    minors: tuple[str, ...]  # N of each device's /dev/nvidiaN, empty: not known
-    places: int  # of a share: how many of them its card was parted into, 0: not known
-    comment: str  # why (admin)
-    note: str  # what its owner wrote beside it (process)
-    until: float  # CLOCK_BOOTTIME seconds of the end that its owner chose, 0: none (process)
-    devices: tuple[str, ...]  # ids of the whole grant; the last line: it marks a whole record
+    scheduler: str = ""  # sge, slurm, process or admin
+    cluster: str = ""  # cluster or cell
+    node: str = ""  # host name of this node, for people
+    job_id: str = ""  # job id; of a process its pid; of a reserve its device
+    task_id: str = ""  # array task, empty where there is none
+    pid: int = 0  # shepherd, or the process that holds (sge, process)
+    start: int = 0  # its start time in clock ticks since boot (sge, process)
+    restart: int = 0  # restart count of the job (slurm)
+    slurmd: str = ""  # SLURMD_NODENAME: several may run on one machine (slurm)
+    sluid: str = ""  # SLURM_JOB_SLUID, which may name the job's cgroup; empty: not known (slurm)
+    positions: str = ""  # SLURM_JOB_GPUS of the prolog, empty: not known (slurm)
+    het_leader: str = ""  # job id of a heterogeneous job's leader (slurm)
+    user: str = ""  # name of the owner
+    uid: int = 0  # uid of the owner
+    queue: str = ""  # queue or partition (sge, slurm)
+    spool_dir: str = ""  # the job's spool directory (sge)
+    add_grp_id: int = 0  # supplementary group of the job's processes, 0: none (sge)
+    scope: str = ""  # path of its systemd unit where it has no group, empty: none (sge)
+    sid: int = 0  # session of the holding process (process)
+    boot_id: str = ""  # boot in which the claim was made
+    pid_ns: str = ""  # pid namespace in which pid means something
+    claimed_at: float = 0.0  # epoch seconds, for people
+    claimed_boottime: float = 0.0  # CLOCK_BOOTTIME seconds, for durations
+    token: str = ""  # random, one a claim
+    uuids: tuple[str, ...] = ()  # UUID of each device, empty: not known at the claim
+    minors: tuple[str, ...] = ()  # N of each device's /dev/nvidiaN, empty: not known
+    places: int = 0  # of a share: how many of them its card was parted into, 0: not known
+    comment: str = ""  # why (admin)
+    note: str = ""  # what its owner wrote beside it (process)
+    until: float = 0.0  # CLOCK_BOOTTIME seconds of the end that its owner chose, 0: none (process)
+    devices: tuple[str, ...] = ()  # ids of the whole grant; the last line: it marks a whole record
     # a lock's view of it alone
-    uuid: str
-    minor: str
-    draining: int
+    uuid: str = ""
+    minor: str = ""
+    draining: int = 0
 
     def __init__(self, **fields: object) -> None:
         """Take the fields given, others blank; raise TypeError for one that is none."""
-        self.__dict__ = {**BLANK, **fields}
-        if len(self.__dict__) != len(BLANK):
-            raise TypeError(f"no such field: {sorted(set(fields) - set(BLANK))}")
+        if not fields.keys() <= FIELDS:
+            raise TypeError(f"no such field: {sorted(fields.keys() - FIELDS)}")
+        self.__dict__.update(fields)
 
     def copy(self, **changes: object) -> "Owner":
         """Return the same record with some fields changed."""
@@ -120,8 +120,7 @@ class Owner:
 
 
 TEXT, NUMBER, REAL, LIST = str, int, float, tuple[str, ...]
-EMPTY: dict[object, object] = {TEXT: "", NUMBER: 0, REAL: 0.0, LIST: ()}
-BLANK = {key: EMPTY[kind] for key, kind in Owner.__annotations__.items()}
+FIELDS = Owner.__annotations__.keys()
 OWN_VIEW = ("uuid", "minor", "draining")
 TYPES = {key: kind for key, kind in Owner.__annotations__.items() if key not in OWN_VIEW}
 CONVERT: "dict[object, Callable[[str], object]]" = {
@@ -129,7 +128,7 @@ CONVERT: "dict[object, Callable[[str], object]]" = {
     REAL: float,
     LIST: lambda text: tuple(text.split(",")) if text else (),
 }
-CONVERTED = [(key, CONVERT[kind]) for key, kind in TYPES.items() if kind is not TEXT]
+CONVERTED = {key: CONVERT[kind] for key, kind in TYPES.items() if kind is not TEXT}
 
 
 def item_or_blank(items: "tuple[str, ...]", place: int) -> str:
@@ -140,10 +139,9 @@ def item_or_blank(items: "tuple[str, ...]", place: int) -> str:
 def encode_owner(owner: Owner) -> str:
     """Return the record as text; raise kv.MalformedError for a control character in a field."""
     pairs: list[tuple[str, str]] = []
-    values = owner.__dict__
-    for key, kind in TYPES.items():
-        value = values[key]
-        if value == EMPTY[kind]:
+    for key in TYPES:
+        value = getattr(owner, key)
+        if not value:
             continue
         if isinstance(value, tuple):
             pairs.append((key, ",".join(value)))
@@ -160,15 +158,17 @@ def parse_owner(text: str) -> Owner:
     A record that was cut short lacks `devices`, or the end of a line.
     """
     pairs = kv.decode_pairs(text, VERSION_LINE)
-    fields: dict[str, object] = {key: pairs[key] for key in pairs if key in TYPES}
-    for key, convert in CONVERTED:
-        if key in pairs:
+    fields: dict[str, object] = {}
+    for key, value in pairs.items():
+        if key in CONVERTED:
             try:
-                if convert is int and len(pairs[key]) > LONGEST:
+                if len(value) > LONGEST and TYPES[key] is NUMBER:
                     raise ValueError
-                fields[key] = convert(pairs[key])
+                fields[key] = CONVERTED[key](value)
             except ValueError:
-                raise kv.MalformedError(f"{key}={pairs[key][:40]!r} is no number") from None
+                raise kv.MalformedError(f"{key}={value[:40]!r} is no number") from None
+        elif key in TYPES:
+            fields[key] = value
     for key in ("scheduler", "node", "job_id", "token", "boot_id", "devices"):
         if not fields.get(key):
             raise kv.MalformedError(f"{key} is missing")

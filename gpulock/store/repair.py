@@ -19,11 +19,21 @@ class Repair:
     Each of them names only the devices that were.
     """
 
-    __slots__ = ("held", "restored")
+    __slots__ = ("_restored", "held")
 
     def __init__(self) -> None:
         self.held: dict[str, Lock] = {}
-        self.restored: list[Owner] = []
+        self._restored: dict[str, tuple[Owner, list[str]]] = {}
+
+    @property
+    def restored(self) -> list[Owner]:
+        return [record.copy(devices=tuple(names)) for record, names in self._restored.values()]
+
+    def add_restored(self, record: Owner, name: str) -> None:
+        """Note that a device of a claim was put back."""
+        names = self._restored.setdefault(record.token, (record, []))[1]
+        if name not in names:
+            names.append(name)
 
 
 def repair_locks(store: LockStore, boot_id: str) -> Repair:
@@ -44,13 +54,13 @@ def repair_locks(store: LockStore, boot_id: str) -> Repair:
                 if lock.id in done.held:
                     continue  # of another claim: root's doing, and both hold it
                 if copies.get(lock.id) != text:
-                    put_back_lock(store, lock.id, text, lock.id in copies)
+                    put_back_lock(store, lock.id, text)
                     if not copies.get(lock.id):
-                        add_restored(done, record, lock.id)
+                        done.add_restored(record, lock.id)
                 done.held[lock.id] = lock
         for name in copies.keys() - done.held.keys():
             lock = store.read(name)
-            if lock.fault and not is_whole(copies[name]):
+            if lock.fault and parse_or_none(copies[name]) is None:
                 done.held[name] = lock
             else:
                 grants.remove_lock(store, name)
@@ -59,6 +69,14 @@ def repair_locks(store: LockStore, boot_id: str) -> Repair:
         raise Refusal(kind, f"a lock cannot be put back: {fault}", "look at LOCK_DIR") from fault
     done.held = dict(sorted(done.held.items()))
     return done
+
+
+def put_back_lock(store: LockStore, name: str, text: str) -> None:
+    """Make a lock again, or give it its owner again; raise OSError."""
+    folder = f"{store.locks_dir}/{name}"
+    if not os.path.lexists(folder):
+        atomic.mkdir_if_missing(folder)
+    atomic.replace_file(f"{folder}/owner", as_bytes(text))
 
 
 def find_unreadable_records(store: LockStore) -> dict[str, str]:
@@ -82,13 +100,17 @@ def find_unreadable_records(store: LockStore) -> dict[str, str]:
     return found
 
 
-def is_whole(text: str) -> bool:
-    """Return whether a text is an owner record that can be understood."""
+def as_bytes(text: str) -> bytes:
+    """Return a text as it was read."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def parse_or_none(text: str) -> "Owner | None":
+    """Return a record, None of what cannot be understood."""
     try:
-        owner.parse_owner(text)
+        return owner.parse_owner(text)
     except kv.MalformedError:
-        return False
-    return True
+        return None
 
 
 def read_owner_copies(store: LockStore) -> dict[str, str]:
@@ -114,12 +136,12 @@ def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]
             continue
         try:
             text = store.read_record(token)
-            record = owner.parse_owner(text)
-        except (FileNotFoundError, kv.MalformedError):
+        except FileNotFoundError:
             continue
-        if record.boot_id != boot_id:
+        record = parse_or_none(text)
+        if record and record.boot_id != boot_id:
             grants.finish_claim(store, token)
-        elif record.token == token:
+        elif record and record.token == token:
             records[token] = text, record
     return records
 
@@ -137,21 +159,16 @@ def restore_records(
     """
     known = {text for text, _ in records.values()}
     for name, text in copies.items():
-        if text in known:
-            continue
-        try:
-            record = owner.parse_owner(text)
-        except kv.MalformedError:
-            continue
-        if record.boot_id != boot_id or record.token in records:
+        record = parse_or_none(text) if text not in known else None
+        if record is None or record.boot_id != boot_id or record.token in records:
             continue
         folder = f"{store.claims_dir}/{record.token}"
         if os.path.isdir(folder):
-            atomic.replace_file(f"{folder}/{RECORD}", text.encode("utf-8", "surrogateescape"))
+            atomic.replace_file(f"{folder}/{RECORD}", as_bytes(text))
         else:
-            grants.write_record_folder(store, record.token, text.encode("utf-8", "surrogateescape"))
+            grants.write_record_folder(store, record.token, as_bytes(text))
         records[record.token] = text, record
-        add_restored(done, record, name)
+        done.add_restored(record, name)
     for token in os.listdir(store.claims_dir):
         if token in records:
             continue
@@ -159,21 +176,3 @@ def restore_records(
             why = f"the record of claim {token} cannot be read, and no lock has its copy"
             raise Refusal(UNKNOWN, why, f"remove {store.claims_dir}/{token} if no job is left")
         atomic.remove_folder(f"{store.claims_dir}/{token}")
-
-
-def put_back_lock(store: LockStore, name: str, text: str, stands: bool) -> None:
-    """Make a lock again, or give it its owner again; raise OSError."""
-    if not stands:
-        atomic.mkdir_if_missing(f"{store.locks_dir}/{name}")
-    data = text.encode("utf-8", "surrogateescape")
-    atomic.replace_file(f"{store.locks_dir}/{name}/owner", data)
-
-
-def add_restored(done: Repair, record: Owner, name: str) -> None:
-    """Note that a device of a claim was put back."""
-    for place, one in enumerate(done.restored):
-        if one.token == record.token:
-            if name not in one.devices:
-                done.restored[place] = one.copy(devices=(*one.devices, name))
-            return
-    done.restored.append(record.copy(devices=(name,)))

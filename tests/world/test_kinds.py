@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulock.alloc import holders
+from gpulock.alloc import availability, holders
 from gpulock.alloc import kinds as kind_choice
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.node.devices import Device
@@ -38,6 +38,7 @@ def instance_leaves_its_card_free(patch: pytest.MonkeyPatch) -> None:
         return a == b
 
     patch.setattr(holders, "lock_ids_overlap", same)
+    patch.setattr(availability, "SHARE", "no part of a name")
 
 
 def instance_is_a_card(patch: pytest.MonkeyPatch) -> None:

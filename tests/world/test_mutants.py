@@ -14,6 +14,7 @@ from gpulock.alloc import release as alloc_release
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
+from gpulock.alloc.shares import CardPlaces
 from gpulock.daemon.history import writer
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic, boot, gate, grants, owed, repair
@@ -172,12 +173,13 @@ def card_is_granted_beside_its_shares(patch: pytest.MonkeyPatch, site: Site) -> 
 
     del site
     patch.setattr(holders, "lock_ids_overlap", same)
+    patch.setattr(availability, "SHARE", "no part of a name")
 
 
 def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def all_of_them(card: str, places: int, held: dict[str, Lock], uid: int | None = None) -> int:
-        del card, held, uid
-        return places
+    def all_of_them(card: CardPlaces, uid: int | None = None) -> int:
+        del uid
+        return card.places
 
     del site
     patch.setattr(shares, "count_free_places", all_of_them)
@@ -186,9 +188,9 @@ def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:
 def users_are_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
     count = shares.count_free_places
 
-    def of_anybody(card: str, places: int, held: dict[str, Lock], uid: int | None = None) -> int:
+    def of_anybody(card: CardPlaces, uid: int | None = None) -> int:
         del uid
-        return count(card, places, held)
+        return count(card)
 
     del site
     patch.setattr(shares, "count_free_places", of_anybody)

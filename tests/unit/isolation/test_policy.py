@@ -64,7 +64,7 @@ def test_an_instance_opens_its_card_and_its_own_two_access_nodes(driver: str) ->
 
 
 def test_places_open_their_card_and_no_instance(driver: str) -> None:
-    places = [place_device({gpu(2).id: gpu(2)}, f"{gpu(2).id}.share{n}") for n in (1, 4)]
+    places = [place_device(gpu(2), f"{gpu(2).id}.share{n}", 4) for n in (1, 4)]
 
     rules = policy.device_rules([place for place in places if place], CAPS, driver)
 

@@ -24,16 +24,16 @@ from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import boot, grants, owed, owner
+from gpulock.store import atomic, boot, grants, owed, owner
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
+from tests.support.faults import disk_full
 from tests.support.history_site import Ended, write_history
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
 from tests.unit.sge.test_prolog import start
-from tests.unit.store.test_grants import count_no_links
 
 DAY = 86400.0
 
@@ -114,10 +114,15 @@ def test_what_is_freed_of_a_claim_is_in_its_copy_all_the_same(site: Ended) -> No
     assert owner.parse_owner((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
 
 
-def test_where_nobody_writes_a_history_no_copies_pile_up_without_a_count_of_links(
+def test_a_copy_that_cannot_be_written_fails_no_claim(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count_no_links(monkeypatch)
+    monkeypatch.setattr(atomic, "replace_file", disk_full)
+    owed.note_owed_line(str(site.state), site.node().store, record(token="feed"))
+    assert site.owed() == []
+
+
+def test_where_nobody_writes_a_history_no_copies_pile_up(site: Ended) -> None:
     for number in range(grants.FINISHED_PRUNE):
         site.finished(str(number)).mkdir()
     site.run_job(0)

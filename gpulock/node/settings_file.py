@@ -13,6 +13,9 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.store import atomic
 
 DEFAULT_PATH = "/etc/gpulock/gpulock.conf"
+UID_MAP = "/proc/self/uid_map"
+WHOLE_MAP = ["0", "0", "4294967295"]  # outside of any user namespace
+OVERFLOW_UID = 65534  # of every user that a user namespace does not know
 
 
 def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Settings:
@@ -59,7 +62,14 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
 
 
 def check_file_owner(path: str, info: os.stat_result, caller: int) -> None:
-    """Raise ValueError for a file that another user than root or `caller` may have written."""
+    """Raise ValueError for a file that another user than root or `caller` may have written.
+
+    Raises Refusal where nobody can say so: in a user namespace all others are one user
+    (user_namespaces(7)).
+    """
+    if info.st_uid == OVERFLOW_UID != caller and atomic.read_text(UID_MAP).split() != WHOLE_MAP:
+        why = f"settings: {path}: nobody can say whose it is in this user namespace"
+        raise Refusal(UNKNOWN, why, "run gpulock outside of it")
     if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(
             f"{path}: belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:o},"

@@ -8,6 +8,10 @@ when gpulockd wanted to look again: then it is not known.
 from gpulock.store import atomic, kv
 from gpulock.store.verdicts import FRESH, ROUNDING
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 VERSION_LINE = "gpulock-foreign 1"
 SHOWN = 8  # processes of a device that are named
 LIMIT = 1 << 20  # bytes
@@ -22,9 +26,10 @@ class ForeignUse:
         self.count = count
         self.processes = processes
 
-    def __str__(self) -> str:
-        """Return them as a clause: `process 4711 (nvtop) of uid 1002 and 3 more`."""
-        words = ", ".join([f"process {pid} ({name}) of uid {u}" for pid, u, name in self.processes])
+    def describe(self, user_name: "Callable[[int], str]") -> str:
+        """Return them as a clause: `process 4711 (nvtop) of bob and 3 more`."""
+        named = [f"process {pid} ({name}) of {user_name(uid)}" for pid, uid, name in self.processes]
+        words = ", ".join(named)
         more = self.count - len(self.processes)
         return f"{words} and {more} more" if more else words
 

@@ -21,7 +21,7 @@ PROCESS_IN_PROOF = re.compile(
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 SIMPLE = {
     states.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
-    states.FREE: ("nothing: it is free", "gpulock run -n 1 -- COMMAND"),
+    states.FREE: ("nothing: it is free", "gpulock run -n 1 --wait -- COMMAND"),
 }
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
 # of one that is stale, and waits for the exporter's word

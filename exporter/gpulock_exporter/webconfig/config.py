@@ -51,14 +51,19 @@ class WebConfigFiles:
 
     def __init__(self) -> None:
         self._stamps: dict[str, tuple[int, ...]] = {}
+        self.exposed: list[str] = []  # what more users may do with a file than they ought to
 
-    def read(self, path: str) -> bytes:
-        """Read a file, and remember it."""
+    def read(self, path: str, secret: bool = False) -> bytes:
+        """Read a file, and remember it; of a `secret` nobody else may know."""
         self._stamps[path] = _current_stamp(path)  # before the reading: a write meanwhile is seen
         # Not blocked by a pipe: a reload must come to an end.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "this is not a regular file", path)
+            if mode & (stat.S_IWOTH | (stat.S_IROTH if secret else 0)):
+                verb = "write" if mode & stat.S_IWOTH else "read"
+                self.exposed.append(f"every user may {verb} {path}")
             content = file.read(_LARGEST + 1)
         if len(content) > _LARGEST:
             raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
@@ -88,7 +93,8 @@ def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, str]
     except (OSError, ValueError) as error:  # not UTF-8, among others
         raise WebConfigError(f"{path}: {error}") from error
     clear = users and not tls
-    warning = f"{_USERS} without {_TLS}: passwords travel in the clear" if clear else ""
+    warnings = [f"{_USERS} without {_TLS}: passwords travel in the clear"] if clear else []
+    warning = "; ".join([*warnings, *files.exposed])
     return WebSettings(context, passwords.refusal if passwords else None), warning
 
 
@@ -163,7 +169,7 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
     for key in ("cert_file", "key_file", "client_ca_file"):
         if key in tls:
             paths[key] = os.path.join(folder, tls[key])
-            files.read(paths[key])  # OpenSSL would wait at a pipe
+            files.read(paths[key], secret=key == "key_file")  # OpenSSL would wait at a pipe
     try:
         context.load_cert_chain(paths["cert_file"], paths["key_file"], refuse_password)
         if "client_ca_file" in tls:

@@ -19,6 +19,7 @@ from gpulock.cli.session import (
     name_config_in_facts,
     owns_lock_dir,
 )
+from gpulock.cli.status.attention import list_queue_facts
 from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
@@ -187,6 +188,7 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
     freed, command = advise_device_release(row, proof, find_stray_path(view.node, row.lock), pids)
     if row.state == FREE:
         command = format_request_command(view.node, command)
+        return [*list_queue_facts(view.node), ("next", command)]
     if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
         return [("back by", freed), ("next", command)]
     if row.lock and view.is_read_only:

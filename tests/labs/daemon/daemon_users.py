@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gpulock.deadline import clock_boottime
 from tests.labs.daemon.daemon_site import Process, Site, said
 from tests.support.seeds import chosen_seed
 from tests.support.wait import wait_exit, wait_until
@@ -136,10 +137,11 @@ def rights(site: Site, _: int) -> None:
 
 
 WAITING, CALLS, MOST_PSS = 200, 16, 3 << 10  # calls, of a user at most, KiB of each
+LONG, MOST_SHARE = 30.0, 0.01  # seconds, and the share of a core that gpulockd takes meanwhile
 
 
 def hall(site: Site, _: int) -> None:
-    """200 calls wait at once: each is small."""
+    """200 calls wait at once: each is small, and gpulockd takes next to nothing."""
     holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
     wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
     sizes = ("1", "2", "4", "8")
@@ -151,15 +153,26 @@ def hall(site: Site, _: int) -> None:
     wait_until(lambda: all(is_small(client.pid) for client in clients), why="all to be waiters")
     sums = [read_pss(client.pid) for client in clients]
     print(f"PSS {min(sums)} to {max(sums)} KiB")
+    before, since = cpu_seconds(site.daemon.pid), clock_boottime()
+    wait_until(lambda: clock_boottime() - since > LONG, why="gpulockd to be measured")
+    share = (cpu_seconds(site.daemon.pid) - before) / (clock_boottime() - since)
+    print(f"gpulockd takes {share:.2%} of a core")
     for client in [*clients, holder]:
         client.kill()
         said(client)
+    assert share < MOST_SHARE
     assert max(sums) < MOST_PSS, sums
 
 
 def is_small(pid: int) -> bool:
     """Return whether a call has become the program that waits."""
     return b"waiter.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 def read_pss(pid: int) -> int:

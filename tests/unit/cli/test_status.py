@@ -184,6 +184,9 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
         write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))
         shown = " ".join(site.call("status").stdout.split())
         assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in shown
+        assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in " ".join(
+            site.call("why", "2").stdout.split()
+        )
     rows = [line.split() for line in site.call("queue").stdout.splitlines()]
     assert [row[:4] for row in rows[1:]] == [
         ["7", "alice", str(me), "1m"],

@@ -154,7 +154,9 @@ def test_a_claim_of_run_is_told_by_the_command_and_not_by_a_code(site: Site) -> 
 
 
 def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
-    assert facts(site.call("why", "3").stdout)["next"] == f"{site.gpulock} run -n 1 -- COMMAND"
+    assert (
+        facts(site.call("why", "3").stdout)["next"] == f"{site.gpulock} run -n 1 --wait -- COMMAND"
+    )
     (Path(site.node().settings.state_dir) / "slurm-map").write_text("")
     assert facts(site.call("why", "3").stdout)["next"] == "sbatch --gres=gpu:1 JOB_SCRIPT"
     with open(site.config, "a") as file:

@@ -76,7 +76,7 @@ def test_many_processes_are_counted_and_some_are_named(box: Box) -> None:
     journal = HeardJournal()
     use = look(box, ForeignWatch(journal))[bus(0)]
     assert (use.count, len(use.processes)) == (LINES + 4, SHOWN)
-    assert str(use).endswith(f"of uid {OTHER} and {LINES + 4 - SHOWN} more")
+    assert use.describe("uid {}".format).endswith(f"of uid {OTHER} and {LINES + 4 - SHOWN} more")
     assert all(" " not in name for _, _, name in use.processes)
 
 

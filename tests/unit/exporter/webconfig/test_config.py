@@ -153,6 +153,30 @@ def test_a_package_that_is_not_there_is_named_where_it_is_needed(
         understood(folder, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "said"),
+    [
+        ("server.key", 0o644, "every user may read {}"),
+        ("server.key", 0o666, "every user may write {}"),
+        ("server.key", 0o640, ""),
+        ("server.pem", 0o646, "every user may write {}"),
+        ("server.pem", 0o644, ""),
+        ("web-config.yml", 0o666, "every user may write {}"),
+    ],
+)
+def test_a_file_that_everybody_may_write_or_a_key_that_all_may_read_is_told(
+    folder: Path, name: str, mode: int, said: str
+) -> None:
+    understood(folder, TLS)
+    before = (folder / name).stat().st_mode
+    (folder / name).chmod(mode)
+    try:
+        _, warning = understood(folder, TLS)
+    finally:
+        (folder / name).chmod(before)
+    assert warning == said.format(folder / name)
+
+
 def test_what_is_not_configured_is_not_loaded(folder: Path) -> None:
     path = folder / "tls.yml"
     path.write_text(TLS)

@@ -15,7 +15,6 @@ from gpulock.node import settings_file
 from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
 from gpulock.node.settings_file import read_settings
-from tests.support.scene import folder
 
 MOST_KEYS = 50
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,16 +51,15 @@ def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     assert all(meaning for _, _, _, meaning in KEYS + SEAMS)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the file's")
 def test_in_a_user_namespace_the_file_is_not_to_blame() -> None:
     """Who made a user namespace of its own sees root's file as nobody's."""
-    with folder("settings") as public:
-        path = write(public, "USER_CLAIMS=yes\n")
-        code = f"from gpulock.node.settings_file import read_settings; read_settings({path!r})"
-        alone = ("unshare", "--user", "--map-root-user", sys.executable, "-c", code)
-        user = {"user": 1001, "group": 1001, "extra_groups": []}
-        done = subprocess.run(alone, **user, cwd=ROOT, capture_output=True, check=False)  # type: ignore[call-overload]
-    last = done.stderr.decode().strip().splitlines()[-1]
+    path = "/etc/passwd"  # root's
+    code = f"from gpulock.node.settings_file import read_settings; read_settings({path!r})"
+    other = () if os.geteuid() else ("setpriv", "--reuid", "1001", "--regid", "1001")
+    groups = ("--clear-groups",) if other else ()
+    alone = (*other, *groups, "unshare", "--user", "--map-root-user", sys.executable, "-c", code)
+    done = subprocess.run(alone, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
     assert last.endswith(f"{path}: nobody can say whose it is in this user namespace"), last
 
 

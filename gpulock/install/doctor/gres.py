@@ -89,7 +89,7 @@ class GresChecks:
         by_uuid = bool(path and gres.has_gres_flag(path, nodes, "env_uuid"))  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return
-        places = gres.GresDeviceFiles(self.settings).devices_of_positions(self.listed.positions)
+        places = gres.devices_of_positions(self.settings, self.listed.positions)
         if any("." in place for place in places):
             what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
             yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
@@ -108,7 +108,7 @@ class GresChecks:
         """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
         if not self.by_slurm:
             return
-        places = gres.GresDeviceFiles(self.settings).devices_of_positions(self.listed.positions)
+        places = gres.devices_of_positions(self.settings, self.listed.positions)
         shown = Node(self.settings).devices_if_driver()
         names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
         if places and (left := sorted(names - {*places})):

@@ -39,6 +39,7 @@ _PARTS: Final = ("shard", "mps")  # GRES that are parts of another's devices
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
 _CONFIGURED: Final = re.compile(r"\bGres=(?:\S*,)?(gpu(?::[^\s:,()]+)?:[1-9]\d*)")  # of a node
+_MAJOR: Final = devices.MAJOR
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
 LOOK_AT_LIST: Final = (
@@ -132,109 +133,80 @@ def map_places(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> tuple[l
     Raises InstallError.
     """
     try:
-        return GresDeviceFiles(settings).devices_of_positions(wanted), ""
+        return devices_of_positions(settings, wanted), ""
     except InstallError as fault:
         if needs_gres_map(Node(settings).devices_if_driver(), settings):
             raise
         return [], f"no map of Slurm's positions, which no hook reads here: {fault}"
 
 
-class GresDeviceFiles:
-    """What the driver calls the device files of this node; raises InstallError."""
+def devices_of_positions(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the place of each position, which must be a device that the driver shows.
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        # /dev elsewhere is a simulated or a lab's: its files may be any kind.
-        self.by_name = bool(settings.simulation) or settings.dev_root != "/dev"
-        self._instances: dict[int, str] | None = None
-
-    def devices_of_positions(self, wanted: Sequence[tuple[str, ...]]) -> list[str]:
-        """Return the place of each position, which must be a device that the driver shows."""
-        if not wanted:
-            return []
-        try:
-            found = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
-        except Refusal as refusal:
-            raise InstallError(f"{refusal.why}; {refusal.do}, then run it again") from refusal
-        shown = {device.minor for device in found if not device.fault}
-        places: list[str] = []
-        for number, files in enumerate(wanted):
-            place = self.device_of_position(files)
-            if int(place.partition(".")[0]) not in shown:
-                minors = ",".join(map(str, sorted(shown))) or "none"
-                raise InstallError(
-                    f"position {number} of slurmd's list is {files[0]}, but the driver shows no"
-                    f" GPU with this minor (only {minors}); correct gres.conf, or look at the card"
-                )
-            if place in places:
-                raise InstallError(
-                    f"positions {places.index(place)} and {number} of slurmd's list are the same"
-                    f" device, {files[0]}; correct gres.conf"
-                )
-            places.append(place)
-        return places
-
-    def device_of_position(self, files: tuple[str, ...]) -> str:
-        """Return `<minor>`, or `<minor>.gi<g>.ci<c>` for the files of a MIG instance."""
-        cards: list[int] = []
-        capabilities: list[str] = []
-        for name in files:
-            if _CAPABILITY.fullmatch(Path(name).name):
-                capabilities.append(name)
-            else:
-                cards.append(self.minor(name))
-        if len(cards) != 1:
+    Raises InstallError.
+    """
+    if not wanted:
+        return []
+    try:
+        found = devices.read_devices(settings.driver_root, settings.sys_root)
+    except Refusal as refusal:
+        raise InstallError(f"{refusal.why}; {refusal.do}, then run it again") from refusal
+    shown = {device.minor for device in found if not device.fault}
+    places: list[str] = []
+    for number, files in enumerate(wanted):
+        place = device_of_position(settings, files)
+        if int(place.partition(".")[0]) not in shown:
+            minors = ",".join(map(str, sorted(shown))) or "none"
             raise InstallError(
-                f"{','.join(files)} holds {len(cards)} cards: one position must be one card, or"
-                " one card with the capabilities of one MIG instance; correct gres.conf"
+                f"position {number} of slurmd's list is {files[0]}, but the driver shows no"
+                f" GPU with this minor (only {minors}); correct gres.conf, or look at the card"
             )
-        if not capabilities:
-            return str(cards[0])
-        return f"{cards[0]}.{self.instance(cards[0], capabilities)}"
-
-    def minor(self, name: str) -> int:
-        """Return the minor of a card's device file."""
-        info = _stat_device_file(name)
-        if stat.S_ISCHR(info.st_mode) and os.major(info.st_rdev) == devices.MAJOR:
-            return os.minor(info.st_rdev)
-        found = _CARD.fullmatch(Path(name).resolve().name)
-        if self.by_name and found:
-            return int(found[1])
-        raise InstallError(f"{name} is no NVIDIA device (major {devices.MAJOR}); correct gres.conf")
-
-    def instance(self, card: int, capabilities: list[str]) -> str:
-        """Return `gi<g>.ci<c>` for the capability files of one instance."""
-        if self._instances is None:
-            self._instances = read_mig_capabilities(f"{self.settings.driver_root}-caps/mig-minors")
-        names = [self._instances.get(self.capability(name), "") for name in capabilities]
-        compute = [name for name in names if "/ci" in name]
-        whole = compute[0].rpartition("/")[0] if compute else ""
-        if len(compute) != 1 or not all(name in (whole, compute[0]) for name in names):
-            found = " and ".join(name or "unknown" for name in names)
+        if place in places:
             raise InstallError(
-                f"{','.join(capabilities)} ({found}) is not one MIG instance; see"
-                " /proc/driver/nvidia-caps/mig-minors and correct gres.conf"
+                f"positions {places.index(place)} and {number} of slurmd's list are the same"
+                f" device, {files[0]}; correct gres.conf"
             )
-        gpu, gi, ci = compute[0].split("/")
-        if gpu != f"gpu{card}":
-            raise InstallError(
-                f"{capabilities[0]} belongs to {gpu}, not to card {card}; correct it"
-            )
-        folder = f"{self.settings.driver_root}/capabilities/gpu{card}/mig/{gi}/{ci}"
-        if not os.path.isdir(folder):
-            raise InstallError(
-                f"MIG instance {gi}.{ci} of card {card} does not exist; make it first"
-            )
-        return f"{gi}.{ci}"
+        places.append(place)
+    return places
 
-    def capability(self, name: str) -> int:
-        """Return the minor of a capability's device file."""
-        info = _stat_device_file(name)
-        if stat.S_ISCHR(info.st_mode) and not self.by_name:
-            return os.minor(info.st_rdev)
-        found = _CAPABILITY.fullmatch(Path(name).name)
-        assert found is not None
-        return int(found[1])
+
+def device_of_position(settings: Settings, files: tuple[str, ...]) -> str:
+    """Return `<minor>`, or `<minor>.gi<g>.ci<c>` for a card with what opens one MIG instance."""
+    capabilities = [name for name in files if _CAPABILITY.fullmatch(Path(name).name)]
+    cards = [name for name in files if name not in capabilities]
+    if len(cards) != 1:
+        raise InstallError(
+            f"{','.join(files)} holds {len(cards)} cards: one position must be one card, or"
+            " one card with the capabilities of one MIG instance; correct gres.conf"
+        )
+    card = _device_minor(settings, cards[0], _CARD)
+    if not capabilities:
+        return str(card)
+    table = read_mig_capabilities(f"{settings.driver_root}-caps/mig-minors")
+    minors = [_device_minor(settings, name, _CAPABILITY) for name in capabilities]
+    opened = {table.get(minor, "unknown") for minor in minors}
+    for instance in devices.driver_mig_instances(settings.driver_root, card):
+        compute = f"gpu{card}/{instance.replace('.', '/')}"
+        if compute in opened and opened <= {compute, os.path.dirname(compute)}:
+            return f"{card}.{instance}"
+    raise InstallError(
+        f"{','.join(capabilities)} ({' and '.join(sorted(opened))}) is not one MIG instance that"
+        f" card {card} has: make it, or correct gres.conf (/proc/driver/nvidia-caps/mig-minors)"
+    )
+
+
+def _device_minor(settings: Settings, name: str, kind: re.Pattern[str]) -> int:
+    """Return the minor of a device file; raise InstallError."""
+    try:
+        info = os.stat(name)
+    except OSError as fault:
+        raise InstallError(f"{name}: {fault.strerror}; correct gres.conf") from fault
+    named = kind.fullmatch(Path(name).resolve().name)
+    if named and (settings.simulation or settings.dev_root != "/dev"):
+        return int(named[1])  # of a simulated or a lab's /dev: its files may be any kind
+    if stat.S_ISCHR(info.st_mode) and (kind is _CAPABILITY or os.major(info.st_rdev) == _MAJOR):
+        return os.minor(info.st_rdev)
+    raise InstallError(f"{name} is no NVIDIA device (major {_MAJOR}); correct gres.conf")
 
 
 def read_mig_capabilities(path: str) -> dict[int, str]:
@@ -245,13 +217,6 @@ def read_mig_capabilities(path: str) -> dict[int, str]:
         raise InstallError(f"{path}: {fault.strerror}; gres.conf names MIG instances") from fault
     found = re.findall(r"(?m)^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table)
     return {int(minor): name for name, minor in found}
-
-
-def _stat_device_file(name: str) -> os.stat_result:
-    try:
-        return os.stat(name)
-    except OSError as fault:
-        raise InstallError(f"{name}: {fault.strerror}; correct gres.conf") from fault
 
 
 # --- what gres.conf says of this node -----------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.slurm.gres import (
-    GresDeviceFiles,
+    device_of_position,
+    devices_of_positions,
     parse_gres_list,
     slurm_map_text,
 )
@@ -111,7 +112,7 @@ def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
     settings = node(tmp_path, "dgx-h200")
     wanted = [(f"{settings.dev_root}/nvidia{minor}",) for minor in (4, 0, 7)]
 
-    text = slurm_map_text(None, GresDeviceFiles(settings).devices_of_positions(wanted))
+    text = slurm_map_text(None, devices_of_positions(settings, wanted))
     Path(settings.state_dir, "slurm-map").write_text(text)
 
     assert text == "gpulock-slurm-map 1\ngres_conf=\n0=4\n1=0\n2=7\n"
@@ -126,17 +127,17 @@ def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path
     caps = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}" for name in _OF_MIG]
     card = f"{settings.dev_root}/nvidia2"
 
-    assert GresDeviceFiles(settings).devices_of_positions([(card, *caps)]) == ["2.gi10.ci0"]
+    assert devices_of_positions(settings, [(card, *caps)]) == ["2.gi10.ci0"]
 
     other = f"{settings.dev_root}/nvidia-caps/nvidia-cap{of['gpu2/gi9/access']}"
     for wrong, says in [
         ((card, caps[1], other), "is not one MIG instance"),
         ((card, caps[0]), "is not one MIG instance"),
-        ((f"{settings.dev_root}/nvidia3", *caps), "belongs to gpu2"),
+        ((f"{settings.dev_root}/nvidia3", *caps), "is not one MIG instance that card 3 has"),
         ((card, f"{settings.dev_root}/nvidia3"), "holds 2 cards"),
     ]:
         with pytest.raises(InstallError, match=says):
-            GresDeviceFiles(settings).device_of_position(wrong)
+            device_of_position(settings, wrong)
 
 
 _OF_MIG = ("gpu2/gi10/access", "gpu2/gi10/ci0/access")
@@ -151,8 +152,8 @@ def test_a_mig_instance_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         caps.append(f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}")
         Path(caps[-1]).touch()
 
-    with pytest.raises(InstallError, match=r"instance gi5\.ci0 of card 2 does not exist"):
-        GresDeviceFiles(settings).device_of_position((f"{settings.dev_root}/nvidia2", *caps))
+    with pytest.raises(InstallError, match="is not one MIG instance that card 2 has: make it"):
+        device_of_position(settings, (f"{settings.dev_root}/nvidia2", *caps))
 
 
 def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -160,8 +161,8 @@ def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path:
     Path(settings.dev_root, "nvidia7").touch()
 
     with pytest.raises(InstallError, match=r"position 1 .*nvidia7.* no GPU with this minor \(only"):
-        GresDeviceFiles(settings).devices_of_positions(
-            [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/nvidia7",)]
+        devices_of_positions(
+            settings, [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/nvidia7",)]
         )
 
 
@@ -171,7 +172,7 @@ def test_one_card_at_two_positions_is_refused(tmp_path: Path) -> None:
     both = [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/other",)]
 
     with pytest.raises(InstallError, match="positions 0 and 1"):
-        GresDeviceFiles(settings).devices_of_positions(both)
+        devices_of_positions(settings, both)
 
 
 def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
@@ -180,8 +181,8 @@ def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
 
     for name in ("/dev/null", str(tmp_path / "nvidia0")):
         with pytest.raises(InstallError, match="is no NVIDIA device"):
-            GresDeviceFiles(settings).device_of_position((name,))
+            device_of_position(settings, (name,))
 
 
 def test_no_gpus_need_no_driver() -> None:
-    assert GresDeviceFiles(Settings({"DRIVER_ROOT": "/nowhere"})).devices_of_positions([]) == []
+    assert devices_of_positions(Settings({"DRIVER_ROOT": "/nowhere"}), []) == []

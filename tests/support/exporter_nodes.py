@@ -11,6 +11,7 @@ from gpulock_exporter.files.sample_file import sample_text
 from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
+from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
@@ -186,7 +187,7 @@ class Node:
         """Return what is to be told now."""
         listed_now = listed_as_nvml(self.book.devices) if found is None else found
         told = health or ExporterHealth("0.1")
-        return self.book.snapshot(listed_now, self.facts, self.moment, told)
+        return take_snapshot(self.book, listed_now, self.facts, self.moment, told)
 
     def text(self) -> str:
         """Return the sample of now."""

@@ -31,6 +31,7 @@ from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.job_cgroups import JobCgroups
+from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import (
     CardsCache,
     read_local_state,
@@ -120,7 +121,7 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        tick = self._book.snapshot(self.listed.devices, facts, now, health)
+        tick = take_snapshot(self._book, self.listed.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})
         self._tick, self._body = tick, SampleBody(lambda: self.text(tick))

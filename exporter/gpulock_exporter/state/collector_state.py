@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exporter keeps from tick to tick: frames and facts in, a snapshot out.
+"""What the exporter keeps from tick to tick: frames and facts go in, `join` makes snapshots of it.
 
 A tick is a second, with a frame or without: a driver that hangs makes its values old, and the
 locks go on. Nothing is read or written here but, through `kin`, the processes on a device.
@@ -12,20 +12,18 @@ from dataclasses import dataclass, field, replace
 
 from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process
 from gpulock.alloc.process_tree import ProcessTree
-from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
+from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
-from gpulock_exporter.state.join import NOT_LISTED, SnapshotJoin
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.share_use import ShareUse, sum_share_memory
 from gpulock_exporter.state.snapshot import (
+    NOT_LISTED,
     DeviceProcesses,
-    ExporterHealth,
     LostCard,
-    NodeSnapshot,
     SnapshotLimits,
 )
 from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
@@ -107,13 +105,13 @@ class CollectorState:
             strangers |= {name for name in looks if card_bus_id(name) in strangers}
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
         if not frames:
-            if not self._is_fresh(now):  # no list comes that says who has ended
+            if not self.is_fresh(now):  # no list comes that says who has ended
                 for one in self.listed.values():
                     one.who = None if one.who and one.who.foreign else one.who
             facts.read("foreign", lambda: self._judge(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
         ledger.note_host(facts.host_usage)
-        fresh = self.last if self._is_fresh(now) else None
+        fresh = self.last if self.is_fresh(now) else None
         why = find_lost_cards(
             self.lost, fresh, {card_bus_id(name) for name in self.devices}, listed
         )
@@ -121,7 +119,7 @@ class CollectorState:
         self.memory.sequence += 1
         return over
 
-    def _is_fresh(self, now: Moment) -> bool:
+    def is_fresh(self, now: Moment) -> bool:
         """Return whether the last frame is recent enough to be told."""
         looked = self.memory.totals.at
         return looked is not None and looked >= now.boottime - self.limits.oldest
@@ -129,58 +127,6 @@ class CollectorState:
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.listed.items() if one.who is not None}
-
-    def snapshot(
-        self,
-        listed: Sequence[Device] | None,
-        facts: LocalState,
-        now: Moment,
-        health: ExporterHealth,
-    ) -> NodeSnapshot:
-        """Return what is to be told now; `health` has what the caller knows.
-
-        `listed` are the driver's own devices, None where they are not known.
-        """
-        totals, offset = self.memory.totals, self.offset or 0.0
-        fresh = self._is_fresh(now) and self.last is not None
-        if listed:
-            totals.number_cards({one.bus: one.index for one in listed})
-        join = SnapshotJoin(
-            devices=self.devices,
-            fresh=fresh,
-            since=now.boottime - self.limits.oldest,
-            offset=offset,
-            present=self.present(),
-            share_use=self.shares.ratios,
-            lost={bus: one.why for bus, one in self.lost.items()},
-            models=self.models,
-            facts=facts,
-            totals=totals,
-            ledger=self.memory.ledger,
-            limits=self.limits,
-        )
-        devices, states = join.join(listed)
-        return NodeSnapshot(
-            at=now,
-            devices=devices,
-            states=states,
-            driver=self.last.driver if self.last and fresh else "",
-            counters=facts.counters,
-            waiting=tuple(facts.waiting),
-            reservations=tuple(facts.reservations),
-            switch_errors={
-                of: one
-                for of, one in facts.cards.xids.errors.items()
-                if of[0] not in facts.cards.known
-            },
-            reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
-            health=replace(
-                health,
-                nvml_up=fresh,
-                sampled=totals.at + offset if totals.at is not None else None,
-                collectors={**self._collectors(facts, fresh), **health.collectors},
-            ),
-        )
 
     def _list(self) -> None:
         """Take the process lists of the last frame; one that has none keeps what was listed.
@@ -210,7 +156,7 @@ class CollectorState:
                 one.who = replace(who, at=one.at)
                 one.tokens = tokens
 
-    def _collectors(self, facts: LocalState, fresh: bool) -> dict[str, tuple[float | None, str]]:
+    def collectors(self, facts: LocalState, fresh: bool) -> dict[str, tuple[float | None, str]]:
         """Return seconds and fault of each part of a tick, the worker's while it is heard."""
         durations, failures = dict(facts.durations), dict(facts.failures)
         names: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gpulock.alloc import states
 from gpulock.daemon.health.recovery import parse_note_causes
@@ -18,44 +18,72 @@ from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
-from gpulock_exporter.state.claim_accounting import Ledger
-from gpulock_exporter.state.device_totals import TelemetryTotals
+from gpulock_exporter.clock import Moment
+from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.snapshot import DeviceProcesses, DeviceSnapshot, SnapshotLimits
+from gpulock_exporter.state.snapshot import (
+    NOT_LISTED,
+    DeviceProcesses,
+    DeviceSnapshot,
+    ExporterHealth,
+    NodeSnapshot,
+)
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 ORPHANS, ADMINISTRATOR = "orphans", "administrator"  # causes that are none of the policy's
-NOT_LISTED = "the driver lists it, NVML does not"
 
 
-@dataclass(frozen=True)
+def take_snapshot(
+    state: CollectorState,
+    listed: Sequence[Device] | None,
+    facts: LocalState,
+    now: Moment,
+    health: ExporterHealth,
+) -> NodeSnapshot:
+    """Return what is to be told now; `health` has what the caller knows.
+
+    `listed` are the driver's own devices, None where they are not known.
+    """
+    totals, offset = state.memory.totals, state.offset or 0.0
+    fresh = state.is_fresh(now) and state.last is not None
+    if listed:
+        totals.number_cards({one.bus: one.index for one in listed})
+    devices, states = SnapshotJoin(state, facts, now, fresh).join(listed)
+    errors, known = facts.cards.xids.errors, facts.cards.known
+    return NodeSnapshot(
+        at=now,
+        devices=devices,
+        states=states,
+        driver=state.last.driver if state.last and fresh else "",
+        counters=facts.counters,
+        waiting=tuple(facts.waiting),
+        reservations=tuple(facts.reservations),
+        switch_errors={of: one for of, one in errors.items() if of[0] not in known},
+        reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
+        health=replace(
+            health,
+            nvml_up=fresh,
+            sampled=totals.at + offset if totals.at is not None else None,
+            collectors={**state.collectors(facts, fresh), **health.collectors},
+        ),
+    )
+
+
 class SnapshotJoin:
     """What is known at one moment: the driver's last words, gpulock's files, and our memory.
 
-    `devices` are those of the last look by id; `fresh` says whether that is recent enough to be
-    told, `since` the oldest moment of which a counter may be (CLOCK_BOOTTIME). `present` has who is
-    on each device, `share_use` which part of the last look the claim of a share worked, by lock id,
-    `lost` why a card does not answer, by bus id, `models` what each device was called when NVML
-    told of it last; `offset` makes a boottime epoch seconds.
+    `fresh` says whether the last look is recent enough to be told, `since` is the oldest moment of
+    which a counter may be, `at` when the last look was (CLOCK_BOOTTIME seconds).
     """
 
-    devices: Mapping[str, DeviceTelemetry]
-    fresh: bool
-    since: float
-    offset: float
-    present: Mapping[str, DeviceProcesses]
-    share_use: Mapping[str, float]
-    lost: Mapping[str, str]
-    models: Mapping[str, str]
-    facts: LocalState
-    totals: TelemetryTotals
-    ledger: Ledger
-    limits: SnapshotLimits
-
-    @property
-    def at(self) -> float:
-        """Return when the last look was, CLOCK_BOOTTIME seconds."""
-        return self.totals.at or 0.0
+    def __init__(self, state: CollectorState, facts: LocalState, now: Moment, fresh: bool) -> None:
+        self.facts, self.fresh, self.limits = facts, fresh, state.limits
+        self.devices, self.models = state.devices, state.models
+        self.totals, self.ledger = state.memory.totals, state.memory.ledger
+        self.present, self.share_use = state.present(), state.shares.ratios
+        self.lost = {bus: one.why for bus, one in state.lost.items()}
+        self.since = now.boottime - self.limits.oldest
+        self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0
 
     def join(
         self, listed: Sequence[Device] | None

@@ -18,6 +18,8 @@ from gpulock.store.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.telemetry import DeviceTelemetry
 
+NOT_LISTED = "the driver lists it, NVML does not"
+
 
 @dataclass(frozen=True)
 class SnapshotLimits:

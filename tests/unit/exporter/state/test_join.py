@@ -11,8 +11,9 @@ from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.join import NOT_LISTED
+from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.snapshot import (
+    NOT_LISTED,
     DeviceSnapshot,
     ExporterHealth,
     NodeSnapshot,
@@ -346,7 +347,7 @@ def test_without_a_device_list_no_states_are_shown_and_values_are() -> None:
     node = Node(gpus=8)
     node.facts = facts(lock(0, A))
     node.tick(card(0))
-    snapshot = node.book.snapshot(None, node.facts, node.moment, ExporterHealth())
+    snapshot = take_snapshot(node.book, None, node.facts, node.moment, ExporterHealth())
     assert snapshot.states is None
     assert [(one.id, one.utilization) for one in snapshot.devices] == [(bus(0), 0.5)]
 

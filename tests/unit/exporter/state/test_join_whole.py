@@ -14,6 +14,7 @@ from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_t
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
@@ -64,7 +65,7 @@ class Exporter:
         self.folder.write_sample(sample_text(self.book, now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)
-        return self.book.snapshot(self.devices.devices, facts, now, ExporterHealth("0.1.0"))
+        return take_snapshot(self.book, self.devices.devices, facts, now, ExporterHealth("0.1.0"))
 
     def second(self, count: int = 4, busy: float = 0.5) -> NodeSnapshot:
         """Let a second pass, with a frame."""

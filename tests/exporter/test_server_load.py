@@ -112,14 +112,6 @@ def test_1000_idle_tls_connections(secure: Child, hasty: Child) -> None:
         ends_all(attackers)
 
 
-def test_200_half_sent_requests(secure: Child, hasty: Child) -> None:
-    with closing(half_sent(secure)) as attackers:
-        assert len(attackers) > PLACED, "more than there are places"
-        holds_out(secure)
-    with closing(half_sent(hasty)) as attackers:
-        ends_all(attackers)
-
-
 def test_600_slow_writers(secure: Child) -> None:
     """One whose place was taken comes again, so that there are 600 all the time."""
     attackers = dial_many(secure.port, secure.client, 600)
@@ -166,15 +158,6 @@ def renew(attackers: list[socket.socket], place: int, child: Child, words: bytes
         attackers[place] = one
         with suppress(OSError):
             one.sendall(words)
-
-
-def half_sent(child: Child) -> list[socket.socket]:
-    """Begin requests that are never whole."""
-    attackers = dial_many(child.port, child.client, 200)
-    for one in attackers:
-        with suppress(OSError):  # it has made room for a later one
-            one.sendall(SOUND[:-4])
-    return attackers
 
 
 def test_a_dripping_header_does_not_live_longer_for_dripping(hasty: Child) -> None:
@@ -278,22 +261,6 @@ def deaf_readers(child: Child) -> list[socket.socket]:
             attackers.append(one)
             with suppress(OSError):  # it has made room for a later one
                 one.sendall(LONG_ANSWER)
-    return attackers
-
-
-def test_1000_connections_in_one_burst(secure: Child, hasty: Child) -> None:
-    with closing(burst(secure)):
-        holds_out(secure)
-    with closing(burst(hasty)) as attackers:
-        ends_all(attackers)
-
-
-def burst(child: Child) -> list[socket.socket]:
-    """Begin 1000 connections, waiting for none."""
-    attackers = [socket.socket() for _ in range(1000)]
-    for one in attackers:
-        one.setblocking(False)
-        one.connect_ex(("127.0.0.1", child.port))
     return attackers
 
 

@@ -74,23 +74,6 @@ def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) ->
         assert len(workers) == 1
 
 
-def test_a_card_off_the_bus_is_missing_and_comes_back(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        exporter.up(3)
-        nvml.lose(1)
-        found = exporter.wait_until(lambda s: s.all("gpulock_gpus", state="missing") == [1])
-        assert found.all(UTILISATION, gpu="1") == []
-        assert len(found.all(UTILISATION)) == 2
-        assert found.states(gpu="1") == ["missing"]
-        assert found.one("gpulock_collector_success", collector="devices") == 0
-        assert sum(found.all("gpulock_gpus")) == 3
-        nvml.reset()
-        exporter.wait_until(lambda s: s.all("gpulock_gpus", state="missing") == [0])
-
-
 @pytest.mark.parametrize("counted", [True, False])
 def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, counted: bool) -> None:
     """A worker that starts after the loss gets no handle of the card, or does not count it."""

@@ -143,33 +143,6 @@ def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> 
         exporter.release()
 
 
-def test_new_mig_instances_show_at_once_and_counters_do_not_fall(
-    tmp_path: Path,
-) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        before = exporter.up(2)
-        nvml.split(0, ["3g.71gb", "1g.18gb", "1g.18gb"])
-        found = exporter.wait_until(lambda s: len(instances(s)) == 3)
-        assert found.all("gpulock_gpu_busy_seconds_total", gpu="1")
-        assert found.all("gpulock_gpu_utilization_ratio", gpu="0") == []
-        nvml.split(0, ["7g.141gb"])
-        exporter.wait_until(lambda s: len(instances(s)) == 1)
-        nvml.split(0, [])
-        counted = before.totals()
-        after = exporter.wait_until(
-            lambda s: (
-                not instances(s)
-                and s.all("gpulock_gpu_utilization_ratio", gpu="0")
-                and s.totals().keys() >= counted.keys()
-            )
-        )
-        for key, value in counted.items():
-            assert after.values[key] >= value, key
-
-
 def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) -> None:
     stranger = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)", f"--password={SECRET}"],
@@ -207,26 +180,3 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
 
 def foreign(found: Scrape) -> float:
     return sum(found.all("gpulock_gpu_foreign_processes", gpu="1"))
-
-
-def test_a_folder_that_cannot_be_written_costs_no_answer_and_no_claim_its_file(
-    tmp_path: Path,
-) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        exporter.up()
-        token = exporter.claim(0)
-        exporter.wait_until(lambda s: s.states() == ["held"])
-        finished, away = exporter.folder / "finished", exporter.folder / "away"
-        finished.rename(away)
-        finished.write_text("in the way")
-        exporter.release()
-        found = exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [0])
-        assert found.one("gpulock_nvml_up") == 1
-        assert found.states() == ["free"]
-        finished.unlink()
-        away.rename(finished)
-        exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [1])
-        assert (finished / token).exists(), "written once it could be"

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import base64
 import gzip
-import http.client
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import bcrypt
@@ -19,7 +17,7 @@ from gpulock.daemon.health.cards import OUT, note_card_step
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
-from tests.exporter.wire import SOUND, dial, dial_many
+from tests.exporter.wire import SOUND, dial
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until
@@ -223,46 +221,3 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
         taken.close()
         exporter.up(8)
         assert f"answers on 127.0.0.1:{exporter.port} " in exporter.errors.read_text()
-
-
-def test_floods_do_not_keep_prometheus_from_the_exporter_itself(
-    authority: Path, tmp_path: Path, nvml: Double
-) -> None:
-    with over_tls(authority, tmp_path, nvml) as exporter:
-        exporter.up(8)
-        attackers: list[socket.socket] = []
-        try:
-            for _ in range(200):
-                attackers.append(dial(exporter.port))
-            assert exporter.get(headers=PROMETHEUS).status == 200
-            for word in (SOUND[:-4], b"GET / HTTP/1.1\r\nX: " + b"a" * 10_000):
-                for _ in range(100):
-                    attackers += (new := dial_many(exporter.port, exporter.client, 1))
-                    send(new, word)
-                assert exporter.get(headers=PROMETHEUS).status == 200
-            for _ in range(300):
-                attackers += (new := dial_many(exporter.port, exporter.client, 1))
-                send(new, SOUND)
-            for _ in range(3):
-                assert exporter.get(headers=PROMETHEUS).status == 200
-        finally:
-            for one in attackers:
-                one.close()
-
-
-def send(connections: list[socket.socket], word: bytes) -> None:
-    for one in connections:
-        with suppress(OSError):  # it has made room for a later one
-            one.sendall(word)
-
-
-def test_scrapes_are_in_time_while_nvml_hangs(tmp_path: Path, nvml: Double) -> None:
-    with Whole(tmp_path, nvml) as exporter:
-        exporter.up(8)
-        nvml.hang("nvmlDeviceGet*", "deaf")
-        kept = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=10)
-        for _ in range(100):  # for longer than a worker that hangs is waited for
-            kept.request("GET", "/metrics", headers=PROMETHEUS)
-            assert kept.getresponse().read()
-            let_work(0.05)
-        kept.close()

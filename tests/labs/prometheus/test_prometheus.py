@@ -7,13 +7,9 @@ import os
 import pwd
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gpulock.store import verdicts
-from gpulock.store.locks import LockStore
-from gpulock.store.verdicts import DEAD, Verdict
 from tests.labs.prometheus.lab import program
 from tests.labs.prometheus.scene import Scene, scene
 
@@ -93,55 +89,6 @@ def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Sc
     node.script("")
     node.server.wait_quiet("GpulockHeldIdle")
     node.end(job)
-
-
-def test_a_foreign_process_alerts_until_it_ends(node: Scene) -> None:
-    bus = node.stage.simulated.machine.gpus[5].bus
-    with subprocess.Popen(["sleep", "600"]) as stranger:
-        node.script(f"foreign={bus}:{stranger.pid}\n")
-        (alert,) = node.server.wait_firing("GpulockForeignProcess")
-        stranger.kill()
-    node.script("")
-    assert alert["labels"]["gpu"] == "5"
-    node.server.wait_quiet("GpulockForeignProcess")
-
-
-def test_an_xid_alerts_with_advice_and_resolves_after_a_while(node: Scene) -> None:
-    bus = node.stage.simulated.machine.gpus[4].bus
-    node.log_xid(bus, 79)
-    (alert,) = node.server.wait_firing("GpulockXidCritical")
-    uuid = alert["labels"]["uuid"]
-    assert alert["labels"]["xid"] == "79" and alert["labels"]["gpu"] == "4"
-    assert f"gpulock quarantine {uuid}" in alert["annotations"]["description"]
-    node.server.wait_quiet("GpulockXidCritical")
-    (counted,) = node.server.wait("gpulock_gpu_xid_errors_total", series=1)
-    assert counted.value == 1
-
-
-def test_a_lock_of_a_dead_owner_is_stale_as_long_as_it_stands(node: Scene) -> None:
-    job = node.run(1)
-    node.server.wait("gpulock:gpu_hold:info", series=1)
-    (lock,) = LockStore(str(node.stage.simulated.lock_dir)).read_all_locks().values()
-    assert lock.owner is not None
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    found = {lock.owner.token: Verdict(DEAD, "its process has ended")}
-    verdicts.write_verdicts(str(node.stage.simulated.lock_dir), found, boot_id)
-    (alert,) = node.server.wait_firing("GpulockLockStale")
-    assert "gpulock reap" in alert["annotations"]["description"]
-    node.end(job)
-    node.server.wait_quiet("GpulockLockStale")
-
-
-def test_a_card_that_falls_off_the_bus_is_missing_by_name(node: Scene) -> None:
-    driver = node.stage.simulated.driver_root / "gpus" / node.stage.simulated.machine.gpus[7].bus
-    away = node.folder / "away"
-    driver.rename(away)
-    (alert,) = node.server.wait_firing("GpulockGpuMissing")
-    assert alert["labels"]["gpu"] == "7" and "GPU 7" in alert["annotations"]["summary"]
-    node.server.wait('gpulock_gpus{state="missing"} == 1')
-    away.rename(driver)
-    node.server.wait_quiet("GpulockGpuMissing")
-    assert node.server.faults() == []
 
 
 def test_totals_go_on_when_the_exporter_was_killed(node: Scene) -> None:

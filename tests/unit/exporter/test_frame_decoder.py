@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.frame_decoder import decode_frame, device_lock_id, normalize_bus_id
+from gpulock_exporter.frame_decoder import decode_frame, normalize_bus_id
 from gpulock_exporter.telemetry import (
     COLLECTORS,
     DeviceTelemetry,
@@ -16,7 +16,6 @@ from gpulock_exporter.telemetry import (
     encode_frame,
 )
 
-from gpulock.daemon.health.findings import ACTIONS
 from tests.support.exporter_nodes import card, full_card, instance
 from tests.support.trees import bus
 
@@ -30,32 +29,6 @@ def cleaned(device: DeviceTelemetry) -> DeviceTelemetry:
     """Return a device as it comes out of a frame."""
     (found,) = decoded(device).devices
     return found
-
-
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("utilization", (9.0, -0.1, math.nan, math.inf)),
-        ("memory_utilization", (1.01,)),
-        ("power", (1e6, -1.0, math.nan)),
-        ("temperature", (255.0, 4294967295.0, -273.0)),
-        ("memory_used", (2**63, -1, 90 * 2**30)),
-        ("memory_total", (0, 2**64)),
-        ("sm_clock", (math.inf,)),
-        ("minor", (-1, 2**32 - 1)),
-        ("busy", (math.nan, -1.0)),
-    ],
-)
-def test_a_value_that_no_hardware_has_is_not_known(field: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        clean = cleaned(card(**{field: value}))
-        assert getattr(clean, field) is None
-
-
-@pytest.mark.parametrize("action", [0, *ACTIONS])
-def test_every_recovery_action_that_has_words_is_believed(action: int) -> None:
-    clean = cleaned(card(recovery_action=action))
-    assert clean.recovery_action == action
 
 
 def test_what_a_sound_card_says_is_all_believed() -> None:
@@ -132,10 +105,6 @@ def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> Non
 def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
     frame = decoded(nameless)
     assert (frame.devices, list(frame.failures)) == ([], ["devices"])
-
-
-def test_an_instance_is_called_by_its_card_and_its_place() -> None:
-    assert device_lock_id(instance(0, 3, ci=1)) == f"{bus(0)}.gi3.ci1"
 
 
 @pytest.mark.parametrize("text", ["GPU-????????-????", "a b", "x" * 200, 'GPU-"', "GPU-\n", "-"])

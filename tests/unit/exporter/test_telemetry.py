@@ -61,19 +61,10 @@ def test_a_frame_comes_out_as_it_went_in() -> None:
     assert decode_frame(line) == FRAME
 
 
-def test_what_is_absent_takes_no_room() -> None:
-    assert b"null" not in encode_frame(FRAME)
-    assert b"energy" not in encode_frame(Frame(1, 1.0, 2.0, devices=[FRAME.devices[1]]))
-
-
 def test_a_whole_number_will_do_for_a_real_one() -> None:
     (device,) = decode_frame(with_device(energy=5, gpm={"sm_active": 1}, utilization=None)).devices
     assert repr((device.energy, device.gpm)) == "(5.0, {'sm_active': 1.0})"
     assert device.utilization is None
-
-
-def test_what_is_not_known_yet_is_ignored() -> None:
-    assert decode_frame(with_device(colour="green", read=1)) == decode_frame(with_device())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -18,7 +17,6 @@ from gpulock_exporter.app.folder import (
     FolderHold,
     ask_for_pause,
     end_pause,
-    is_disk_full,
     is_pause_asked,
 )
 
@@ -73,11 +71,6 @@ def test_a_folder_that_was_removed_is_made_again_and_held(tmp_path: Path) -> Non
     other.release()
     hold.take()
     hold.release()
-
-
-def test_a_full_disk_is_told_apart() -> None:
-    assert is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
-    assert not is_disk_full(PermissionError(errno.EACCES, "no"))
 
 
 def test_no_other_user_may_open_the_lock_that_a_killed_one_left(tmp_path: Path) -> None:

@@ -165,21 +165,6 @@ def test_a_card_that_stays_lost_goes_out_of_service_and_comes_back_when_it_answe
         assert site.claim() == BUSES[0]
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_a_card_that_was_lost_before_the_exporter_started_is_suspect(
-    tmp_path: Path, manner: str
-) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml:
-        if manner == "not counted":
-            nvml.set("gpu0.gone", 1)
-        else:
-            nvml.lose(0)
-        with Eye(nvml, stopped=True) as eye:
-            site = Site(nvml, eye, up=1.0)
-            assert site.suspects() == {BUSES[0]}
-            assert site.claim() == BUSES[1]
-
-
 def test_a_lost_card_stays_lost_while_the_driver_does_not_answer_and_over_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -235,16 +220,3 @@ def test_a_card_that_the_exporter_may_not_open_is_not_lost(tmp_path: Path) -> No
         with Eye(nvml, stopped=True) as eye:
             site = Site(nvml, eye)
             assert (site.lost(), site.suspects()) == ({}, set())
-
-
-def test_half_of_the_cards_at_most_go_out_and_all_that_are_lost_are_taken_last(
-    tmp_path: Path,
-) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        for number in range(3):
-            nvml.set(f"gpu{number}.gone", 1)
-        site.pass_rounds(4)
-        assert site.out() == list(BUSES[:2])
-        assert site.suspects() == set(BUSES[:3])
-        assert [site.claim(), site.claim()] == [BUSES[3], BUSES[2]]

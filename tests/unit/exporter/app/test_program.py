@@ -12,19 +12,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import psutil
 import pytest
-from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.program import (
     apply_exporter_options,
     exporter_parser,
     worker_command,
 )
-from gpulock_exporter.clock import current_moment
 
-from gpulock.node.context import Node as GpulockNode
 from gpulock.node.settings import Settings, parse_settings
-from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from tests.support.ports import ReservedPort
 from tests.support.wait import wait_until
@@ -128,30 +123,6 @@ class Running:
 def running(tmp_path: Path) -> Iterator[Running]:
     with Running(tmp_path) as found:
         yield found
-
-
-def test_a_node_is_told_to_prometheus_to_people_and_to_gpulock(running: Running) -> None:
-    text = running.wait("/metrics", lambda t: "gpulock_gpu_utilization_ratio{" in t)
-    assert text.count("\ngpulock_gpu_info{") == 8
-    assert 'gpulock_gpus{state="free"} 8' in text
-    assert "gpulock_nvml_up 1" in text
-    page = running.wait("/", bool)
-    assert page.count("<article") == 8 and "V100" in page and "http:" not in page
-    assert running.get("/-/healthy") == "gpulock-exporter is healthy\n"
-    assert (running.folder / "sample").read_text().startswith("gpulock-sample 1\n")
-
-
-def test_a_pause_lets_go_of_the_driver_and_values_grow_old(running: Running) -> None:
-    running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
-    done = call(running.node, "pause")
-    assert (done.returncode, psutil.Process(running.process.pid).children()) == (0, [])
-    assert "has released the driver" in done.stderr
-    page = running.wait("/", lambda t: "role=alert" in t)
-    assert "paused" in page
-    gone = running.wait("/metrics", lambda t: "gpulock_nvml_up 0" in t)
-    assert "gpulock_gpu_utilization_ratio" not in gone and "gpulock_gpu_state" in gone
-    assert call(running.node, "resume").returncode == 0
-    running.wait("/metrics", lambda t: "gpulock_nvml_up 1" in t)
 
 
 def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
@@ -266,13 +237,6 @@ def test_the_worker_looks_as_often_as_the_settings_say() -> None:
     assert worker_command(settings_of())[-3:] == ["1.0", "10.0", "nvml"]
     own = worker_command(settings_of("SAMPLE_PERIOD=0.5", "SIMULATION=/n/marker"))
     assert own[-3:] == ["0.5", "5.0", "simulated:/n"]
-
-
-def test_limits_of_a_snapshot_are_those_of_the_settings(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "node", "dgx1")
-    configure(node, SAMPLE_PERIOD=0.7, IDLE_AFTER=99)
-    limits = Exporter(GpulockNode(read_settings(str(node.config))), current_moment).limits
-    assert (limits.oldest, limits.idle_after, limits.gpus) == (7, 99, 8)
 
 
 def test_a_service_manager_hears_when_it_answers_and_that_it_lives(tmp_path: Path) -> None:

@@ -60,12 +60,6 @@ def test_pings_are_sent_only_while_all_is_well(
     assert heard(listener) == ["WATCHDOG=1"] * 2
 
 
-def test_without_a_limit_nobody_is_watched(listener: socket.socket) -> None:
-    before = threading.active_count()
-    start_watchdog(SystemdNotifier(listener.getsockname(), 0), lambda: True)
-    assert threading.active_count() == before
-
-
 def test_what_it_wants_to_hear_is_in_the_environment_and_meant_for_no_child() -> None:
     given = {"NOTIFY_SOCKET": "@abc", "WATCHDOG_USEC": "90000000", "WATCHDOG_PID": "7", "A": "b"}
     assert take_notifier(dict(given), 8).watchdog == 0.0
@@ -84,7 +78,3 @@ def test_one_that_did_not_hangs_unless_the_kernel_holds_it(
     tmp_path: Path, state: str, goes_on: bool
 ) -> None:
     assert pulse(tmp_path, state).goes_on(-1) is goes_on
-
-
-def test_the_state_of_a_thread_is_the_kernels() -> None:
-    assert Heartbeat().goes_on(-1) is False, "a thread of ours that runs and does not go round"

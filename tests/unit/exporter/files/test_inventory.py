@@ -5,62 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from gpulock_exporter.files.publish import (
     ExporterFolder,
-    inventory_text,
 )
-from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.node import devices
 from gpulock.node.devices import Device as DriverDevice
-from gpulock.simulate.machine import Machine
-from gpulock.simulate.machine import format_machine_inventory as simulated
-from gpulock.simulate.presets import PRESETS
 from tests.support.exporter_nodes import card, instance, uuid
 from tests.support.trees import BOOT, bus
-
-
-def from_machine(machine: Machine) -> dict[str, DeviceTelemetry]:
-    """Return the devices of a simulated machine as NVML would tell of them."""
-    found: dict[str, DeviceTelemetry] = {}
-    for index, gpu in enumerate(machine.present):
-        links = {
-            machine.gpus[b if machine.gpus[a] is gpu else a].bus: count
-            for a, b, count in machine.links
-            if gpu in (machine.gpus[a], machine.gpus[b])
-            and not machine.gpus[a].fallen
-            and not machine.gpus[b].fallen
-        }
-        found[gpu.bus] = DeviceTelemetry(
-            gpu.bus,
-            machine.uuid(gpu),
-            index,
-            memory_total=machine.model(gpu).memory_mib << 20,
-            mig=bool(gpu.mig),
-            links={**links, "switch": 6} if machine.nvswitch else links,
-        )
-        for part in gpu.mig:
-            found[f"{gpu.bus}.{part.name}"] = DeviceTelemetry(
-                gpu.bus,
-                machine.instance_uuid(gpu, part),
-                index,
-                parent=gpu.bus,
-                gi=part.gi,
-                ci=part.ci,
-                profile=part.profile,
-                memory_total=part.memory_mib << 20,
-            )
-    return found
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_the_inventory_is_the_simulated_nodes_own(name: str) -> None:
-    machine = PRESETS[name]
-    found = from_machine(machine)
-    links = {bus_: one.links for bus_, one in found.items() if one.links is not None}
-    text = inventory_text(found, links, BOOT)
-    assert sorted(text.splitlines()) == sorted(simulated(machine, BOOT).splitlines())
 
 
 def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:

@@ -21,21 +21,6 @@ from tests.support.trees import BOOT, bus
 from tests.unit.exporter.files.test_sample_file import A, scene
 
 
-def test_files_are_written_whole_and_read_by_the_reader(tmp_path: Path) -> None:
-    node = scene(tmp_path)
-    folder = ExporterFolder(str(tmp_path / "run"))
-    folder.open()
-    folder.write_sample(node.text())
-    found = sample.read_sample(folder.path, node.now, BOOT)
-    assert found is not None
-    assert found.tokens[A][bus(0)].energy == 600.0
-    assert (found.devices[bus(0)].foreign_pids, found.devices[bus(1)].busy) == ((77,), None)
-    again_ = folder.last()
-    assert again_ is not None
-    assert again_.sequence == found.sequence
-    assert sorted(os.listdir(folder.path)) == ["finished", "sample"]
-
-
 def test_what_is_left_of_a_claim_is_there_with_its_last_second(tmp_path: Path) -> None:
     node = scene(tmp_path)
     folder = ExporterFolder(str(tmp_path / "run"))

@@ -20,7 +20,6 @@ from gpulock_exporter.telemetry import DeviceTelemetry, Process
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.node import sample
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.store import atomic
 from tests.support.exporter_nodes import Node, card, facts, full_card, lock, uuid
@@ -76,26 +75,6 @@ def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
     assert scene(tmp_path).text() == SAMPLE
 
 
-def test_processes_are_told_as_of_when_they_were_listed(tmp_path: Path) -> None:
-    node = scene(tmp_path)
-    node.tick(card(0), unknown(1))
-    seen = parse_sample(node.text(), SAMPLE_LINE).devices[bus(0)]
-    assert (seen.looked, seen.listed, seen.processes) == (1004.0, 1003.0, 1)
-
-
-def test_every_word_of_it_is_in_the_table_or_the_exporters_own() -> None:
-    node = Node()
-    node.facts = facts(lock(0, A))
-    for _ in range(3):
-        node.tick(full_card(0))
-    for line in node.text().splitlines()[1:]:
-        kind, *words = line.split(" ")
-        keys = [word.partition("=")[0] for word in words if "=" in word]
-        for key in keys if kind in ("device", "token") else []:
-            own = kind == "device" and (key == "credit" or key.startswith("c."))
-            assert key in sample.TYPES[kind] or own
-
-
 def test_a_restarted_exporter_goes_on_where_it_was(tmp_path: Path) -> None:
     node = scene(tmp_path)
     node.facts.host_usage = {A: HostUsage(3.25, 4, 5, 6)}
@@ -116,28 +95,6 @@ def test_a_restart_in_the_middle_of_a_claim_loses_nothing_but_its_own_time() -> 
                 node.book = Node(again(node)).book
     kept = [node.book.memory.ledger.accounts[A][bus(0)] for node in (whole, broken)]
     assert kept[0] == kept[1]
-
-
-def test_energy_goes_on_while_the_exporter_is_away_and_use_does_not() -> None:
-    node = Node()
-    node.facts = facts(lock(0, A))
-    for second in range(3):
-        node.tick(card(0, energy=100.0 + 300 * second))
-    node.book = Node(again(node)).book
-    node.tick(card(0, energy=100.0 + 300 * 100), seconds=98)
-    account = node.book.memory.ledger.accounts[A][bus(0)]
-    assert (account.energy, account.observed) == (30_000.0, 3.0)
-
-
-def test_a_claim_that_went_while_the_exporter_was_away_is_finished_as_it_was() -> None:
-    node = Node()
-    node.facts = facts(lock(0, A))
-    for _ in range(3):
-        node.tick(card(0))
-    node.book = Node(again(node)).book
-    node.facts = facts()
-    over = node.tick(card(0, busy=100.0, observed=100.0), seconds=100)
-    assert over[A][bus(0)].observed == 2.0
 
 
 def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(

@@ -23,7 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families as text_of
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_contract import CONTRACT
 from tests.support.exporter_nodes import (
-    EPOCH,
     Node,
     card,
     facts,
@@ -170,22 +169,6 @@ def test_the_first_claim_that_times_out_is_a_rise_from_zero() -> None:
     assert timeouts not in flat(text_of(written(node.snapshot()))), "not known is no zero"
 
 
-def test_the_job_is_on_one_series_a_device(scene: NodeSnapshot) -> None:
-    with_job = [key for key in flat(text_of(written(scene))) if "job_id" in dict(key[1])]
-    whole, shared = ["gpulock_gpu_lock_info"] * 3, ["gpulock_gpu_share_info"] * 2
-    assert [key[0] for key in with_job] == [*whole, *shared]
-
-
-def test_a_share_is_its_part_of_the_gpu_where_somebody_counts_it(scene: NodeSnapshot) -> None:
-    found = flat(text_of(written(scene)))
-    parts = {
-        dict(key[1])["share"]: value for key, value in found.items() if "share_ratio" in key[0]
-    }
-    assert parts == {"1": 0.25}, "of the other, which Slurm alone counts, nobody knows"
-    places = {dict(key[1])["gpu"]: n for key, n in found.items() if "share_places" in key[0]}
-    assert places == {"3": 4}
-
-
 def test_nothing_is_a_text_as_well() -> None:
     assert render_families([]) == b""
     assert render_families([make_family("x", "Nothing.", [])]) == b""
@@ -208,10 +191,3 @@ def test_any_text_and_any_number_are_read_back(text: str, value: float) -> None:
     ((name, found), number), *more = flat(text_of(body)).items()
     assert (name, more, number) == ("gpulock_x", [], value)
     assert dict(found).get("user", "") == clean
-
-
-def test_times_are_epoch_seconds(scene: NodeSnapshot) -> None:
-    found = flat(text_of(written(scene)))
-    times = {key[0]: value for key, value in found.items() if "timestamp" in key[0]}
-    assert len(times) == 7
-    assert all(EPOCH <= value <= EPOCH + 2000 for value in times.values())

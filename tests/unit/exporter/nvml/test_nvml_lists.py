@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 from gpulock_exporter.nvml.answers import VALUES
-from gpulock_exporter.nvml.field_values import FIELD, FieldList
+from gpulock_exporter.nvml.field_values import FIELD
 from gpulock_exporter.nvml.gpm import METRIC
-from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.nvml.utilisation_samples import SAMPLES, SampleList
 
-from tests.nvml.double import ERROR_NOT_SUPPORTED, Double
-from tests.support.pairs import zip_equal
+from tests.nvml.double import Double
 
 NVML: Any = pynvml  # of its structures the stub declares what gpulock uses
 UTILIZATION = NVML.NVML_GPU_UTILIZATION_SAMPLES
@@ -60,20 +57,6 @@ def test_a_metric_of_gpm_lies_where_pynvml_has_it() -> None:
     assert METRIC.unpack(bytes(metric)) == (20, 3, 0.5)
 
 
-def test_field_values_are_what_pynvml_gets(nvml: Double) -> None:
-    nvml.update({"gpu0.energy": 123456789, "gpu1.energy": 987654321})
-    nvml.fail("nvmlDeviceGetFieldValues.82", ERROR_NOT_SUPPORTED)
-    wanted = [(83, 0), (82, 0), (144, 0)]
-    fields = FieldList(wanted)
-    for index in (0, 1, 0):
-        handle = NVML.nvmlDeviceGetHandleByIndex(index)
-        told = NVML.nvmlDeviceGetFieldValues(handle, wanted)
-        values = [ctypes.string_at(ctypes.addressof(one.value), 8) for one in told]
-        assert fields.read(handle) == [
-            (one.nvmlReturn, one.valueType, value) for one, value in zip_equal(told, values)
-        ]
-
-
 def test_samples_are_what_pynvml_gets_of_any_age(nvml: Double) -> None:
     handle, samples = NVML.nvmlDeviceGetHandleByIndex(0), SampleList()
     nvml.samples(0, "gpu", [(moment, moment % 100) for moment in range(1000, 1099)])
@@ -100,15 +83,3 @@ def test_a_buffer_that_has_grown_is_read_whole(nvml: Double) -> None:
     grown = [(1000 * n, 7) for n in range(3, 60)]
     nvml.samples(0, "gpu", grown)
     assert samples.read(handle, UTILIZATION, 2000) == grown
-
-
-def test_no_sample_and_no_such_function_are_errors_of_nvml(nvml: Double) -> None:
-    handle, samples = NVML.nvmlDeviceGetHandleByIndex(0), SampleList()
-    nvml.samples(0, "gpu", [(1000, 5)])
-    samples.read(handle, UTILIZATION, 0)
-    with pytest.raises(pynvml.NVMLError) as fault:
-        samples.read(handle, UTILIZATION, 1000)
-    assert fault.value.value == pynvml.NVML_ERROR_NOT_FOUND
-    with pytest.raises(pynvml.NVMLError) as fault:
-        call_nvml("nvmlDeviceGetNothing")
-    assert fault.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND

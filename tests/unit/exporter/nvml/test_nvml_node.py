@@ -194,20 +194,6 @@ def test_a_name_that_is_no_text_is_a_failure_and_no_end(tmp_path: Path) -> None:
             assert device(frame).name == ""
 
 
-def test_a_nan_from_gpm_is_absent_and_what_cannot_be_is_a_failure(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
-        nvml.update({"gpu0.gpm.2": None, "gpu0.gpm.5": 900})
-        eye.look()
-        frame = eye.look()
-        card = device(frame)
-        assert card.gpm is not None
-        assert set(card.gpm) == {"sm_occupancy", "dram_active"}
-        assert frame.failures == {"gpm": f"{card.bus}: metric 5 cannot be 900.0"}
-        nvml.set("gpu0.gpm.5", 90)
-        frame = eye.look()
-        assert frame.failures == {}
-
-
 EVERY_ERROR = (*range(1, 31), ERROR_UNKNOWN)
 TREATED_APART = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 25, 28, ERROR_UNKNOWN)
 AT_START = frozenset({INITIALISED, "nvmlShutdown", "nvmlSystemGetDriverVersion"})

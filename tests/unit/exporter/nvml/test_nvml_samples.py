@@ -10,8 +10,6 @@ from gpulock_exporter.nvml.utilisation_samples import (
     KEPT,
     LONGEST,
     MOST,
-    NOTHING,
-    SLACK,
     BusyTime,
     Sample,
     UtilizationSamples,
@@ -51,12 +49,6 @@ def test_a_list_of_samples_is_worth(samples: list[Sample], busy: float, observed
     assert found == pytest.approx((busy, observed))
 
 
-def test_the_cursor_follows_the_youngest_that_can_be() -> None:
-    samples: list[Sample] = [(600_000, 50), (10**18, 50), (800_000, 700), (300_000, 50)]
-    _, youngest = integrate_samples(samples, seen=100_000, allowed=2.0)
-    assert youngest == 800_000
-
-
 def fed(
     source: UtilizationSamples, looks: list[list[Sample]], start: float = 100.0
 ) -> list[BusyTime]:
@@ -66,29 +58,6 @@ def fed(
         since = source.since(start + second)
         found.append(source.add([one for one in samples if one[0] > since], start + second))
     return found
-
-
-def test_what_is_in_the_buffer_at_first_was_before_our_time() -> None:
-    source = UtilizationSamples(100.0)
-    first, second = fed(source, [buffer(0, 99), buffer(0, 105)])
-    assert first == NOTHING
-    assert second == pytest.approx((0.5, 1.0), rel=1e-3)
-
-
-def test_a_steady_driver_is_observed_all_the_time() -> None:
-    looks = [buffer(max(0, 6 * n - 99), min(6 * n, 99), 30) for n in range(2, 62)]
-    found = fed(UtilizationSamples(100.0), looks)
-    assert sum(one.observed for one in found) == pytest.approx(59, rel=1e-3)
-    assert sum(one.busy for one in found) == pytest.approx(0.3 * 59, rel=1e-3)
-
-
-def test_samples_that_come_again_and_again_are_seen_once() -> None:
-    source = UtilizationSamples(100.0)
-    fed(source, [buffer(0, 6)])
-    for second in range(102, 105):
-        source.since(second)
-        found = source.add(buffer(0, 12, 0), second)
-        assert found.observed == pytest.approx(1.0 if second == 102 else 0, rel=1e-3)
 
 
 def test_a_clock_that_was_set_back_is_found_again() -> None:
@@ -141,18 +110,6 @@ def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None
 def test_a_snapshot_does_not_stand_for_minutes_in_which_a_card_was_lost() -> None:
     source = UtilizationSamples(100.0)
     assert source.snapshot(50, 100 + 600).observed == KEPT
-
-
-def test_no_answer_for_now_stands_in_for_a_buffer_of_garbage() -> None:
-    source = UtilizationSamples(100.0)
-    fed(source, [[(START, 900)], [(START, 900)], [(START, 900)], [(START, 900)]])
-    assert source.snapshot(0, 110) == (0, 0)
-
-
-def test_a_snapshot_a_thousand_times_a_second_does_not_make_time() -> None:
-    source = UtilizationSamples(0.0)
-    total = sum(source.snapshot(10, 3 + n / 1000).observed for n in range(1000))
-    assert total <= 1 + 3 + SLACK
 
 
 @given(st.lists(st.integers(1, int(LONGEST * 1e6)), max_size=MOST), st.integers(0, 100))

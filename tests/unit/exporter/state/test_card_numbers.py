@@ -48,13 +48,6 @@ def test_a_card_that_comes_later_gets_the_lowest_number_that_is_free() -> None:
     assert found == {bus(0): "0", bus(1): "3", bus(2): "1", bus(3): "2"}
 
 
-def test_the_numbers_are_those_of_the_drivers_list_where_nvml_lacks_a_card() -> None:
-    node = Node()
-    node.tick(looked(0, 0), looked(2, 1))
-    found = labels(node, *(listed(n) for n in range(3)))
-    assert found == {bus(n): str(n) for n in range(3)}
-
-
 def test_an_instance_has_the_number_of_its_card() -> None:
     node = Node()
     node.tick(card(0), card(1, mig=True), instance(1, 2))

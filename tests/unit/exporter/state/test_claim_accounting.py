@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, LedgerClaim
+from gpulock_exporter.state.claim_accounting import Ledger, LedgerAccount, LedgerClaim
 from gpulock_exporter.state.device_totals import DeviceActivity
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, instance, lock
-from tests.support.trees import OTHER_BOOT, bus
+from tests.support.trees import bus
 
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 
@@ -67,14 +66,6 @@ def test_a_claim_that_follows_at_once_is_not_billed_for_the_one_before() -> None
     assert account(node, B).busy == 0.0
     node.tick(working(0.125))
     assert account(node, B).busy == 0.125
-
-
-def test_a_claim_that_comes_and_goes_between_two_frames_leaves_nothing() -> None:
-    node = Node()
-    node.tick(working())
-    held(node, lock(0, A))
-    held(node)
-    assert node.tick(working()) == {}
 
 
 def test_after_a_long_silence_only_who_held_before_and_after_is_billed() -> None:
@@ -176,18 +167,6 @@ def test_a_claim_that_only_seemed_to_be_over_goes_on() -> None:
     assert account(node).observed == 4.0
 
 
-def test_each_device_of_a_claim_has_an_account_of_its_own() -> None:
-    node = Node()
-    held(node, lock(0, A), lock(1, A))
-    for _ in range(3):
-        node.tick(card(0, busy=1.0, observed=1.0), card(1, busy=0.0, observed=1.0))
-    assert (account(node, A, 0).busy, account(node, A, 1).busy) == (2.0, 0.0)
-    held(node, lock(1, A))
-    assert node.tick(card(0), card(1)) == {}
-    held(node)
-    assert sorted(node.tick(card(0), card(1))[A]) == [bus(0), bus(1)]
-
-
 def test_the_peak_of_memory_is_of_its_own_time() -> None:
     node = Node()
     node.tick(card(memory_used=70 * GIB))
@@ -206,17 +185,6 @@ def test_memory_that_was_measured_before_the_claim_is_not_its() -> None:
     node.now += 2
     node.book.tick([frame], node.facts, node.moment)
     assert account(node).memory_peak is None
-
-
-def test_idleness_is_what_was_observed_since_it_last_worked() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    for busy in (0.5, 0.5, 0.0, 0.0, 0.0):
-        node.tick(working(busy))
-    node.tick(card(busy=None, observed=None), seconds=100)
-    assert account(node).idle == 3.0
-    node.tick(working(0.5))
-    assert account(node).idle == 0.0
 
 
 def test_time_beside_foreign_processes_is_told() -> None:
@@ -241,21 +209,6 @@ def test_a_mig_instance_is_billed_for_itself_and_never_for_its_board() -> None:
     assert (found.busy, found.energy, found.memory_peak) == (0.5, None, GIB)
 
 
-@pytest.mark.parametrize("claimed", [0.0, -5.0, 1e12, float("nan")])
-def test_a_claim_of_no_sensible_time_begins_now(claimed: float) -> None:
-    node = Node()
-    held(node, lock(0, A, claimed_boottime=claimed))
-    node.tick(working())
-    assert account(node).since == node.now
-
-
-def test_a_claim_of_another_boot_begins_now() -> None:
-    node = Node()
-    held(node, lock(0, A, boot_id=OTHER_BOOT))
-    node.tick(working())
-    assert account(node).since == node.now
-
-
 def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observed() -> None:
     node = Node()
     held(node, lock(0, A, claimed_boottime=node.now - 30))
@@ -264,13 +217,3 @@ def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observ
     buckets = account(node).buckets
     assert buckets.since == 970.0
     assert (sum(buckets.covered), buckets.covered[0], len(buckets.covered)) == (2.0, 0.0, 33)
-
-
-def test_what_is_over_is_remembered_for_a_while_and_not_for_ever() -> None:
-    node = Node()
-    finished: dict[str, Accounts] = {}
-    for number in range(300):
-        held(node, lock(0, f"{number:016x}"))
-        finished |= node.tick(working())
-    assert len(finished) == 299
-    assert len(node.book.memory.ledger._over) == 64  # pyright: ignore[reportPrivateUsage]

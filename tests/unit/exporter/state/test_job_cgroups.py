@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups, count_cpu_list
+from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
 from gpulock.isolation import marks
 from gpulock.isolation.tree import cgroup_name
@@ -158,13 +158,6 @@ def test_a_cgroup_that_is_not_there_is_searched_for_more_and_more_seldom(host: H
     searches = sorted(set(found))
     gaps = [round(b - a) for a, b in zip(searches, searches[1:])]
     assert gaps[:6] == [1, 2, 4, 8, 16, 32] and set(gaps[6:]) == {32}
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8,10-11", 7), ("", None), ("x", None)]
-)
-def test_processors_are_counted(text: str, count: int | None) -> None:
-    assert count_cpu_list(text) == count
 
 
 def test_a_claim_that_ends_keeps_what_its_job_used_and_a_new_exporter_never_takes_less() -> None:

@@ -11,7 +11,6 @@ from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.snapshot import (
     NOT_LISTED,
     DeviceSnapshot,
@@ -116,16 +115,6 @@ def test_each_of_the_eight_states(about: dict[str, Any], expected: str, tmp_path
     assert snapshot.states == {**dict.fromkeys(STATES, 0), expected: 1}
 
 
-def test_the_states_of_a_node_add_up_to_what_it_must_have() -> None:
-    node = Node(gpus=8)
-    node.facts = facts(lock(0), lock(7))
-    node.tick(card(0), card(1))
-    states = node.snapshot([listed(0), listed(1), listed(2)]).states
-    assert states is not None
-    assert sum(states.values()) == 8
-    assert (states["missing"], states["held"], states["free"]) == (6, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("busy", "observed", "ticks", "idle"),
     [
@@ -157,17 +146,6 @@ def test_a_reserve_idles_never() -> None:
         node.tick(card(busy=0.0, observed=1.0))
     snapshot = node.snapshot([listed(0)])
     assert (state_of(snapshot), snapshot.devices[0].idle_since) == ("held", None)
-
-
-def test_what_is_not_observed_any_more_is_not_idle() -> None:
-    node = Node(idle_after=3.0, oldest=10.0)
-    node.facts = facts(lock(0, A))
-    for _ in range(5):
-        node.tick(card(busy=0.0, observed=1.0))
-    assert state_of(node.snapshot([listed(0)])) == "held_idle"
-    for _ in range(11):
-        node.tick(card(busy=None, observed=None))
-    assert state_of(node.snapshot([listed(0)])) == "held"
 
 
 def test_a_mig_instance_without_gpm_is_held_and_never_idle() -> None:
@@ -206,15 +184,6 @@ def test_a_card_whose_instances_are_not_listed_yet_has_its_state_and_counts_no_m
     assert len(values(snapshot, "gpu_memory_used_bytes")) == 1
 
 
-def test_a_device_is_in_one_of_the_states_and_no_other() -> None:
-    node = Node()
-    node.facts = facts(lock(0, A))
-    node.tick(card(0))
-    told = values(node.snapshot([listed(0)]), "gpu_state")
-    own = f'gpu="0",uuid="{uuid(0)}"'
-    assert told == {f'{own},state="{name}"': name == "held" for name in STATES}
-
-
 def test_idle_since_is_the_last_look_less_the_idle_seconds_that_were_observed() -> None:
     node = Node()
     node.facts = facts(lock(0, A))
@@ -230,13 +199,6 @@ def test_idle_since_is_the_last_look_less_the_idle_seconds_that_were_observed() 
     assert list(told.values()) == [pytest.approx(worked + 5)], "nobody saw what it did"
     for _ in range(11):
         node.tick(card(0, busy=None, observed=None))
-    assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
-
-
-def test_a_free_device_is_idle_for_nobody() -> None:
-    node = Node()
-    for _ in range(3):
-        node.tick(card(0, busy=0.0))
     assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
 
 
@@ -257,13 +219,6 @@ def test_a_number_of_the_driver_is_told_as_a_state_by_its_name(
     told = values(node.snapshot([listed(0)]), f"gpu_{family}")
     assert [name for name, value in told.items() if value] == [f'gpu="0",uuid="{uuid(0)}",{label}']
     assert sum(told.values()) == 1
-
-
-@pytest.mark.parametrize("changes", [{"recovery_action": 99}, {"recovery_action": None}])
-def test_a_number_that_nobody_has_named_is_told_as_no_state(changes: dict[str, Any]) -> None:
-    node = Node()
-    node.tick(full_card(0, **changes))
-    assert values(node.snapshot([listed(0)]), "gpu_recovery_action") == {}
 
 
 def test_old_values_are_dropped_and_locks_stay() -> None:
@@ -343,15 +298,6 @@ def test_without_any_driver_locks_are_told() -> None:
     ]
 
 
-def test_without_a_device_list_no_states_are_shown_and_values_are() -> None:
-    node = Node(gpus=8)
-    node.facts = facts(lock(0, A))
-    node.tick(card(0))
-    snapshot = take_snapshot(node.book, None, node.facts, node.moment, ExporterHealth())
-    assert snapshot.states is None
-    assert [(one.id, one.utilization) for one in snapshot.devices] == [(bus(0), 0.5)]
-
-
 def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
     node = Node()
     node.tick(full_card(0))
@@ -397,20 +343,6 @@ def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
     assert snapshot.states["missing"] == 2  # the third was never seen in this boot
 
 
-def test_stale_is_told_only_where_a_verdict_tells() -> None:
-    node = Node()
-    tokens = [f"{number:016x}" for number in range(4)]
-    locks = [lock(number, token) for number, token in enumerate(tokens)]
-    verdicts = dict(zip(tokens, [Verdict(word, "") for word in (DEAD, ALIVE, UNKNOWN)]))
-    node.facts = facts(*locks, verdicts=verdicts)
-    node.tick(*[card(number) for number in range(5)])
-    snapshot = node.snapshot([listed(number) for number in range(5)])
-    states = list(states_of(snapshot).values())
-    assert states == ["stale", "held", "unknown", "held", "free"]
-    node.facts.verdicts = None
-    assert states_of(node.snapshot([listed(0)]))[f'gpu="0",uuid="{uuid(0)}"'] == "held"
-
-
 def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
     node = Node()
     one, two = listed(0), listed(1)
@@ -425,15 +357,6 @@ def test_a_quarantined_card_that_is_missing_is_both() -> None:
     node.silence()
     snapshot = node.snapshot([faulty(0)])
     assert (state_of(snapshot), seen(snapshot).causes) == ("missing", ("administrator",))
-
-
-def test_orphans_are_a_quarantine() -> None:
-    node = Node()
-    held = lock(0, A)
-    held.orphans = "process 7"
-    node.facts = facts(held)
-    node.silence()
-    assert seen(node.snapshot([listed(0)])).causes == ("orphans",)
 
 
 @pytest.mark.parametrize(
@@ -489,12 +412,6 @@ def test_what_gpulockd_saw_open_counts_although_nvml_lists_no_process() -> None:
     node.tick(card(0, processes=[]))
     assert seen(node.snapshot([listed(0)])).foreign == 3
     assert state_of(node.snapshot([listed(0)])) == "foreign"
-
-
-def test_processes_that_were_never_listed_are_not_none() -> None:
-    node = Node()
-    node.tick(card(0))
-    assert values(node.snapshot([listed(0)]), "gpu_foreign_processes") == {}
 
 
 def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:

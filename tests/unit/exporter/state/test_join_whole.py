@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 from gpulock_exporter.clock import Moment, current_moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
-from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
@@ -22,12 +19,11 @@ from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.cli.status.status_view import view_node
-from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_nodes import card
-from tests.support.locks import place_lock, retire_lock
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, record
 
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -98,60 +94,6 @@ def test_the_states_are_those_that_status_shows(box: Box) -> None:
     assert list(told.values()) == ["held", "stale", "quarantined", "free"]
     assert snapshot.states is not None
     assert snapshot.states["missing"] == 1
-
-
-def test_a_job_comes_works_and_goes(box: Box) -> None:
-    exporter = Exporter(box)
-    text = render_families(collect_families(exporter.second())).decode()
-    assert 'gpulock_gpu_lock_info{gpu="0",job_id="12",queue="gpu.q",scheduler="sge"' in text
-    for _ in range(3):
-        exporter.second()
-    seen = sample.read_sample(exporter.folder.path, exporter.now.boottime, BOOT)
-    assert seen is not None
-    assert seen.tokens[A][bus(0)].busy == pytest.approx(1.5)
-    retire_lock(box.node().store, box.node().store.read(bus(0)), "released")
-    assert (
-        "job_id" in render_families(collect_families(exporter.second())).decode()
-    )  # the other one's
-    left = sample.read_finished_claim(exporter.folder.path, A)
-    assert left is not None
-    assert (left.tokens[A][bus(0)].busy, left.tokens[A][bus(0)].observed) == (2.0, 4.0)
-    assert os.listdir(f"{exporter.folder.path}/finished") == [A]
-
-
-def test_an_exporter_that_is_killed_and_started_goes_on(box: Box) -> None:
-    first = Exporter(box)
-    for _ in range(4):
-        first.second()
-    before = first.second()
-    second = Exporter(box)
-    second.start, second.seconds = first.start, first.seconds
-    second.book.memory = restore_exporter_memory(second.folder.last(), BOOT, first.now.boottime)
-    after = second.second()
-    counts = [one.devices[0].counters["busy"] for one in (before, after)]
-    assert counts == [2.0, 2.5]
-    assert second.book.memory.sequence == 6
-
-
-def test_without_a_driver_and_without_frames_the_locks_are_told(box: Box) -> None:
-    exporter = Exporter(box)
-    os.rename(box.driver / "gpus", box.driver / "away")
-    exporter.devices.read()
-    snapshot = exporter.tick()
-    assert [one.state for one in snapshot.devices] == ["missing", "missing"]
-    assert snapshot.states is not None
-    assert snapshot.states["missing"] == 5
-
-
-def test_the_processes_of_a_job_are_its_own(box: Box) -> None:
-    box.proc.add(77, groups=(65400,))
-    box.proc.add(78)
-    exporter = Exporter(box)
-    for pid, foreign in ((77, 0), (78, 1)):
-        exporter.seconds += 1
-        cards = [card(0, processes=[Process(pid)])]
-        snapshot = exporter.tick(Frame(1, exporter.now.boottime, 0.0, devices=cards))
-        assert snapshot.devices[0].foreign == foreign
 
 
 def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told(box: Box) -> None:

@@ -14,7 +14,6 @@ from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
 from gpulock.daemon.health.cards import NodeCards, note_card_step, read_cards
 from gpulock.deadline import clock_boottime
-from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, Verdict
@@ -77,13 +76,6 @@ def test_verdicts_that_are_old_are_not_known_and_their_time_is(box: Box) -> None
     assert facts.reconciled == pytest.approx(now, abs=5)
 
 
-@pytest.mark.parametrize("written", [OTHER_BOOT, ""])
-def test_verdicts_of_another_boot_are_none(box: Box, written: str) -> None:
-    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, written)
-    facts = read_local_state(box.node(), clock_boottime())
-    assert (facts.verdicts, facts.reconciled) == (None, None)
-
-
 def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
     verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
     (box.records / "boot_id").write_text(OTHER_BOOT)
@@ -124,54 +116,21 @@ def test_locks_that_cannot_be_listed_are_not_known(box: Box) -> None:
     assert sorted(facts.failures) == ["locks", "quarantine"]
 
 
-def test_a_lock_that_stays_without_owner_is_told_as_it_is(box: Box) -> None:
-    (box.lock / "locks" / bus(1)).mkdir()
-    (box.lock / "locks" / bus(2)).mkdir()
-    (box.lock / "locks" / bus(2) / "owner").write_text("gpulock-owner 99\n")
-    facts = read_local_state(box.node(), clock_boottime())
-    assert facts.locks is not None
-    assert facts.locks[bus(1)].owner is facts.locks[bus(2)].owner is None
-    assert "gpulock-owner 99" in facts.locks[bus(2)].fault
-
-
-def test_what_may_not_be_read_is_not_known(box: Box) -> None:
-    shutil.rmtree(box.lock / "locks")
-    (box.lock / "locks").write_text("no folder: not even root can list it")
-    assert read_local_state(box.node(), clock_boottime()).locks is None
-
-
 def test_who_holds_what_since_when() -> None:
     held = {
         bus(0): lock(0, "a", claimed_boottime=50.0),
         bus(1): lock(1, "b", claimed_boottime=5000.0),
         bus(2): lock(2, "c", boot_id=OTHER_BOOT, claimed_boottime=50.0),
         bus(3): Lock(bus(3), None, ""),
+        bus(4): lock(4, "d", claimed_boottime=-5.0),
+        bus(5): lock(5, "e", claimed_boottime=float("nan")),
     }
     found = ledger_claims(held, BOOT, 100.0)
     assert found is not None
     since = {name: (claim.token, claim.since) if claim else None for name, claim in found.items()}
-    assert since == {bus(0): ("a", 50.0), bus(1): ("b", 100.0), bus(2): ("c", 100.0), bus(3): None}
+    now = {bus(1): ("b", 100.0), bus(2): ("c", 100.0), bus(4): ("d", 100.0), bus(5): ("e", 100.0)}
+    assert since == {bus(0): ("a", 50.0), bus(3): None, **now}
     assert ledger_claims(None, BOOT, 100.0) is None
-
-
-@pytest.mark.parametrize("checked", ["nan", "-5", "", "x"])
-def test_a_time_that_is_none_is_not_told(box: Box, checked: str) -> None:
-    text = f"gpulock-verdicts 1\nboot_id={BOOT}\nchecked_boottime={checked}\n"
-    (box.lock / "verdicts").write_text(text)
-    facts = read_local_state(box.node(), clock_boottime())
-    assert (facts.verdicts, facts.reconciled) == (None, None)
-    assert ("verdicts" in facts.failures) is (checked in ("", "x"))
-
-
-def test_the_node_itself_is_only_read(box: Box) -> None:
-    def contents() -> list[tuple[str, float]]:
-        found = [path for root in (box.lock, box.state) for path in sorted(root.rglob("*"))]
-        return [(str(path), path.lstat().st_mtime) for path in found]
-
-    before = contents()
-    node: Node = box.node()
-    read_local_state(node, clock_boottime())
-    assert contents() == before
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from gpulock_exporter.web.listen import (
     peer_address,
 )
 
-from tests.support.ports import ReservedPort
-
 
 @pytest.mark.parametrize(
     ("text", "address"),
@@ -117,15 +115,3 @@ def test_sockets_for_another_process_are_left_alone() -> None:
 def test_a_number_of_sockets_that_is_none_is_refused(count: str) -> None:
     with pytest.raises(ListenError, match="LISTEN_FDS"):
         activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count})
-
-
-@pytest.mark.parametrize("reuses", [True, False])
-def test_a_reserved_port_is_given_to_nobody_and_refuses(reuses: bool) -> None:
-    with ReservedPort() as port:
-        for _ in range(20_000):
-            with socket.socket() as other:
-                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses)
-                other.bind(("127.0.0.1", 0))
-                assert other.getsockname()[1] != port.number
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port.number))

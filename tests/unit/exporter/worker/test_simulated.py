@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.simulated.card import device_load, mean_device_load, memory_share
 from gpulock_exporter.simulated.source import SimulatedSource
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
-from gpulock_exporter.worker.child import WorkerTimeouts
-from gpulock_exporter.worker.supervisor import Supervisor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +18,6 @@ from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
-from tests.support.clock import boot_time
 from tests.support.locks import end_lock, place_lock
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -220,37 +215,3 @@ def test_a_load_is_a_share_and_has_no_jumps(device: int, seconds: float, span: f
     assert 0 <= memory_share(device, seconds) <= 1
     assert 0 <= mean_device_load(device, seconds, seconds + span) <= 1
     assert abs(device_load(device, seconds + 0.1) - device_load(device, seconds)) < 0.05
-
-
-def test_neighbours_work_in_patterns_that_can_be_told_apart() -> None:
-    means = [mean_device_load(device, 30, 210) for device in range(4)]
-    spreads = [
-        max(values) - min(values)
-        for device in range(4)
-        if (values := [device_load(device, 30 + n) for n in range(180)])
-    ]
-    assert len({round(mean, 1) for mean in means}) == 4
-    assert spreads[0] < 0.1 < spreads[3] < 0.3 < spreads[1] < spreads[2]
-
-
-@pytest.mark.real_time
-def test_the_worker_looks_at_a_simulated_node(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "node", "workstation")
-    supervisor = Supervisor(
-        [
-            *(sys.executable, "-m", "gpulock_exporter.worker.process"),
-            *("0.05", "60", f"simulated:{node.directory}"),
-        ],
-        boot_time,
-        WorkerTimeouts(first=15, frame=5),
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"},
-    )
-    try:
-        found: list[Frame] = []
-        for _ in range(200):
-            found += supervisor.step(0.1)
-            if len(found) > 2:
-                break
-        assert [len(frame.devices) for frame in found[:2]] == [2, 2], supervisor.fault
-    finally:
-        supervisor.close()

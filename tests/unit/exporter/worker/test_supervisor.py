@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 from gpulock_exporter.driver_calls import PAGE
 from gpulock_exporter.telemetry import Frame
@@ -59,13 +56,6 @@ def test_a_worker_is_told_which_cards_are_shared_and_the_next_one_as_well(nest: 
     heard.unlink()
     settle_start(nest, supervisor, 2)
     settle_on("0000:5e:00.0")
-
-
-def test_every_frame_is_handed_on_in_order(nest: Nest) -> None:
-    supervisor = nest.supervise('echo "$GOOD"; echo "$GOOD"; echo "$GOOD"; exec sleep 60')
-    found = frames(supervisor, 3)
-    assert [frame.devices[0].uuid for frame in found] == ["GPU-1"] * 3
-    assert supervisor.fault == ""
 
 
 def test_a_worker_that_falls_silent_is_killed_and_another_one_started(nest: Nest) -> None:
@@ -136,28 +126,6 @@ def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:
     go.touch()
     settle(supervisor, "the end")
     assert supervisor.fault == "the end"
-
-
-def test_one_that_cannot_be_killed_is_abandoned_and_none_started_beside_it(
-    nest: Nest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
-    frames(supervisor)
-    killed: list[int] = []
-
-    def deaf(pid: int, sign: int) -> None:
-        killed.append(pid)
-        assert sign == signal.SIGKILL
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "kill", deaf)
-        for _ in range(10):
-            nest.clock.now += 5.1
-            supervisor.step(0)
-    assert (supervisor.abandoned, supervisor.starts, len(killed)) == (1, 1, 1)
-    os.kill(killed[0], signal.SIGKILL)  # the driver lets go of it at last
-    settle_start(nest, supervisor, 2)
-    assert supervisor.abandoned == 0
 
 
 def test_a_pause_lets_go_of_the_driver_and_who_ends_it_waits_for_no_back_off(nest: Nest) -> None:

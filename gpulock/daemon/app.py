@@ -38,7 +38,7 @@ from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
-from gpulock.daemon.slots.rsmap_sync import RsmapSync
+from gpulock.daemon.slots.rsmap import RsmapSync
 from gpulock.daemon.slots.slurm import SlurmDrainSync
 from gpulock.daemon.slots.slurm_map import SlurmMapRenewal
 from gpulock.errors import BROKEN, Refusal

@@ -27,9 +27,10 @@ from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
-from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER, Owner
+from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER
 from gpulock.store.quarantine import RESERVES, list_noted_devices
 from gpulock.store.repair import repair_locks
+from gpulock.workstation.process_claims import make_process_owner
 
 USER: Final = "nobody"
 NOBODY: Final = 65534
@@ -249,19 +250,9 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
             raise CardTakenError(device.bus)
         if device.bus in cards_with_mps(node.settings, node.boot_id, None):
             raise CardTakenError(f"an MPS ends on {device.bus}")
-        record = Owner(
-            scheduler="process",
-            cluster="default",
-            node=node.name,
-            job_id=str(pid),
-            pid=pid,
-            start=node.proc.start(pid),
-            sid=pid,
-            user=HEALTH_USER,
+        record = make_process_owner(node, pid, HEALTH_USER, HEALTH_COMMENT).copy(
             uid=uid,
-            comment=HEALTH_COMMENT,
-            boot_id=node.boot_id,
-            pid_ns=node.proc.pid_namespace(""),
+            sid=pid,
             claimed_at=time.time(),
             claimed_boottime=clock_boottime(),
             token=os.urandom(8).hex(),

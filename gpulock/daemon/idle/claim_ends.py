@@ -15,8 +15,7 @@ from typing import ClassVar, Final
 
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
-from gpulock.daemon.idle.command import IdleCommand, check_program_trust
-from gpulock.daemon.idle.idle_claims import IdleClaim
+from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
 from gpulock.deadline import Deadline

@@ -17,15 +17,33 @@ import subprocess
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulock.daemon.core.sge_client import client_folders, sge_environment
-from gpulock.daemon.idle.idle_claims import IdleClaim
 from gpulock.node.settings import Settings
+from gpulock.store.owner import Owner
 
 SECONDS: Final = 30.0  # for a command to end
 WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@,+/-]*")
 LONGEST: Final = 256  # characters of a fact, but for lists of devices
+
+
+class IdleClaim(NamedTuple):
+    """A claim that idles: since how many observed seconds, and on which devices."""
+
+    owner: Owner
+    devices: tuple[str, ...]
+    seconds: float
+    alive: bool
+
+    def describe_holder(self) -> str:
+        """Return how people name the holder."""
+        job = "" if self.owner.scheduler == "process" else "job "
+        return f"{job}{self.owner.job()} of {self.owner.user or self.owner.uid}"
+
+    def describe_idle(self) -> str:
+        """Return what it holds, and for how long in vain."""
+        return f"{','.join(self.devices)} idle for {self.seconds:.0f} observed seconds"
 
 
 class IdleCommand:

@@ -4,22 +4,28 @@
 Warm, gpulockd alone, off by default. After IDLE_WARN it is said once, and IDLE_COMMAND is run with
 `warn`; after IDLE_KILL, where that is set, it is run with `kill`, again while it fails. No `kill`
 comes before the claim's own `warn` has run, and the time between the two has gone by. What was done
-is kept in memory: a gpulockd that was started again warns once more.
+is kept in memory: a gpulockd that was started again warns once more. Idleness is what the exporter
+observed: what was not observed is not idle, and a sample that is old counts for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Final
 
-from gpulock.daemon.idle.command import IdleCommand, check_program_trust
-from gpulock.daemon.idle.idle_claims import IdleClaim, find_idle_claims
+from gpulock.alloc.reaper import HELD
+from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
+from gpulock.node import sample
 from gpulock.node.context import Node
+from gpulock.node.sample import ClaimUsage
 from gpulock.node.settings import Settings
+from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE
 
 WARN, KILL = "warn", "kill"
+SEEN: Final = 30.0  # seconds: an idleness that was true longer ago is not known any more
 POLL: Final = 0.25  # seconds between two looks at a command at work
 AGAIN: Final = 60.0  # seconds until a `kill` that failed is tried again
 
@@ -132,3 +138,43 @@ class IdlePolicy(Chore):
         if (token, key) not in self._said:
             self._said.add((token, key))
             self._say(line)
+
+
+def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[IdleClaim]:
+    """Return the claims whose devices are all seen to idle."""
+    standing: dict[str, tuple[Owner, list[str], bool]] = {}
+    for outcome in report.outcomes:
+        record = outcome.lock.owner
+        if record is None or outcome.act != HELD or record.draining or record.scheduler == "admin":
+            continue
+        known = standing.setdefault(record.token, (record, [], outcome.verdict.state == ALIVE))
+        known[1].append(outcome.lock.id)
+    if not standing:
+        return []
+    found = sample.read_sample(
+        node.settings.exporter_dir, now, node.boot_id, node.settings.max_sample_age
+    )
+    if found is None:
+        return []
+    idlers: list[IdleClaim] = []
+    for token, (record, devices, alive) in standing.items():
+        seconds = claim_idle_seconds(record, devices, found.tokens.get(token, {}), now)
+        if seconds is not None:
+            idlers.append(IdleClaim(record, tuple(sorted(devices)), seconds, alive))
+    return idlers
+
+
+def claim_idle_seconds(
+    record: Owner, devices: Iterable[str], accounts: Mapping[str, ClaimUsage], now: float
+) -> float | None:
+    """Return for how many observed seconds all devices of a claim did nothing, None: not known."""
+    held = now - record.claimed_boottime
+    least = held
+    for device in devices:
+        account = accounts.get(device)
+        if account is None or account.idle is None or account.seen is None:
+            return None
+        if not account.observed or not -sample.AHEAD <= now - account.seen <= SEEN:
+            return None
+        least = min(least, account.idle, account.observed)  # what was not observed is not idle
+    return max(0.0, least)

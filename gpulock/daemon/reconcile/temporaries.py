@@ -48,15 +48,5 @@ def remove_dead_temporaries(node: Node) -> None:
         with suppress(OSError):
             for name in os.listdir(folder):
                 writer = NAME.fullmatch(name)
-                if writer and is_process_gone(node, int(writer[1])):
+                if writer and not os.path.lexists(f"{node.proc.root}/{writer[1]}"):
                     atomic.remove_quietly(f"{folder}/{name}")
-
-
-def is_process_gone(node: Node, pid: int) -> bool:
-    """Return whether no process has this pid; False where that cannot be seen."""
-    try:
-        return not node.proc.running(pid, node.proc.start(pid))
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False

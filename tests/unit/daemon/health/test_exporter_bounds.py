@@ -29,8 +29,7 @@ from gpulock.daemon.history.record import (
     encode_history_record,
     use_over_time,
 )
-from gpulock.daemon.idle.idle_claims import claim_idle_seconds
-from gpulock.daemon.idle.policy import IdlePolicy
+from gpulock.daemon.idle.policy import IdlePolicy, claim_idle_seconds
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.idle.command import build_idle_environment
-from gpulock.daemon.idle.idle_claims import IdleClaim
+from gpulock.daemon.idle.command import IdleClaim, build_idle_environment
 from gpulock.store.owner import Owner
 from tests.support.scripts import write_script
 from tests.support.trees import Box, bus, record

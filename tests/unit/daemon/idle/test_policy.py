@@ -15,11 +15,11 @@ from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.idle import command
 from gpulock.daemon.idle.command import (
+    IdleClaim,
     build_idle_environment,
     check_program_trust,
     is_safe_shell_word,
 )
-from gpulock.daemon.idle.idle_claims import IdleClaim
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime

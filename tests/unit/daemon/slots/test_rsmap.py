@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.slots import rsmap, rsmap_sync
+from gpulock.daemon.slots import rsmap
 from gpulock.daemon.slots.rsmap import (
+    RsmapSync,
     WithdrawnIds,
     next_rsmap,
     parse_complex_values,
     parse_rsmap,
     split_sge_elements,
 )
-from gpulock.daemon.slots.rsmap_sync import RsmapSync
 from gpulock.sge import card_map
 from gpulock.store import quarantine
 from tests.support.journal import HeardJournal
@@ -75,7 +75,7 @@ class Site:
     def round(self) -> None:
         """Let one round be asked for and answered."""
         for _ in range(2):
-            self.now += rsmap_sync.EVERY
+            self.now += rsmap.EVERY
             self.chore.run(self.box.node(), ReconcileReport([], []), self.now)
             asking = self.chore.asking
             assert asking is None or asking.wait(20.0)

@@ -23,11 +23,10 @@ from gpulock.node.devices import card_bus_id
 from gpulock.node.settings import Settings
 from gpulock.slurm.refuse import quote_scontrol_text
 from gpulock.slurm.scontrol import HINT, SlurmctldClient
-from gpulock.store import atomic, quarantine
+from gpulock.store import quarantine
 
 EVERY: Final = 15.0  # seconds between two rounds
 PREFIX: Final = "gpulock quarantine: "  # of our reason
-NAME: Final = "slurm-drain"  # in STATE_DIR: for which devices the node was drained
 LENGTH: Final = 180  # bytes of a reason
 DRAIN: Final = "drain"
 
@@ -82,7 +81,8 @@ class SlurmDrainSync(Chore):
         self._journal = journal
         self.asking: BackgroundCall[DrainAction] | None = None
         self._next = 0.0
-        self._first = True  # one that was killed may have drained without a note
+        self._first = True  # an earlier gpulockd may have drained
+        self._noted = ""  # for which devices this one drained the node
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
@@ -96,13 +96,12 @@ class SlurmDrainSync(Chore):
                 return
             self.asking = None
             self._tell(asking)
-        noted = read_drained_devices(settings)
         drains = settings.slurm_on_unhealthy == DRAIN
-        if now < self._next or not (noted or (drains and (bad or self._first))):
+        if now < self._next or not (self._noted or (drains and (bad or self._first))):
             return
         self._next, self._first = now + EVERY, False
-        name, wanted = node.name, bad if drains else {}
-        self.asking = BackgroundCall(lambda: sync_slurm_drain(settings, name, wanted))
+        name, wanted, noted = node.name, bad if drains else {}, self._noted
+        self.asking = BackgroundCall(lambda: sync_slurm_drain(settings, name, wanted, noted))
 
     def _tell(self, asking: BackgroundCall[DrainAction]) -> None:
         wrong: dict[str, str] = {}
@@ -111,6 +110,7 @@ class SlurmDrainSync(Chore):
         except (Refusal, OSError, ValueError) as fault:
             wrong["round"] = f"Slurm cannot be told which devices are out of service: {fault}"
         else:
+            self._noted = done.noted
             if done.words:
                 self._journal.say(NOTICE, f"updated Slurm: {' '.join(done.words)}")
             if done.told:
@@ -129,22 +129,18 @@ def read_out_of_service(node: Node, report: ReconcileReport) -> dict[str, str]:
     return found
 
 
-def sync_slurm_drain(settings: Settings, host: str, bad: Mapping[str, str]) -> DrainAction:
-    """Ask for the node's state and do what is due; raise Refusal or OSError.
-
-    Drained first and noted then: after a kill in between the drain is known as ours.
-    """
+def sync_slurm_drain(
+    settings: Settings, host: str, bad: Mapping[str, str], noted: str
+) -> DrainAction:
+    """Ask for the node's state and do what is due; raise Refusal or OSError."""
     control = SlurmctldClient(settings)
     name = find_slurm_node_name(control, host)
     state, reason = parse_slurm_node_state(
         run_scontrol_checked(control, "show", "node", "-o", name)
     )
-    due = decide_drain_action(state, reason, bad, read_drained_devices(settings))
+    due = decide_drain_action(state, reason, bad, noted)
     if due.words:
         run_scontrol_checked(control, "update", f"NodeName={name}", *due.words)
-    if due.noted != read_drained_devices(settings):
-        path = f"{settings.state_dir}/{NAME}"
-        atomic.replace_file(path, f"{due.noted}\n".encode(), durable=True)
     return due
 
 
@@ -172,11 +168,3 @@ def parse_slurm_node_state(line: str) -> tuple[str, str]:
     state = line.partition(" State=")[2].split(None, 1)[:1]
     reason = line.partition(" Reason=")[2].rpartition(" [")[0]
     return (state[0] if state else "", reason.strip())
-
-
-def read_drained_devices(settings: Settings) -> str:
-    """Return for which devices the node was drained, nothing where it was not by us."""
-    try:
-        return atomic.read_text(f"{settings.state_dir}/{NAME}").strip()
-    except OSError:
-        return ""

@@ -19,7 +19,6 @@ from gpulock.daemon.slots.slurm import (
 )
 from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import quarantine
-from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.trees import NAME, Box, bus
 
@@ -162,13 +161,9 @@ def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site) -> None:
     assert site.shown() == ("IDLE", "")
 
 
-def test_the_next_round_recovers_from_a_kill_between_drain_and_note(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpulockd_that_is_started_again_takes_our_drain_back(site: Site) -> None:
     site.out(1)
-    with monkeypatch.context() as dying:
-        dying.setattr("gpulock.store.atomic.replace_file", raising(OSError("killed")))
-        site.round()
+    site.round()
     assert site.shown()[0] == "IDLE+DRAIN"
     site.back(1)
     site.start()

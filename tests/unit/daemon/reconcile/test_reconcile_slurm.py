@@ -13,7 +13,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import verdicts
 from gpulock.store.event_log import count_events, read_events
-from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
+from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, freezer, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 
 
@@ -80,13 +80,6 @@ def test_no_other_step_is(site: Site, step: str) -> None:
 def test_nor_is_another_jobs(site: Site, title: str) -> None:
     site.prolog(12, "0")
     site.stepd(700, title)
-    again(site)
-    assert not seen(site)
-
-
-def test_nor_is_what_a_user_calls_so(site: Site) -> None:
-    site.prolog(12, "0")
-    site.stepd(700, "12.extern", UID)
     again(site)
     assert not seen(site)
 
@@ -190,37 +183,11 @@ def test_a_record_of_another_version_is_held_and_stops_no_reconcile(site: Site) 
     assert site.locks() == [bus(2)]
 
 
-def test_a_claim_that_was_cut_short_is_freed(site: Site) -> None:
-    site.prolog(12, "1")
-    site.stepd(700, "12.extern")
-    (site.lock / "locks" / bus(0)).mkdir()
-    assert acts(site) == ["held"]
-    assert site.locks() == [bus(1)]
-
-
 def test_a_new_boot_is_no_loss(site: Site) -> None:
     site.prolog(12, "1")
     site.proc.boot(OTHER_BOOT)
     again(site)
     assert (site.locks(), claims(site)) == ([], [])
-
-
-def test_between_prolog_and_first_step_a_job_is_not_reaped(site: Site) -> None:
-    site.prolog(12, "0")
-    site.answers(row(12, State="CONFIGURING"))
-    assert acts(site) == ["held"]
-    site.fails(INVALID)
-    site.hook(900)
-    assert acts(site) == ["held"]
-
-
-def test_slurmctld_is_asked_once_where_it_is_silent_and_not_for_what_is_seen(site: Site) -> None:
-    for job, gpus in ((12, "0"), (13, "1"), (14, "2")):
-        site.prolog(job, gpus)
-    site.stepd(700, "14.extern")
-    again(site)
-    assert [call[5] for call in site.calls()] == ["12"]
-    assert set(known(site).values()) == {"unknown", "alive"}
 
 
 def test_nobody_is_asked_where_no_lock_is_slurms(site: Site) -> None:

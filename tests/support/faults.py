@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults for a test: what fails whatever it is asked, and system calls that fail for one file."""
+"""Faults for a test: what fails or says the same whatever it is asked, and calls that fail."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from typing_extensions import Never
+
+Result = TypeVar("Result")
 
 
 def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:
@@ -20,6 +22,15 @@ def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:
         raise fault
 
     return fail
+
+
+def returning(result: Result) -> Callable[..., Result]:
+    """Return a function that returns this, whatever it is asked."""
+
+    def give(*_: object, **__: object) -> Result:
+        return result
+
+    return give
 
 
 disk_full = raising(OSError(errno.ENOSPC, "No space left on device"))

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from gpulock.daemon.health import findings, policy
-from gpulock.daemon.health.findings import HealthFinding
+from tests.support.faults import returning
 from tests.world.health import HEALTH_CASTS, HEALTH_POINTS
 from tests.world.play import check_each_call, find_planted_fault, sample_schedules
 from tests.world.site import Site
@@ -28,30 +26,16 @@ def test_an_accident_at_any_call_of_health_breaks_no_promise(
     check_each_call(health_site, HEALTH_CASTS[name], actor, what, PART / len(HEALTH_POINTS))
 
 
-def nothing_is_put_out(patch: pytest.MonkeyPatch) -> None:
-    """What is found stays in service."""
-
-    def none(*_: object) -> list[HealthFinding]:
-        return []
-
-    patch.setattr(findings, "select_new_findings", none)
-
-
-def nothing_comes_back(patch: pytest.MonkeyPatch) -> None:
-    """What was put out stays out."""
-
-    def none(*_: object) -> dict[str, str]:
-        return {}
-
-    patch.setattr(policy.HealthPolicy, "_restore_recovered", none)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [nothing_is_put_out, nothing_comes_back])
+@pytest.mark.parametrize(
+    ("owner", "name", "result"),
+    [
+        (findings, "select_new_findings", []),  # what is found stays in service
+        (policy.HealthPolicy, "_restore_recovered", {}),  # what was put out stays out
+    ],
+)
 def test_a_planted_fault_of_health_is_found(
-    health_site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[pytest.MonkeyPatch], None],
+    health_site: Site, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, result: object
 ) -> None:
-    plant(monkeypatch)
+    monkeypatch.setattr(owner, name, returning(result))
     find_planted_fault(health_site, HEALTH_CASTS["link"])

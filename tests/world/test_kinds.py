@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 
 import pytest
 
@@ -31,69 +31,54 @@ def test_an_accident_at_any_call_of_kinds_breaks_no_promise(
     check_each_call(kind_site, KIND_CASTS[name], actor, what, PART / len(KIND_POINTS))
 
 
-def instance_leaves_its_card_free(patch: pytest.MonkeyPatch) -> None:
-    """The lock of an instance keeps nobody from its card, nor the other way round."""
-
-    def same(a: str, b: str) -> bool:
-        return a == b
-
-    patch.setattr(holders, "lock_ids_overlap", same)
-    patch.setattr(availability, "SHARE", "no part of a name")
+def any_part(device: Device, kind: str) -> bool:
+    """Return whether a device is of a kind; an instance is its card."""
+    card = Device(device.bus, device.index)
+    card.model = device.model
+    return is_of_kind(device if kind.startswith(MIG) else card, kind)
 
 
-def instance_is_a_card(patch: pytest.MonkeyPatch) -> None:
-    """A request by model may get an instance of such a card."""
-
-    def any_part(device: Device, kind: str) -> bool:
-        card = Device(device.bus, device.index)
-        card.model = device.model
-        return is_of_kind(device if kind.startswith(MIG) else card, kind)
-
-    patch.setattr(kind_choice, "is_of_kind", any_part)
+def one_group(fit: list[Device]) -> list[list[Device]]:
+    """Return cards of all models together."""
+    return [fit]
 
 
-def models_are_mixed(patch: pytest.MonkeyPatch) -> None:
-    """A plain request gets cards of two models."""
-
-    def one_group(fit: list[Device]) -> list[list[Device]]:
-        return [fit]
-
-    patch.setattr(kind_choice, "group_by_model", one_group)
-
-
-def one_kind_is_chosen_twice(patch: pytest.MonkeyPatch) -> None:
-    """A device serves two kinds of a request."""
-
-    def choose(free: list[Device], want: ClaimRequest, links: object) -> list[Device]:
-        del links
-        chosen = [
-            device
-            for kind, count in want.kinds
-            for device in [d for d in free if is_of_kind(d, kind)][:count]
-        ]
-        return [device for device in free if device in chosen]
-
-    patch.setattr(kind_choice, "choose_by_kind", choose)
+def choose_twice(free: list[Device], want: ClaimRequest, links: object) -> list[Device]:
+    """Choose for each kind of a request by itself."""
+    del links
+    chosen = [
+        device
+        for kind, count in want.kinds
+        for device in [d for d in free if is_of_kind(d, kind)][:count]
+    ]
+    return [device for device in free if device in chosen]
 
 
-MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], str], ...] = (
-    (instance_leaves_its_card_free, "reset"),
-    (instance_leaves_its_card_free, "reset_of_places"),
-    (instance_is_a_card, "mig_mode"),
-    (models_are_mixed, "models"),
-    (one_kind_is_chosen_twice, "several_kinds"),
+OVERLAP = (  # an instance or a place leaves its card free
+    (holders, "lock_ids_overlap", operator.eq),
+    (availability, "SHARE", "no part of a name"),
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plant", "name"), MUTANTS, ids=[f"{p.__name__}-{n}" for p, n in MUTANTS])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (OVERLAP, "reset"),
+        (OVERLAP, "reset_of_places"),
+        (((kind_choice, "is_of_kind", any_part),), "mig_mode"),
+        (((kind_choice, "group_by_model", one_group),), "models"),
+        (((kind_choice, "choose_by_kind", choose_twice),), "several_kinds"),
+    ],
+)
 def test_a_planted_fault_of_kinds_is_found(
     kind_site: Site,
     monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[pytest.MonkeyPatch], None],
+    fault: tuple[tuple[object, str, object], ...],
     name: str,
 ) -> None:
-    plant(monkeypatch)
+    for target, of, instead in fault:
+        monkeypatch.setattr(target, of, instead)
     # of schedules at random one in 150 finds the first of them
     one, other = ("root", "two") if name == "reset" else ("", "")
     find_planted_fault(kind_site, KIND_CASTS[name], one=one, other=other)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,8 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import Repair
 from gpulock.store.verdicts import DEAD, Verdict
+from tests.support.faults import returning
+from tests.world.actors import Cast
 from tests.world.casts import CASTS, LOST
 from tests.world.choosers import Planned
 from tests.world.explore import Explorer, WorldError
@@ -31,288 +34,180 @@ from tests.world.site import Site
 if TYPE_CHECKING:
     from gpulock.alloc.reaper import ClaimEnd
 
-Plant = Callable[[pytest.MonkeyPatch, Site], None]
+JUDGE_AHEAD, FINISH, RELEASE = Reaper.judge_ahead, Reaper.finish, grants.release_devices
+VERDICT, REPAIR, BEGIN = Judge.verdict, repair.repair_locks, boot.begin_boot
+COUNT_FREE = shares.count_free_places
+STALE: dict[str, Lock] = {}
 
 
-def gate_is_not_locked(patch: pytest.MonkeyPatch, site: Site) -> None:
-    class Open:
-        """fcntl, which locks nothing."""
+class OpenGate:
+    """fcntl, which locks nothing."""
 
-        LOCK_EX = LOCK_NB = LOCK_UN = 0
+    LOCK_EX = LOCK_NB = LOCK_UN = 0
+    flock = staticmethod(returning(None))
 
-        @staticmethod
-        def flock(fd: int, how: int) -> None:
-            del fd, how
-            site.kernel.step("flock", "not at all")
 
-    patch.setattr(gate, "fcntl", Open)
+def take_locks_where_they_are(store: LockStore, record: Owner) -> None:
+    """Make a claim; the folder of another one is accepted."""
+    grants.write_record_folder(store, record.token, encode_owner(record).encode())
+    for name in record.devices:
+        os.makedirs(f"{store.locks_dir}/{name}", exist_ok=True)
+        atomic.replace_file(f"{store.locks_dir}/{name}/owner", encode_owner(record).encode())
 
 
-def lock_is_taken_where_it_is(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """mkdir accepts the folder of another claim; the gate is not asked either."""
-    gate_is_not_locked(patch, site)
+def keep_what_was_judged(engine: Reaper, uids: Iterable[int] = ()) -> None:
+    """Look before the gate, and go by that for good."""
+    JUDGE_AHEAD(engine, uids)
+    STALE.update({name: lock for name, lock in engine.held.items() if lock.owner})
+    engine._ahead = None  # pyright: ignore[reportPrivateUsage]
 
-    def make(store: LockStore, record: Owner) -> None:
-        data = encode_owner(record).encode()
-        grants.write_record_folder(store, record.token, data)
-        for name in record.devices:
-            os.makedirs(f"{store.locks_dir}/{name}", exist_ok=True)
-            atomic.replace_file(f"{store.locks_dir}/{name}/owner", data)
 
-    patch.setattr(grants, "make_claim", make)
+def finish_stale(
+    engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = ""
+) -> list[ReapOutcome]:
+    """Free what a look before the gate judged."""
+    return FINISH(engine, [STALE.get(lock.id, lock) for lock in locks], over, how)
 
 
-def token_is_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """What a look before the gate judged is freed, whoever has it by now."""
-    ahead, finish, release = Reaper.judge_ahead, Reaper.finish, grants.release_devices
-    stale: dict[str, Lock] = {}
+def finish_living(
+    engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = ""
+) -> list[ReapOutcome]:
+    """Free what has no process left, whether its owner lives or not."""
+    return FINISH(engine, locks, reaper.ENDED if over == DIED else over, how)
 
-    def looked(engine: Reaper, uids: Iterable[int] = ()) -> None:
-        ahead(engine, uids)
-        stale.update({name: lock for name, lock in engine.held.items() if lock.owner})
-        engine._ahead = None  # pyright: ignore[reportPrivateUsage]
 
-    def late(engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = "") -> list[ReapOutcome]:
-        return finish(engine, [stale.get(lock.id, lock) for lock in locks], over, how)
+def release_whoever(
+    store: LockStore, token: str, names: Collection[str], how: str, boot_id: str
+) -> None:
+    """Release devices, whoever has them by now."""
+    for name in names:
+        now = store.read(name).owner
+        RELEASE(store, now.token if now else token, [name], how, boot_id)
 
-    def whoever(
-        store: LockStore, token: str, names: Collection[str], how: str, boot_id: str
-    ) -> None:
-        for name in names:
-            now = store.read(name).owner
-            release(store, now.token if now else token, [name], how, boot_id)
 
-    def same(*_: object) -> bool:
-        return True
-
-    del site
-    patch.setattr(alloc_release, "is_same_claim", same)
-    patch.setattr(Reaper, "judge_ahead", looked)
-    patch.setattr(Reaper, "finish", late)
-    patch.setattr(grants, "release_devices", whoever)
-
-
-def start_time_is_ignored(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def running(proc: Proc, pid: int, start: int) -> bool:
-        del start
-        try:
-            return bool(proc.stat(pid))
-        except ProcessLookupError:
-            return False
-
-    del site
-    patch.setattr(Proc, "running", running)
-
-
-def what_is_left_of_a_job_is_not_looked_for(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def nothing(*_: object) -> tuple[str, str]:
-        return "", ""
-
-    def nobody(*_: object) -> JobProcesses:
-        return JobProcesses()
-
-    del site
-    patch.setattr(Judge, "job_processes", nobody)
-    patch.setattr(reaper, "remaining_device_user", nothing)
-
-
-def dead_is_who_has_no_shepherd(patch: pytest.MonkeyPatch, site: Site) -> None:
-    verdict = Judge.verdict
-
-    def judged(judge: Judge, lock: Lock) -> Verdict:
-        found = verdict(judge, lock)
-        return found if "its shepherd" in found.proof else Verdict(DEAD, "it has no shepherd")
-
-    def nobody(*_: object) -> tuple[str, str]:
-        return "", ""
-
-    del site
-    patch.setattr(Judge, "verdict", judged)
-    patch.setattr(reaper, "remaining_device_user", nobody)
-
-
-def line_is_not_looked_for_in_the_history(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def none(*_: object) -> set[str]:
-        return set()
-
-    del site
-    patch.setattr(writer, "find_written_tokens", none)
-
-
-def claim_is_not_owed_a_line(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def nothing(*_: object) -> None:
-        return
-
-    del site
-    patch.setattr(owed, "note_owed_line", nothing)
-
-
-def living_owner_counts_as_ended(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """A reconcile frees what has no process left, whether its owner lives or not."""
-    finish = Reaper.finish
-
-    def late(engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = "") -> list[ReapOutcome]:
-        return finish(engine, locks, reaper.ENDED if over == DIED else over, how)
-
-    del site
-    patch.setattr(Reaper, "finish", late)
-
-
-def share_joins_a_card_that_is_held(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def none(held: dict[str, Lock]) -> dict[str, Lock]:
-        del held
-        return {}
-
-    del site
-    patch.setattr(availability, "whole_claims", none)
-
-
-def card_is_granted_beside_its_shares(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def same(a: str, b: str) -> bool:
-        return a == b
-
-    del site
-    patch.setattr(holders, "lock_ids_overlap", same)
-    patch.setattr(availability, "SHARE", "no part of a name")
-
-
-def places_are_not_counted(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def all_of_them(card: CardPlaces, uid: int | None = None) -> int:
-        del uid
-        return card.places
-
-    del site
-    patch.setattr(shares, "count_free_places", all_of_them)
-
-
-def users_are_not_compared(patch: pytest.MonkeyPatch, site: Site) -> None:
-    count = shares.count_free_places
-
-    def of_anybody(card: CardPlaces, uid: int | None = None) -> int:
-        del uid
-        return count(card)
-
-    del site
-    patch.setattr(shares, "count_free_places", of_anybody)
-
-
-def share_joins_a_card_of_a_whole_job(patch: pytest.MonkeyPatch, site: Site) -> None:
-    share_joins_a_card_that_is_held(patch, site)
-
-
-def records_alone_do_not_count(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """A lock that somebody removed is free, whatever its record says."""
-
-    def nothing(*_: object) -> None:
-        return
-
-    def locked(store: LockStore, boot_id: str) -> Repair:
-        done = whole(store, boot_id)
-        done.held = {
-            name: lock
-            for name, lock in done.held.items()
-            if os.path.isdir(f"{store.locks_dir}/{name}")
-        }
-        return done
-
-    whole = repair.repair_locks
-    del site
-    patch.setattr(repair, "put_back_lock", nothing)
-    patch.setattr(claim, "repair_locks", locked)
-
-
-def lock_has_no_record(patch: pytest.MonkeyPatch, site: Site) -> None:
-    def nothing(*_: object) -> None:
-        return
-
-    del site
-    patch.setattr(grants, "write_record_folder", nothing)
-
-
-def state_dir_has_the_boot_id_first(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """A kill between the two boot ids closes the node."""
-    begin = boot.begin_boot
-
-    def early(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-        boot.write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
-        begin(store, state_dir, boot_id, node)
-
-    del site
-    patch.setattr(boot, "begin_boot", early)
-
-
-def lost_records_close_no_node(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """Where the folder of all records is gone, claims begin anew."""
-
-    def never(state_dir: str, boot_id: str) -> bool:
-        del state_dir, boot_id
+def runs_whenever_it_began(proc: Proc, pid: int, start: int) -> bool:
+    """Return whether a process has this number."""
+    del start
+    try:
+        return bool(proc.stat(pid))
+    except ProcessLookupError:
         return False
 
-    del site
-    patch.setattr(boot, "may_be_claimed_boot", never)
+
+def judge_by_shepherd(judge: Judge, lock: Lock) -> Verdict:
+    """Return the verdict; who has no shepherd is dead."""
+    found = VERDICT(judge, lock)
+    return found if "its shepherd" in found.proof else Verdict(DEAD, "it has no shepherd")
 
 
-def record_does_not_shrink(patch: pytest.MonkeyPatch, site: Site) -> None:
-    """What is given back of a claim comes back with the next repair."""
-
-    def nothing(store: LockStore, record: Owner) -> None:
-        del store, record
-
-    del site
-    patch.setattr(grants, "rewrite_claim", nothing)
+def count_all_places(card: CardPlaces, uid: int | None = None) -> int:
+    """Return all places, held or not."""
+    del uid
+    return card.places
 
 
-LOST_MUTANTS: tuple[tuple[Plant, str], ...] = (
-    (records_alone_do_not_count, "lock_dir_and_a_later_job"),
-    (lost_records_close_no_node, "both_folders"),
-    (record_does_not_shrink, "part_and_lock_dir"),
+def count_for_anybody(card: CardPlaces, uid: int | None = None) -> int:
+    """Return the free places, whoever has the others."""
+    del uid
+    return COUNT_FREE(card)
+
+
+def repair_by_locks(store: LockStore, boot_id: str) -> Repair:
+    """Repair; a lock that somebody removed is free, whatever its record says."""
+    done = REPAIR(store, boot_id)
+    there = {name for name in done.held if os.path.isdir(f"{store.locks_dir}/{name}")}
+    done.held = {name: lock for name, lock in done.held.items() if name in there}
+    return done
+
+
+def begin_with_state(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
+    """Begin a boot, STATE_DIR's id first: a kill between the two closes the node."""
+    boot.write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")
+    BEGIN(store, state_dir, boot_id, node)
+
+
+OPEN = (gate, "fcntl", OpenGate)
+NOBODY = (reaper, "remaining_device_user", returning(("", "")))
+# What is another's, under which name, and what stands there instead.
+FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
+    "gate_is_not_locked": (OPEN,),
+    "lock_is_taken_where_it_is": (OPEN, (grants, "make_claim", take_locks_where_they_are)),
+    "token_is_not_compared": (
+        (alloc_release, "is_same_claim", returning(True)),
+        (Reaper, "judge_ahead", keep_what_was_judged),
+        (Reaper, "finish", finish_stale),
+        (grants, "release_devices", release_whoever),
+    ),
+    "start_time_is_ignored": ((Proc, "running", runs_whenever_it_began),),
+    "what_is_left_of_a_job_is_not_looked_for": (
+        (Judge, "job_processes", returning(JobProcesses())),
+        NOBODY,
+    ),
+    "dead_is_who_has_no_shepherd": ((Judge, "verdict", judge_by_shepherd), NOBODY),
+    "line_is_not_looked_for_in_the_history": ((writer, "find_written_tokens", returning(set())),),
+    "claim_is_not_owed_a_line": ((owed, "note_owed_line", returning(None)),),
+    "living_owner_counts_as_ended": ((Reaper, "finish", finish_living),),
+    "share_joins_a_card_that_is_held": ((availability, "whole_claims", returning({})),),
+    "card_is_granted_beside_its_shares": (
+        (holders, "lock_ids_overlap", operator.eq),
+        (availability, "SHARE", "no part of a name"),
+    ),
+    "places_are_not_counted": ((shares, "count_free_places", count_all_places),),
+    "users_are_not_compared": ((shares, "count_free_places", count_for_anybody),),
+    "lock_has_no_record": ((grants, "write_record_folder", returning(None)),),
+    "state_dir_has_the_boot_id_first": ((boot, "begin_boot", begin_with_state),),
+    "record_does_not_shrink": ((grants, "rewrite_claim", returning(None)),),
+    "records_alone_do_not_count": (
+        (repair, "put_back_lock", returning(None)),
+        (claim, "repair_locks", repair_by_locks),
+    ),
+    "lost_records_close_no_node": ((boot, "may_be_claimed_boot", returning(False)),),
+}
+FOUND_IN: tuple[tuple[str, Cast], ...] = (
+    ("gate_is_not_locked", CASTS["commands"]),
+    ("lock_is_taken_where_it_is", CASTS["two_jobs"]),
+    ("token_is_not_compared", CASTS["shepherd_dies"]),
+    ("start_time_is_ignored", CASTS["pid_is_reused"]),
+    ("what_is_left_of_a_job_is_not_looked_for", CASTS["straggler"]),
+    ("dead_is_who_has_no_shepherd", CASTS["commands"]),
+    ("line_is_not_looked_for_in_the_history", CASTS["gpulockd_and_reap"]),
+    ("claim_is_not_owed_a_line", CASTS["reboot"]),
+    ("living_owner_counts_as_ended", CASTS["straggler"]),
+    ("share_joins_a_card_that_is_held", CASTS["slurm_shards_and_a_card"]),
+    ("share_joins_a_card_that_is_held", CASTS["a_whole_job_and_a_share"]),
+    ("card_is_granted_beside_its_shares", CASTS["slurm_shards_and_a_card"]),
+    ("places_are_not_counted", CASTS["sge_shares"]),
+    ("users_are_not_compared", CASTS["shares_of_two_users"]),
+    ("lock_has_no_record", CASTS["two_jobs"]),
+    ("state_dir_has_the_boot_id_first", CASTS["two_jobs"]),
+    ("record_does_not_shrink", CASTS["release_of_a_part"]),
+    ("record_does_not_shrink", LOST["part_and_lock_dir"]),
+    ("records_alone_do_not_count", LOST["lock_dir_and_a_later_job"]),
+    ("lost_records_close_no_node", LOST["both_folders"]),
 )
-MUTANTS: tuple[tuple[Plant, str], ...] = (
-    (gate_is_not_locked, "commands"),
-    (lock_is_taken_where_it_is, "two_jobs"),
-    (token_is_not_compared, "shepherd_dies"),
-    (start_time_is_ignored, "pid_is_reused"),
-    (what_is_left_of_a_job_is_not_looked_for, "straggler"),
-    (dead_is_who_has_no_shepherd, "commands"),
-    (line_is_not_looked_for_in_the_history, "gpulockd_and_reap"),
-    (claim_is_not_owed_a_line, "reboot"),
-    (living_owner_counts_as_ended, "straggler"),
-    (share_joins_a_card_that_is_held, "slurm_shards_and_a_card"),
-    (card_is_granted_beside_its_shares, "slurm_shards_and_a_card"),
-    (places_are_not_counted, "sge_shares"),
-    (users_are_not_compared, "shares_of_two_users"),
-    (share_joins_a_card_of_a_whole_job, "a_whole_job_and_a_share"),
-    (lock_has_no_record, "two_jobs"),
-    (state_dir_has_the_boot_id_first, "two_jobs"),
-    (record_does_not_shrink, "release_of_a_part"),
-)
+
+
+def plant(patch: pytest.MonkeyPatch, fault: str) -> None:
+    """Plant a fault in the product."""
+    STALE.clear()
+    for target, name, instead in FAULTS[fault]:
+        patch.setattr(target, name, instead)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plant", "name"), MUTANTS, ids=[one[0].__name__ for one in MUTANTS])
+@pytest.mark.parametrize(("fault", "cast"), FOUND_IN)
 def test_a_planted_fault_is_found(
-    site: Site, monkeypatch: pytest.MonkeyPatch, plant: Plant, name: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: str, cast: Cast
 ) -> None:
-    plant(monkeypatch, site)
-    find_planted_fault(site, CASTS[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("plant", "name"), LOST_MUTANTS, ids=[one[0].__name__ for one in LOST_MUTANTS]
-)
-def test_a_planted_fault_about_what_is_lost_is_found(
-    site: Site, monkeypatch: pytest.MonkeyPatch, plant: Plant, name: str
-) -> None:
-    plant(monkeypatch, site)
-    find_planted_fault(site, LOST[name])
+    plant(monkeypatch, fault)
+    find_planted_fault(site, cast)
 
 
 @pytest.mark.slow
 def test_a_failure_is_told_by_its_shortest_schedule(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock_is_taken_where_it_is(monkeypatch, site)
+    plant(monkeypatch, "lock_is_taken_where_it_is")
     explorer = Explorer(site, CASTS["two_jobs"])
     with pytest.raises(WorldError) as caught:
         for seed in range(1, MOST):

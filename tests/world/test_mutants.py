@@ -41,10 +41,17 @@ STALE: dict[str, Lock] = {}
 
 
 class OpenGate:
-    """fcntl, which locks nothing."""
+    """fcntl, which locks nothing; to ask it is a step."""
 
     LOCK_EX = LOCK_NB = LOCK_UN = 0
-    flock = staticmethod(returning(None))
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def flock(self, fd: int, how: int) -> None:
+        """Pass."""
+        del fd, how
+        self._site.kernel.step("flock", "not at all")
 
 
 def take_locks_where_they_are(store: LockStore, record: Owner) -> None:
@@ -126,7 +133,7 @@ def begin_with_state(store: LockStore, state_dir: str, boot_id: str, node: str) 
     BEGIN(store, state_dir, boot_id, node)
 
 
-OPEN = (gate, "fcntl", OpenGate)
+OPEN = (gate, "fcntl", OpenGate)  # of this world
 NOBODY = (reaper, "remaining_device_user", returning(("", "")))
 # What is another's, under which name, and what stands there instead.
 FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
@@ -187,11 +194,11 @@ FOUND_IN: tuple[tuple[str, Cast], ...] = (
 )
 
 
-def plant(patch: pytest.MonkeyPatch, fault: str) -> None:
+def plant(patch: pytest.MonkeyPatch, site: Site, fault: str) -> None:
     """Plant a fault in the product."""
     STALE.clear()
     for target, name, instead in FAULTS[fault]:
-        patch.setattr(target, name, instead)
+        patch.setattr(target, name, OpenGate(site) if instead is OpenGate else instead)
 
 
 @pytest.mark.slow
@@ -199,7 +206,7 @@ def plant(patch: pytest.MonkeyPatch, fault: str) -> None:
 def test_a_planted_fault_is_found(
     site: Site, monkeypatch: pytest.MonkeyPatch, fault: str, cast: Cast
 ) -> None:
-    plant(monkeypatch, fault)
+    plant(monkeypatch, site, fault)
     find_planted_fault(site, cast)
 
 
@@ -207,7 +214,7 @@ def test_a_planted_fault_is_found(
 def test_a_failure_is_told_by_its_shortest_schedule(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, "lock_is_taken_where_it_is")
+    plant(monkeypatch, site, "lock_is_taken_where_it_is")
     explorer = Explorer(site, CASTS["two_jobs"])
     with pytest.raises(WorldError) as caught:
         for seed in range(1, MOST):

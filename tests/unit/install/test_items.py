@@ -18,7 +18,6 @@ from gpulock.install.items import (
     run_items,
 )
 from tests.support.install_site import tree
-from tests.support.killed import KilledSite
 
 
 class SiteFile(Item):
@@ -149,33 +148,3 @@ def test_a_folder_is_made_where_none_is_and_stays(tmp_path: Path) -> None:
     assert run(tmp_path, items, Wanted.PRESENT)[0].changed == []
     assert run(tmp_path, items, Wanted.ABSENT)[0].changed == []
     assert folder.stat().st_mode & 0o777 == 0o700
-
-
-class KilledItems(KilledSite):
-    """A node with one file of the site's own."""
-
-    def __init__(self, root: Path) -> None:
-        root.mkdir()
-        (root / "own").write_text("the site's\n")
-        super().__init__(root)
-
-    def items(self) -> list[Item]:
-        first = file_item(self.root, "etc/new/a")
-        return [first, file_item(self.root, "b", first)]
-
-    def apply(self) -> None:
-        run(self.root, self.items(), Wanted.PRESENT)
-
-    def undo(self) -> list[str]:
-        run(self.root, self.items(), Wanted.ABSENT)
-        return []
-
-
-@pytest.mark.slow
-def test_an_installation_killed_at_any_call_is_completed_or_taken_back(tmp_path: Path) -> None:
-    assert KilledItems(tmp_path / "site").killed_installations(1) == []
-
-
-@pytest.mark.slow
-def test_an_uninstallation_killed_at_any_call_is_completed_by_another(tmp_path: Path) -> None:
-    assert KilledItems(tmp_path / "site").killed_uninstallations(1) == []

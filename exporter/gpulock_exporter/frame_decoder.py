@@ -23,6 +23,7 @@ from gpulock_exporter.telemetry import (
     Frame,
     FrameError,
     Process,
+    normalize_bus_id,
 )
 
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
@@ -31,7 +32,6 @@ LONGEST_TEXT = 128  # characters
 MOST_WORKING = 1 << 10  # processes of a card that say how much they worked
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 
-BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
 NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}\Z")
 
@@ -167,12 +167,6 @@ def note_impossible_value(failures: dict[str, str], bus: str, key: str, value: o
     """Say of a field's collector that it has failed, and by what."""
     collector = KINDS[key].rule.collector if key in KINDS else "devices"
     failures.setdefault(collector, f"{bus}: {key} cannot be {str(value)[:LONGEST_TEXT]}")
-
-
-def normalize_bus_id(text: str) -> str:
-    """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
-    match = BUS.fullmatch(text.lower())
-    return f"{int(match[1], 16):04x}{match[2]}" if match else ""
 
 
 def clean_text(text: str) -> str:

@@ -10,6 +10,7 @@ crosses the pipe as one line of JSON. Each field of a device says what can be tr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -53,6 +54,7 @@ RECOVERY_ACTIONS = {  # nvmlDeviceGpuRecoveryAction_t
     7: "system_reboot",
 }
 
+BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 MOST_ID = 1 << 12  # of an index, a minor, an instance
 MOST_BYTES = 1 << 50  # of memory
 MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
@@ -194,6 +196,12 @@ class FrameSource(Protocol):
 
     def close(self) -> None:
         """Let go of the driver."""
+
+
+def normalize_bus_id(text: str) -> str:
+    """Return a PCI bus id as the kernel writes it, NVML's 8 digits or not; empty for none."""
+    match = BUS.fullmatch(text.lower())
+    return f"{int(match[1], 16):04x}{match[2]}" if match else ""
 
 
 def encode_frame(frame: Frame) -> bytes:

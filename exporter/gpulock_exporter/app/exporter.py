@@ -24,7 +24,6 @@ from gpulock_exporter.files.sample_file import (
     restore_lost_cards,
     sample_text,
 )
-from gpulock_exporter.frame_decoder import normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import PROCESS, render_families
 from gpulock_exporter.metrics.labels import LabelUser
@@ -38,7 +37,7 @@ from gpulock_exporter.state.local_state import (
 )
 from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
-from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.telemetry import Frame, normalize_bus_id
 from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,

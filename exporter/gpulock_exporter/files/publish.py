@@ -22,9 +22,9 @@ from gpulock.node.sample import (
 from gpulock.store import atomic, kv
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
-from gpulock_exporter.frame_decoder import device_lock_id, normalize_bus_id
+from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.telemetry import DeviceTelemetry
+from gpulock_exporter.telemetry import DeviceTelemetry, normalize_bus_id
 
 INVENTORY = "inventory"
 FINISHED_CAP = (

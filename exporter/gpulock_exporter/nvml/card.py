@@ -17,7 +17,7 @@ from gpulock_exporter.nvml.gpm import GpmWindow
 from gpulock_exporter.nvml.named_calls import calls
 from gpulock_exporter.nvml.process_use import ProcessUse
 from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
-from gpulock_exporter.telemetry import DeviceTelemetry
+from gpulock_exporter.telemetry import DeviceTelemetry, normalize_bus_id
 
 ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 NONE_HERE = pynvml.NVML_ERROR_NOT_FOUND  # an index may be free between two that are taken
@@ -25,7 +25,6 @@ NO_SUCH = pynvml.NVML_ERROR_INVALID_ARGUMENT
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h 13.3
 SWITCH = "switch"
 ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS
-SHORT_DOMAIN = 4  # digits: the kernel writes more only where it must (pci_name)
 
 Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of its MIG devices
 
@@ -35,7 +34,7 @@ class NvmlCard(NvmlDevice):
 
     def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
         handle = calls.nvmlDeviceGetHandleByIndex(index)
-        super().__init__(handle, lock_id_of_bus(calls.nvmlDeviceGetPciInfo(handle).busId))
+        super().__init__(handle, normalize_bus_id(calls.nvmlDeviceGetPciInfo(handle).busId))
         self.index = index
         self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
         self.model = self.query(look, "devices", calls.nvmlDeviceGetName) or ""
@@ -188,15 +187,6 @@ def mig_gpm_sampler(
     return lambda sample: calls.nvmlGpmMigSampleGet(card.handle, instance.gi, sample)
 
 
-def lock_id_of_bus(bus_id: str) -> str:
-    """Return a bus id as gpulock writes it: NVML's 00000000:3B:00.0 is 0000:3b:00.0."""
-    domain, _, rest = bus_id.lower().partition(":")
-    try:
-        return f"{int(domain, 16):0{SHORT_DOMAIN}x}:{rest}"
-    except ValueError:
-        return bus_id.lower()
-
-
 def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
     """Return the number of active NVLinks to each card's bus id and to switches.
 
@@ -225,7 +215,7 @@ def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return SWITCH
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-        return lock_id_of_bus(calls.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        return normalize_bus_id(calls.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
     return ""
 
 

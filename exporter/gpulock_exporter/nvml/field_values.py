@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,60 +34,90 @@ ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVL
 
 
 class NvmlField(NamedTuple):
-    """A field value: number and scope in nvml.h, its collector, and what it is called here."""
+    """A field value: number and scope in nvml.h, its collector, and what it is in a record.
+
+    `name` is the attribute; where that has values by name, `key` is that name. `read` makes of the
+    number what stands there.
+    """
 
     id: int
     scope: int
     collector: str
     name: str
+    key: str = ""
+    read: Callable[[float], Any] = int
 
 
+def seconds_of_nanoseconds(number: float) -> float:
+    """Return nanoseconds as seconds."""
+    return number / 1e9
+
+
+def bytes_of_kib(number: float) -> int:
+    """Return KiB as bytes."""
+    return int(number) * KIB
+
+
+def is_one(number: float) -> bool:
+    """Return whether a flag is set."""
+    return number == 1
+
+
+def field_table(
+    collector: str, name: str, keys: Mapping[int, str], read: Callable[[float], Any] = int
+) -> tuple[NvmlField, ...]:
+    """Return the fields of an attribute that has values by name."""
+    return tuple([NvmlField(number, 0, collector, name, key, read) for number, key in keys.items()])
+
+
+KIB = 1024
 # 186 answers in microseconds; 185, the average over a second, holds the driver up for 3 ms
 POWER = NvmlField(186, 0, "power", "power")  # 535
 ENERGY = NvmlField(83, 0, "power", "energy")
-REASON_SECONDS = (  # nanoseconds; of two with one name the last counts
-    NvmlField(74, 0, "clocks", "sw_power_cap"),
-    NvmlField(75, 0, "clocks", "sw_thermal_slowdown"),
-    NvmlField(76, 0, "clocks", "sync_boost"),
-    NvmlField(77, 0, "clocks", "board_limit"),
-    NvmlField(79, 0, "clocks", "reliability"),
-    NvmlField(269, 0, "clocks", "sw_thermal_slowdown"),  # 575, as are the next two
-    NvmlField(270, 0, "clocks", "hw_thermal_slowdown"),
-    NvmlField(271, 0, "clocks", "hw_power_brake_slowdown"),
+REASON_SECONDS = field_table(  # of two with one name the last counts
+    "clocks",
+    "clock_reason_seconds",
+    {
+        74: "sw_power_cap",
+        75: "sw_thermal_slowdown",
+        76: "sync_boost",
+        77: "board_limit",
+        79: "reliability",
+        269: "sw_thermal_slowdown",  # 575, as are the next two
+        270: "hw_thermal_slowdown",
+        271: "hw_power_brake_slowdown",
+    },
+    seconds_of_nanoseconds,
 )
-ECC = (  # volatile: since the driver was loaded
-    NvmlField(7, 0, "ecc", "corrected.l1"),
-    NvmlField(8, 0, "ecc", "uncorrected.l1"),
-    NvmlField(9, 0, "ecc", "corrected.l2"),
-    NvmlField(10, 0, "ecc", "uncorrected.l2"),
-    NvmlField(11, 0, "ecc", "corrected.dram"),
-    NvmlField(12, 0, "ecc", "uncorrected.dram"),
-    NvmlField(13, 0, "ecc", "corrected.register"),
-    NvmlField(14, 0, "ecc", "uncorrected.register"),
-    NvmlField(15, 0, "ecc", "corrected.texture"),
-    NvmlField(16, 0, "ecc", "uncorrected.texture"),
-    NvmlField(17, 0, "ecc", "uncorrected.cbu"),
+ECC_PLACES = ("l1", "l2", "dram", "register", "texture")
+ECC = field_table(  # volatile: since the driver was loaded
+    "ecc",
+    "ecc",
+    {
+        **{7 + 2 * n: f"corrected.{place}" for n, place in enumerate(ECC_PLACES)},
+        **{8 + 2 * n: f"uncorrected.{place}" for n, place in enumerate(ECC_PLACES)},
+        17: "uncorrected.cbu",
+    },
 )
-REMAPPED = (
-    NvmlField(142, 0, "remapped", "correctable"),
-    NvmlField(143, 0, "remapped", "uncorrectable"),
-)
-PENDING = NvmlField(144, 0, "remapped", "pending")
-FAILURE = NvmlField(145, 0, "remapped", "failure")
+REMAPPED = field_table("remapped", "remapped", {142: "correctable", 143: "uncorrectable"})
+PENDING = NvmlField(144, 0, "remapped", "remap_pending", read=is_one)
+FAILURE = NvmlField(145, 0, "remapped", "remap_failure", read=is_one)
 RECOVERY_ACTION = NvmlField(230, 0, "remapped", "recovery_action")  # 570
-PCIE = (NvmlField(197, 0, "pcie", "transmit"), NvmlField(198, 0, "pcie", "receive"))  # bytes; 555
-MEMORY_TEMPERATURE = NvmlField(82, 0, "temperature", "memory")
-REPLAYS = NvmlField(94, 0, "pcie", "replays")
-NVLINK_ERRORS = (  # of all links together
-    NvmlField(38, 0, "nvlink", "crc_flit"),
-    NvmlField(45, 0, "nvlink", "crc_data"),
-    NvmlField(52, 0, "nvlink", "replay"),
-    NvmlField(59, 0, "nvlink", "recovery"),
+PCIE = (  # bytes; 555
+    NvmlField(197, 0, "pcie", "pcie_transmit"),
+    NvmlField(198, 0, "pcie", "pcie_receive"),
 )
-NVLINK_STATES = tuple([NvmlField(165, link, "nvlink", f"link{link}") for link in range(18)])
-NVLINK = (  # KiB
-    NvmlField(138, ALL_LINKS, "nvlink", "transmit"),
-    NvmlField(139, ALL_LINKS, "nvlink", "receive"),
+MEMORY_TEMPERATURE = NvmlField(82, 0, "temperature", "memory_temperature", read=float)
+REPLAYS = NvmlField(94, 0, "pcie", "pcie_replays")
+NVLINK_ERRORS = field_table(  # of all links together
+    "nvlink",
+    "nvlink_errors",
+    {38: "crc_flit", 45: "crc_data", 52: "replay", 59: "recovery"},
+)
+NVLINK_STATES = tuple([NvmlField(165, n, "nvlink", "nvlink_active", str(n)) for n in range(18)])
+NVLINK = (
+    NvmlField(138, ALL_LINKS, "nvlink", "nvlink_transmit", read=bytes_of_kib),
+    NvmlField(139, ALL_LINKS, "nvlink", "nvlink_receive", read=bytes_of_kib),
 )
 
 WORD = 1 << 32
@@ -96,7 +126,6 @@ NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 ZEROS = (0, 0, 0, 0, bytes(8))  # an entry behind number and scope: no time, so nobody filled it in
 UNFILLED = (0, 0, 0, NOT_SUPPORTED, bytes(8))
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
-KIB = 1024
 BOARD_FIELDS = (PENDING, FAILURE, RECOVERY_ACTION, MEMORY_TEMPERATURE, REPLAYS)
 ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, *BOARD_FIELDS)
 MILLI, WHOLE = 1e3, 100  # milliwatts, percent
@@ -174,13 +203,6 @@ def field_error(field: NvmlField, error: int, value_type: int) -> int:
     return 0
 
 
-def fields_by_name(
-    values: dict[NvmlField, float], fields: Iterable[NvmlField]
-) -> dict[str, float] | None:
-    """Return those of `fields` that there are by their names, None where there is none."""
-    return {field.name: values[field] for field in fields if field in values} or None
-
-
 def slow_fields(nvlink: bool, pcie: bool) -> tuple[NvmlField, ...]:
     """Return the fields of a slow look, with those of NVLink and of PCIe or without."""
     links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
@@ -208,15 +230,13 @@ class SlowCounters:
         values = read_fields(card, now, slow_fields(nvlink, pcie))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
-        found = {
-            **board_values(values),
-            "ecc": _with_sram(card, now, _error_counts(values, ECC)),
-            "persistence": persistence == 1 if persistence in (0, 1) else None,
-            **_limits_and_link(card, now),
-        }
-        if nvlink:
-            found["fabric"] = card.query(now, "nvlink", *FABRIC_CALLS) or None
-        self.values = {name: value for name, value in found.items() if value is not None}
+        self.values = {**board_values(values), **_limits_and_link(card, now)}
+        if ecc := _with_sram(card, now, self.values.get("ecc")):
+            self.values["ecc"] = ecc
+        if persistence in (0, 1):
+            self.values["persistence"] = persistence == 1
+        if nvlink and (fabric := card.query(now, "nvlink", *FABRIC_CALLS)):
+            self.values["fabric"] = fabric
 
     def _leave_out_narrow(
         self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
@@ -233,39 +253,22 @@ class SlowCounters:
 
 def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
     """Return what field values say, by the names of the fields of a record."""
-    seconds = fields_by_name(values, REASON_SECONDS)
-    states = fields_by_name(values, NVLINK_STATES)
-    links, pcie = _link_direction_pair(values, NVLINK), _link_direction_pair(values, PCIE)
-    return {
-        "clock_reason_seconds": seconds and {name: ns / 1e9 for name, ns in seconds.items()},
-        "remapped": _error_counts(values, REMAPPED),
-        "remap_pending": _flag_of_field(values.get(PENDING)),
-        "remap_failure": _flag_of_field(values.get(FAILURE)),
-        "recovery_action": _whole_number(values.get(RECOVERY_ACTION)),
-        "memory_temperature": values.get(MEMORY_TEMPERATURE) or None,  # 0: no sensor
-        "pcie_replays": _whole_number(values.get(REPLAYS)),
-        "nvlink_errors": _error_counts(values, NVLINK_ERRORS),
-        "nvlink_active": states and int(sum(states.values())),
-        "nvlink_transmit": links and int(links[0]) * KIB,
-        "nvlink_receive": links and int(links[1]) * KIB,
-        "pcie_transmit": pcie and int(pcie[0]),
-        "pcie_receive": pcie and int(pcie[1]),
-    }
-
-
-def _link_direction_pair(
-    values: dict[NvmlField, float], fields: tuple[NvmlField, NvmlField]
-) -> tuple[float, float] | None:
-    """Return both directions of a link, or nothing."""
-    sent, received = (values.get(field) for field in fields)
-    return None if sent is None or received is None else (sent, received)
-
-
-def _error_counts(
-    values: dict[NvmlField, float], fields: tuple[NvmlField, ...]
-) -> dict[str, int] | None:
-    found = fields_by_name(values, fields)
-    return None if found is None else {name: int(count) for name, count in found.items()}
+    found: dict[str, Any] = {}
+    for field in sorted(values, key=lambda field: field.id):
+        value = field.read(values[field])
+        if field.key:
+            found.setdefault(field.name, {})[field.key] = value
+        else:
+            found[field.name] = value
+    if "nvlink_active" in found:
+        found["nvlink_active"] = sum(found["nvlink_active"].values())
+    if not found.get("memory_temperature"):  # 0: no sensor
+        found.pop("memory_temperature", None)
+    for sent, received in (NVLINK, PCIE):  # one direction alone is no traffic
+        if not {sent.name, received.name} <= found.keys():
+            found.pop(sent.name, None)
+            found.pop(received.name, None)
+    return found
 
 
 def _limits_and_link(card: NvmlDevice, look: PollContext) -> dict[str, Any]:
@@ -276,14 +279,6 @@ def _limits_and_link(card: NvmlDevice, look: PollContext) -> dict[str, Any]:
         if value is not None and value not in NOT_AVAILABLE:
             found[name] = value / unit if unit else value
     return found
-
-
-def _flag_of_field(value: float | None) -> bool | None:
-    return None if value is None else value == 1
-
-
-def _whole_number(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _with_sram(

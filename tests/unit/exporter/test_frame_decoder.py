@@ -7,13 +7,14 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.frame_decoder import decode_frame, normalize_bus_id
+from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.telemetry import (
     COLLECTORS,
     DeviceTelemetry,
     Frame,
     Process,
     encode_frame,
+    normalize_bus_id,
 )
 
 from tests.support.exporter_nodes import card, full_card, instance

@@ -6,7 +6,7 @@ In UTF-8 or in ASCII: a job's output file is read by whatever its owner likes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gpulock.report.claims import UseTimeline
@@ -30,11 +30,9 @@ UTF8: Final = Charset("█", "░", "▁▂▃▄▅▆▇█")
 ASCII: Final = Charset("#", ".", "_.-=+*%#")
 
 
-def detect_charset(environ: Mapping[str, str], encoding: str) -> Charset:
-    """Return what a terminal of this locale can show (locale(7): the first that is set counts)."""
-    named = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
-    both = [word.lower().replace("-", "") for word in (named, encoding)]
-    return UTF8 if all("utf8" in word for word in both) else ASCII
+def detect_charset(encoding: str | None) -> Charset:
+    """Return what can be written to a stream of this encoding."""
+    return UTF8 if (encoding or "").lower().replace("-", "") == "utf8" else ASCII
 
 
 def draw_bar(share: float | None, width: int, chars: Charset) -> str:
@@ -53,14 +51,11 @@ def draw_bar(share: float | None, width: int, chars: Charset) -> str:
 def draw_sparkline(values: Sequence[float | None], chars: Charset) -> str:
     """Return one character a value, a blank for what is not known; what is not 0 shows."""
     top = len(chars.levels) - 1
-    found: list[str] = []
-    for value in values:
-        if value is None:
-            found.append(" ")
-            continue
-        level = round(min(1.0, max(0.0, value)) * top)
-        found.append(chars.levels[max(1, level) if value > 0 else 0])
-    return "".join(found)
+    levels = [
+        None if value is None else max(int(value > 0), round(min(1.0, max(0.0, value)) * top))
+        for value in values
+    ]
+    return "".join([" " if level is None else chars.levels[level] for level in levels])
 
 
 def resample_use(
@@ -103,8 +98,7 @@ def format_memory_peak(peak: int | None, total: int | None) -> str:
     """Return `12.1 of 80 GiB`, or what of it is known."""
     if peak is None:
         return "-"
-    said = f"{format_gib(peak)}" + (f" of {format_gib(total)}" if total else "")
-    return f"{said} GiB"
+    return f"{format_gib(peak)}{f' of {format_gib(total)}' if total else ''} GiB"
 
 
 def format_gib(size: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from gpulock.daemon.history.record import VERSION
@@ -33,7 +33,7 @@ class UseTimeline:
 
 @dataclass(frozen=True)
 class ReportedDevice:
-    """One device of a claim; seconds, joules, bytes, epoch. None is not known.
+    """One device of a claim; seconds, joules, bytes. None is not known.
 
     Of a share `part` is `2/4`, and the seconds are those of such a part of its card.
     """
@@ -42,19 +42,16 @@ class ReportedDevice:
     held: float
     busy: float | None
     observed: float
-    index: int | None = None
-    minor: int | None = None
-    uuid: str = ""
-    model: str = ""
-    profile: str = ""
-    memory: int | None = None
-    memory_peak: int | None = None
-    energy: float | None = None
-    last_busy: float | None = None
-    foreign: float | None = None
-    shape: UseTimeline | None = None
-    timed: bool = True  # False: for how long it was held is not known, and `held` is 0
-    part: str = ""
+    index: int | None
+    minor: int | None
+    model: str
+    memory: int | None
+    memory_peak: int | None
+    energy: float | None
+    foreign: float | None
+    shape: UseTimeline | None
+    timed: bool  # False: for how long it was held is not known, and `held` is 0
+    part: str
 
     @property
     def utilization(self) -> float | None:
@@ -92,25 +89,25 @@ class ReportedClaim:
 
     token: str
     scheduler: str
+    cluster: str
     node: str
     job_id: str
     task_id: str
+    restart: int
     user: str
     uid: int
+    queue: str
     begun: float
     ended: float | None
+    elapsed: float | None
+    how: str
+    proof: str
+    cpu_seconds: float | None
+    cpus: int | None
+    host_memory_peak: int | None
+    host_memory: int | None
     cards: tuple[ReportedDevice, ...]
-    cluster: str = ""
-    queue: str = ""
-    restart: int = 0
-    how: str = ""
-    proof: str = ""
-    cpu_seconds: float | None = None
-    cpus: int | None = None
-    host_memory_peak: int | None = None
-    host_memory: int | None = None
-    elapsed: float | None = None
-    record: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    record: Mapping[str, Any]
 
     @property
     def held(self) -> float:
@@ -130,64 +127,54 @@ class ReportedClaim:
         return Owner(scheduler=self.scheduler, job_id=self.job_id, task_id=self.task_id).job()
 
 
-def parse_reported_claim(record: object) -> ReportedClaim:
+def parse_reported_claim(found: object) -> ReportedClaim:
     """Return the claim that a record tells of; raise ValueError where it tells of none."""
-    fields = as_json_object(record)
-    if fields.get("version") != VERSION:
-        raise ValueError(f"a record of version {str(fields.get('version'))[:20]}")
-    token, begun = get_record_text(fields, "token"), get_record_number(fields, "claimed_at")
-    if not token or begun is None or not get_record_text(fields, "job_id"):
+    record = Record(found)
+    if record.get("version") != VERSION:
+        raise ValueError(f"a record of version {str(record.get('version'))[:20]}")
+    begun, shapes = record.number("claimed_at"), Record(record.get("shapes", {}))
+    if begun is None or not (record.text("token") and record.text("job_id")):
         raise ValueError("a record without token, job or time")
-    shapes = as_json_object(fields.get("shapes", {}))
-    cards = [
-        parse_reported_device(one, shapes)
-        for one in as_json_array(fields.get("devices"))[:MOST_CARDS]
-    ]
-    keys = ("scheduler", "cluster", "node", "job_id", "task_id", "user", "queue", "how", "proof")
+    cards = [parse_reported_device(Record(one), shapes) for one in record.array("devices")]
+    keys = ("token", "scheduler", "cluster", "node", "job_id", "task_id", "user", "queue")
     return ReportedClaim(
-        token=token,
-        restart=get_record_count(fields, "restart") or 0,
-        uid=get_record_count(fields, "uid") or 0,
+        **{key: record.text(key) for key in (*keys, "how", "proof")},
+        restart=record.count("restart") or 0,
+        uid=record.count("uid") or 0,
         begun=begun,
-        ended=get_record_number(fields, "released_at"),
+        ended=record.number("released_at"),
+        elapsed=record.number("held_seconds"),
+        cpu_seconds=record.number("cpu_seconds"),
+        cpus=record.count("cpus"),
+        host_memory_peak=record.count("host_memory_peak_bytes"),
+        host_memory=record.count("host_memory_bytes"),
         cards=tuple(merge_places(cards)),
-        elapsed=get_record_number(fields, "held_seconds"),
-        cpu_seconds=get_record_number(fields, "cpu_seconds"),
-        cpus=get_record_count(fields, "cpus"),
-        host_memory_peak=get_record_count(fields, "host_memory_peak_bytes"),
-        host_memory=get_record_count(fields, "host_memory_bytes"),
-        record=fields,
-        **{key: get_record_text(fields, key) for key in keys},
+        record=record.fields,
     )
 
 
-def parse_reported_device(record: object, shapes: Mapping[str, Any]) -> ReportedDevice:
+def parse_reported_device(record: Record, shapes: Record) -> ReportedDevice:
     """Return one device of a record; raise ValueError."""
-    fields = as_json_object(record)
-    name = get_record_text(fields, "id")
+    name, held = record.text("id"), record.number("held_seconds")
     if not name:
         raise ValueError("a device without id")
-    held = get_record_number(fields, "held_seconds") or 0.0
-    observed = min(get_record_number(fields, "observed_seconds") or 0.0, held)
-    busy = get_record_number(fields, "busy_seconds")
+    observed = min(record.number("observed_seconds") or 0.0, held or 0.0)
+    busy = record.number("busy_seconds")
     return ReportedDevice(
         id=name,
-        held=held,
+        held=held or 0.0,
         busy=min(busy, observed) if busy is not None and observed > 0 else None,
         observed=observed,
-        index=get_record_count(fields, "index"),
-        minor=get_record_count(fields, "minor"),
-        uuid=get_record_text(fields, "uuid"),
-        model=get_record_text(fields, "model"),
-        profile=get_record_text(fields, "profile"),
-        memory=get_record_count(fields, "memory_bytes"),
-        memory_peak=get_record_count(fields, "memory_peak_bytes"),
-        energy=get_record_number(fields, "energy_joules"),
-        last_busy=get_record_number(fields, "last_busy"),
-        foreign=get_record_number(fields, "foreign_seconds"),
+        index=record.count("index"),
+        minor=record.count("minor"),
+        model=record.text("model"),
+        memory=record.count("memory_bytes"),
+        memory_peak=record.count("memory_peak_bytes"),
+        energy=record.number("energy_joules"),
+        foreign=record.number("foreign_seconds"),
         shape=parse_use_timeline(shapes.get(name)),
-        timed=get_record_number(fields, "held_seconds") is not None,
-        part=f"1/{get_record_count(fields, 'places') or '?'}" if fields.get("share") else "",
+        timed=held is not None,
+        part=f"1/{record.count('places') or '?'}" if record.get("share") else "",
     )
 
 
@@ -217,55 +204,52 @@ def merge_places(cards: Sequence[ReportedDevice]) -> list[ReportedDevice]:
     return list(found.values())
 
 
-def parse_use_timeline(record: object) -> UseTimeline | None:
+def parse_use_timeline(found: object) -> UseTimeline | None:
     """Return use over time, None where it makes no sense."""
-    if not isinstance(record, dict):
-        return None
-    fields = as_json_object(cast(object, record))
-    width = get_record_number(fields, "width")
+    record = Record(found if isinstance(found, dict) else {})
+    width = record.number("width")
     if width is None or width < 1:
         return None
-    use = [as_valid_number(value) for value in as_json_array(fields.get("use"))[:BUCKETS]]
+    use = [as_number(value) for value in record.array("use")[:BUCKETS]]
     return UseTimeline(
         width, tuple([None if one is None else min(1.0, one / MILLI) for one in use])
     )
 
 
-def as_json_object(value: object) -> Mapping[str, Any]:
-    """Return a JSON object; raise ValueError for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")
-    return cast("Mapping[str, Any]", value)
+class Record:
+    """A JSON object that anybody may have written; raises ValueError for anything else."""
+
+    def __init__(self, found: object) -> None:
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+        self.fields = cast("dict[str, Any]", found)
+
+    def get(self, key: str, otherwise: object = None) -> Any:
+        """Return a value as it is."""
+        return self.fields.get(key, otherwise)
+
+    def number(self, key: str) -> float | None:
+        """Return a number from 0."""
+        return as_number(self.get(key))
+
+    def count(self, key: str) -> int | None:
+        """Return a whole number from 0."""
+        value = self.get(key)
+        return value if isinstance(value, int) and as_number(value) is not None else None
+
+    def text(self, key: str) -> str:
+        """Return a text as it may be shown."""
+        value = self.get(key)
+        return one_line(value[:LONGEST]) if isinstance(value, str) else ""
+
+    def array(self, key: str) -> Sequence[object]:
+        """Return a JSON array, of no more values than a claim has devices, or nothing."""
+        value = self.get(key)
+        return cast("list[object]", value)[:MOST_CARDS] if isinstance(value, list) else ()
 
 
-def as_json_array(value: object) -> Sequence[object]:
-    """Return a JSON array, or nothing."""
-    if isinstance(value, (list, tuple)):
-        return cast("Sequence[object]", value)
-    return ()
-
-
-def as_valid_number(value: object) -> float | None:
+def as_number(value: object) -> float | None:
     """Return a number from 0, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= MOST and math.isfinite(value) else None
-
-
-def get_record_number(fields: Mapping[str, Any], key: str) -> float | None:
-    """Return a number from 0 of a record."""
-    return as_valid_number(fields.get(key))
-
-
-def get_record_count(fields: Mapping[str, Any], key: str) -> int | None:
-    """Return a whole number from 0 of a record."""
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= MOST else None
-
-
-def get_record_text(fields: Mapping[str, Any], key: str) -> str:
-    """Return a text of a record as it may be shown."""
-    value = fields.get(key)
-    return one_line(value[:LONGEST]) if isinstance(value, str) else ""

@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, zip_longest
 from typing import Any, Final
 
 from gpulock.daemon.history.files import LINE_LIMIT
@@ -52,17 +51,18 @@ def read_shared_reports(
 ) -> list[ReportedClaim]:
     """Return the claims of a job that its owner's processes wrote there.
 
-    Files of `uids` and root are read first, those of `others` if that is asked for: nobody hides a
-    report behind files of their own.
+    Files of `uids` and root, and those of `others` if that is asked for and there are not too
+    many: nobody hides a report behind files of their own.
     """
     beginning = f"{UNSAFE.sub('_', query.job)}."
     try:
-        files = list_report_files(path, beginning, faults)
+        files = sorted(list_report_files(path, beginning))
     except OSError as fault:
         faults.files.append(f"REPORT_DIR {path}: {fault.strerror}")
         return []
-    names = list(islice(order_report_files(files, uids, others), most + 1))
-    if len(names) > most:
+    own = [name for uid, name in files if uid in (0, *uids)]
+    names = [name for _, name in files] if others and len(files) <= most else own
+    if len(names) > most or (others and len(files) > most):
         faults.files.append(f"REPORT_DIR {path}: more than {most} files of job {query.job}")
     found: list[ReportedClaim] = []
     for name in names[:most]:
@@ -76,34 +76,15 @@ def read_shared_reports(
     return found
 
 
-def list_report_files(path: str, beginning: str, faults: HistoryFaults) -> dict[int, list[str]]:
-    """Return the names of files that may be reports, by their owner; raise OSError."""
-    files: dict[int, list[str]] = {}
+def list_report_files(path: str, beginning: str) -> Iterator[tuple[int, str]]:
+    """Yield owner and name of each file that may be a report; raise OSError."""
     with os.scandir(path) as entries:
         for entry in entries:
-            if not (entry.name.startswith(beginning) and entry.name.endswith(SUFFIX)):
-                continue
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(info.st_mode) and 0 < info.st_size <= LINE_LIMIT:
-                files.setdefault(info.st_uid, []).append(entry.name)
-            else:
-                faults.lines += 1
-    return files
-
-
-def order_report_files(
-    files: Mapping[int, list[str]], uids: Collection[int], others: bool
-) -> Iterator[str]:
-    """Yield names: all of root and `uids`, then of the `others` one by one, low uids first."""
-    first = [0, *sorted({*uids} - {0})]
-    for uid in first:
-        yield from sorted(files.get(uid, ()))
-    rest = [sorted(files[uid]) for uid in sorted(files) if others and uid not in first]
-    for turn in zip_longest(*rest):
-        yield from [name for name in turn if name is not None]
+            if entry.name.startswith(beginning) and entry.name.endswith(SUFFIX):
+                try:
+                    yield entry.stat(follow_symlinks=False).st_uid, entry.name
+                except FileNotFoundError:
+                    continue
 
 
 def read_report_file(path: str) -> ReportedClaim:

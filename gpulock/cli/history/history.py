@@ -7,9 +7,8 @@ import csv
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
-from io import StringIO
 from itertools import chain
 
 import click
@@ -40,7 +39,6 @@ from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
 
 VERSION = 1
-CHUNK = 1 << 16  # characters that are written at once
 FIELDS = (
     *("released_at", "claimed_at", "node", "scheduler", "job_id", "task_id", "user", "uid"),
     *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
@@ -94,10 +92,15 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 @click.option("--health", is_flag=True, help="GPUs out of service, reset and back, not claims.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--table", "form", flag_value="table", default=True, hidden=True)
 @click.pass_obj
 def history_command(
-    session: Session, /, by: str | None, limit: int, form: str, health: bool, **which: str | None
+    session: Session,
+    /,
+    by: str | None,
+    limit: int,
+    form: str | None,
+    health: bool,
+    **which: str | None,
 ) -> None:
     """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
@@ -110,9 +113,12 @@ def history_command(
     if by:
         heads = find_history_heads(folder, query, faults)
         print_history_sums(sum_claims(heads, by, query.device), by, form)
-    elif form in ("json", "csv"):
-        pieces = claims_to_json if form == "json" else claims_to_csv
-        echo_in_chunks(pieces(find_history_claims(folder, query, faults)))
+    elif form == "json":
+        print_claims_json(find_history_claims(folder, query, faults))
+    elif form == "csv":  # a line a claim, without its devices
+        claims = find_history_claims(folder, query, faults)
+        rows = ([claim.record.get(key) for key in FIELDS] for claim in claims)
+        print_csv(chain([FIELDS], rows))
     else:
         print_history_claims(folder, query, faults, limit)
     if unwritten := [
@@ -235,7 +241,7 @@ def format_history_hours(seconds: float) -> str:
     return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
 
 
-def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None:
+def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str | None) -> None:
     """Print sums, the largest first."""
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
     rows = [
@@ -246,7 +252,7 @@ def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str) -> None
     if form == "json":
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
     elif form == "csv":
-        echo_in_chunks(rows_to_csv([[by, *SUM_FIELDS], *(row.values() for row in rows)]))
+        print_csv([[by, *SUM_FIELDS], *(row.values() for row in rows)])
     else:
         columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
         shown = [history_sum_cells(name or "-", one) for name, one in ordered]
@@ -260,42 +266,24 @@ def history_sum_cells(name: str, one: GpuTimeSum) -> list[Cell]:
     return [Cell(name), Cell(f"{one.claims:,}"), *times, Cell(use)]
 
 
-def claims_to_json(found: Iterable[ReportedClaim]) -> Iterator[str]:
-    """Yield the records as text."""
-    yield f'{{"version": {VERSION}, "claims": ['
-    comma = "\n"
+def print_claims_json(found: Iterable[ReportedClaim]) -> None:
+    """Print the records, one after another: there may be a million."""
+    click.echo(f'{{"version": {VERSION}, "claims": [')
+    comma = ""
     for claim in found:
-        yield comma + json.dumps(claim.record)
+        click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
-    yield "\n]}\n"
+    click.echo("\n]}")
 
 
-def claims_to_csv(found: Iterable[ReportedClaim]) -> Iterator[str]:
-    """Yield a line a claim, without its devices."""
-    return rows_to_csv(
-        chain([FIELDS], ([claim.record.get(key) for key in FIELDS] for claim in found))
-    )
+class EchoFile:
+    """A file that writes by echo, so that it is known what a fault is of."""
+
+    def write(self, text: str) -> None:
+        """Print a text."""
+        click.echo(text, nl=False)
 
 
-def rows_to_csv(rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Yield rows as CSV."""
-    line = StringIO()
-    writer = csv.writer(line, lineterminator="\n")
-    for row in rows:
-        writer.writerow(row)
-        yield line.getvalue()
-        line.seek(0)
-        line.truncate()
-
-
-def echo_in_chunks(pieces: Iterable[str]) -> None:
-    """Print a text of many pieces; all of it by echo, so that it is known what a fault is of."""
-    some: list[str] = []
-    size = 0
-    for piece in pieces:
-        some.append(piece)
-        size += len(piece)
-        if size >= CHUNK:
-            click.echo("".join(some), nl=False)
-            some, size = [], 0
-    click.echo("".join(some), nl=False)
+def print_csv(rows: Iterable[Iterable[object]]) -> None:
+    """Print rows as CSV."""
+    csv.writer(EchoFile(), lineterminator="\n").writerows(rows)

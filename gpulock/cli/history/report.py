@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -72,8 +71,7 @@ def job_report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     if as_json:
         click.echo(json.dumps(build_report_document(query, found), indent=2))
         return
-    chars = detect_charset(os.environ, getattr(sys.stdout, "encoding", None) or "")
-    click.echo("\n".join(format_job_report(found, chars)))
+    click.echo("\n".join(format_job_report(found, detect_charset(sys.stdout.encoding))))
 
 
 def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:

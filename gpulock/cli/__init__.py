@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 import click
 
 from gpulock import __version__
-from gpulock.cli.commands import COMMANDS
+from gpulock.cli.commands import MODULES, NAMES, SECTIONS
 from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH
 
+LONGEST = 1 << 10  # characters of a command's first sentence
 REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
 
 
@@ -29,23 +30,18 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the help."""
-        return [name for _, commands in COMMANDS for name, _, _ in commands]
+        return NAMES
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        for _, commands in COMMANDS:
-            for name, place, _ in commands:
-                if name == cmd_name:
-                    module, _, function = place.partition(":")
-                    found: click.Command = getattr(import_module(f"gpulock.cli.{module}"), function)
-                    return found
-        return None
+        return import_command(cmd_name) if cmd_name in MODULES else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by section, importing none of them."""
-        for section, commands in COMMANDS:
+        """List the commands by section, each with its first sentence."""
+        for section, names in SECTIONS.items():
+            rows = [(name, import_command(name).get_short_help_str(LONGEST)) for name in names]
             with formatter.section(section):
-                formatter.write_dl([(name, what) for name, _, what in commands])
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; translate what it raises."""
@@ -61,6 +57,13 @@ class LazyGroup(click.Group):
             exit_with_refusal(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+
+
+def import_command(name: str) -> click.Command:
+    """Return a command of the table."""
+    module = import_module(f"gpulock.cli.{MODULES[name]}")
+    found: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
+    return found
 
 
 def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:

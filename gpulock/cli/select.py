@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpulock.node.devices import SHARE, Device, pci_bus_key
 from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.report.scan import ClaimQuery
 
 LEAST_UUID = 8  # characters of a UUID that must be given
 LONGEST = 64  # characters of any name
@@ -39,6 +43,16 @@ class Subject(NamedTuple):
         if record.scheduler in ("process", "admin") or not self.job:
             return False
         return record.job_id == self.job and self.task in ("", record.task_id or "1")
+
+    def query(self, **more: Any) -> ClaimQuery:
+        """Return the question for claims of this job or process, or with this device."""
+        from gpulock.report.scan import ClaimQuery
+
+        if self.pid:
+            return ClaimQuery(job=str(self.pid), scheduler="process", **more)
+        if self.device is not None:
+            return ClaimQuery(device=self.device.id, **more)
+        return ClaimQuery(job=self.job, task=self.task, **more)
 
     def name(self) -> str:
         """Return the subject as people write it."""

@@ -122,9 +122,15 @@ class ReportedClaim:
         return self.elapsed is not None or any(card.timed for card in self.cards)
 
     @property
+    def owner(self) -> Owner:
+        """Return what names it to people."""
+        keys = ("scheduler", "job_id", "task_id", "user")
+        return Owner(**{key: getattr(self, key) for key in keys})
+
+    @property
     def job(self) -> str:
         """Return how people name the job."""
-        return Owner(scheduler=self.scheduler, job_id=self.job_id, task_id=self.task_id).job()
+        return self.owner.job()
 
 
 def parse_reported_claim(found: object) -> ReportedClaim:

@@ -21,7 +21,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
-from gpulock.report.scan import ClaimQuery, HistoryFaults
+from gpulock.report.scan import ClaimQuery, HistoryFaults, find_latest_claim
 from gpulock.report.scan import find_history_claims as scan_claims
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import LockStore, list_names
@@ -72,6 +72,18 @@ def select_trusted_claims(
         why = f"REPORT_DIR has reports of that job by uids {names}"
         raise Refusal(INVALID_REQUEST, why, "say whose job is meant: --uid UID")
     return list(shared)
+
+
+def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
+    """Return the claim that ended last, whether the history has its line yet or not."""
+    ended = [
+        claim
+        for claim in find_local_claims(node, query.fits)
+        if claim.ended is not None and query.device in ("", *(card.id for card in claim.cards))
+    ]
+    if ended:
+        return max(ended, key=lambda claim: claim.ended or 0.0)
+    return find_latest_claim(node_history_folder(node), query)
 
 
 def node_history_folder(node: Node) -> str:

@@ -39,7 +39,7 @@ class WholeHelpGroup(click.Group):
 
 
 @click.group(cls=WholeHelpGroup)
-def install_group() -> None:
+def install_command() -> None:
     """Install hooks or services."""
 
 
@@ -60,7 +60,7 @@ def hook_options(function: F) -> F:
     return function
 
 
-@install_group.command("sge")
+@install_command.command("sge")
 @click.option("--cluster", is_flag=True, help="The cluster's part alone, once, as a manager.")
 @click.option(
     "--queue",
@@ -97,7 +97,7 @@ def install_sge_command(
     run_installation(session, "sge", lambda: SgeInstaller(node, click.echo).parts(), dry_run)
 
 
-@install_group.command("slurm")
+@install_command.command("slurm")
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
 @click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
@@ -114,7 +114,7 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
     run_installation(session, "slurm", lambda: SlurmInstaller(asked).parts(), dry_run)
 
 
-@install_group.command("systemd")
+@install_command.command("systemd")
 @dry_run_option
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
@@ -125,7 +125,7 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     run_installation(session, "systemd", lambda: SystemdInstaller(asked).parts(), dry_run)
 
 
-@install_group.command("hooks")
+@install_command.command("hooks")
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and its Python; ask no scheduler."""

@@ -14,7 +14,7 @@ from itertools import chain
 import click
 
 from gpulock.cli.complete import complete_device, complete_job
-from gpulock.cli.select import SelectError, match_one_device, parse_job, parse_lock_id
+from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.health.cards import read_cards
 from gpulock.daemon.history.files import FOLDER
@@ -153,15 +153,11 @@ def parse_history_query(
     try:
         begin = 0.0 if since is None else parse_time(since, now)
         end = float("inf") if until is None else parse_time(until, now)
-        meant = None if job is None else parse_job(job)
+        meant = Subject() if job is None else parse_job(job)
         place = "" if device is None else find_history_device_id(node, device)
     except (ValueError, SelectError) as fault:
         raise click.UsageError(str(fault)) from fault
-    if meant is None:
-        return ClaimQuery(begin, end, name, device=place)
-    if meant.pid:
-        return ClaimQuery(begin, end, name, str(meant.pid), "", "process", place)
-    return ClaimQuery(begin, end, name, meant.job, meant.task, device=place)
+    return meant.query(since=begin, until=end, user=name, device=place)
 
 
 def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:

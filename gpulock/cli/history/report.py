@@ -34,7 +34,7 @@ VERSION = 1
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
-def job_report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
+def report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     session: Session,
     job: tuple[str, ...],
     only_last: bool,
@@ -101,9 +101,7 @@ def parse_report_query(text: str) -> ClaimQuery:
         meant = parse_job(text)
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "name a job: 12, 12.3 or pid 4711") from fault
-    if meant.pid:
-        return ClaimQuery(job=str(meant.pid), scheduler="process")
-    return ClaimQuery(job=meant.job, task=meant.task)
+    return meant.query()
 
 
 def missing_report_hint(node: Node) -> str:

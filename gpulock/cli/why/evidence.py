@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import psutil
 
@@ -18,12 +16,9 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
-from gpulock.daemon.history.pending import read_ended_claim
-from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import Proc
-from gpulock.store.kv import MalformedError
-from gpulock.store.locks import Lock, list_names
+from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
 from gpulock.text.words import (
@@ -35,6 +30,10 @@ from gpulock.text.words import (
     format_lock_holder,
     held_seconds,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.report.claims import ReportedClaim
 
 FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`; steps of a device's health
@@ -65,7 +64,6 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
         return found
     found.append(("verdict", describe_verdict(view, record)))
     found += describe_owner_processes(sight, lock, record)
-    found += describe_share_work(view, lock)
     opened = [describe_open_device(view, sight, name, record) for name in ids]
     if opened:
         found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
@@ -84,17 +82,6 @@ def describe_share(view: StatusView, name: str, record: Owner) -> str:
     if record.places:
         return f"{count} of {record.places} places of {of}"
     return f"{format_count(count, 'place')} of {of}, of how many is not known"
-
-
-def describe_share_work(view: StatusView, lock: Lock) -> FactList:
-    """Return how much the claim of a share worked, as far as it is told from its neighbours."""
-    account = view.use.account(lock.id, lock) if SHARE in lock.id else None
-    if account is None:
-        return []
-    mean = view.use.mean(lock.id, lock)
-    if mean is None:
-        return [("work", "not told apart from that of the other holders")]
-    return [("work", f"{mean:.0%} of the observed time, as gpulock-exporter saw it")]
 
 
 def describe_claim_time(view: StatusView, record: Owner) -> str:
@@ -263,51 +250,32 @@ def printable_process_name(proc: Proc, pid: int) -> str:
     return "".join(c if c.isprintable() else "?" for c in name) or "?"
 
 
-class ReleasedLock(NamedTuple):
-    """A lock that was released: the device, its owner, when and how (0 and "" where not noted)."""
-
-    device: str
-    owner: Owner
-    at: float
-    how: str
-
-
-def list_released_locks(node: Node) -> list[ReleasedLock]:
-    """Return what is released of every claim without a history line, the latest first."""
-    found: list[ReleasedLock] = []
-    for token in list_names(node.store.finished_dir):
-        try:
-            parts = read_ended_claim(node, token, time.time())
-        except (OSError, MalformedError):
-            continue
-        found += [ReleasedLock(part.device, part.owner, part.at, part.how) for part in parts]
-    return sorted(found, key=lambda one: (-one.at, one.device))
-
-
-def filter_released_locks(found: list[ReleasedLock], what: Subject) -> list[ReleasedLock]:
-    """Return what a job, process or device held, the latest first."""
-    if what.device is not None:
-        return [one for one in found if one.device.partition(SHARE)[0] == what.device.id]
-    return [one for one in found if what.owns(one.owner)]
-
-
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    for one in list_released_locks(view.node):
-        if one.device.partition(SHARE)[0] == device:
-            return [("last", format_released_lock(one))]
-    from gpulock.report.scan import ClaimQuery, find_latest_claim
-    from gpulock.report.sources import MONTH, node_history_folder
+    from gpulock.report.scan import ClaimQuery
+    from gpulock.report.sources import MONTH, find_last_claim
 
-    query = ClaimQuery(since=time.time() - MONTH, device=device)
-    found = find_latest_claim(node_history_folder(view.node), query)
-    if found is None:
+    found = find_last_claim(view.node, ClaimQuery(since=view.now - MONTH, device=device))
+    return [("last", format_past_claim(found))] if found else []
+
+
+def past_claim_facts(view: StatusView, meant: Subject) -> FactList:
+    """Return the last thing that a job or process held."""
+    from gpulock.report.sources import find_last_claim
+
+    last = find_last_claim(view.node, meant.query())
+    if last is None:
         return []
-    until = format_local_time(found.ended or 0.0)
-    return [("last", f"{found.job} of {found.user} until {until}: {found.how}")]
+    devices = format_device_list([card.id for card in last.cards], view.devices)
+    return [
+        ("held", f"{devices} from {format_local_time(last.begun)}"),
+        ("released", format_past_claim(last)),
+        ("next", f"gpulock report {last.job}"),
+    ]
 
 
-def format_released_lock(one: ReleasedLock) -> str:
-    """Return whose a lock was, until when, and how it was released."""
-    when = f" until {format_local_time(one.at)}" if one.at else ""
-    return f"{format_lock_holder(one.owner)}{when}{': ' if one.how else ''}{one.how}"
+def format_past_claim(claim: ReportedClaim) -> str:
+    """Return whose a claim was, until when, and how it was released."""
+    how = ": ".join(word for word in (claim.how, claim.proof) if word)
+    until = format_local_time(claim.ended or 0.0)
+    return f"{format_lock_holder(claim.owner)} until {until}: {how}"

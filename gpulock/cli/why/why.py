@@ -11,7 +11,15 @@ import click
 from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import FREE, HELD, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.complete import complete_subject
-from gpulock.cli.select import JOB, SelectError, Subject, parse_subject
+from gpulock.cli.select import (
+    DEVICE,
+    JOB,
+    SelectError,
+    Subject,
+    match_devices,
+    parse_lock_id,
+    parse_subject,
+)
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,
@@ -35,13 +43,10 @@ from gpulock.cli.why.evidence import (
     describe_lock,
     describe_observed_use,
     describe_open_device,
-    filter_released_locks,
     find_blocking_pids,
-    format_released_lock,
     last_holder_facts,
-    list_released_locks,
+    past_claim_facts,
 )
-from gpulock.cli.why.missing_card import find_missing_card
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
@@ -101,6 +106,30 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
     if text.strip().isdigit():  # a number names a device first
         found.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a job)")
     return found, known
+
+
+def find_missing_card(view: StatusView, rows: list[DeviceState], text: str) -> DeviceState | None:
+    """Return the row of the card that `text` names, None for one that is here or never was."""
+    prefixed = DEVICE.fullmatch(text.strip())
+    name = (prefixed[1] if prefixed else text.strip()).lower()
+    place = parse_lock_id(name)
+    if place is None or match_devices(name, view.devices):
+        return None
+    bus, dot, instance = place
+    name = f"{bus}{dot}{instance}"
+    absent = [row for row in rows if row.device is None]
+    for row in absent:
+        if row.id == name:
+            return row
+    reasons = ["the driver does not show it"]
+    if view.use.sample and bus in view.use.sample.lost:
+        reasons.append(view.use.sample.lost[bus][1])
+    if note := (view.quarantined or {}).get(name):
+        reasons.append(f"quarantined: {note}")
+    known = any(row.lock is None for row in absent) or len(reasons) > 1
+    if known or describe_health_steps(view, name) or last_holder_facts(view, name):
+        return DeviceState(name, None, None, MISSING, "; ".join(reasons))
+    return None
 
 
 def is_lock_of_subject(sight: ProcessView, meant: Subject, lock: Lock) -> bool:
@@ -209,51 +238,13 @@ def explain_no_claim(
 ) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
-    every = list_released_locks(view.node)
-    before = filter_released_locks(every, meant)
     refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
-    if before:
-        found: FactList = []
-        for token in dict.fromkeys(one.owner.token for one in before):
-            locks = [one for one in before if one.owner.token == token]
-            devices = format_device_list([one.device for one in locks], view.devices)
-            found.append(("held", f"{devices} from {format_local_time(locks[0].owner.claimed_at)}"))
-            found.append(("released", format_released_lock(locks[0])))
-        return format_answer(head, [*refused, *found], width), True
-    earlier = history_facts(view, meant)
-    if earlier or refused:
-        return format_answer(head, [*refused, *earlier], width), True
-    found = job_running_facts(sight, meant)
-    oldest = f" since {format_local_time(every[-1].at)}" if every else ""
-    found.append(("released", f"no trace of it among {len(every)} released locks{oldest}"))
+    if found := [*refused, *past_claim_facts(view, meant)]:
+        return format_answer(head, found, width), True
+    found = [*job_running_facts(sight, meant), ("released", "no trace of it among past claims")]
     if not view.node.store.exists():
         found.append(("node", "nothing was claimed here in this boot"))
     return format_answer(head, found, width), False
-
-
-def history_facts(view: StatusView, meant: Subject) -> FactList:
-    """Return what the history has of a job or process: the last thing that it held."""
-    from gpulock.report.scan import ClaimQuery, find_latest_claim
-    from gpulock.report.sources import node_history_folder
-
-    query = (
-        ClaimQuery(job=str(meant.pid), task=meant.task, scheduler="process")
-        if meant.pid
-        else ClaimQuery(job=meant.job, task=meant.task)
-    )
-    last = find_latest_claim(node_history_folder(view.node), query)
-    if last is None:
-        return []
-    how = f"{last.how}{': ' if last.proof else ''}{last.proof}"
-    devices = format_device_list([card.id for card in last.cards], view.devices)
-    return [
-        ("held", f"{devices} from {format_local_time(last.begun)}"),
-        (
-            "released",
-            f"{last.job} of {last.user} until {format_local_time(last.ended or 0.0)}: {how}",
-        ),
-        ("next", f"gpulock report {last.job}"),
-    ]
 
 
 def sge_refusal_facts(view: StatusView, meant: Subject) -> FactList:

@@ -108,26 +108,6 @@ def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> No
     assert asked["open"].count("GPU 2:") == 1
 
 
-def test_each_holder_of_a_shared_gpu_has_its_own_work(site: Site) -> None:
-    sampled = Sampled(site.files.exporter_dir)
-    sampled.device(site.id(2))
-    for number, told in enumerate(({"busy": 30.0, "observed": 120.0}, {"observed": 0.0}), 1):
-        name = f"{site.id(2)}.share{number}"
-        place_lock(
-            site.node().store,
-            name,
-            site.hold(job_id=f"1{number}", token=f"t{number}", devices=(name,)),
-        )
-        sampled.claim(f"t{number}", name, **told)
-    sampled.write()
-    works = [line.strip() for line in site.call("why", "2").stdout.splitlines() if "work  " in line]
-    assert [" ".join(line.split()) for line in works] == [
-        "work 25% of the observed time, as gpulock-exporter saw it",
-        "work not told apart from that of the other holders",
-    ]
-    assert facts(site.call("why", "11").stdout)["work"].startswith("25% ")
-
-
 def test_a_held_device_names_holder_verdict_processes_and_next_command(
     site: Site, process: Process
 ) -> None:

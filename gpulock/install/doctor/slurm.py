@@ -39,7 +39,7 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import find_plugstack
-from gpulock.install.slurm.texts import SUBMIT_SCRIPT, slurm_setting_advice
+from gpulock.install.slurm.texts import slurm_setting_advice
 from gpulock.install.trial import (
     rival_hook_reason,
     try_slurm_hooks,
@@ -165,7 +165,7 @@ class SlurmChecks:
         """Name the keys of slurm.conf that had better be otherwise."""
         better = [one for one in slurm_setting_advice(self.conf, self.settings) if not one.needed]
         for one in better:
-            yield warning(f"without {one.key}={one.value} {AGAINST[one.key]}", _LINES)
+            yield warning(f"{one.key}={one.value} is not in force, by which {one.why}", _LINES)
 
     def site_hooks(self) -> Iterator[Finding]:
         """Look at the programs of the site's around ours, and whether users can run a task's."""
@@ -239,13 +239,3 @@ def describe_missing_block(path: Path | None) -> str:
         return ""
     split = split_slurm_conf(path, path.read_text(errors="surrogateescape"))
     return f"; {path} has no gpulock block" if split.lines is None else ""
-
-
-AGAINST: Final = {  # what a key that is recommended prevents
-    "PrologEpilogTimeout": "a hook that hangs blocks the node",
-    "PrologTimeout": "a Prolog that hangs blocks the node",
-    "EpilogTimeout": "an Epilog that hangs blocks the node",
-    "LaunchParameters": "the shell of salloc gets no mask",
-    "SchedulerParameters": "jobs that meet a broken node are held",
-    "JobSubmitPlugins": f"and {SUBMIT_SCRIPT} a large SPANK variable of any user drains a node",
-}

@@ -91,7 +91,7 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
         why = "jobs that meet a broken node are not held"
         want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
     if not has_submit_script(conf):
-        why = "with prolog/job_submit.lua (docs/slurm.md), else any user drains a node"
+        why = f"with {SUBMIT_SCRIPT} no user's SPANK variables drain a node"
         want("JobSubmitPlugins", why, "lua", needed=False)
     return found
 

@@ -110,7 +110,7 @@ def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> N
     install(site)
 
     check_one_job(site)
-    assert "blocks the node" not in check_doctor(site)
+    assert "does not block the node" not in check_doctor(site)
 
 
 @pytest.mark.short

@@ -52,36 +52,26 @@ def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
     assert "PrologEpilogTimeout=120  # now: 30; a hook may take 95 s" in text
 
 
-def test_the_sites_prolog_and_epilog_go_on_running_beside_ours(node: SlurmNode) -> None:
+def test_the_sites_hooks_go_on_running_beside_ours(node: SlurmNode) -> None:
     node.put("Prolog", "/site/prolog")
-    node.put("Epilog", "/site/epilog.sh")
-
-    text = told(node)
-
-    assert "    Prolog=/etc/slurm/prolog.d/*" in text
-    assert "    ln -s /site/prolog /etc/slurm/prolog.d/50-prolog" in text
-    assert f"    ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-gpulock" in text
-    assert f"    ln -s {node.paths.slurm_epilog} /etc/slurm/epilog.d/00-gpulock" in text
-
-
-def test_a_pattern_in_force_stays_and_gets_a_link(node: SlurmNode) -> None:
-    folder = node.root / "prolog.d"
-    folder.mkdir()
-    node.put("Prolog", f"{folder}/*.sh")
-
-    text = told(node)
-
-    assert f"    ln -s {node.paths.slurm_prolog} {folder}/zz-gpulock.sh" in text
-    assert "    Prolog=" not in text
-
-
-def test_the_sites_task_prolog_runs_from_a_script_with_ours(node: SlurmNode) -> None:
+    (node.root / "epilog.d").mkdir()
+    node.put("Epilog", f"{node.root}/epilog.d/*.sh")
     node.put("TaskProlog", "/etc/slurm/task-prolog")
 
-    text = told(node)
+    lines = told(node).splitlines()
 
-    assert "    TaskProlog=/etc/slurm/task-prolog-gpulock" in text
-    assert f"    /etc/slurm/task-prolog || exit\n    exec {node.paths.slurm_task}" in text
+    for line in (
+        "Prolog=/etc/slurm/prolog.d/*",
+        "ln -s /site/prolog /etc/slurm/prolog.d/50-prolog",
+        f"ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-gpulock",
+        f"ln -s {node.paths.slurm_epilog} {node.root}/epilog.d/00-gpulock.sh"
+        f"  # {node.root}/epilog.d/*.sh names it",
+        "TaskProlog=/etc/slurm/task-prolog-gpulock  # mode 0755, with these lines:",
+        "/etc/slurm/task-prolog || exit",
+        f"exec {node.paths.slurm_task}",
+    ):
+        assert f"    {line}" in lines
+    assert not [line for line in lines if line.startswith("    Epilog=")]
 
 
 def test_a_hook_that_hands_out_gpus_itself_is_pointed_out(node: SlurmNode) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,25 +15,19 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 
-def keys_given(text: str | None) -> frozenset[str]:
-    """Return the keys that a settings file gives; pure."""
-    return frozenset(re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or ""))
-
-
-def current_settings(path: Path) -> tuple[Settings, frozenset[str]]:
-    """Return the settings as they are, and the keys that the file gives; raise InstallError."""
-    text = read_file(path)
-    if text is None:
-        return Settings({}, str(path)), frozenset()
+def current_settings(path: Path) -> Settings:
+    """Return the settings as they are, the defaults where no file is; raise InstallError."""
+    if not os.path.exists(path):
+        return Settings({}, str(path))
     try:
-        return read_settings(str(path)), keys_given(text)
+        return read_settings(str(path))
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
 
 
 def add_settings(text: str | None, wanted: dict[str, str], scheduler: str) -> str:
     """Return the settings file with the keys added that it lacks; pure."""
-    present = keys_given(text)
+    present = re.findall(r"(?m)^\s*([A-Z_]+)\s*=", text or "")
     added = "".join(f"{name}={value}\n" for name, value in wanted.items() if name not in present)
     if not added:
         return text or ""
@@ -46,7 +41,7 @@ class NodePart:
 
     def __init__(self, config: Path, scheduler: str) -> None:
         self.config_path, self.scheduler = config, scheduler
-        self.settings, self.given = current_settings(config)
+        self.settings = current_settings(config)
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:

@@ -93,8 +93,8 @@ class ClusterInstaller(NodePart):
     def __init__(self, config: Path, queues: tuple[str, ...] = ()) -> None:
         super().__init__(config, "sge")
         self.queues = queues
-        execd = find_own_execd(self.settings, self.given)
-        self.site = find_sge_site(self.settings, self.given, execd)
+        execd = find_own_execd(self.settings)
+        self.site = find_sge_site(self.settings, execd)
         self.qconf = self.site.qconf()
         self.current = current_hooks(self.settings).folder
 

@@ -89,12 +89,12 @@ class SgeInstaller(NodePart):
     @cached_property
     def execd(self) -> SchedulerDaemon | None:
         """The execd of this cell; raises InstallError for several."""
-        return find_own_execd(self.settings, self.given)
+        return find_own_execd(self.settings)
 
     @cached_property
     def site(self) -> SgeSite:
         """What leads to qmaster; raises InstallError."""
-        return find_sge_site(self.settings, self.given, self.execd)
+        return find_sge_site(self.settings, self.execd)
 
     @cached_property
     def host(self) -> SgeHost:

@@ -86,13 +86,12 @@ def find_execds(proc: Path = Path("/proc")) -> list[SchedulerDaemon]:
     return find_scheduler_daemons("sge_execd", proc)
 
 
-def find_own_execd(settings: Settings, given: frozenset[str]) -> SchedulerDaemon | None:
+def find_own_execd(settings: Settings) -> SchedulerDaemon | None:
     """Return the execd of the settings' cell, of any where they name none.
 
     Raises InstallError for several.
     """
-    root = settings.sge_root if "SGE_ROOT" in given else ""
-    cell = settings.sge_cell if "SGE_CELL" in given else ""
+    root, cell = settings.given.get("SGE_ROOT", ""), settings.given.get("SGE_CELL", "")
     fitting = [
         execd
         for execd in find_execds()
@@ -105,24 +104,19 @@ def find_own_execd(settings: Settings, given: frozenset[str]) -> SchedulerDaemon
     return fitting[0] if fitting else None
 
 
-def find_sge_site(
-    settings: Settings, given: frozenset[str], execd: SchedulerDaemon | None
-) -> SgeSite:
-    """Return the site: settings that were `given`, then execd's; without execd the caller's.
+def find_sge_site(settings: Settings, execd: SchedulerDaemon | None) -> SgeSite:
+    """Return the site: what the settings give, then execd's; without execd the caller's.
 
     Raises InstallError where nothing names SGE_ROOT.
     """
     env = execd.env if execd else os.environ
 
-    def pick(name: str, default: str = "") -> str:
-        known = str(getattr(settings, name.lower())) if name in given else ""
-        return known or env.get(name, "") or default
-
-    root, cell = pick("SGE_ROOT"), pick("SGE_CELL", "default")
+    root, cell = [settings.given.get(name) or env.get(name) for name in ("SGE_ROOT", "SGE_CELL")]
     if not root:
         raise InstallError("no execd runs here and SGE_ROOT is not known; start it, or set that")
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
     own = {name: env[name] for name in _PORTS if env.get(name)}
+    cell = cell or "default"
     return SgeSite(root, cell, folder, {**read_cell_ports(root, cell), **own})
 
 

@@ -98,7 +98,7 @@ class SlurmInstaller(NodePart):
     @cached_property
     def site(self) -> SlurmSite:
         """This node's Slurm; raises InstallError."""
-        return find_slurm_site(self.settings, self.given, self.slurmds)
+        return find_slurm_site(self.settings, self.slurmds)
 
     @cached_property
     def plugin(self) -> SpankPlugin:
@@ -198,7 +198,7 @@ class SlurmInstaller(NodePart):
 
     def check_shares(self, shared: tuple[str, ...]) -> None:
         """Raise InstallError for parts of GPUs, unless the site says what becomes of such jobs."""
-        if shared and "SLURM_SHARDS" not in self.given:
+        if shared and "SLURM_SHARDS" not in self.settings.given:
             raise InstallError(
                 f"slurmd gives out parts of GPUs here (gres/{', gres/'.join(shared)}): in"
                 f" {self.config_path} set SLURM_SHARDS=share, by which shard jobs share a card's"

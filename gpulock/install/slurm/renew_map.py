@@ -30,10 +30,10 @@ def renew_gres_map(config: Path, ask: bool) -> str:
 
     With `ask` slurmd is asked even where gres.conf says what it said: the cards changed.
     """
-    settings, given = current_settings(config)
+    settings = current_settings(config)
     pairs = read_map_pairs(settings.state_dir)
     slurmds = slurmds_of_site(find_slurmds(), settings)
-    site = find_slurm_site(settings, given, slurmds)
+    site = find_slurm_site(settings, slurmds)
     source = gres.read_gres_source(site)
     places = [place for _, place in sorted(map_positions(pairs).items(), key=lambda p: int(p[0]))]
     shared = pairs.get(SHARED, "").split()

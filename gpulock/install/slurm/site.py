@@ -162,8 +162,8 @@ def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
     return f"{fatal}{message}"[:_MESSAGE] or "; ".join(errors)[:_MESSAGE] or _last_output_line(done)
 
 
-def find_slurm_site(settings: Settings, given: frozenset[str], slurmds: list[Slurmd]) -> SlurmSite:
-    """Return this node's Slurm: settings that were `given`, then what slurmd was started with.
+def find_slurm_site(settings: Settings, slurmds: list[Slurmd]) -> SlurmSite:
+    """Return this node's Slurm: what the settings give, then what slurmd was started with.
 
     `slurmds` are those of this site. Raises InstallError where there is no Slurm, and for programs
     that others could have put where they are, unless the settings name their folder.
@@ -179,7 +179,7 @@ def find_slurm_site(settings: Settings, given: frozenset[str], slurmds: list[Slu
     named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
     beside = [slurmd.program.parent for slurmd in slurmds]
     clients, vouched = [Path(settings.slurm_binaries)], list[Path]()
-    if "SLURM_BINARIES" in given:  # which the hooks would believe
+    if "SLURM_BINARIES" in settings.given:  # which the hooks would believe
         vouched = with_sibling_folders(clients)
     else:
         clients = with_sibling_folders([*beside, *clients])

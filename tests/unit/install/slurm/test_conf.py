@@ -118,7 +118,7 @@ def programs(folder: Path) -> Path:
 def test_the_clients_are_found_beside_the_slurmd_that_runs(tmp_path: Path) -> None:
     slurmd = programs(tmp_path)
 
-    site = find_slurm_site(Settings({}), frozenset(), [Daemon(1, slurmd, "/x/slurm.conf", "n1")])
+    site = find_slurm_site(Settings({}), [Daemon(1, slurmd, "/x/slurm.conf", "n1")])
 
     assert site.binaries == tmp_path / "bin"
     assert site.gres_conf == Path("/x/gres.conf")
@@ -131,11 +131,9 @@ def test_slurmds_of_another_cluster_on_this_machine_are_left_out(tmp_path: Path)
     settings = Settings({"SLURM_CONF": "/y/slurm.conf"})
 
     with pytest.raises(InstallError, match="set SLURM_CONF"):
-        find_slurm_site(Settings({}), frozenset(), daemons)
+        find_slurm_site(Settings({}), daemons)
 
-    assert find_slurm_site(settings, frozenset(), slurmds_of_site(daemons, settings)).nodes == (
-        "m1",
-    )
+    assert find_slurm_site(settings, slurmds_of_site(daemons, settings)).nodes == ("m1",)
 
 
 # --- which hooks are in force --------------------------------------------------------------------

@@ -7,22 +7,29 @@ response are the business of the connection's own thread, so a silent client del
 When all places are taken the newcomer gets in and the oldest goes. A scrape takes milliseconds, so
 it is never the oldest while an attacker's connections are; refusing newcomers instead would let
 silent ones lock it out.
+
+A connection's thread blocks in its socket without any timeout, since one of Python's is for each
+recv alone. Deadlines are kept from outside: a cut makes the blocked call return at once. So a
+deadline holds for a whole phase, however the bytes drip, in a handshake and inside OpenSSL too.
 """
 
 from __future__ import annotations
 
 import _thread
 import errno
+import math
+import re
 import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from gpulock_exporter.web.connection import Connection, Phase
 from gpulock_exporter.web.http import (
     Handler,
     HttpExchange,
@@ -32,9 +39,12 @@ from gpulock_exporter.web.http import (
 )
 from gpulock_exporter.web.listen import peer_address
 
+_END = re.compile(rb"\n\r?\n")
+_CHUNK = 4096
+_MOST_DRAINED = 256 * 1024
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: what is unsent is thrown away
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
 _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
-_ACCEPTED_AT_ONCE = 32
 _PAUSE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
 ENDING = 32  # threads of connections that were cut, at most, beside those that are served
@@ -51,7 +61,6 @@ class ServerLimits:
     write_seconds: float = 10.0
     linger_seconds: float = 1.0  # for a client to read why it is refused
     stop_seconds: float = 5.0
-    new_seconds: float = 0.5  # at a stop, for the request of one that was just accepted
     header_bytes: int = 16 * 1024
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
@@ -62,6 +71,82 @@ class WebSettings:
 
     tls: ssl.SSLContext | None = None
     refusal: Callable[[HttpRequest], HttpResponse | None] | None = None  # before the handler
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    ARRIVING = auto()  # handshake and header
+    HANDLING = auto()
+    WRITING = auto()
+    LINGERING = auto()  # its client reads what the kernel still holds of the answer
+
+
+_AT_WORK = (Phase.HANDLING, Phase.WRITING)
+
+
+class Connection:
+    """A socket that its own thread uses, and that the accepting thread may cut; with a deadline."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self.peer = peer
+        self.is_cut = False
+        self.phase, self.deadline = Phase.ARRIVING, math.inf
+
+    def enter(self, phase: Phase, seconds: float) -> None:
+        """Begin a phase that may last so long."""
+        self.phase, self.deadline = phase, time.monotonic() + seconds
+
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Do the TLS handshake; what the context asks of a client's certificate, it checks."""
+        with self._lock:  # wrapping moves the descriptor to a new object: that one is to be cut
+            wrapped = context.wrap_socket(
+                self._sock, server_side=True, do_handshake_on_connect=False
+            )
+            self._sock = wrapped
+        wrapped.do_handshake()
+
+    def receive_head(self, most: int) -> bytes:
+        """Read up to the end of a header, or until it is longer than `most`; nothing at an end."""
+        head = b""
+        while not _END.search(head, max(0, len(head) - _CHUNK - 2)) and len(head) <= most:
+            data = self._sock.recv(_CHUNK)
+            if not data:
+                return b""
+            head += data
+        return head
+
+    def send(self, data: bytes) -> None:
+        """Write all of it, from the caller's own bytes."""
+        self._sock.sendall(data)
+
+    def drain(self) -> None:
+        """Say that nothing more comes, then read and drop: unread bytes would reset the answer.
+
+        TLS is left without its closing alert: every answer has a length.
+        """
+        socket.socket.shutdown(self._sock, socket.SHUT_WR)
+        left = _MOST_DRAINED
+        while left > 0 and (data := socket.socket.recv(self._sock, _CHUNK)):
+            left -= len(data)
+
+    def cut(self) -> None:
+        """End it from another thread, at once; of a slow reader the kernel keeps nothing."""
+        with self._lock:
+            self.is_cut = True
+            try:
+                if self.phase is not Phase.LINGERING:
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            except OSError:
+                return  # its client, or its thread, was faster
+
+    def close(self) -> None:
+        """Give the socket back; only the connection's own thread does."""
+        with self._lock:  # never a descriptor that is already someone else's
+            self._sock.close()
 
 
 class HttpServer:
@@ -109,9 +194,11 @@ class HttpServer:
         self._selector.close()
         for listener in self._listeners:
             listener.close()
-        new, end = self._limits.new_seconds, time.monotonic() + self._limits.stop_seconds
+        end = time.monotonic() + self._limits.stop_seconds
         with self._changed:
-            while time.monotonic() < end and any(one.is_awaited(new) for one in self._connections):
+            while time.monotonic() < end and any(
+                one.phase in _AT_WORK for one in self._connections
+            ):
                 self._changed.wait(_PAUSE_SECONDS)
             for one in self._connections:
                 one.cut()
@@ -137,33 +224,34 @@ class HttpServer:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._went_round = time.monotonic()
             for key, _ in self._selector.select(_LOOK_SECONDS):
                 if isinstance(key.fileobj, socket.socket):
                     self._accept_from(key.fileobj)
             now = time.monotonic()
+            if now - self._went_round < _LOOK_SECONDS:
+                continue  # a flood of newcomers
+            self._went_round = now
             with self._changed:
                 for one in self._connections:
                     if now >= one.deadline and not one.is_cut:
                         one.cut()
 
     def _accept_from(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, address = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._complain(f"cannot accept a connection: {error}")
-                if error.errno in _EXHAUSTED:
-                    with self._changed:
-                        self._cut_oldest()
-                        self._changed.wait(_PAUSE_SECONDS)
-                return
-            if self._has_place():
-                self._begin(Connection(accepted, peer_address(address)))
-            else:
-                accepted.close()
+        try:
+            accepted, address = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._complain(f"cannot accept a connection: {error}")
+            if error.errno in _EXHAUSTED:
+                with self._changed:
+                    self._cut_oldest()
+                    self._changed.wait(_PAUSE_SECONDS)
+            return
+        if self._has_place():
+            self._begin(Connection(accepted, peer_address(address)))
+        else:
+            accepted.close()
 
     def _has_place(self) -> bool:
         """Make a place, at the oldest's cost if need be; return False where each is at work."""

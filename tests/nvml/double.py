@@ -180,10 +180,6 @@ class Double:
         """Let a card fall off the bus: every call that speaks of it says that it is lost."""
         self.fail("*", ERROR_GPU_IS_LOST, gpu=gpu)
 
-    def slow(self, call: str, microseconds: int, *, gpu: int | None = None) -> None:
-        """Make calls take that long; the kernel adds about 60 microseconds of its own."""
-        self.set(_rule("latency", call, gpu), microseconds)
-
     def hang(self, call: str, manner: Hang = "sleep", *, gpu: int | None = None) -> None:
         """Make calls not come back until the rule goes (unset, reset, or the end of the double)."""
         self.set(_rule("hang", call, gpu), manner)

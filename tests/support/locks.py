@@ -70,11 +70,10 @@ def end_lock(store: LockStore, name: str) -> None:
     grants.undo_claim(store, now.token if now else "none", [name])
 
 
-def retire_lock(store: LockStore, lock: Lock, how: str, boot_id: str = "") -> None:
+def retire_lock(store: LockStore, lock: Lock, how: str) -> None:
     """Release one device of a claim."""
     assert lock.owner
-    boot = boot_id or lock.owner.boot_id
-    grants.release_devices(store, lock.owner.token, [lock.id], how, boot)
+    grants.release_devices(store, lock.owner.token, [lock.id], how, lock.owner.boot_id)
 
 
 def spoil_record(store: LockStore, token: str) -> None:

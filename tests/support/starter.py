@@ -7,8 +7,6 @@ The demo plays a job's whole life with it; where hooks are timed or stopped ther
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,19 +33,13 @@ class Run(NamedTuple):
 class Starter:
     """A process called `name` in `folder`, whose command line shows `title`; a context manager.
 
-    Where `uid` is given it is that user's. With `own` it runs a program of that name, a copy of the
-    interpreter in `folder`: where nothing is simulated a daemon is known by its program.
+    Where `uid` is given it is that user's.
     """
 
-    def __init__(
-        self, folder: Path, name: str, title: str = "", uid: int = -1, own: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, name: str, title: str = "", uid: int = -1) -> None:
         who = [str(uid)] if uid >= 0 else []
-        program = sys.executable
-        if own:
-            program = shutil.copy(os.path.realpath(sys.executable), str(folder / name))
         self._process = subprocess.Popen(
-            [program, "-IS", str(PROGRAM), name, title, *who],
+            [sys.executable, "-IS", str(PROGRAM), name, title, *who],
             cwd=folder,
             env={},
             stdin=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tests.world.actors import Cast
 from tests.world.choosers import AtRandom, ByPriority, Planned
@@ -13,18 +13,16 @@ from tests.world.counts import SCHEDULES, SPENT
 from tests.world.kernel import FREEZE, KILL, Chooser, Plan, Violation
 from tests.world.site import Site
 
-Stage = Callable[[Site], None]
-
 
 class WorldError(AssertionError):
     """Say what does not hold, with the shortest schedule that shows it."""
 
 
 class Explorer:
-    """Schedules of one cast on one site. `stage` makes ready what must be there before."""
+    """Schedules of one cast on one site."""
 
-    def __init__(self, site: Site, cast: Cast, stage: Stage | None = None) -> None:
-        self.site, self.cast, self.stage = site, cast, stage
+    def __init__(self, site: Site, cast: Cast) -> None:
+        self.site, self.cast = site, cast
         self.plan: Plan = {}  # the shortest that failed
 
     def play(self, chooser: Chooser, seed: int = 0, cast: Cast | None = None) -> str:
@@ -32,8 +30,6 @@ class Explorer:
         site = self.site
         site.reset(seed, fresh=seed % 4 == 3)
         try:
-            if self.stage:
-                self.stage(site)
             site.kernel.run((cast or self.cast).actors(site), chooser)
             site.finish()
         except Violation as found:

@@ -8,14 +8,14 @@ besides is its scheduler's: queues, nodes, locks.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Final
 
-# Bash; each ends within seconds, but for those that stop and what one leaves for long. {devices}
+# Bash; each ends within seconds, but for those that stop. {devices}
 # are words, {locks} is LOCK_DIR.
 ZOO: Final[Mapping[str, str]] = {
     "opens every device": "for d in {devices}; do exec {{n}}<$d; done; sleep 9",
@@ -47,8 +47,6 @@ ZOO: Final[Mapping[str, str]] = {
     "exits oddly": "exit $((RANDOM % 5 ? 99 + RANDOM % 2 : 213))",
     "is short": "true",
 }
-# These have a GPU: no epilog ends what a job without one has left, while it is its user's.
-WITH_GPUS: Final = frozenset({"leaves a child with every device for long"})
 # As strings of the environment: what no other job may feel.
 STEERING: Final[Mapping[str, Mapping[str, str]]] = {
     "tunables": {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"},
@@ -81,20 +79,16 @@ class Hostile:
 
 
 def hostile_job(
-    rng: Random,
-    devices: Sequence[Path],
-    lock_dir: str,
-    own: Mapping[str, str],
-    without: Iterable[str] = (),
+    rng: Random, devices: Sequence[Path], lock_dir: str, own: Mapping[str, str]
 ) -> Hostile:
     """Return a job of the zoo, or of a scheduler's `own` scripts, sometimes with variables."""
-    zoo = {name: text for name, text in {**ZOO, **own}.items() if name not in set(without)}
+    zoo = {**ZOO, **own}
     name = rng.choice(sorted(zoo))
     words = " ".join(shlex.quote(str(place)) for place in devices)
     text = zoo[name].format(devices=words, locks=lock_dir)
     brings = rng.choice(sorted(STEERING)) if rng.random() < 0.3 else ""
     env = STEERING[brings] if brings else {}
-    gpus = rng.choice([1, 2] if name in WITH_GPUS else [0, 0, 1, 2])
+    gpus = rng.choice([0, 0, 1, 2])
     return Hostile(f"{name} {brings}".strip(), gpus, f"#!/bin/bash\n{text}\n", env)
 
 

@@ -16,7 +16,7 @@ from tests.labs.common.device_nodes import (
     opened,
     programs,
 )
-from tests.labs.sge.jobs import SOAK
+from tests.labs.common.installed import SOAK
 from tests.labs.systemd.machine import Machine
 from tests.support.wait import wait_until
 

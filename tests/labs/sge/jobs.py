@@ -10,41 +10,12 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from gpulock.store.owner import parse_owner
-from tests.labs.common.installed import (
-    SOAK,
-    empty,
-    gate_file,
-    lose_claims,
-    lose_locks,
-    mount,
-    other_boot,
-    reap,
-    script,
-    shut_gate,
-    totals,
-    umount,
-)
 from tests.labs.common.processes import command_of, end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
 from tests.support.wait import LabError, wait_ended, wait_until
-
-__all__ = [
-    "SOAK",
-    "empty",
-    "gate_file",
-    "lose_claims",
-    "lose_locks",
-    "mount",
-    "other_boot",
-    "reap",
-    "script",
-    "shut_gate",
-    "totals",
-    "umount",
-]
 
 SLEEP = "exec sleep 600\n"
 ENDS_QSUB = ("GLIBC_TUNABLES", "LD_AUDIT")

@@ -14,18 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.freezer import starved
+from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     full_fifo,
-    gate_file,
     held,
     on,
-    reap,
     records,
     said,
-    script,
     stopped_queues,
     submit_args,
     submit_env,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.labs.common.freezer import frozen
+from tests.labs.common.installed import gate_file, reap
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
@@ -15,11 +16,9 @@ from tests.labs.sge.jobs import (
     carriers,
     end_carriers,
     forget_conf,
-    gate_file,
     group_of,
     held,
     on,
-    reap,
     restart_execd,
     sleepers,
     waiting_for,

@@ -15,6 +15,7 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.labs.common.installed import gate_file, shut_gate
 from tests.labs.common.processes import children_of, end, running
 from tests.labs.daemon.daemon_lab import (
     Daemon,
@@ -31,13 +32,11 @@ from tests.labs.sge.jobs import (
     at_gate,
     carriers,
     end_carriers,
-    gate_file,
     group_of,
     held,
     hook_of,
     kill_shepherd,
     on,
-    shut_gate,
     sleepers,
     started,
     waiting_for,

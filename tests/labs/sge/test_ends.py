@@ -9,21 +9,19 @@ import pytest
 
 from gpulock.store.grants import rewrite_claim
 from gpulock.store.owner import Owner
+from tests.labs.common.installed import SOAK, gate_file, reap
 from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
     SLEEP,
-    SOAK,
     carriers,
     claims,
     end_carriers,
     forget_conf,
-    gate_file,
     group_of,
     held,
     on,
-    reap,
     records,
     restart_execd,
     said,

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.installed import driver_settings
+from tests.labs.common.installed import (
+    driver_settings,
+    gate_file,
+    lose_claims,
+    other_boot,
+    reap,
+    script,
+    shut_gate,
+)
 from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
@@ -16,17 +24,11 @@ from tests.labs.sge.jobs import (
     at_gate,
     claims,
     command,
-    gate_file,
     held,
     hook_of,
-    lose_claims,
     on,
-    other_boot,
-    reap,
     records,
     said,
-    script,
-    shut_gate,
     stopped_queues,
     wait_refused,
     wait_said,

@@ -12,21 +12,19 @@ from pathlib import Path
 import pytest
 
 from gpulock.job.environment import loaded_driver_version
+from tests.labs.common.installed import gate_file, script, shut_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.evil import Evil, kit
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
     claims,
     forget_conf,
-    gate_file,
     group_of,
     held,
     on,
     records,
     restart_execd,
     said,
-    script,
-    shut_gate,
     stopped_queues,
     submit_args,
     wait_refused,

@@ -13,19 +13,14 @@ import pytest
 from tests.labs.common.device_nodes import (
     opened,
 )
+from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.common.report_node import observed
 from tests.labs.sge import jobs
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.confined import Site, isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.install import INSTALLATION
-from tests.labs.sge.jobs import (
-    gate_file,
-    reap,
-    said,
-    wait_said,
-    waiting_for,
-)
+from tests.labs.sge.jobs import said, wait_said, waiting_for
 from tests.labs.sge.test_parallel import MPI, until_wrapped
 from tests.support.wait import wait_until
 
@@ -110,7 +105,7 @@ def test_a_task_of_a_job_of_one_host_opens_what_the_job_holds(parallel: Site) ->
 def test_a_confined_jobs_record_has_the_processor_time_that_its_cgroup_counted(
     site: Site,
 ) -> None:
-    burn = jobs.script(site.gpus, "burn.py", BURN)
+    burn = script(site.gpus, "burn.py", BURN)
     folder = site.gpus.sge.lab / "report" / NODE
     with observed(site.gpus, NODE, folder, site.configure):
         job = site.submit("-l", "gpu=1", script=f"/usr/bin/python3 -IS {burn}\nsleep 3\n")

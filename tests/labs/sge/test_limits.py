@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.common.installed import script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import claims, on, records, said, script
+from tests.labs.sge.jobs import claims, on, records, said
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]

@@ -15,18 +15,16 @@ import pytest
 
 from gpulock.isolation import tree
 from tests.labs.common.device_nodes import TREES
+from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.sge.confined import NODE, Site, isolated
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
     end_carriers,
     forget_conf,
-    gate_file,
     group_of,
     on,
-    reap,
     restart_execd,
-    script,
     wait_said,
     waiting_for,
 )

@@ -12,21 +12,13 @@ import pytest
 
 from gpulock.daemon.slots import rsmap
 from gpulock.sge.card_map import NAME, format_card_map
+from tests.labs.common.installed import gate_file
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_install
 from tests.labs.sge.bare_node import CONFIG, NODE, Node
 from tests.labs.sge.config import EXECHOST_VALUES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import (
-    command,
-    gate_file,
-    held,
-    on,
-    said,
-    stopped_queues,
-    wait_said,
-    waiting_for,
-)
+from tests.labs.sge.jobs import command, held, on, said, stopped_queues, wait_said, waiting_for
 from tests.labs.sge.lab import GridEngine
 
 pytestmark = pytest.mark.lab

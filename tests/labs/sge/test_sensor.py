@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.common.installed import reap
 from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
@@ -19,7 +20,6 @@ from tests.labs.sge.jobs import (
     group_of,
     held,
     on,
-    reap,
     restart_execd,
     visits,
 )

@@ -12,9 +12,9 @@ from typing import Any, Final
 from gpulock.install.hooks import HookPaths
 from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.device_nodes import Service, make_nodes
+from tests.labs.common.installed import script
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, settings
 from tests.labs.slurm.processes import step_daemons_group

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from tests.labs.common.installed import script
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId, Slurm
 from tests.support.wait import wait_until
 

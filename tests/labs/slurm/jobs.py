@@ -13,19 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.store.owner import Owner
-from tests.labs.common.installed import (
-    CONFIG,
-    SOAK,
-    gate_file,
-    lose_claims,
-    lose_locks,
-    mounted,
-    other_boot,
-    reap,
-    script,
-    shut_gate,
-    totals,
-)
+from tests.labs.common.installed import CONFIG, reap
 from tests.labs.common.processes import children_of, command_of, end, parent_of
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock
@@ -33,18 +21,6 @@ from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.releases import WAITS_FOR_ALL
 from tests.support.wait import wait_ended, wait_until
 
-__all__ = [
-    "SOAK",
-    "gate_file",
-    "lose_claims",
-    "lose_locks",
-    "mounted",
-    "other_boot",
-    "reap",
-    "script",
-    "shut_gate",
-    "totals",
-]
 ALL: Final = (0, 1, 2, 3)
 SLEEP: Final = "exec sleep 600\n"
 SHOW_MASK: Final = "echo mask=${CUDA_VISIBLE_DEVICES-unset}.\n"

@@ -15,18 +15,12 @@ import pytest
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
+from tests.labs.common.installed import gate_file, script
 from tests.labs.common.processes import command_of
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import (
-    SHOW_MASK,
-    gate_file,
-    notes,
-    record_of,
-    script,
-    started,
-)
+from tests.labs.slurm.jobs import SHOW_MASK, notes, record_of, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import ENDS_LOGIN_FILES, HOLDS_FAILED_LOGINS
 from tests.support.wait import wait_until

@@ -16,9 +16,10 @@ from tests.labs.common.hostile_jobs import (
     environ_bytes,
     hostile_job,
 )
+from tests.labs.common.installed import SOAK
 from tests.labs.slurm.confined import COUNT, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SOAK, notes
+from tests.labs.slurm.jobs import notes
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm
 from tests.support.wait import LabError, wait_until
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tests.labs.common.freezer import frozen
+from tests.labs.common.installed import reap
 from tests.labs.common.processes import command_of, end, running
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import cancel_past, held, kill_steps, reap, started
+from tests.labs.slurm.jobs import cancel_past, held, kill_steps, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.labs.common.freezer import frozen
+from tests.labs.common.installed import gate_file, shut_gate
 from tests.labs.common.processes import command_of, end
 from tests.labs.daemon.daemon_lab import (
     Daemon,
@@ -27,16 +28,7 @@ from tests.labs.daemon.daemon_lab import (
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, leak, stops
-from tests.labs.slurm.jobs import (
-    SLEEP,
-    cancel_past,
-    gate_file,
-    held,
-    kill_steps,
-    shut_gate,
-    started,
-    waiting_for,
-)
+from tests.labs.slurm.jobs import SLEEP, cancel_past, held, kill_steps, started, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,

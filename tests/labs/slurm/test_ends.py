@@ -7,16 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.labs.common.installed import gate_file, reap
 from tests.labs.common.processes import command_of, end
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When, stops
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
-    gate_file,
     held,
     impatient,
     notes,
-    reap,
     record_of,
     started,
     wait_detached,

@@ -10,19 +10,16 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.labs.common.installed import gate_file, mounted, reap, shut_gate
 from tests.labs.common.processes import end, running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
-    gate_file,
     held,
     kill_steps,
-    mounted,
     notes,
-    reap,
     record_of,
-    shut_gate,
     started,
     wait_requeued,
     waiting_for,

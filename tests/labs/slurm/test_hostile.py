@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.common.processes import end
 from tests.labs.slurm.evil import FORGED, Evil, kit, submit
 from tests.labs.slurm.gpulock import CONFIG, Gpulock
@@ -19,16 +20,13 @@ from tests.labs.slurm.hooks import Stops, stops
 from tests.labs.slurm.jobs import (
     ALL,
     SHOW_MASK,
-    gate_file,
     held,
     impatient,
     is_reaped,
     kill_steps,
     notes,
     occupied,
-    reap,
     record_of,
-    script,
     started,
     wait_requeued,
     waiting_for,

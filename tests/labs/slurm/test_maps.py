@@ -11,19 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.labs.common.installed import driver_settings
+from tests.labs.common.installed import driver_settings, lose_locks, reap
 from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import (
-    impatient,
-    kill_steps,
-    lose_locks,
-    occupied,
-    reap,
-    started,
-    wait_requeued,
-)
+from tests.labs.slurm.jobs import impatient, kill_steps, occupied, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings, write_map
 from tests.support.wait import wait_until

@@ -8,22 +8,12 @@ from typing import Final
 import pytest
 
 from tests.labs.common.device_nodes import opened
+from tests.labs.common.installed import SOAK, gate_file, lose_locks, reap
 from tests.labs.common.processes import end
 from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import (
-    SHOW_MASK,
-    SLEEP,
-    SOAK,
-    gate_file,
-    held,
-    kill_steps,
-    lose_locks,
-    reap,
-    started,
-    waiting_for,
-)
+from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, kill_steps, started, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_empty, wait_said
 from tests.support.wait import LabError

@@ -7,10 +7,11 @@ import pytest
 
 from gpulock.daemon.slots.slurm import PREFIX
 from gpulock.store import quarantine
+from tests.labs.common.installed import reap
 from tests.labs.common.told import BOOT, PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import held, reap, started, wait_requeued
+from tests.labs.slurm.jobs import held, started, wait_requeued
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
 
 pytestmark = pytest.mark.lab

@@ -9,19 +9,16 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.labs.common.installed import Installed
+from tests.labs.common.installed import Installed, gate_file, script, totals
 from tests.labs.common.node_faults import without_a_card, without_driver
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     ALL,
     SHOW_MASK,
-    gate_file,
     held,
     notes,
     occupied,
-    script,
     started,
-    totals,
     wait_requeued,
     waiting_for,
 )

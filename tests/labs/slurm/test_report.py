@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.labs.common.installed import script
 from tests.labs.common.report_node import GIB, observed
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import script
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import SLURM_CONF, by_slurm, settings
 from tests.support.wait import wait_until

@@ -10,18 +10,10 @@ from functools import partial
 
 import pytest
 
+from tests.labs.common.installed import gate_file, reap
 from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import (
-    SHOW_MASK,
-    gate_file,
-    is_reaped,
-    kill_steps,
-    notes,
-    reap,
-    started,
-    wait_requeued,
-)
+from tests.labs.slurm.jobs import SHOW_MASK, is_reaped, kill_steps, notes, started, wait_requeued
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import RUNS_EPILOGS_AS_ROOT, RUNS_HOOKS_IN_JOB
 from tests.support.wait import wait_until

@@ -12,17 +12,10 @@ import re
 import pytest
 
 from gpulock.node.devices import SHARE
-from tests.labs.common.installed import driver_settings
+from tests.labs.common.installed import driver_settings, reap
 from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import (
-    SHOW_MASK,
-    SLEEP,
-    kill_steps,
-    reap,
-    started,
-    wait_requeued,
-)
+from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, kill_steps, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_said
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.support.pairs import zip_equal
 
 NVML: Any = importlib.import_module("pynvml")
 NEW = "610.43.02"  # one driver for all tests here: a process has one library
-START = 1_800_000_000_000_000  # microseconds since 1970: the clock of the tests that stop it
 
 
 @pytest.fixture(scope="module")
@@ -115,22 +113,6 @@ def test_nvml_and_proc_tell_the_same_of_a_simulated_node(node: Double) -> None:
         assert NVML.nvmlDeviceGetIndex(handle) == device.index
 
 
-def test_the_buffer_of_samples_is_what_the_load_was(nvml: Double) -> None:
-    nvml.update({"now": START, "gpu*.samples.period": 200_000, "gpu*.samples.count": 50})
-    nvml.step("gpu0.utilization.gpu", 90, at=START / 1e6 - 4)
-    nvml.step("gpu0.utilization.gpu", 30, at=START / 1e6 - 1.1)
-    kind = NVML.NVML_GPU_UTILIZATION_SAMPLES
-    of_type, samples = NVML.nvmlDeviceGetSamples(gpu(), kind, 0)
-    assert of_type == NVML.NVML_VALUE_TYPE_UNSIGNED_INT and len(samples) == 50
-    assert [s.timeStamp for s in samples] == list(range(START - 49 * 200_000, START + 1, 200_000))
-    values = [s.sampleValue.uiVal for s in samples]
-    assert values == [0] * 30 + [90] * 14 + [60] + [30] * 5  # one period was half and half
-    assert NVML.nvmlDeviceGetUtilizationRates(gpu()).gpu == 30
-    _, newer = NVML.nvmlDeviceGetSamples(gpu(), kind, START - 400_000)
-    assert [s.timeStamp for s in newer] == [START - 200_000, START]
-    assert code(NVML.nvmlDeviceGetSamples, gpu(), kind, START) == NVML.NVML_ERROR_NOT_FOUND
-
-
 def test_the_fields_have_the_numbers_that_pynvml_gives_them(nvml: Double) -> None:
     keys = {
         "ECC_CURRENT": "ecc.mode",
@@ -187,32 +169,6 @@ def test_the_choices_have_the_numbers_that_pynvml_gives_them(nvml: Double) -> No
     for n, name in enumerate(places):
         place = getattr(NVML, f"NVML_MEMORY_LOCATION_{name}")
         assert NVML.nvmlDeviceGetMemoryErrorCounter(handle, 1, 1, place) == n + 1
-
-
-def test_gpm_is_the_mean_between_two_samples(nvml: Double) -> None:
-    nvml.step("gpu0.gpm.2", 80.5, at=START / 1e6 + 6)
-
-    def sample(second: int) -> Any:
-        nvml.set("now", START + second * 1_000_000)
-        taken = NVML.nvmlGpmSampleAlloc()
-        return NVML.nvmlGpmSampleGet(gpu(), taken)
-
-    def ask(first: Any, second: Any) -> Any:
-        get = NVML.c_nvmlGpmMetricsGet_t()
-        get.version, get.numMetrics = NVML.NVML_GPM_METRICS_GET_VERSION, 2
-        get.sample1, get.sample2 = first, second
-        get.metrics[0].metricId, get.metrics[1].metricId = NVML.NVML_GPM_METRIC_SM_UTIL, 30
-        return NVML.nvmlGpmMetricsGet(get)
-
-    start, end = sample(0), sample(8)
-    answer = ask(start, end)
-    assert math.isclose(answer.metrics[0].value, 80.5 / 4)
-    assert answer.metrics[0].metricInfo.unit == b"%"
-    assert answer.metrics[1].nvmlReturn == NVML.NVML_ERROR_NOT_SUPPORTED
-    assert code(ask, end, start) == NVML.NVML_ERROR_INVALID_ARGUMENT
-    assert NVML.nvmlGpmQueryDeviceSupport(gpu()).isSupportedDevice == 1
-    NVML.nvmlGpmSampleFree(start)
-    NVML.nvmlGpmSampleFree(end)
 
 
 def test_a_process_list_that_grows_between_two_calls(nvml: Double) -> None:

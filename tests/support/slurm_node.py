@@ -17,7 +17,8 @@ from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.slurm import install, renew_map, site
-from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
+from gpulock.install.slurm.conf_item import SlurmOptions
+from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.simulate.node import write_simulated_node
@@ -114,8 +115,8 @@ class SlurmNode:
 
     def uninstall(self, write_conf: bool = False, force: bool = False) -> Outcome:
         """Uninstall as asked."""
-        asked = SlurmInstaller(self.options(write_conf=write_conf))
-        return self._run(asked.removal(force), Wanted.ABSENT)
+        asked = self.options(write_conf=write_conf, force=force)
+        return self._run(SlurmInstaller(asked).removal(), Wanted.ABSENT)
 
     def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
         return run_items(parts.items, wanted, self.root / "node/state", ignore, dry_run)

@@ -108,7 +108,8 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 
     Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
     """
-    from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
+    from gpulock.install.slurm.conf_item import SlurmOptions
+    from gpulock.install.slurm.install import SlurmInstaller
 
     asked = SlurmOptions(**options, config=Path(session.config))
     run_installation(session, "slurm", lambda: SlurmInstaller(asked).parts(), dry_run)
@@ -179,14 +180,15 @@ def uninstall_node(
 ) -> None:
     """Take the items of a scheduler away; a force is logged with its reason."""
     from gpulock.install.sge.install import SgeInstaller, SgeOptions
-    from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
+    from gpulock.install.slurm.conf_item import SlurmOptions
+    from gpulock.install.slurm.install import SlurmInstaller
 
     config = Path(session.config)
 
     def parts() -> InstallParts:
         if system == "slurm":
-            asked = SlurmOptions(config, write_conf=write_conf)
-            return SlurmInstaller(asked).removal(bool(forced))
+            asked = SlurmOptions(config, write_conf=write_conf, force=bool(forced))
+            return SlurmInstaller(asked).removal()
         return SgeInstaller(SgeOptions(config), click.echo).removal(bool(forced))
 
     if forced and not dry_run:

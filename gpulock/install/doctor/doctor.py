@@ -30,7 +30,7 @@ from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.login import PROFILE
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.install import SlurmOptions
+from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.site import find_slurmds, slurmds_of_site
 from gpulock.install.systemd.install import SystemdOptions
 from gpulock.node.settings import Settings

@@ -21,7 +21,7 @@ from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.items import Item
 from gpulock.install.slurm.conf_block import split_slurm_conf
-from gpulock.install.slurm.conf_item import SlurmConfItem
+from gpulock.install.slurm.conf_item import SlurmConfItem, SlurmOptions
 from gpulock.install.slurm.configured_hooks import (
     PATHS,
     PROLOG,
@@ -30,7 +30,7 @@ from gpulock.install.slurm.configured_hooks import (
     find_slurm_hooks,
     misplaced_program,
 )
-from gpulock.install.slurm.install import SlurmInstaller, SlurmOptions
+from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import (
     SlurmError,
     find_slurmds,

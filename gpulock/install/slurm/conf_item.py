@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
-from gpulock.install.hooks import HookPaths
 from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import (
     BEGIN,
@@ -34,7 +33,9 @@ from gpulock.install.slurm.slurm_conf import (
 )
 from gpulock.install.slurm.spank import PLUGIN, find_plugstack
 from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
+from gpulock.install.versions import current_hooks
 from gpulock.node.settings import Settings
+from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.text.words import format_count
 
 MOST_NAMED: Final = 5  # nodes, in a message
@@ -47,14 +48,16 @@ _HEAD: Final = 20  # lines in which a manager of files names itself
 
 
 @dataclass(frozen=True)
-class ConfRequest:
-    """What the administrator says of slurm.conf, and what the lines in it are made from."""
+class SlurmOptions:
+    """What the administrator asks for."""
 
-    paths: HookPaths
+    config: Path = Path(DEFAULT_PATH)
     spank: bool = False
-    write: bool = False
+    enroot: bool = False
+    podman: bool = False
+    write_conf: bool = False
     installed_everywhere: bool = False
-    force: bool = False  # take all out while jobs hold GPUs
+    force: bool = False  # uninstall although jobs hold GPUs
 
 
 class SlurmConfItem(Item):
@@ -63,9 +66,10 @@ class SlurmConfItem(Item):
     scope = Scope.CLUSTER
 
     def __init__(
-        self, site: SlurmSite, settings: Settings, request: ConfRequest, needs: tuple[Item, ...]
+        self, site: SlurmSite, settings: Settings, asked: SlurmOptions, needs: tuple[Item, ...]
     ) -> None:
-        self.site, self.settings, self.request, self.needs = site, settings, request, needs
+        self.site, self.settings, self.asked, self.needs = site, settings, asked, needs
+        self.paths = current_hooks(settings)
         self.title = str(site.conf or "slurm.conf")
 
     def show(self, wanted: Wanted) -> list[str]:
@@ -77,7 +81,7 @@ class SlurmConfItem(Item):
         return lines or ([RECONFIGURE] if self._out_of_force(wanted, after) else [])
 
     def tidy(self) -> None:
-        if self.request.write and self.site.conf and self.site.conf.is_file():
+        if self.asked.write_conf and self.site.conf and self.site.conf.is_file():
             discard_unrenamed(self.site.conf.resolve())
 
     def present(self) -> None:
@@ -89,15 +93,15 @@ class SlurmConfItem(Item):
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return self._what_leads_here()
-        lacks = {} if self.request.write else self.lacking(self.site.best())
+        lacks = {} if self.asked.write_conf else self.lacking(self.site.best())
         clause = f"slurm.conf lacks {format_count(len(lacks), 'line')}"
         return Remainder(clause) if lacks else None
 
     def lacking(self, conf: SlurmConf) -> dict[str, str]:
         """Return what a configuration must hold and does not; a site's own hook has no value."""
-        paths, wanted = self.request.paths, dict[str, str]()
+        paths, wanted = self.paths, dict[str, str]()
         for hook in find_slurm_hooks(conf, paths, self.site.conf):
-            if not (hook.ours or (self.request.spank and hook.key == TASK)):
+            if not (hook.ours or (self.asked.spank and hook.key == TASK)):
                 wanted[hook.key] = "" if hook.values else str(PATHS[hook.key](paths))
         advice = slurm_setting_advice(conf, self.settings)
         return wanted | {want.key: want.value for want in advice if want.needed}
@@ -105,7 +109,7 @@ class SlurmConfItem(Item):
     def _path(self, wanted: Wanted) -> Path | None:
         """Return the file that is written, None where none is; raise InstallError."""
         path = self.site.conf.resolve() if self.site.conf else None
-        if not self.request.write:
+        if not self.asked.write_conf:
             return None
         if path is not None and self.site.conf != FETCHED_CONF and path.is_file():
             return path
@@ -127,7 +131,7 @@ class SlurmConfItem(Item):
         lines = self._block(path, split)
         if lines != list(split.lines or ()):
             check_unmanaged(path, split.rest)
-            check_other_nodes(self.site, self.request.installed_everywhere)
+            check_other_nodes(self.site, self.asked.installed_everywhere)
         return split.with_lines(lines)
 
     def _block(self, path: Path, split: SplitConf) -> list[str]:
@@ -157,7 +161,7 @@ class SlurmConfItem(Item):
 
     def _busy_nodes(self) -> list[str]:
         """Return the nodes for which the Epilog stays; raise SlurmError."""
-        if self.request.force:
+        if self.asked.force:
             return []
         shown = self.site.scontrol("-d", "show", "node", "-o")
         return list_busy_nodes(shown, self.settings.slurm_gres)
@@ -167,8 +171,8 @@ class SlurmConfItem(Item):
         conf = self.site.in_force()
         if wanted is Wanted.PRESENT:
             return bool(self.lacking(conf))
-        hooks = find_slurm_hooks(conf, self.request.paths, self.site.conf)
-        own = [hook for hook in hooks if str(PATHS[hook.key](self.request.paths)) in hook.values]
+        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
+        own = [hook for hook in hooks if str(PATHS[hook.key](self.paths)) in hook.values]
         return any(f"{hook.key}=" not in text for hook in own)
 
     def _write(self, wanted: Wanted) -> None:
@@ -191,7 +195,7 @@ class SlurmConfItem(Item):
             more = " ..." * (len(nodes) > MOST_NAMED)
             where = f"{' '.join(nodes[:MOST_NAMED])}{more}"
             return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {where}")
-        if self.request.force:
+        if self.asked.force:
             return None
         try:
             lines = [*dict.fromkeys(self._references())]
@@ -202,13 +206,13 @@ class SlurmConfItem(Item):
 
     def _references(self) -> Iterator[str]:
         """Yield what starts a program of ours, in force or in the file; raise InstallError."""
-        conf, paths = self.site.best(), self.request.paths
+        conf, paths = self.site.best(), self.paths
         for one in find_plugstack(conf, self.site.conf).ours:
             if one.path == paths.folder.parent / PLUGIN:
                 yield f"from {one.file}: {' '.join([str(one.path), *one.words])}"
         path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
         block = split_slurm_conf(path, _read(path)).lines if path else None
-        if block and not self.request.write:
+        if block and not self.asked.write_conf:
             yield from (f"from {path}: {line}" for line in (BEGIN, *block, END))
         known = {line.partition("=")[0] for line in block or ()}
         in_force = find_slurm_hooks(conf, paths, self.site.conf)

@@ -9,7 +9,7 @@ folder, which goes with the last of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
-from gpulock.install.slurm.conf_item import UNSURE, ConfRequest, SlurmConfItem
+from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
     SlurmError,
@@ -51,7 +51,6 @@ from gpulock.install.versions import (
 )
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
-from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.slurm.gres_map import NAME, needs_gres_map
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
@@ -59,18 +58,6 @@ NO_GRES: Final = (
     "slurmd has no gres/gpu with File= on this node, so no job gets a GPU here; if it should, look"
     " at NodeName= and File= in gres.conf, and at Gres= of the node in slurm.conf"
 )
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What the administrator asks for."""
-
-    config: Path = Path(DEFAULT_PATH)
-    spank: bool = False
-    enroot: bool = False
-    podman: bool = False
-    write_conf: bool = False
-    installed_everywhere: bool = False
 
 
 class UnknownSlurm(Item):
@@ -131,18 +118,16 @@ class SlurmInstaller(NodePart):
         listed = gres.read_gres_list(self.site)
         self.check_shares(listed.shared)
         node = self.node_items(self.map_item(source, listed))
-        request = ConfRequest(
-            self.paths, self.by_spank, options.write_conf, options.installed_everywhere
-        )
         needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
-        item = SlurmConfItem(self.site, self.settings, request, tuple(needs))
+        asked = replace(options, spank=self.by_spank)
+        item = SlurmConfItem(self.site, self.settings, asked, tuple(needs))
         if options.write_conf:  # what is left to say once the block is in force
             lacks = {key.lower(): value for key, value in item.lacking(conf).items()}
             conf = SlurmConf({**conf.values, **lacks}, conf.source)
         pages = self.pages(conf, stack)
         return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
 
-    def removal(self, force: bool = False) -> InstallParts:
+    def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
         here, folder = installed_schedulers(self.settings), hooks_folder(self.settings)
         lost_map = not here and version_in_force(folder)
@@ -155,12 +140,12 @@ class SlurmInstaller(NodePart):
         else:
             items += [*container_items(), Hooks(self.settings, needs=(positions,))]
         items.append(SpankPlugin(folder / PLUGIN))
-        jobs = HeldDevices(self.settings, SLURM, force, tuple(items))
-        request = ConfRequest(self.paths, write=self.options.write_conf, force=force)
+        kept, asked = tuple(items), self.options
+        jobs = HeldDevices(self.settings, SLURM, asked.force, kept)
         try:
-            leading: list[Item] = [SlurmConfItem(self.site, self.settings, request, tuple(items))]
+            leading: list[Item] = [SlurmConfItem(self.site, self.settings, asked, kept)]
         except InstallError as fault:
-            leading = [] if force else [UnknownSlurm(str(fault), tuple(items))]
+            leading = [] if asked.force else [UnknownSlurm(str(fault), kept)]
         settings = SettingsFile(self.config_path, "")
         return InstallParts([settings, *items, jobs, *leading], self.notes)
 

@@ -40,12 +40,6 @@ def test_the_same_run_gets_its_lost_locks_again(box: Box) -> None:
     assert (ids(again), again.fresh, again.owner.token) == (ids(first), False, first.owner.token)
 
 
-def test_records_that_are_lost_are_back_before_a_grant(box: Box) -> None:
-    first = ask(box)
-    shutil.rmtree(box.records / "claims")
-    assert not {*ids(ask(box, 1, job_id="13", pid=501))} & {*ids(first)}
-
-
 def test_where_all_records_are_lost_nothing_is_granted(box: Box) -> None:
     ask(box)
     shutil.rmtree(box.records)

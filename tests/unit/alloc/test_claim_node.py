@@ -84,12 +84,6 @@ def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
     assert box.locks() == []
 
 
-def test_records_lost_within_the_boot_grant_nothing(box: Box) -> None:
-    ask(box)
-    shutil.rmtree(box.records)
-    assert refused(box, job_id="13").kind == UNKNOWN
-
-
 def test_a_card_in_mig_mode_without_an_instance_is_not_granted(box: Box) -> None:
     box.inventory(f"gpu.{bus(0)}.mig=1")
     assert ids(ask(box, 3)) == [bus(1), bus(2), bus(3)]

@@ -91,11 +91,6 @@ def test_a_device_is_recognised_by_its_number_under_another_name(numbered: Stage
     assert numbered.who() == [700]
 
 
-def test_a_device_is_recognised_by_its_number_under_any_name_in_dev(numbered: Stage) -> None:
-    numbered.fake.add(700, fds={9: Path("/dev/full")})
-    assert numbered.who() == [700]
-
-
 def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     numbered: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,12 +128,6 @@ def test_what_only_looks_like_a_service_holds_the_device(
     whole = {"name": SERVICES[0][:15], "fds": {9: stage.node}, **about}
     stage.fake.add(700, **whole)  # type: ignore[arg-type]
     assert stage.who() == [700]
-
-
-def test_another_jobs_process_does_not_keep_this_jobs_lock(stage: Stage) -> None:
-    stage.fake.add(700, groups=[65499], fds={9: stage.node})
-    assert stage.left(add_grp_id=65499) == ""
-    assert stage.left(add_grp_id=65498) != ""
 
 
 def test_a_process_below_another_claims_owner_does_not_keep_this_lock(stage: Stage) -> None:
@@ -206,15 +195,6 @@ def test_a_thread_that_ends_while_it_is_looked_at_hides_no_other(stage: Stage) -
     for thread in (700, 701):
         (stage.fake.root / f"700/task/{thread}/fd").rmdir()
     assert stage.who() == [700]
-
-
-def test_a_process_that_forks_between_the_two_looks_is_found(stage: Stage) -> None:
-    stage.fake.add(700, fds={9: stage.node})
-    holders = stage.holders()
-    holders.scan.statuses()
-    stage.fake.remove(700)
-    stage.fake.add(701, fds={9: stage.node})
-    assert device_users.remaining_device_user(stage.device.id, record(), holders, {})[0]
 
 
 def test_nobody_is_looked_at_where_there_is_no_device(

@@ -229,12 +229,6 @@ def test_beside_a_lock_that_cannot_be_read_nothing_is_foreign(proc: FakeProc) ->
     assert judged(proc, JOB, Lock(bus(0), None, "half-written")) == UNSEEN
 
 
-def test_parents_that_go_round_in_a_circle_end(proc: FakeProc) -> None:
-    proc.add(JOB, ppid=JOB + 1)
-    proc.add(JOB + 1, ppid=JOB)
-    assert judged(proc, JOB, lock()) == FOREIGN
-
-
 def belongs(proc: FakeProc, process: int, **other: object) -> bool:
     """Return whether a process is of another claim than the record of job 12."""
     tree = ProcessTree(Proc(str(proc.root)))

@@ -17,8 +17,8 @@ from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at, raising
-from tests.support.locks import change_record, place_lock
-from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, judge_of, record
+from tests.support.locks import place_lock
+from tests.support.trees import OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
 GID = 65400
 
@@ -128,15 +128,6 @@ def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: 
     assert {o.act for o in reap_all(box).values()} == {HELD}
 
 
-@pytest.mark.parametrize("boot_id", [BOOT, OTHER_BOOT])
-@pytest.mark.parametrize("draining", [0, 1])
-def test_what_was_claimed_under_another_host_name_is_freed_when_its_owner_is_gone(
-    box: Box, boot_id: str, draining: int
-) -> None:
-    lock(box, node="gpu01.cluster.example", boot_id=boot_id, draining=draining)
-    assert act(box) == FREED
-
-
 def test_a_draining_lock_waits_for_the_jobs_processes(box: Box) -> None:
     lock(box, draining=1)
     box.proc.shepherd(500, box.root)
@@ -166,16 +157,6 @@ def test_a_draining_lock_is_held_where_execd_is_hidden(box: Box) -> None:
     assert act(box) == HELD
 
 
-@pytest.mark.parametrize("text", ["600", "x 1 0", "600 x 0", "600 5 6 7"])
-def test_anchors_that_cannot_be_read_hold_the_lock(box: Box, text: str) -> None:
-    for number, draining in ((0, 0), (1, 1)):
-        lock(box, number, draining=draining, token=f"t{number}")
-        folder = box.records / f"claims/t{number}/anchors"
-        folder.mkdir()
-        (folder / "65401").write_text(text)
-    assert {o.act for o in reap_all(box).values()} == {HELD}
-
-
 def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
     folder = box.records / "claims" / lock(box).token / "anchors"
     folder.mkdir()
@@ -189,18 +170,6 @@ def test_a_lock_whose_folder_cannot_be_listed_is_held(
     lock(box)
     fail_at(monkeypatch, "listdir", "anchors", OSError(errno.EMFILE, "too many open files"))
     assert act(box) == HELD
-
-
-def test_a_lock_made_again_since_it_was_judged_stays(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock(box)
-    node = box.node()
-    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
-    change_record(node.store, bus(0), record(token="another"))
-    found = reaper.reap_locks(engine)
-    assert [o.act for o in found] == [HELD]
-    assert box.locks() == [bus(0)]
 
 
 def test_one_lock_that_cannot_be_changed_keeps_no_other(

@@ -57,25 +57,6 @@ def test_a_release_where_nothing_was_ever_claimed_makes_nothing(box: Box) -> Non
     assert not box.lock.exists()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"job_id": "123"},
-        {"job_id": "1"},
-        {"task_id": "2"},
-        {"pid": 501},
-        {"start": 999},
-        {"scheduler": "slurm"},
-        {"cluster": "other"},
-        {"restart": 1},
-    ],
-)
-def test_only_ones_own_run_is_freed(box: Box, changes: dict[str, object]) -> None:
-    one = hold(box)
-    assert let_go(box, one.copy(**changes)).freed == []
-    assert box.locks() == [bus(0), bus(1)]
-
-
 def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, groups=[GID])
@@ -100,25 +81,6 @@ def test_only_the_device_that_is_open_is_kept(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     found = let_go(box, one)
     assert (found.freed, box.locks()) == ([bus(0)], [bus(1)])
-
-
-def test_an_open_device_is_not_kept_for_another_jobs_process(box: Box) -> None:
-    one = hold(box)
-    hold(box, job_id="13", pid=501, add_grp_id=65401)
-    box.proc.add(700, groups=[65401], fds={9: box.dev / "nvidia0"})
-    assert let_go(box, one).freed == [bus(0), bus(1)]
-
-
-def test_a_living_task_keeps_the_lock(box: Box) -> None:
-    one = hold(box)
-    box.node().store.anchor(one.token, 600, 1000, 65401)
-    box.proc.shepherd(600, box.root)
-    assert let_go(box, one).freed == []
-    box.proc.remove(600)
-    box.proc.add(700, groups=[65401])
-    assert let_go(box, one).freed == []
-    box.proc.remove(700)
-    assert let_go(box, one).freed == [bus(0), bus(1)]
 
 
 def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.node import sample
 from gpulock.node.sample import (
     FINISHED_LINE,
     LIMIT,
@@ -20,8 +18,6 @@ from gpulock.node.sample import (
     read_finished_claim,
     read_sample,
 )
-from gpulock.store import kv
-from tests.layers import HOT_STANDARD
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOW = 1000.0
@@ -125,27 +121,6 @@ def test_what_is_left_of_a_claim_is_read_by_its_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("token", ["", "../sample", "a/b", "x" * 65, "a.b", "ä"])
 def test_a_token_that_could_be_a_path_is_none(token: str, tmp_path: Path) -> None:
     assert read_finished_claim(written(tmp_path, HEAD, "finished/x"), token) is None
-
-
-def test_a_hook_can_afford_it() -> None:
-    tree = ast.parse(Path(sample.__file__).read_text())
-    loaded = {
-        node.module if isinstance(node, ast.ImportFrom) else name.name
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in node.names
-    }
-    assert loaded <= {*HOT_STANDARD, "gpulock.store", "gpulock.store.kv", "__future__"}
-
-
-@pytest.mark.slow
-@given(st.text())
-def test_no_text_is_more_than_malformed(text: str) -> None:
-    try:
-        parse_sample(text, SAMPLE_LINE)
-    except kv.MalformedError:
-        pass
-    parse_sample(f"{SAMPLE_LINE}\n{text}", SAMPLE_LINE)
 
 
 @given(st.lists(st.sampled_from(["device", "token", "x", "busy", "=", "used=", "1,,2", "-1", "é"])))

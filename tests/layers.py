@@ -70,7 +70,7 @@ EXPORTER = {
 EXPORTER_WARM = frozenset(
     {
         *("gpulock.daemon.core.journal", "gpulock.daemon.health.cards"),
-        *("gpulock.daemon.health.findings", "gpulock.text.words"),
+        *("gpulock.daemon.health.findings", "gpulock.text.words", "gpulock.workstation.waiting"),
     }
 )
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker

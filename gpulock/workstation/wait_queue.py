@@ -16,7 +16,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import waiting
 from gpulock.store.locks import Lock
 from gpulock.store.reservations import (
     Reservation,
@@ -24,11 +23,11 @@ from gpulock.store.reservations import (
     find_reserved_devices,
     read_reservations,
 )
-from gpulock.store.waiting import WaitingCaller
-from gpulock.workstation import backfill
+from gpulock.workstation import backfill, waiting
 from gpulock.workstation.claim_rate import BURST
 from gpulock.workstation.peer import Client
 from gpulock.workstation.socket_claims import SocketClaims
+from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, request_words
 
 PAUSE = 2.0  # seconds between two looks, where nothing changed
@@ -214,13 +213,13 @@ class WaitQueue:
         callers = [
             WaitingCaller(
                 client.number,
-                (client.peer.pid, client.start, client.peer.account),
+                client.peer.pid,
+                client.start,
+                client.peer.account,
                 client.since,
-                (
-                    self._attempts.known_name(client.peer.account),
-                    request_words(client.request),
-                    client.reply.why.partition(" (")[0],
-                ),
+                self._attempts.known_name(client.peer.account),
+                request_words(client.request),
+                client.reply.why.partition(" (")[0],
             )
             for client in self._line
             if client.request and now < client.until

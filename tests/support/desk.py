@@ -13,10 +13,10 @@ from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
-from gpulock.store.waiting import WaitingCaller, read_waiting
 from gpulock.workstation import server as server_module
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import ClaimServer
+from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock.workstation.wire import (
     CLAIM,
     LARGEST,

@@ -22,7 +22,7 @@ from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import CARDS
 from gpulock.store.verdicts import Verdict
-from gpulock.store.waiting import WaitingCaller, read_waiting
+from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
 from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 

@@ -14,7 +14,7 @@ from typing import Optional
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
-from gpulock.store.waiting import WaitingCaller
+from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.telemetry import DeviceTelemetry
 

@@ -21,8 +21,8 @@ from gpulock.alloc import states
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
-from gpulock.store.waiting import WaitingCaller
 from gpulock.text.words import format_duration, held_seconds
+from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot

@@ -8,10 +8,10 @@ import click
 from gpulock.cli.claims.socket_client import cancel_waiting_caller
 from gpulock.cli.session import Session
 from gpulock.deadline import clock_boottime
-from gpulock.store.waiting import WaitingCaller, read_waiting
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_duration
+from gpulock.workstation.waiting import WaitingCaller, read_waiting
 
 COLUMNS = (
     Column("NUMBER", right=True),

@@ -12,7 +12,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
-from gpulock.store.waiting import read_waiting
 from gpulock.text.advice import (
     ADMINISTRATOR,
     NEEDS_INSTANCE,
@@ -27,6 +26,7 @@ from gpulock.text.words import (
     format_duration,
     format_lock_holder,
 )
+from gpulock.workstation.waiting import read_waiting
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)

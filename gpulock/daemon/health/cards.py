@@ -8,7 +8,6 @@ CLOCK_BOOTTIME seconds, those of steps epoch seconds. What cannot be read of it 
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -106,6 +105,8 @@ class NodeCards:
 
     def text(self) -> str:
         """Return the file; raise kv.MalformedError."""
+        import json  # here alone: status does without
+
         states = sorted(self.states.items())
         suspects = [(f"{SUSPECT}{name}", one.suspect) for name, one in states if one.suspect]
         rest = {
@@ -123,6 +124,8 @@ class NodeCards:
 
 def parse_cards(text: str, boot_id: str) -> NodeCards:
     """Return what a file says, of another boot the steps alone; raise ValueError and its like."""
+    import json
+
     head, brace, body = text.partition("\n{")
     pairs = kv.decode_pairs(head, CARDS_LINE)
     rest: dict[str, Any] = json.loads(brace + body)

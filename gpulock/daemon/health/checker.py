@@ -34,7 +34,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store.waiting import read_waiting
+from gpulock.workstation.waiting import read_waiting
 
 POLL: Final = 0.1  # seconds between two looks at the command: a claim may wait for its end
 PAUSE: Final = 30.0  # seconds until a card is tried again that somebody needed

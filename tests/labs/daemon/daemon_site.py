@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpulock.node.procfs import Proc
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store.waiting import WaitingCaller, read_waiting
+from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from tests.support.wait import wait_ended, wait_exit, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]

@@ -21,7 +21,7 @@ from gpulock.store import quarantine
 from gpulock.store.owner import TYPES
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import Verdict
-from gpulock.store.waiting import WaitingCaller, encode_waiting, write_waiting
+from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.locks import place_lock, spoil_record
@@ -177,8 +177,8 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     node, me = site.node(), os.getpid()
     process, since = (me, node.proc.start(me), 1000), clock_boottime() - 60
     callers = [
-        WaitingCaller(7, process, since, ("alice", "4 GPUs", "2 of 8 free")),
-        WaitingCaller(9, process, since, ("bob", "1 GPU", "your earlier call goes first")),
+        WaitingCaller(7, *process, since, "alice", "4 GPUs", "2 of 8 free"),
+        WaitingCaller(9, *process, since, "bob", "1 GPU", "your earlier call goes first"),
     ]
     for many, more in ((1, ""), (2, f"; 1 other caller: {site.gpulock} queue")):
         write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))
@@ -215,7 +215,7 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
 
 def test_nobody_waits_whose_process_has_ended(site: Site) -> None:
     node = site.node()
-    gone = WaitingCaller(7, (*dead_process(), 1000), 0.0, ("alice", "4 GPUs", ""))
+    gone = WaitingCaller(7, *dead_process(), 1000, 0.0, "alice", "4 GPUs", "")
     write_waiting(node.store.path, encode_waiting([gone], node.boot_id))
     assert "queue" not in site.call("status").stdout
     assert site.call("queue").stdout == "nobody waits\n"

@@ -43,7 +43,7 @@ from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slur
 from gpulock.slurm.share import Task
 from gpulock.slurm.steps import parse_stepd_title
 from gpulock.store import atomic, kv, owner
-from gpulock.store.waiting import WaitingCaller, encode_waiting, read_waiting
+from gpulock.workstation.waiting import WaitingCaller, encode_waiting, read_waiting
 from gpulock.workstation.wire import (
     CLAIM,
     SocketReply,
@@ -273,7 +273,7 @@ HISTORY = (
 REPORT = HISTORY.replace(b'"gpus"', b'"uid":%d,"gpus"' % os.geteuid())
 SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle=2.5\n".encode()
 WAITING = encode_waiting(
-    [WaitingCaller(7, (99, 9, 1000), 5.0, ("alice", "2 GPUs", "0 of 8; free"))], "b"
+    [WaitingCaller(7, 99, 9, 1000, 5.0, "alice", "2 GPUs", "0 of 8; free")], "b"
 )
 REQUEST = encode_request(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
 PARSERS = {

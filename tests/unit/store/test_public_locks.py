@@ -38,7 +38,7 @@ from gpulock.report.folder import read_report_file
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
-from gpulock.store.waiting import encode_waiting, write_waiting
+from gpulock.workstation.waiting import encode_waiting, write_waiting
 from tests.support.exporter_folder import hold_exporter_folder
 from tests.support.exporter_nodes import Node as Seen
 from tests.support.exporter_nodes import card

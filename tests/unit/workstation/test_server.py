@@ -199,7 +199,7 @@ def test_a_waiting_file_that_cannot_be_written_stops_nobody(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = raising(OSError(errno.ENOSPC, "full"))
-    monkeypatch.setattr("gpulock.store.waiting.write_waiting", full)
+    monkeypatch.setattr("gpulock.workstation.waiting.write_waiting", full)
     caller = behind_all(desk)
     desk.give_back(0)
     assert last(caller).state == GRANTED

@@ -37,8 +37,8 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
-from gpulock.store.waiting import WaitingCaller, encode_waiting, write_waiting
 from gpulock.workstation.process_claims import make_process_owner
+from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_waiting
 from tests.support.health_site import Ward
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
@@ -589,7 +589,7 @@ def test_no_test_begins_while_somebody_waits_for_a_card(make: Callable[..., Clin
     site = make("exit 0\n", 1)
     node, me = site.node(), os.getpid()
     reconcile_locks(node, judge_of(node), soon())
-    caller = WaitingCaller(1, (me, node.proc.start(me), 1000), 0.0, ("alice", "1 GPU", ""))
+    caller = WaitingCaller(1, me, node.proc.start(me), 1000, 0.0, "alice", "1 GPU", "")
     write_waiting(node.store.path, encode_waiting([caller], node.boot_id))
     site.go_round()
     assert site.checker.command is None

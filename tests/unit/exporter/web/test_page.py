@@ -17,7 +17,7 @@ from gpulock_exporter.web.utilisation_history import LENGTH, SHOWN, UtilizationH
 
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
-from gpulock.store.waiting import WaitingCaller
+from gpulock.workstation.waiting import WaitingCaller
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
 from tests.support.trees import BOOT, FakeProc
 from tests.unit.exporter.metrics.test_rules import named
@@ -274,7 +274,7 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
 def test_what_became_of_gpus_and_who_waits_is_listed_and_is_no_markup() -> None:
     node = node_of()
     assert "<h2>" not in html(node.snapshot())
-    caller = WaitingCaller(1, (7, 7, 1000), node.now - 300, ("alice", "2 GPUs", "<none>"))
+    caller = WaitingCaller(1, 7, 7, 1000, node.now - 300, "alice", "2 GPUs", "<none>")
     text = html(replace(node.snapshot(), waiting=(caller,)), steps=["out: xid: XID 79 <b>"])
     assert "<h2>Health</h2><p class=small>out: xid: XID 79 &lt;b&gt;</p>" in text
     assert "<h2>Queue</h2><p class=small>alice waits 5m for 2 GPUs: &lt;none&gt;</p>" in text

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LOCK_DIR/waiting: who waits in gpulockd's queue of users' claims, for everybody to read.
+
+Warm. Written by gpulockd alone. The next gpulockd finds there who waited already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpulock.errors import one_line
+from gpulock.store import atomic
+
+NAME = "waiting"
+VERSION = 1
+LIMIT = 1 << 18  # bytes: 200 callers of 1000 characters
+SHOWN = 200  # characters of a text
+NOT_WAITING = (ValueError, LookupError, TypeError, OverflowError, RecursionError)
+
+
+class WaitingCaller(NamedTuple):
+    """One caller: its number, the process that called, its user, and since when it waits.
+
+    `since` in CLOCK_BOOTTIME seconds. `what` it asks for, and `why` it is not served yet.
+    """
+
+    number: int
+    pid: int
+    start: int
+    uid: int
+    since: float
+    user: str
+    what: str
+    why: str
+
+
+def encode_waiting(callers: list[WaitingCaller], boot_id: str) -> bytes:
+    """Return the file."""
+    import json  # here alone: status of a node without a queue does without
+
+    lines = [
+        (*one[:5], *[one_line(text)[:SHOWN] for text in (one.user, one.what, one.why)])
+        for one in callers
+    ]
+    return json.dumps({"version": VERSION, "boot_id": boot_id, "callers": lines}).encode()
+
+
+def write_waiting(lock_dir: str, data: bytes) -> None:
+    """Replace the file; raise OSError."""
+    atomic.replace_file(f"{lock_dir}/{NAME}", data)
+
+
+def read_waiting(
+    lock_dir: str, boot_id: str, running: Callable[[int, int], bool]
+) -> list[WaitingCaller]:
+    """Return those that wait, in the order of their numbers; nobody where the file is no good.
+
+    `running` says whether a process of that start time runs; one that cannot be seen does.
+    """
+    try:
+        text = atomic.read_text(f"{lock_dir}/{NAME}", LIMIT)
+        import json
+
+        told: dict[str, Any] = json.loads(text)
+        if (told["version"], told["boot_id"]) != (VERSION, boot_id):
+            return []
+        callers = [
+            WaitingCaller(
+                int(number),
+                int(pid),
+                int(start),
+                int(uid),
+                float(since),
+                f"{user}",
+                f"{what}",
+                f"{why}",
+            )
+            for number, pid, start, uid, since, user, what, why in told["callers"]
+        ]
+    except (OSError, *NOT_WAITING):
+        return []
+    return sorted([one for one in callers if is_running_or_unseen(running, one)])
+
+
+def is_running_or_unseen(running: Callable[[int, int], bool], one: WaitingCaller) -> bool:
+    """Return whether the process of a caller is not proven to have ended."""
+    try:
+        return running(one.pid, one.start)
+    except (OSError, ValueError):
+        return True

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
-from gpulock.daemon.health.recovery import describe_recovery
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY
 from gpulock.text.words import FORCE
@@ -95,7 +94,11 @@ def restore_hint(row: DeviceState) -> str:
 def quarantine_end_condition(reason: str) -> str:
     """Return what brings a device back; the reason ends with who took it out."""
     why, _, who = reason.rpartition(" (")
-    return describe_recovery(why) if who == f"{POLICY})" else ADMINISTRATOR
+    if who != f"{POLICY})":
+        return ADMINISTRATOR
+    from gpulock.daemon.health.recovery import describe_recovery  # its modules cost 10 ms
+
+    return describe_recovery(why)
 
 
 def advise_missing_card(row: DeviceState, name: str) -> tuple[str, str]:

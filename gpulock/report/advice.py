@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpulock.report.bars import format_gib, format_percent
+from gpulock.report.bars import format_percent
 from gpulock.report.claims import ReportedClaim, ReportedDevice
 
 OBSERVED: Final = 0.9  # share of each device's time that must have been observed
@@ -14,9 +14,6 @@ LEAST: Final = 600.0  # seconds: a shorter job is over before it is clear what i
 BLIP: Final = 0.001  # share: a device that was only ever opened works for a moment,
 MOMENT: Final = 10.0  # seconds: and for no longer, whatever share of a long job that is
 LITTLE: Final = 0.1  # share of the time at work
-SLICE: Final = 8  # a card's memory has so many MIG slices (A100, H100 and later)
-SLICES: Final = 7  # and its processors so many
-WITH_MIG: Final = ("A100", "A30", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200")
 
 
 def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
@@ -34,7 +31,7 @@ def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
         was = "was" if len(never) == 1 else "were"
         names = format_device_names(never, len(claims) > 1)
         return f"{names} {was} never used: ask for {len(used)}."
-    return advise_mig_slice(cards) or advise_low_use(cards)
+    return advise_low_use(cards)
 
 
 def is_well_observed(card: ReportedDevice) -> bool:
@@ -45,22 +42,6 @@ def is_well_observed(card: ReportedDevice) -> bool:
 def was_device_used(card: ReportedDevice) -> bool:
     """Return whether a device did more than being opened."""
     return (card.utilization or 0.0) > BLIP or (card.busy or 0.0) > MOMENT
-
-
-def advise_mig_slice(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:
-    """Return the advice to take a slice: its memory and its processors would have done."""
-    if len(cards) != 1:
-        return ""
-    card = cards[0][1]
-    if card.memory is None or card.memory_peak is None or ".gi" in card.id or card.part:
-        return ""
-    can = any(name in card.model.replace("-", " ").split() for name in WITH_MIG)
-    if not can or card.memory_peak > card.memory / SLICE:
-        return ""
-    if (card.utilization or 0.0) > 1 / SLICES:
-        return ""
-    peak, whole = format_gib(card.memory_peak), format_gib(card.memory)
-    return f"Memory peak {peak} of {whole} GiB: a MIG slice would do."
 
 
 def advise_low_use(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:

@@ -224,14 +224,6 @@ def test_no_line_is_wider_than_80_columns(
             "None of the GPUs was ever used: ask for none, "
             "or look why the program does not find them.",
         ),
-        (
-            [card(0, use=0.1, memory_peak_bytes=3 * GIB)],
-            "Memory peak 3 of 80 GiB: a MIG slice would do.",
-        ),
-        ([card(0, use=0.5, memory_peak_bytes=3 * GIB)], ""),
-        ([card(0, use=0.12, memory_peak_bytes=12 * GIB)], ""),
-        ([card(0, use=0.12, memory_peak_bytes=3 * GIB, model="Tesla V100")], ""),
-        ([card(0, use=0.12, memory_peak_bytes=None)], ""),
         ([card(0, use=0.05)], "The GPU worked 5 % of the time: look what the program waits for."),
         ([card(0)], ""),
         ([card(0, 599, use=0)], ""),

@@ -159,7 +159,8 @@ def test_config_check_says_file_and_line_of_the_first_fault(
 def test_config_check_takes_the_two_folders_in_a_file_that_is_named_alone(site: Site) -> None:
     code, _, error = call("config", "--check", site.config)
     assert (code, "LOCK_DIR cannot be set here: it is /run/gpulock" in error) == (1, True)
-    assert call("--config", site.config, "config", "--check", site.config)[0] == 0
+    code, text, _ = call("--config", site.config, "config", "--check", site.config)
+    assert (code, "right, 8 keys set" in text) == (0, True)
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
@@ -172,15 +173,6 @@ def test_config_check_refuses_a_file_that_others_may_write_as_a_hook_does(
     code, _, error = call("config", "--check", str(path))
     assert (code, f"mode {mode:o}, and must be root's" in error) == (1, True)
     assert f"chown root {path}; chmod 644 {path}" in error
-
-
-@pytest.mark.root
-def test_config_check_refuses_a_file_of_another_user_as_a_hook_does(tmp_path: Path) -> None:
-    path = tmp_path / "gpulock.conf"
-    path.write_text("EXPECTED_GPUS=8\n")
-    os.chown(path, 1001, 1001)
-    code, _, error = call("config", "--check", str(path))
-    assert (code, "belongs to uid 1001" in error) == (1, True)
 
 
 @pytest.mark.parametrize("folder", ["lock_dir", "state_dir"])
@@ -213,11 +205,6 @@ def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> 
     path = tmp_path / "gpulock.conf"
     path.write_text(f"{line}\n")
     assert call("config", "--check", str(path))[0] == 0
-
-
-def test_config_check_says_that_a_file_is_right(site: Site) -> None:
-    code, text, _ = call("--config", site.config, "config", "--check", site.config)
-    assert (code, "right, 8 keys set" in text) == (0, True)
 
 
 def test_inventory_shows_devices_and_links(site: Site) -> None:
@@ -286,18 +273,9 @@ def test_every_command_to_look_with_works_on_every_preset(preset: str, tmp_path:
     assert call("--config", config, "why", "pid 1")[0] == 1
 
 
-@pytest.mark.parametrize(
-    "args", [("--preset", "none"), ("--gpus", "9"), ("--preset", "workstation", "--gpus", "3")]
-)
-def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path, args: tuple[str, ...]) -> None:
-    code, _, error = call("simulate", str(tmp_path / "node"), *args)
+def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    code, _, error = call("simulate", str(tmp_path / "node"), "--preset", "none")
     assert (code, error.count("\n")) == (1, 1)
-
-
-def test_a_folder_that_is_no_simulation_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "precious").touch()
-    assert call("simulate", str(tmp_path))[0] == 1
-    assert os.listdir(tmp_path) == ["precious"]
 
 
 def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> None:
@@ -318,11 +296,6 @@ def test_doctor_finds_a_missing_driver(site: Site) -> None:
     result = site.call("doctor")
     assert result.exit_code == 1
     assert "x driver: no NVIDIA driver" in result.stdout
-
-
-def test_the_group_is_what_click_knows() -> None:
-    assert isinstance(command_group, click.Group)
-    assert command_group.list_commands(click.Context(command_group)) == NAMES
 
 
 def test_what_a_person_reads_fits_into_80_columns(site: Site) -> None:

@@ -35,8 +35,12 @@ def test_each_preset_becomes_a_node(tmp_path: Path, preset: str) -> None:
         assert (node.sys_root / "bus/pci/devices" / gpu.bus).is_dir()
 
 
-def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "n", "dgx1")
+def test_the_configuration_points_into_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    node = write_simulated_node(Path("n"), "dgx1")
+    assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
     assert settings_of(node.config) == {
         "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
         "SYS_ROOT": f"{tmp_path}/n/sys",
@@ -49,14 +53,6 @@ def test_the_configuration_points_into_the_node(tmp_path: Path) -> None:
     }
 
 
-def test_a_relative_folder_gives_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    node = write_simulated_node(Path("n"), "workstation")
-    assert settings_of(node.config)["LOCK_DIR"] == f"{tmp_path}/n/run/gpulock"
-
-
 def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "missing")
     assert settings_of(node.config)["EXPECTED_GPUS"] == "8"
@@ -65,19 +61,9 @@ def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
     assert minors == [0, 2, 3, 4, 5, 6, 7]
 
 
-def test_the_first_gpus_of_a_preset_can_be_taken(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "n", "big", 11)
-    assert settings_of(node.config)["EXPECTED_GPUS"] == "11"
-    assert len(list((node.driver_root / "gpus").iterdir())) == 11
-
-
-def test_the_marker_names_its_owner(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "n", "dgx1")
-    assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
-
-
-def test_no_folder_is_writable_by_others_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_modes_are_set_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
         node = write_simulated_node(tmp_path / "n", "dgx1")
     finally:
@@ -86,18 +72,9 @@ def test_no_folder_is_writable_by_others_whatever_the_umask(tmp_path: Path) -> N
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     for file in (node.config, node.marker, node.lock_dir / "inventory"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
-
-
-def test_the_device_files_are_regular_and_open_to_all(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        node = write_simulated_node(tmp_path / "n", "dgx1")
-    finally:
-        os.umask(before)
     for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm"):
         mode = (node.dev_root / name).stat().st_mode
-        assert stat.S_ISREG(mode)
-        assert stat.S_IMODE(mode) == 0o666
+        assert stat.S_ISREG(mode) and stat.S_IMODE(mode) == 0o666
 
 
 def test_a_rewritten_node_forgets_the_old_one(tmp_path: Path) -> None:
@@ -106,6 +83,7 @@ def test_a_rewritten_node_forgets_the_old_one(tmp_path: Path) -> None:
     (node.directory / "sge").mkdir()
     (node.directory / "telemetry").write_text("idle=0000:06:00.0\n")
     node.exporter_dir.mkdir()
+    (node.directory / "notes").write_text("mine")
     again = write_simulated_node(tmp_path / "n", "workstation")
     assert len(list((again.driver_root / "gpus").iterdir())) == 2
     assert not (again.lock_dir / "locks").exists()
@@ -113,13 +91,7 @@ def test_a_rewritten_node_forgets_the_old_one(tmp_path: Path) -> None:
     assert not (again.directory / "telemetry").exists()
     assert not again.exporter_dir.exists()
     assert not (again.dev_root / "nvidia7").exists()
-
-
-def test_a_file_that_no_simulation_writes_is_kept(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "n", "dgx1")
-    (node.directory / "notes").write_text("mine")
-    write_simulated_node(tmp_path / "n", "dgx1")
-    assert (node.directory / "notes").read_text() == "mine"
+    assert (again.directory / "notes").read_text() == "mine", "no simulation writes that"
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -131,19 +103,17 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     assert (tmp_path / "proc" / "precious").read_text() == "x"
 
 
-@pytest.mark.parametrize("text", ["", "gpulock-simulation 2\nuid=0\n", "gpulock-simulation 1\n"])
-def test_a_marker_of_something_else_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / MARKER).write_text(text)
+@pytest.mark.parametrize(
+    "text", ["", "gpulock-simulation 2\nuid=0\n", "gpulock-simulation 1\n", None]
+)
+def test_a_marker_of_something_else_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is None:
+        (tmp_path / "real").write_text(marker_text(os.geteuid()))
+        (tmp_path / MARKER).symlink_to("real")
+    else:
+        (tmp_path / MARKER).write_text(text)
     with pytest.raises(SimulationError, match="not empty"):
         write_simulated_node(tmp_path, "dgx1")
-
-
-def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text(marker_text(os.geteuid()))
-    (tmp_path / "n").mkdir()
-    (tmp_path / "n" / MARKER).symlink_to("../real")
-    with pytest.raises(SimulationError, match="not empty"):
-        write_simulated_node(tmp_path / "n", "dgx1")
 
 
 @pytest.mark.root
@@ -169,29 +139,24 @@ def test_rewriting_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> Non
     assert not (node.directory / "sge").is_symlink()
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "n").write_text("")
-    with pytest.raises(SimulationError, match="not a folder"):
-        write_simulated_node(tmp_path / "n", "dgx1")
-
-
-def test_a_folder_whose_name_breaks_the_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SimulationError, match="control character"):
-        write_simulated_node(tmp_path / "a\nEXPECTED_GPUS=99", "dgx1")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
-    ("preset", "gpus", "says"),
-    [("dgx9", None, "dgx-h200"), ("dgx1", 0, "1 to 8"), ("dgx1", 9, "1 to 8")],
+    ("name", "preset", "gpus", "says"),
+    [
+        ("n", "dgx9", None, "dgx-h200"),
+        ("n", "dgx1", 0, "1 to 8"),
+        ("n", "dgx1", 9, "1 to 8"),
+        ("a\nEXPECTED_GPUS=99", "dgx1", None, "control character"),
+        ("file", "dgx1", None, "not a folder"),
+    ],
 )
 def test_what_cannot_be_had_is_refused_in_one_line_before_anything_is_written(
-    tmp_path: Path, preset: str, gpus: int | None, says: str
+    tmp_path: Path, name: str, preset: str, gpus: int | None, says: str
 ) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(SimulationError, match=says) as caught:
-        write_simulated_node(tmp_path / "n", preset, gpus)
+        write_simulated_node(tmp_path / name, preset, gpus)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "n").exists()
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.root

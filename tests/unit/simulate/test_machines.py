@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines: what their driver prints, their topology in /sys, what NVML would tell of them."""
+
+from __future__ import annotations
+
+import posixpath
+from itertools import combinations
+
+import pytest
+
+from gpulock.simulate import driver
+from gpulock.simulate.machine import Machine, format_machine_inventory
+from gpulock.simulate.presets import PRESETS
+from gpulock.simulate.tree import LinkEntry
+
+BOOT = "655093e2-805d-4ce3-ab9a-f45e03407edc"
+# The lines of a K80 under driver 418 as a Colab machine shows them, UUID and BIOS as before use.
+K80_REAL = (
+    "Model: \t\t Tesla K80\n"
+    "IRQ:   \t\t 33\n"
+    "GPU UUID: \t GPU-????????-????-????-????-????????????\n"
+    "Video BIOS: \t ??.??.??.??.??\n"
+    "Bus Type: \t PCIe\n"
+    "DMA Size: \t 40 bits\n"
+    "DMA Mask: \t 0xffffffffff\n"
+    "Bus Location: \t 0000:05:00.0\n"
+    "Device Minor: \t 0\n"
+    "Blacklisted:\t No\n"
+)
+
+
+def test_an_old_driver_before_its_first_client() -> None:
+    machine = PRESETS["k80-node"]
+    assert driver.format_gpu_information(machine, machine.gpus[0]) == K80_REAL
+    files = driver.driver_tree(machine)
+    assert not [path for path in files if "caps" in path or "capabilities" in path]
+
+
+@pytest.mark.parametrize(("preset", "firmware"), [("dgx-h200", "570.172.08"), ("dgx1", "N/A")])
+def test_a_later_driver_tells_of_firmware_and_of_excluded_cards(preset: str, firmware: str) -> None:
+    machine = PRESETS[preset]
+    lines = driver.format_gpu_information(machine, machine.gpus[7]).splitlines()
+    assert lines[-2:] == [f"GPU Firmware: \t {firmware}", "GPU Excluded:\t No"]
+
+
+def test_the_version_has_the_two_lines_of_the_module() -> None:
+    assert driver.format_driver_version(PRESETS["dgx1"].driver) == (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  "
+        "Thu Oct 19 18:56:32 UTC 2023\n"
+        "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) \n"
+    )
+
+
+def test_capability_minors_are_those_of_the_drivers_table() -> None:
+    # NVIDIA MIG user guide, "Device Nodes and Capabilities".
+    lines = driver.format_mig_minors().splitlines()
+    assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
+    assert {"gpu0/gi1/access 12", "gpu1/gi0/access 138", "gpu3/gi1/ci0/access 418"} < {*lines}
+    assert len(lines) == 2 + 32 * 15 * 9
+
+
+def test_only_instances_that_exist_have_capability_files_named_by_the_cards_minor() -> None:
+    machine = PRESETS["a100-mig"]
+    tree = driver.driver_tree(machine)
+    root = "proc/driver/nvidia/capabilities"
+    assert machine.gpus[1].minor == 3
+    assert tree[f"{root}/gpu3/mig/gi1/ci0/access"] == (
+        b"DeviceFileMinor: 418\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+    )
+    folders = {path.split("/")[4] for path in tree if path.startswith(f"{root}/gpu")}
+    assert folders == {"gpu2", "gpu3"}
+    assert "dev/nvidia-caps/nvidia-cap418" in driver.device_tree(machine)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_gpus_are_in_bus_order_and_every_link_in_sys_leads_to_something(preset: str) -> None:
+    gpus = PRESETS[preset].gpus
+    assert [gpu.bus for gpu in gpus] == sorted(gpu.bus for gpu in gpus)
+    assert sorted(gpu.minor for gpu in gpus) == list(range(len(gpus)))
+    tree = driver.sys_tree(PRESETS[preset])
+    targets = [
+        posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
+        for path, entry in tree.items()
+        if isinstance(entry, LinkEntry)
+    ]
+    assert targets
+    assert {*targets} <= {posixpath.dirname(path) for path in tree}
+
+
+def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
+    tree = driver.sys_tree(PRESETS["dgx1"])
+    assert tree["sys/bus/pci/devices/0000:06:00.0"] == LinkEntry(
+        "../../../devices/pci0000:00/0000:00:02.0/0000:03:00.0/0000:04:08.0/0000:06:00.0"
+    )
+    folder = "sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0/0000:83:08.0/0000:85:00.0"
+    assert tree[f"{folder}/numa_node"] == b"1\n"
+    assert tree[f"{folder}/local_cpulist"] == b"20-39,60-79\n"
+    unknown = driver.sys_tree(PRESETS["workstation"])
+    assert unknown["sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0/numa_node"] == b"-1\n"
+
+
+def shared_bridges(machine: Machine, first: int, second: int) -> list[str]:
+    paths = [machine.gpus[index].bridges for index in (first, second)]
+    return [bridge for bridge in paths[0] if bridge in paths[1]]
+
+
+@pytest.mark.parametrize(
+    ("preset", "near"),
+    [
+        ("dgx1", {(0, 1), (2, 3), (4, 5), (6, 7)}),
+        ("k80-node", {(0, 1), (2, 3), (4, 5), (6, 7)}),
+        ("dgx-h200", set[tuple[int, int]]()),
+        ("workstation", set[tuple[int, int]]()),
+    ],
+)
+def test_which_gpus_share_a_switch(preset: str, near: set[tuple[int, int]]) -> None:
+    machine = PRESETS[preset]
+    pairs = combinations(range(len(machine.gpus)), 2)
+    assert {pair for pair in pairs if shared_bridges(machine, *pair)} == near
+
+
+def test_on_the_big_machine_a_pair_is_nearer_than_a_quad() -> None:
+    machine = PRESETS["big"]
+    assert len(shared_bridges(machine, 0, 1)) > len(shared_bridges(machine, 0, 2)) > 1
+    assert not shared_bridges(machine, 0, 4)
+
+
+def facts(preset: str) -> dict[str, str]:
+    text = format_machine_inventory(PRESETS[preset], BOOT)
+    version, *lines = text.splitlines()
+    assert version == "gpulock-inventory 1"
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_the_cube_mesh_has_six_links_a_card() -> None:
+    links = {key: int(n) for key, n in facts("dgx1").items() if key.startswith("link.")}
+    assert links["link.0000:06:00.0.0000:85:00.0"] == 2
+    assert "link.0000:06:00.0.0000:86:00.0" not in links
+    for gpu in PRESETS["dgx1"].gpus:
+        assert sum(count for key, count in links.items() if gpu.bus in key) == 6
+    assert PRESETS["dgx1"].take(2).links == ((0, 1, 1),)
+
+
+def test_a_fallen_card_is_in_neither_inventory_nor_sys() -> None:
+    told = facts("missing")
+    assert not [key for key in told if "0000:07:00.0" in key]
+    assert not [path for path in driver.sys_tree(PRESETS["missing"]) if "0000:07:00.0" in path]
+    assert told["link.0000:06:00.0.0000:0a:00.0"] == "1"
+
+
+def test_what_the_driver_does_not_show_is_in_the_inventory() -> None:
+    uuids = {text for key, text in facts("k80-node").items() if key.endswith("uuid")}
+    assert len(uuids) == 8 and "?" not in "".join(uuids)
+    told = facts("dgx-h200")
+    assert (told["boot_id"], told["gpu.0000:1b:00.0.nvswitch"]) == (BOOT, "1")
+    assert told["gpu.0000:1b:00.0.memory_mib"] == "143771"
+
+
+def test_a_card_in_mig_mode_has_instances_and_no_fabric() -> None:
+    told = facts("a100-mig")
+    assert (told["gpu.0000:07:00.0.mig"], told["gpu.0000:47:00.0.mig"]) == ("1", "0")
+    assert "gpu.0000:07:00.0.nvswitch" not in told
+    assert told["mig.0000:07:00.0.gi9.ci0.profile"] == "1g.10gb"
+    uuids = {value for key, value in told.items() if key.endswith(".ci0.uuid")}
+    assert len(uuids) == 6 and all(uuid.startswith("MIG-") for uuid in uuids)

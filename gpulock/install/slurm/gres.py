@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
+from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.site import SlurmError, SlurmSite, list_other_nodes
+from gpulock.install.slurm.site import Slurmd, SlurmError, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import devices
 from gpulock.node.context import Node
@@ -244,6 +245,16 @@ def read_gres_source(site: SlurmSite) -> GresSource | None:
         return None
     version = gres_conf_version(str(path))  # first: what is written meanwhile is another one
     return GresSource(path, version, gres_meaning(read_node_lines(path, site.node_names())))
+
+
+def has_slurmd_read(slurmds: list[Slurmd], conf: Path | None, source: GresSource | None) -> bool:
+    """Return whether each slurmd started after the last change of the files that make its list."""
+    files = [*([conf] if conf else []), *([source.path] if source else [])]
+    try:
+        changed = max([path.stat().st_ctime for path in files], default=0.0)
+        return all(process_start_time(slurmd.pid) > changed for slurmd in slurmds)
+    except OSError:
+        return False
 
 
 def gres_meaning(lines: list[dict[str, str]]) -> str:

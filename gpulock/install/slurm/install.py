@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.container_hooks import choose_container_hooks, container_items
-from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
@@ -203,21 +202,12 @@ class SlurmInstaller(NodePart):
             self.note(unread)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
-        if source is not None and item.read() != text:
-            self.note_age(source.path)
-        return item
-
-    def note_age(self, source: Path) -> None:
-        """Say that slurmd may still go by another gres.conf than the map."""
-        try:
-            began = max([process_start_time(slurmd.pid) for slurmd in self.slurmds], default=0.0)
-        except (OSError, ValueError):
-            return
-        if began and source.stat().st_mtime > began:
+        if item.read() != text and not gres.has_slurmd_read(self.slurmds, self.site.conf, source):
             self.note(
-                f"{source} is younger than slurmd: if no scontrol reconfigure was run since, run it"
-                " now, before the next GPU job starts here"
+                f"{source.path if source else self.site.conf} is younger than slurmd: if no"
+                " scontrol reconfigure was run since, run it now, before the next GPU job starts"
             )
+        return item
 
     def pages(self, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
         """Return what to put into the cluster's own files."""

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal, one_line
-from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError, lock_installation
 from gpulock.install.items import FileItem
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds, slurmds_of_site
+from gpulock.install.slurm.site import find_slurm_site, find_slurmds, slurmds_of_site
 from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
 
 DONE, NOT_DONE, USAGE = 0, 1, 2
@@ -45,7 +44,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
             places, shared = gres.map_places(settings, listed.positions)[0], list(listed.shared)
         elif not same:  # else NVML was not to be loaded: gpulockd opens no device
             raise InstallError(f"slurmd -G lists no GPU here; {gres.LOOK_AT_LIST}")
-    if (places, shared) != known and not has_slurmd_read(slurmds, site.conf, source):
+    if (places, shared) != known and not gres.has_slurmd_read(slurmds, site.conf, source):
         raise InstallError(
             "slurmd has another list of GPUs in its files than in force, as far as is known:"
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
@@ -58,18 +57,6 @@ def renew_gres_map(config: Path, ask: bool) -> str:
         item.tidy()
         item.present()
     return f"{len(places)} positions of Slurm's list, as slurmd has them"
-
-
-def has_slurmd_read(
-    slurmds: list[Slurmd], conf: Path | None, source: gres.GresSource | None
-) -> bool:
-    """Return whether each slurmd started after the last change of the files that make its list."""
-    files = [*([conf] if conf else []), *([source.path] if source else [])]
-    try:
-        changed = max([path.stat().st_ctime for path in files], default=0.0)
-        return all(process_start_time(slurmd.pid) > changed for slurmd in slurmds)
-    except OSError:
-        return False
 
 
 def main(argv: list[str]) -> int:

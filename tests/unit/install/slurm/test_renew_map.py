@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
-from gpulock.install.slurm import renew_map
+from gpulock.install.slurm import gres, renew_map
 from gpulock.install.slurm.renew_map import renew_gres_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from tests.support.slurm_node import SlurmNode, make_slurm_node
@@ -34,7 +34,7 @@ def started(patch: pytest.MonkeyPatch, when: float) -> None:
     def start_time(_: int) -> float:
         return when
 
-    patch.setattr(renew_map, "process_start_time", start_time)
+    patch.setattr(gres, "process_start_time", start_time)
 
 
 def positions(node: SlurmNode) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -51,10 +53,15 @@ os.umask(0o022)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give hypothesis its one profile, where it runs: a lab of another Python has none.
+    """Give this run a folder of its own, and hypothesis its one profile.
 
-    What it says of its own generator on Python 3.14 is false, and passes.
+    pytest begins by closing /tmp/pytest-of-USER, in which another run's user may be at work. A lab
+    of another Python has no hypothesis. What that says of its generator on 3.14 is false, and
+    passes.
     """
+    if not hasattr(config, "workerinput") and not config.option.basetemp:
+        folder = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+        config.option.basetemp = tempfile.mkdtemp(prefix="gpulock-tests-", dir=folder)
     if sys.version_info >= (3, 14):
         config.addinivalue_line("filterwarnings", "ignore:It looks like `register_random`")
     if config.pluginmanager.hasplugin("hypothesispytest"):
@@ -169,6 +176,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
     found = session.config.pluginmanager.get_plugin("terminalreporter")
     terminal: pytest.TerminalReporter | None = found
+    if output is None and session.exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(session.config.option.basetemp, ignore_errors=True)
     if output is None and terminal is not None and left:
         passed = len(terminal.stats["passed"]) if "passed" in terminal.stats else 0
         words = [f"{count} {why}" for why, count in left.items()]

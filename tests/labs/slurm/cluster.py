@@ -8,6 +8,7 @@ import functools
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import Self
@@ -22,8 +23,7 @@ from tests.support.wait import LabError, wait_until
 
 SLURMD: Final = ("slurmd",)
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
-
-
+_LD_SO_PRELOAD: Final = Path("/etc/ld.so.preload")  # of the private root
 _OUT: Final = {"DRAIN", "DOWN", "FAIL", "INVALID_REG"}  # words of a node that takes no jobs
 _FIELD: Final = re.compile(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)")
 
@@ -60,6 +60,8 @@ class Cluster(SlurmMachines):
         """Bring the lab up anew."""
         self.lay_out()
         watch(self)
+        if UNIFIED:  # `slurmd -G` of the installer's believes it as well
+            _LD_SO_PRELOAD.write_text(f"{preloaded(Path('/srv'), 'unified')}\n")
         machines = list(self.machines.values())
         for machine in machines:
             machine.boot(list(self.users.values()), machines, "")
@@ -90,10 +92,6 @@ class Cluster(SlurmMachines):
         """The running slurmctld of this lab, or 0."""
         return self.daemon_pid(self.lab / "state/slurmctld.pid", "slurmctld")
 
-    def slurmd_env(self) -> dict[str, str]:
-        """Return the environment in which slurmd starts here."""
-        return preloaded(self.lab, "unified") if UNIFIED else {}
-
     def slurmd_pid(self, node: str) -> int:
         """The running slurmd of a node, or 0."""
         return self.daemon_pid(self.lab / f"spool/{node}.pid", "slurmd")
@@ -101,7 +99,9 @@ class Cluster(SlurmMachines):
     def start_slurmctld(self, *options: str) -> None:
         """Start slurmctld and wait until it answers; `-c` forgets its state."""
         self.unheard = True  # slurmctld asks its nodes in its own time, up to eight seconds later
-        self._start(self.master, "slurmctld", *options, env=preloaded(self.lab, "haste"))
+        self._start(
+            self.master, "slurmctld", *options, env={"LD_PRELOAD": preloaded(self.lab, "haste")}
+        )
         wait_until(
             lambda: "is UP" in self.run_in(self.master, ["scontrol", "ping"]).stdout,
             why="slurmctld to answer",
@@ -222,7 +222,7 @@ class Cluster(SlurmMachines):
         if UNIFIED:
             enter = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
             command = ["sh", "-c", enter, str(own_group(node)), *command]
-        self._start(node, *command, env=self.slurmd_env())
+        self._start(node, *command)
 
     def _start(
         self, machine: str, program: str, *options: str, env: Mapping[str, str] | None = None

@@ -98,12 +98,12 @@ FILE *fopen64(const char *path, const char *mode) { return fopen_as("fopen64", p
 }
 
 
-def preloaded(lab: Path, name: str) -> dict[str, str]:
-    """Return the environment in which a daemon believes it; the library is made in `lab`, once."""
-    made = lab / f"{name}.so"
+def preloaded(folder: Path, name: str) -> str:
+    """Return the library by which a daemon believes it; it is made in `folder`, once."""
+    made = folder / f"{name}.so"
     if not made.exists():
-        source = lab / f"{name}.c"
+        source = folder / f"{name}.c"
         source.write_text(_SOURCES[name])
         build = ["gcc", "-shared", "-fPIC", "-o", str(made), str(source)]
         subprocess.run(build, check=True, timeout=60)
-    return {"LD_PRELOAD": str(made)}
+    return str(made)

@@ -138,7 +138,7 @@ def test_a_task_prolog_sets_what_the_job_sees(own: Slurm) -> None:
 def test_devices_have_the_order_and_types_asked_for(own: Slurm) -> None:
     first, second = own.nodes
     own.reconfigure(order={first: (3, 1, 0, 2)}, types={0: "a", 1: "b", 2: "b", 3: "a"})
-    shown = own.run_in(first, ["slurmd", "-G"], env=own.slurmd_env()).stderr
+    shown = own.run_in(first, ["slurmd", "-G"]).stderr
     assert re.findall(r"Type=(\w) .*nvidia(\d)", shown) == [
         *(("a", "3"), ("a", "0")),  # by type, then as in gres.conf
         *(("b", "1"), ("b", "2")),

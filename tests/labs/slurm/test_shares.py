@@ -102,7 +102,7 @@ def test_slurmd_lists_the_places_that_it_counts(slurm_gpus: Gpulock) -> None:
     assert f"share=2/{PLACES}." in wait_said(slurm_gpus, job, "mask=")
     assert len(places(slurm_gpus, job)) == 2
     slurm = slurm_gpus.slurm
-    listed = slurm.run_in(NODE, ["slurmd", "-G", "-N", NODE], env=slurm.slurmd_env()).stderr
+    listed = slurm.run_in(NODE, ["slurmd", "-G", "-N", NODE]).stderr
     assert re.search(rf"Gres Name=gpux Type=share .*Count={2 * PLACES}\b", listed)
 
 

@@ -185,7 +185,7 @@ class SlurmNode:
         """Hide hierarchies of version 1, which the kernel names though none is mounted here."""
         named = Path("/proc/self/cgroup").read_text().splitlines()
         if any(not line.startswith("0::") for line in named):
-            made = Path(preloaded(lab, "unified")["LD_PRELOAD"])
+            made = Path(preloaded(lab, "unified"))
             inside = f"/srv/{made.name}"
             self.machine.path(inside).write_bytes(made.read_bytes())
             self.machine.path(inside).chmod(0o755)

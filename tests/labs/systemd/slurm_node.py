@@ -102,6 +102,8 @@ class SlurmNode:
         add_user_and_address(self.machine)
         for name in ("state", "spool", "log"):
             self.run("install", "-d", "-o", "slurm", f"{STATE}/{name}")
+        self.run("mungekey", "--create")  # as munge's postinst does
+        self.run("chown", "-R", "munge:", "/etc/munge", "/var/lib/munge", "/var/log/munge")
         self.machine.write(_PROBE, PROBE)
         self._show_one_hierarchy(lab)
         self.configure()

@@ -79,21 +79,20 @@ class LockDirWatch:
                 self._lost = True
                 self._libc.inotify_rm_watch(self.fd, known)
 
-    def events(self) -> list[Event]:
-        """Return what happened since, in the folders that are watched now."""
-        found: list[Event] = []
+    def changed(self) -> bool:
+        """Return whether something happened since, in the folders that are watched now."""
+        lost, self._lost = self._lost, False
+        ours = set(self._watches.values())
         while self.fd >= 0:
             try:
-                found += parse_inotify_events(os.read(self.fd, BUFFER))
+                seen = parse_inotify_events(os.read(self.fd, BUFFER))
             except BlockingIOError:
                 break
-        ours = set(self._watches.values())
-        return [event for event in found if event[0] in ours or event[1] & OVERFLOW]
-
-    def changed(self) -> bool:
-        """Return whether something happened since, by whomever."""
-        lost, self._lost = self._lost, False
-        return lost | any(not name.startswith(".") for _, _, name in self.events())
+            lost |= any(
+                not name.startswith(".") and (watch in ours or mask & OVERFLOW)
+                for watch, mask, name in seen
+            )
+        return lost
 
     def close(self) -> None:
         """Watch nothing any more."""

@@ -341,20 +341,3 @@ def test_a_million_samples() -> None:
         f"{device} x.79=1,1.0 idle=2.5\n{token} busy=12.5 observed=90 used=1,2,3 covered=4,5,6"
     ]
     try_a_million(tuple([text.encode() for text in texts]), lambda data: believe(lines_of(data)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"device {bus(0)} " + "a=1 " * 500_000,
-        "token a b used=" + "1," * 1_000_000 + "1",
-        "device x busy=" + "1" * 2_000_000,
-        "device x y=1\n" * 150_000,
-        pytest.param("=\n" * 1_000_000, marks=pytest.mark.slow),
-        " " * 2_000_000,
-    ],
-)
-def test_the_longest_sample_is_read(tmp_path: Path, line: str) -> None:
-    (tmp_path / "sample").write_text(f"{sample.SAMPLE_LINE}\n{line}"[: sample.LIMIT])
-    sample.load_sample_file(str(tmp_path / "sample"), sample.SAMPLE_LINE)

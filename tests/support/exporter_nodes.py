@@ -13,12 +13,13 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import Verdict
 from tests.support.trees import BOOT, bus, record
@@ -132,7 +133,11 @@ def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any)
 
 
 class Node:
-    """A book and a clock: each tick is a second."""
+    """A book and a clock: each tick is a second.
+
+    Of `limits`, `oldest` is the age of a value in seconds, `gpus` how many there must be; others
+    are settings by their names.
+    """
 
     def __init__(
         self, memory: ExporterMemory | None = None, proc: str = "/nonexistent", **limits: Any
@@ -141,10 +146,17 @@ class Node:
         self.sequence = 0
         self.facts = facts()
         self.over: dict[str, Accounts] = {}
+        settings = Settings({})
+        settings.allowed_processes = ("Xorg",)
+        for name, value in limits.items():
+            setattr(
+                settings,
+                {"oldest": "max_sample_age", "gpus": "expected_gpus"}.get(name, name),
+                value,
+            )
         self.book = CollectorState(
             BOOT,
-            SnapshotLimits(**limits),
-            ("Xorg",),
+            settings,
             lambda: ProcessTree(Proc(proc)),
             memory or ExporterMemory(),
         )

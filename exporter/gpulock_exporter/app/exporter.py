@@ -36,7 +36,7 @@ from gpulock_exporter.state.local_state import (
     read_local_state,
 )
 from gpulock_exporter.state.node_devices import DeviceList
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Frame, normalize_bus_id
 from gpulock_exporter.web.http import (
     Handler,
@@ -52,7 +52,6 @@ from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.hung_cards import HungCard
 from gpulock_exporter.worker.supervisor import Supervisor
 
-LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 SHOWN_STEPS = 10  # of GPUs that went out of service, on the page
 LONGEST = 300  # characters of a reason that are shown
@@ -85,18 +84,9 @@ class Exporter:
         self._tick: NodeSnapshot | None = None
         self._body: SampleBody | None = None
         self.reloader: Reloader | None = None
-        listed = LISTS_MISSED * settings.process_period + settings.max_sample_age
-        self.limits = SnapshotLimits(
-            settings.max_sample_age,
-            settings.idle_after,
-            settings.expected_gpus,
-            listed,
-            settings.shares,
-        )
         self._book = CollectorState(
             node.boot_id,
-            self.limits,
-            settings.allowed_processes,
+            settings,
             lambda: ProcessTree(node.proc, {"slurm": is_slurm_job_process}),
         )
 
@@ -172,7 +162,7 @@ class Exporter:
             self._node.name,
             self._label_user,
             self._node.boot_id,
-            self.limits.oldest,
+            self._node.settings.max_sample_age,
             self._fault,
             live,
             self._health_steps(),
@@ -202,7 +192,7 @@ class Exporter:
 
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.
         """
-        return self._clock().boottime - tick.at.boottime > self.limits.oldest
+        return self._clock().boottime - tick.at.boottime > self._node.settings.max_sample_age
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError or Refusal."""

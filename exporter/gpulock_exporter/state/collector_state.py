@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
+from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame_decoder import device_lock_id
@@ -24,10 +25,10 @@ from gpulock_exporter.state.snapshot import (
     NOT_LISTED,
     DeviceProcesses,
     LostCard,
-    SnapshotLimits,
 )
 from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
+LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 # read with `counters` at once, so that they take no time of their own
 WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
 
@@ -60,8 +61,7 @@ class CollectorState:
     """
 
     boot_id: str
-    limits: SnapshotLimits
-    services: Sequence[str]
+    settings: Settings
     kin: Callable[[], ProcessTree]
     memory: ExporterMemory = field(default_factory=ExporterMemory)
     devices: Mapping[str, DeviceTelemetry] = field(default_factory=dict[str, DeviceTelemetry])
@@ -72,7 +72,7 @@ class CollectorState:
     offset: float | None = None
 
     def __post_init__(self) -> None:
-        self.shares = ShareUse(self.services, self.kin)
+        self.shares = ShareUse(self.settings.allowed_processes, self.kin)
 
     def tick(
         self,
@@ -122,7 +122,7 @@ class CollectorState:
     def is_fresh(self, now: Moment) -> bool:
         """Return whether the last frame is recent enough to be told."""
         looked = self.memory.totals.at
-        return looked is not None and looked >= now.boottime - self.limits.oldest
+        return looked is not None and looked >= now.boottime - self.settings.max_sample_age
 
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
@@ -134,11 +134,12 @@ class CollectorState:
         For a while: where the next list fails as well, who is on the device is not known.
         """
         now = self.memory.totals.at or 0.0
+        told = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
         for name, device in self.devices.items():
             if device.processes is not None:
                 self.listed[name] = ProcessList(device.processes, now)
         for name, one in list(self.listed.items()):
-            if name not in self.devices or now - (one.at or now) > self.limits.listed:
+            if name not in self.devices or now - (one.at or now) > told:
                 del self.listed[name]
 
     def _judge(self, locks: Mapping[str, Lock] | None) -> None:
@@ -152,7 +153,9 @@ class CollectorState:
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
                 kin = kin or self.kin()
-                who = classify_device_processes(one.processes, holders, kin, self.services)
+                who = classify_device_processes(
+                    one.processes, holders, kin, self.settings.allowed_processes
+                )
                 one.who = replace(who, at=one.at)
                 one.tokens = tokens
 

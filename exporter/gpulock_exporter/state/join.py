@@ -77,12 +77,12 @@ class SnapshotJoin:
     """
 
     def __init__(self, state: CollectorState, facts: LocalState, now: Moment, fresh: bool) -> None:
-        self.facts, self.fresh, self.limits = facts, fresh, state.limits
+        self.facts, self.fresh, self.settings = facts, fresh, state.settings
         self.devices, self.models = state.devices, state.models
         self.totals, self.ledger = state.memory.totals, state.memory.ledger
         self.present, self.share_use = state.present(), state.shares.ratios
         self.lost = {bus: one.why for bus, one in state.lost.items()}
-        self.since = now.boottime - self.limits.oldest
+        self.since = now.boottime - self.settings.max_sample_age
         self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0
 
     def join(
@@ -97,7 +97,7 @@ class SnapshotJoin:
         for name in looked or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
                 found.append(self._device(states.DeviceState(name, None, None, "", "")))
-        places = count_places_by_card(devices or (), self.limits.shares)
+        places = count_places_by_card(devices or (), self.settings.shares)
         for one in found:
             one.places = places.get(one.id)
         found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
@@ -112,13 +112,13 @@ class SnapshotJoin:
             held = self.facts.held.items()
             idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
         foreign |= {*self.facts.open_foreign}
-        expected = self.limits.gpus if devices is not None else 0
+        expected = self.settings.expected_gpus if devices is not None else 0
         return states.device_states(devices or [], self.facts, expected, foreign, idle)
 
     def _is_idle(self, name: str, lock: Lock) -> bool:
         """Return whether a locked device is observed to do nothing, and was for long."""
         idle = self._idle_seconds(name, lock.owner) if lock.owner else None
-        return idle is not None and idle >= self.limits.idle_after
+        return idle is not None and idle >= self.settings.idle_after
 
     def _idle_seconds(self, name: str, record: Owner) -> float | None:
         """Return the observed seconds since a device, or a share, last worked for its claim.
@@ -130,7 +130,7 @@ class SnapshotJoin:
             record.is_reserve()
             or use is None
             or use.seen is None
-            or self.at - use.seen > self.limits.oldest
+            or self.at - use.seen > self.settings.max_sample_age
         ):
             return None
         return use.idle

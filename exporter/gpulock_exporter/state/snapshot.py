@@ -22,23 +22,6 @@ NOT_LISTED = "the driver lists it, NVML does not"
 
 
 @dataclass(frozen=True)
-class SnapshotLimits:
-    """Seconds, and how many GPUs this node must have (0: not known).
-
-    `oldest` is the age at which a value of the driver is dropped (ten sample periods), `idle_after`
-    the observed idleness that makes a held device held-idle (IDLE_AFTER), `listed` the age at which
-    a process list says nothing of now any more: the next one was due long ago. `shares` are the
-    words of SHARES.
-    """
-
-    oldest: float = 10.0
-    idle_after: float = 600.0
-    gpus: int = 0
-    listed: float = 30.0
-    shares: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class LostCard:
     """A card that does not answer: since when (CLOCK_BOOTTIME seconds), and why."""
 

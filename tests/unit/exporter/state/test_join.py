@@ -16,7 +16,6 @@ from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
     NodeSnapshot,
-    SnapshotLimits,
 )
 from gpulock_exporter.telemetry import Process
 
@@ -24,6 +23,7 @@ from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
@@ -390,7 +390,7 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
         return ProcessTree(Proc(str(proc.root)))
 
     node = Node()
-    node.book = CollectorState(BOOT, SnapshotLimits(), (), kin)
+    node.book = CollectorState(BOOT, Settings({}), kin)
     node.facts = facts(lock(0, A))
     node.tick(card(0, processes=[Process(77)]))
     node.tick(card(0))
@@ -457,7 +457,7 @@ def test_an_event_has_one_time_however_the_clocks_drift() -> None:
 
 
 def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
-    node = Node(listed=5.0)
+    node = Node(process_period=1.0, oldest=3.0)
     node.tick(card(0, processes=[]))
     assert node.book.present()
     for _ in range(5):

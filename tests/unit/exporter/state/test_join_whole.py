@@ -14,7 +14,7 @@ from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot, SnapshotLimits
+from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Frame, Process
 
 from gpulock.alloc.process_tree import ProcessTree
@@ -42,8 +42,7 @@ class Exporter:
         self.devices.read()
         self.book = CollectorState(
             self.node.boot_id,
-            SnapshotLimits(gpus=self.node.settings.expected_gpus),
-            self.node.settings.allowed_processes,
+            self.node.settings,
             lambda: ProcessTree(self.node.proc),
             restore_exporter_memory(self.folder.last(), self.node.boot_id, self.now.boottime),
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of memory that a worker shares with its supervisor, and which cards it asks.
+"""The page of memory that a worker shares with its supervisor.
 
 Nobody can ask a worker that hangs in the driver. So it names each call in the page before it makes
 it: half a microsecond, and no system call. The supervisor reads the page when a frame is late, and
@@ -85,19 +85,3 @@ def read_driver_call(page: bytes) -> DriverCall | None:
 def plain_page_text(raw: bytes) -> str:
     """Return a text of the page: a worker may write anything."""
     return one_line(raw.rstrip(b"\0").decode("ascii", "replace"))
-
-
-class CardFilter(NamedTuple):
-    """Which cards a worker asks, by NVML's index: all but some, or one alone (-1: no such one)."""
-
-    without: frozenset[int] = frozenset()
-    only: int = NO_CARD
-
-    def admits(self, index: int) -> bool:
-        """Return whether the card of an index is asked."""
-        return index == self.only if self.only > NO_CARD else index not in self.without
-
-
-def parse_card_filter(without: str, only: str) -> CardFilter:
-    """Return the filter in words of a command line: `1,3` and `2`; raise ValueError."""
-    return CardFilter(frozenset(map(int, filter(None, without.split(",")))), int(only or NO_CARD))

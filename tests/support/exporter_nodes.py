@@ -127,9 +127,11 @@ def lock(number: int = 0, token: str = "feedfacefeedface", part: str = "", **cha
 
 def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> LocalState:
     """Return what gpulock's files say."""
-    return LocalState(
-        locks={one.id: one for one in locks}, quarantined={}, verdicts=verdicts, **more
-    )
+    found = LocalState()
+    found.locks, found.quarantined, found.verdicts = {one.id: one for one in locks}, {}, verdicts
+    for name, value in more.items():
+        setattr(found, name, value)
+    return found
 
 
 class Node:

@@ -7,7 +7,6 @@ Only the worker imports this. What a look finds is not kept here: it is in the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pynvml
 
@@ -49,7 +48,7 @@ class NvmlCard(NvmlDevice):
         self.process_memory: int | None = None  # bytes of all that were listed last
         self.slow = SlowCounters()
         self.has_gpm = False
-        self.window: GpmWindow | None = None
+        self.window = GpmWindow(lambda sample: calls.nvmlGpmSampleGet(self.handle, sample))
         self.traffic: dict[str, int] = {}  # bytes by GPM, since the card was opened
 
     def blank_record(self) -> DeviceTelemetry:
@@ -70,7 +69,7 @@ class NvmlCard(NvmlDevice):
         if not self.uuid:
             records[0].uuid = self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
         if self.instances.look(self, look):
-            self.close_window()
+            self.window.close()
             self.has_gpm = False
             self.forget()  # what there is in MIG mode, and out of it, is not the same
         records[0].mig = self.instances.enabled
@@ -81,36 +80,25 @@ class NvmlCard(NvmlDevice):
             record.gi, record.ci, record.profile = instance.gi, instance.ci, instance.profile
             records.append(record)
 
-    def close_window(self) -> None:
-        """Give the GPM samples back."""
-        if self.window is not None:
-            self.window.close()
-        self.window = None
-
     def close(self) -> None:
         """Give back all that the card holds."""
-        self.close_window()
+        self.window.close()
         self.instances.close()
 
 
 class NvmlMigDevice(NvmlDevice):
-    """One MIG device, with the window on which its work is measured."""
+    """One MIG device, with the window on which its work is measured; raise NVMLError."""
 
-    def __init__(
-        self, handle: pynvml.c_nvmlDevice_t, bus: str, uuid: str, place: tuple[int, int], name: str
-    ) -> None:
-        self.gi, self.ci = place
-        super().__init__(handle, f"{bus}.gi{self.gi}.ci{self.ci}")
+    def __init__(self, handle: pynvml.c_nvmlDevice_t, card: NvmlDevice, uuid: str) -> None:
+        self.gi = calls.nvmlDeviceGetGpuInstanceId(handle)
+        self.ci = calls.nvmlDeviceGetComputeInstanceId(handle)
+        super().__init__(handle, f"{card.name}.gi{self.gi}.ci{self.ci}")
         self.uuid = uuid
-        self.model, _, self.profile = name.rpartition(" MIG ")
-        self.window: GpmWindow | None = None
+        self.model, _, self.profile = calls.nvmlDeviceGetName(handle).rpartition(" MIG ")
+        self.window = GpmWindow(
+            lambda sample: calls.nvmlGpmMigSampleGet(card.handle, self.gi, sample)
+        )
         self.alone = True  # in its GPU instance
-
-    def close(self) -> None:
-        """Give back what it holds."""
-        if self.window is not None:
-            self.window.close()
-        self.window = None
 
 
 class NvmlMigDevices:
@@ -139,7 +127,7 @@ class NvmlMigDevices:
         known = {instance.uuid: instance for instance in self.all}
         self.all = self._list(card, look, known) if self.enabled else []
         for gone in known.values():
-            gone.close()
+            gone.window.close()
         sharing = Counter(instance.gi for instance in self.all)
         for instance in self.all:
             instance.alone = sharing[instance.gi] == 1
@@ -148,7 +136,7 @@ class NvmlMigDevices:
     def close(self) -> None:
         """Give back what they hold."""
         for instance in self.all:
-            instance.close()
+            instance.window.close()
         self.all = []
 
     def _list(
@@ -160,7 +148,7 @@ class NvmlMigDevices:
             try:
                 handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
                 uuid = calls.nvmlDeviceGetUUID(handle)
-                instance = known.pop(uuid, None) or identify_mig_device(handle, card.name, uuid)
+                instance = known.pop(uuid, None) or NvmlMigDevice(handle, card, uuid)
             except pynvml.NVMLError as fault:
                 if fault.value not in (NONE_HERE, NO_SUCH):
                     card.refused(look, "mig", f"mig {place}", fault.value)
@@ -171,20 +159,6 @@ class NvmlMigDevices:
             instance.handle = handle
             found.append(instance)
         return found
-
-
-def identify_mig_device(handle: pynvml.c_nvmlDevice_t, bus: str, uuid: str) -> NvmlMigDevice:
-    """Return the MIG device behind a handle; raise NVMLError."""
-    gi = calls.nvmlDeviceGetGpuInstanceId(handle)
-    ci = calls.nvmlDeviceGetComputeInstanceId(handle)
-    return NvmlMigDevice(handle, bus, uuid, (gi, ci), calls.nvmlDeviceGetName(handle))
-
-
-def mig_gpm_sampler(
-    card: NvmlDevice, instance: NvmlMigDevice
-) -> Callable[[pynvml.c_nvmlGpmSample_t], object]:
-    """Return what takes a GPM sample of the GPU instance that a MIG device is."""
-    return lambda sample: calls.nvmlGpmMigSampleGet(card.handle, instance.gi, sample)
 
 
 def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pynvml
 
 from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext, require_binding
-from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records, mig_gpm_sampler
+from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
 from gpulock_exporter.nvml.named_calls import calls
@@ -144,12 +144,9 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
     if not card.has_gpm:
         return
     for instance, record in zip(card.instances.all, records[1:]):
-        _collect_instance_gpm(card, instance, record, look)
+        _collect_instance_gpm(instance, record, look)
     if card.instances.enabled:
         return
-    if card.window is None:
-        handle = card.handle
-        card.window = GpmWindow(lambda sample: calls.nvmlGpmSampleGet(handle, sample))
     measured = card.window.step(look, card)
     if measured is not None:
         for name, count in measured.traffic.items():
@@ -167,14 +164,12 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
 
 
 def _collect_instance_gpm(
-    card: NvmlCard, instance: NvmlMigDevice, record: DeviceTelemetry, look: PollContext
+    instance: NvmlMigDevice, record: DeviceTelemetry, look: PollContext
 ) -> None:
     """Measure one MIG device, where it has its GPU instance to itself."""
     if not instance.alone:
-        instance.close()
+        instance.window.close()
         return
-    if instance.window is None:
-        instance.window = GpmWindow(mig_gpm_sampler(card, instance))
     measured = instance.window.step(look, instance)
     latest = instance.window.latest
     if latest is None or latest.active is None:
@@ -189,7 +184,7 @@ def collect_slow_counters(card: NvmlCard, records: Records, look: PollContext) -
     if look.now >= card.slow.due:
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
         card.slow.due = look.now + SLOW - turn
-        by_gpm = card.window is not None and not card.is_absent(look, GpmWindow)
+        by_gpm = card.has_gpm and not card.is_absent(look, GpmWindow)
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
     vars(records[0]).update(card.slow.values)
     for collector, fault in card.slow.failures.items():

@@ -86,7 +86,8 @@ class GpmWindow:
         return self.latest
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Give the samples back; the next window begins anew."""
+        self.latest = self._since = None
         while self._samples:
             try:
                 calls.nvmlGpmSampleFree(self._samples.pop())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 import pynvml
 
 from gpulock.deadline import clock_boottime
-from gpulock_exporter.driver_calls import CallNote, CardFilter
+from gpulock_exporter.driver_calls import CallNote
 from gpulock_exporter.nvml import collect
 from gpulock_exporter.nvml.answers import (
     LOST,
@@ -39,17 +39,17 @@ ADVICE = {
 
 
 class NvmlSource:
-    """All cards of this node; see telemetry.FrameSource."""
+    """The cards of this node whose index is wanted; see telemetry.FrameSource."""
 
     def __init__(
         self,
         clock: Callable[[], float] = clock_boottime,
         sys_root: str = "/sys",
         note: CallNote | None = None,
-        cards: CardFilter | None = None,
+        wanted: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._note_call = note or CallNote()
-        self._wanted = cards or CardFilter()
+        self._wanted = wanted
         self._clock = clock
         self._sys_root = sys_root
         self._sequence = 0
@@ -126,7 +126,7 @@ class NvmlSource:
             look.fail("devices", "", fault)
         self._missing, self._denied = {}, False
         for index in range(self._count):
-            if not self._wanted.admits(index):
+            if not self._wanted(index):
                 continue
             look.note.enter_card(index, "")
             card = self._card(index, look)

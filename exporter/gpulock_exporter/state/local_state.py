@@ -36,22 +36,14 @@ class LocalState(NodeView):
     `counters` is what the hooks count.
     """
 
-    def __init__(
-        self,
-        locks: dict[str, Lock] | None = None,
-        quarantined: dict[str, str] | None = None,
-        verdicts: dict[str, Verdict] | None = None,
-        reconciled: float | None = None,
-        counters: Mapping[str, float] | None = None,
-        durations: Mapping[str, float] | None = None,
-    ) -> None:
-        super().__init__(locks, quarantined, verdicts, reconciled)
-        self.counters: dict[str, float] = dict(counters or {})
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters: dict[str, float] = {}
         self.cards = NodeCards("")  # what gpulockd knows of them
         self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
         self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
-        self.durations: dict[str, float] = dict(durations or {})
+        self.durations: dict[str, float] = {}
 
     def read(self, source: str, how: Callable[[], _T], otherwise: _T) -> _T:
         """Return what a source says; note how long that took, and whether it failed."""

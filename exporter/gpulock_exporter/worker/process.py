@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpulock.deadline import clock_boottime
-from gpulock_exporter.driver_calls import CallNote, CardFilter, parse_card_filter
+from gpulock_exporter.driver_calls import CallNote
 from gpulock_exporter.telemetry import FrameSource, encode_frame
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -37,8 +37,10 @@ def main(argv: list[str]) -> int:
     period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
     note = CallNote(int(words.get("note", -1)))
-    cards = parse_card_filter(words.get("without", ""), words.get("only", ""))
-    source = make_frame_source(name, note, cards)
+    without, only = words.get("without", "").split(","), words.get("only", "")
+    source = make_frame_source(
+        name, note, lambda card: str(card) == only if only else str(card) not in without
+    )
 
     def send(line: bytes) -> None:
         write_frame_line(frames, line)
@@ -73,7 +75,7 @@ def name_process() -> None:
         return  # its processes count as foreign
 
 
-def make_frame_source(name: str, note: CallNote, cards: CardFilter) -> FrameSource:
+def make_frame_source(name: str, note: CallNote, wanted: Callable[[int], bool]) -> FrameSource:
     """Return the source of a name; nothing of another one is imported."""
     kind, _, folder = name.partition(":")
     if kind == "simulated":
@@ -84,7 +86,7 @@ def make_frame_source(name: str, note: CallNote, cards: CardFilter) -> FrameSour
     from gpulock_exporter.nvml.source import NvmlSource
 
     NAMED.note = note
-    return NvmlSource(note=note, cards=cards)
+    return NvmlSource(note=note, wanted=wanted)
 
 
 def run_worker(

@@ -14,7 +14,6 @@ from gpulock_exporter.driver_calls import (
     CallNote,
     DriverCall,
     make_page,
-    parse_card_filter,
     read_driver_call,
     write_shared_cards,
 )
@@ -29,7 +28,6 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest
 
-FILTERS = (("", ""), ("1,3", ""), ("", "3"))
 CALL = DriverCall(10.0, 3, "0000:3b:00.0", "nvmlDeviceGetTemperature")
 
 
@@ -60,11 +58,6 @@ def test_the_other_process_reads_which_cards_are_shared(cards: list[str]) -> Non
     write_shared_cards(page, cards)
     assert CallNote(page).shared_cards() == set(cards)
     os.close(page)
-
-
-def test_a_filter_leaves_cards_out_or_asks_one_alone() -> None:
-    told = [[n for n in range(4) if parse_card_filter(*words).admits(n)] for words in FILTERS]
-    assert told == [[0, 1, 2, 3], [0, 2], [3]]
 
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:

@@ -19,7 +19,6 @@ from gpulock_exporter.telemetry import (
     MOST_BYTES,
     MOST_ID,
     DeviceTelemetry,
-    FieldRule,
     Frame,
     FrameError,
     Process,
@@ -39,27 +38,32 @@ JsonObject = dict[str, Any]
 IMPOSSIBLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-class FieldKind(NamedTuple):
-    """The rule of a field, and its type: bool, int, float or list; `by_name`: of each value."""
+class FieldRule(NamedTuple):
+    """What can be true of a field: the collector that tells it, its least and its most, its type.
 
-    rule: FieldRule
+    The type is bool, int, float or list; `by_name`: of each value.
+    """
+
+    collector: str
+    least: float
+    most: float
     kind: type
     by_name: bool = False
 
 
-def field_kinds() -> dict[str, FieldKind]:
-    """Return what there is to know of each field that has a rule."""
+def field_rules() -> dict[str, FieldRule]:
+    """Return what there is to know of each field that may not be known."""
     kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "list[str]": list}
-    found = {"index": FieldKind(FieldRule("devices", 0, MOST_ID), int)}
+    found = {"index": FieldRule("devices", 0, MOST_ID, int)}
     for one in dataclasses.fields(DeviceTelemetry):
-        if "rule" in one.metadata:
+        if one.metadata:
             text = cast("str", one.type).removesuffix(" | None")
             word = text.removeprefix("dict[str, ").removesuffix("]") if "dict" in text else text
-            found[one.name] = FieldKind(one.metadata["rule"], kinds[word], "dict" in text)
+            found[one.name] = FieldRule(**one.metadata, kind=kinds[word], by_name="dict" in text)
     return found
 
 
-KINDS = field_kinds()
+RULES = field_rules()
 
 
 def decode_frame(line: bytes) -> Frame:
@@ -116,10 +120,10 @@ def read_device(raw: JsonObject, failures: dict[str, str]) -> DeviceTelemetry | 
             note_impossible_value(failures, bus, "uuid", device.uuid)
         device.uuid = ""
     for key, told in raw.items():
-        kind = KINDS.get(key)
-        if kind is None or told is None:
+        rule = RULES.get(key)
+        if rule is None or told is None:
             continue
-        value = usable_value(told, kind)
+        value = usable_value(told, rule)
         if value is not None:
             setattr(device, key, value)
         if value != told:
@@ -137,25 +141,25 @@ def read_device(raw: JsonObject, failures: dict[str, str]) -> DeviceTelemetry | 
     return device
 
 
-def usable_value(value: Any, field: FieldKind) -> Any:
+def usable_value(value: Any, rule: FieldRule) -> Any:
     """Return a value as far as the rule of its field allows it, None where nothing of it can be."""
-    rule, kind, by_name = field
-    if by_name:
+    if rule.by_name:
         if not isinstance(value, dict):
             return None
         some = islice(cast("JsonObject", value).items(), MOST_NAMES)
-        usable = {name: usable_number(one, rule, kind) for name, one in some if NAME.match(name)}
+        usable = {name: usable_number(one, rule) for name, one in some if NAME.match(name)}
         return {name: one for name, one in usable.items() if one is not None}
-    if kind is list:
+    if rule.kind is list:
         names = cast("list[object]", value) if isinstance(value, list) else []
         return [one for one in names[:MOST_NAMES] if isinstance(one, str) and NAME.match(one)]
-    if kind is bool:
+    if rule.kind is bool:
         return value if type(value) is bool else None
-    return usable_number(value, rule, kind)
+    return usable_number(value, rule)
 
 
-def usable_number(value: Any, rule: FieldRule, kind: Any) -> Any:
+def usable_number(value: Any, rule: FieldRule) -> Any:
     """Return a number of a type and within its range, None for another one."""
+    kind: Any = rule.kind
     if type(value) is kind or (kind is float and type(value) is int):
         number: float = value
         if rule.least <= number <= rule.most:
@@ -165,7 +169,7 @@ def usable_number(value: Any, rule: FieldRule, kind: Any) -> Any:
 
 def note_impossible_value(failures: dict[str, str], bus: str, key: str, value: object) -> None:
     """Say of a field's collector that it has failed, and by what."""
-    collector = KINDS[key].rule.collector if key in KINDS else "devices"
+    collector = RULES[key].collector if key in RULES else "devices"
     failures.setdefault(collector, f"{bus}: {key} cannot be {str(value)[:LONGEST_TEXT]}")
 
 
@@ -179,7 +183,7 @@ def usable_processes(raw: list[JsonObject] | None) -> list[Process] | None:
     if raw is None:
         return None
     listed = {int(one["pid"]): one for one in raw}
-    memory = KINDS["memory_used"]
+    memory = RULES["memory_used"]
     return [
         Process(pid, usable_value(one.get("memory"), memory))
         for pid, one in listed.items()

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 
@@ -65,20 +65,12 @@ class FrameError(ValueError):
     """Say that a line is no frame."""
 
 
-class FieldRule(NamedTuple):
-    """What can be true of a field: the collector that tells it, its least and its most.
-
-    Of values by name each is in that range.
-    """
-
-    collector: str
-    least: float = 0
-    most: float = 0
-
-
 def known(collector: str, least: float = 0, most: float = 0) -> Any:
-    """Return a field of a record that is None where it is not known."""
-    return field(default=None, metadata={"rule": FieldRule(collector, least, most)})
+    """Return a field of a record that is None where it is not known.
+
+    What can be true of it is between `least` and `most`; of values by name each is.
+    """
+    return field(default=None, metadata={"collector": collector, "least": least, "most": most})
 
 
 @dataclass

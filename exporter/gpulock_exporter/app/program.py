@@ -98,25 +98,30 @@ def exporter_parser() -> argparse.ArgumentParser:
     found.add_argument("--version", action="version", version=version)
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
     found.add_argument(
-        "--listen", action="append", metavar="HOST:PORT", help="in place of EXPORTER_LISTEN"
+        "--listen",
+        dest="exporter_listen",
+        action="append",
+        metavar="HOST:PORT",
+        help="in place of EXPORTER_LISTEN",
     )
     found.add_argument("--web-config", metavar="FILE", help="in place of WEB_CONFIG")
-    found.add_argument("--folder", metavar="DIR", help="in place of LOCK_DIR-exporter")
+    found.add_argument(
+        "--folder",
+        dest="exporter_dir",
+        type=os.path.abspath,
+        metavar="DIR",
+        help="in place of LOCK_DIR-exporter",
+    )
     found.add_argument("--label-user", choices=[u.value for u in LabelUser], help="of LABEL_USER")
     return found
 
 
 def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> Settings:
     """Return the settings with the options that were given in place of their keys."""
-    given = {
-        "exporter_listen": tuple(options.listen) if options.listen else None,
-        "web_config": options.web_config,
-        "exporter_dir": os.path.abspath(options.folder) if options.folder else None,
-        "label_user": options.label_user,
-    }
-    for name, value in given.items():
+    for name in ("exporter_listen", "web_config", "exporter_dir", "label_user"):
+        value = getattr(options, name)
         if value is not None:
-            setattr(settings, name, value)
+            setattr(settings, name, tuple(value) if isinstance(value, list) else value)
     return settings
 
 

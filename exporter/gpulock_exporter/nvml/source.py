@@ -85,7 +85,13 @@ class NvmlSource:
                     look.note.enter_card(card.index, card.name)
                     asked = time.perf_counter()
                     records = found[card.index]
-                    self._collect(card, records, look, name, collector, lost)
+                    try:
+                        collector(card, records, look)
+                    except GpuLostError as fault:
+                        lost[card.index] = str(fault)
+                    except NvmlStaleError as fault:
+                        look.fail(name, card.name, fault)
+                        self._stale = True
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
             frame.durations[name] = time.perf_counter() - began
         look.note.leave_card()
@@ -209,23 +215,6 @@ class NvmlSource:
             self._unlisted = look.failures.get("processes", "")
         elif self._unlisted:
             look.fail("processes", "", self._unlisted)
-
-    def _collect(
-        self,
-        card: NvmlCard,
-        records: Records,
-        look: PollContext,
-        name: str,
-        collect: Collect,
-        lost: dict[int, str],
-    ) -> None:
-        try:
-            collect(card, records, look)
-        except GpuLostError as fault:
-            lost[card.index] = str(fault)
-        except NvmlStaleError as fault:
-            look.fail(name, card.name, fault)
-            self._stale = True
 
 
 Collect = Callable[[NvmlCard, Records, PollContext], None]

@@ -76,7 +76,14 @@ class JobCgroups:
         self._jobs = {token: self._jobs.get(token) or JobReading() for token in owners}
         for token, job in self._jobs.items():
             if job.files is None and now >= job.due:
-                job.files = find_cgroup_files(self._node, owners[token])
+                job.files = next(
+                    (
+                        files
+                        for files in possible_cgroup_files(self._node, owners[token])
+                        if os.path.exists(files.cpu) or os.path.exists(files.peak)
+                    ),
+                    None,
+                )
                 job.pause = min(job.pause * 2, LONGEST_PAUSE)
                 job.due = now + job.pause
             if job.files is not None:
@@ -108,14 +115,6 @@ def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
     )
 
 
-def find_cgroup_files(node: Node, owner: Owner) -> CgroupFiles | None:
-    """Return the files of a job's own cgroup, None where it has none now."""
-    for files in possible_cgroup_files(node, owner):
-        if os.path.exists(files.cpu) or os.path.exists(files.peak):
-            return files
-    return None
-
-
 def possible_cgroup_files(node: Node, owner: Owner) -> Iterator[CgroupFiles]:
     """Yield the files of each cgroup that may be the job's: only root can make one of its name."""
     root = f"{node.settings.sys_root}/fs/cgroup"
@@ -131,16 +130,12 @@ def possible_cgroup_files(node: Node, owner: Owner) -> Iterator[CgroupFiles]:
         yield cgroup_files_v2(f"{top}{owner.scope}")
     elif owner.scheduler == "sge":  # ISOLATION=cgroup
         name = cgroup_name(f"{owner.job_id}.{owner.task_id or 1}", owner.pid, owner.start)
-        for outer in read_isolation_folders(node):
-            yield cgroup_files_v2(f"{outer}/{name}")
-
-
-def read_isolation_folders(node: Node) -> list[str]:
-    """Return below which cgroups jobs were confined, none where that cannot be read."""
-    try:
-        return read_cgroup_folders(node.store)
-    except OSError:
-        return []
+        try:
+            outer = read_cgroup_folders(node.store)
+        except OSError:
+            return
+        for folder in outer:
+            yield cgroup_files_v2(f"{folder}/{name}")
 
 
 def cgroup_files_v1(root: str, path: str) -> CgroupFiles:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
         def __call__(self, lock: Lock, scan: ProcessScan, job: "JobProcesses") -> None: ...
 
 
+# what holds a user's namespaces for all of that user's podman until a reboot, and does no work
+PAUSES = ("podman pause", "catatonit")
+
+
 class JobProcesses:
     """The processes of a job on this node, and why there may be more.
 
@@ -87,7 +91,11 @@ def add_started(record: "Owner", scan: ProcessScan, job: JobProcesses) -> None:
     """Add what `gpulock run` started for a claim: a terminal server, what a launcher left."""
     started, unseen = scan.started_as(record.uid)
     token = record.token.encode()
-    marked = [pid for pid, one in started.items() if one.token == token and pid != record.pid]
+    marked = [
+        pid
+        for pid, one in started.items()
+        if one.token == token and pid != record.pid and scan.status(pid).name not in PAUSES
+    ]
     job.add(marked, "was started as the claim's")
     job.add_doubt(unseen)
 

@@ -19,6 +19,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_owner import RUN, is_claim_process
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.claims.acquire import (
@@ -37,13 +38,15 @@ from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.text.words import format_device_list
 from gpulock.workstation import waiter
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
-TERMINAL_SERVERS = ("tmux", "screen", "byobu", "zellij", "dtach", "abduco")
+# programs that leave their work to a server, by its name as the kernel has it
+TERMINAL_SERVERS = {"tmux": "tmux: server", "byobu": "tmux: server", "screen": "screen"}
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -67,10 +70,10 @@ def run_command(
     """
     session: Session = ctx.obj
     refuse_missing_command(ctx, command[0])
-    warn_of_terminal_server(command[0])
     mask = os.umask(0)
     os.umask(mask)
     node = open_node_for_claim(session, wishes.wait)
+    warn_of_terminal_server(node.proc, command[0])
     want = make_claim_request(node, wishes)
     waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
     if not waited and (outer := find_outer_grant(node, want)):
@@ -126,15 +129,20 @@ def refuse_missing_command(ctx: click.Context, name: str) -> None:
         exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
 
 
-def warn_of_terminal_server(name: str) -> None:
+def warn_of_terminal_server(proc: Proc, name: str) -> None:
     """Say what becomes of the claim where a server that runs already starts the programs."""
-    program = os.path.basename(name)
-    if program in TERMINAL_SERVERS:
-        click.echo(
-            f"gpulock: a {program} server that runs already does not hold this claim: the GPUs are"
-            f" freed when {program} ends or is detached; then call gpulock run inside {program}",
-            err=True,
-        )
+    program, scan = os.path.basename(name), ProcessScan(proc)
+    if program not in TERMINAL_SERVERS:
+        return
+    for pid in scan.named(TERMINAL_SERVERS[program]):
+        if scan.status(pid).uids[0] == os.getuid():
+            click.echo(
+                f"gpulock: your {program} server runs already (pid {pid}): what it starts is not"
+                f" told of these GPUs, which are freed when {program} ends or is detached; call"
+                f" gpulock run inside {program} instead",
+                err=True,
+            )
+            return
 
 
 def exit_as_shell(ctx: click.Context, name: str, fault: OSError) -> NoReturn:

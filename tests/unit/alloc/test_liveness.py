@@ -118,6 +118,15 @@ def test_what_was_started_with_the_claims_token_keeps_it_wherever_it_went(
     assert verdict(fake, process(sid=sid, token="token-500", uid=1001)) == DEAD
 
 
+@pytest.mark.parametrize("name", ["podman pause", "catatonit"])
+def test_what_podman_leaves_for_its_user_until_a_reboot_keeps_no_claim(
+    fake: FakeProc, name: str
+) -> None:
+    """The first podman of a user starts it: of `gpulock run -- podman run` it kept the GPUs."""
+    (fake.root / str(fake.add(700, name)) / "environ").write_bytes(b"GPULOCK_CLAIM=token-500\0")
+    assert verdict(fake, process(token="token-500")) == DEAD
+
+
 def test_a_process_that_is_starting_a_program_keeps_its_users_claim_for_the_moment(
     fake: FakeProc,
 ) -> None:

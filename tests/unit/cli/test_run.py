@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,13 +155,21 @@ def test_what_the_command_leaves_behind_keeps_the_claim_until_it_ends(site: Site
 def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
     site: Site, tmp_path: Path
 ) -> None:
-    for name, says in (("tmux", True), ("train", False)):
+    name_self = "open('/proc/self/comm', 'w').write('tmux: server'); print(flush=True); input()"
+    for name in ("tmux", "train"):
         program = tmp_path / name
         program.write_text("#!/bin/sh\n")
         program.chmod(0o755)
-        done = site.run("run", "-n", "1", "--", str(program))
-        assert done.returncode == 0
-        assert ("call gpulock run inside tmux" in done.stderr) == says
+        assert site.run("run", "-n", "1", "--", str(program)).stderr == ""
+    with subprocess.Popen(
+        [sys.executable, "-c", name_self], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        for name, says in (("tmux", True), ("train", False)):
+            done = site.run("run", "-n", "1", "--", str(tmp_path / name))
+            assert (done.returncode, "gpulock run inside tmux" in done.stderr) == (0, says)
+        server.kill()
 
 
 def test_more_than_is_free_is_refused_at_once(site: Site) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from tests.labs.both.site import Site
-from tests.labs.common.hostile_jobs import complaints, honest_script, parse_journal
+from tests.labs.common.journal import Journal, complaints
 from tests.support.seeds import chosen_seed
 from tests.support.wait import wait_until
 
@@ -38,8 +38,9 @@ class Fair(ABC):
         self.living: dict[str, int] = {}  # job -> when it was last in the queue
         self.looks = 0
         self.late: set[str] = set()
-        self.journal = site.gpus.cluster.users[site.bob].home / "journal"
-        self.journal.unlink(missing_ok=True)
+        # of the honest user, and no hostile one writes there
+        self.journal = Journal(site.gpus.cluster.users[site.bob].home / "journal")
+        self.journal.path.unlink(missing_ok=True)
 
     def run(self) -> None:
         """Let both submit jobs, then wait until the honest ones have run."""
@@ -67,8 +68,7 @@ class Fair(ABC):
 
     def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran, and that no lock outlived its job."""
-        runs = parse_journal(self.journal.read_text())
-        assert complaints(self.asked, runs) == [], self.describe()
+        assert complaints(self.asked, self.journal.holds()) == [], self.describe()
         assert self.is_healthy(), self.describe()
         assert self.late == set(), f"{self.late}\n{self.describe()}"
         print(f"{len(self.asked)} honest jobs, {len(self.tried)} hostile ones")
@@ -88,7 +88,7 @@ class Fair(ABC):
         if len(waiting[self.site.bob]) < HONEST_AT_ONCE:
             number, gpus = len(self.asked), self.rng.randint(1, MOST)
             self.asked[number] = gpus
-            text = honest_script(number, self.journal)
+            text = self.journal.around("exec 9<> <(:)\nread -rt 0.2 -u 9", f"{number} here")
             self.site.submit(gpus, text, user=self.site.bob)
         if len(waiting[self.site.alice]) < HOSTILE_AT_ONCE:
             self.submit_hostile()

@@ -17,6 +17,7 @@ import pytest
 
 from tests.labs.both.site import DAEMONISES, SLEEP, Site
 from tests.labs.common.installed import SOAK
+from tests.labs.common.journal import Journal, doubles
 from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import (
     CONTAINED,
@@ -31,7 +32,6 @@ from tests.labs.daemon.daemon_lab import (
     restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
-from tests.labs.slurm.journal import Journal, doubles
 from tests.support.wait import let_work, wait_until
 
 pytestmark = pytest.mark.lab

@@ -8,8 +8,8 @@ import pytest
 from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import DAEMONISES, SLEEP, Site
 from tests.labs.common.installed import SOAK
+from tests.labs.common.journal import Journal, doubles
 from tests.labs.common.processes import end
-from tests.labs.slurm.journal import Journal, doubles
 
 pytestmark = pytest.mark.lab
 NUMBER = 200 if SOAK else 20

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random hostile jobs beside honest ones, whatever the scheduler, and the judge of the honest ones.
-
-A driver submits both, ends what does not end by itself, and asks the judge. What it looks at
-besides is its scheduler's: queues, nodes, locks.
-"""
+"""Random hostile jobs, whatever the scheduler; tests/labs/both/fair.py submits them."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -95,59 +90,3 @@ def hostile_job(
 def environ_bytes(env: Mapping[str, str]) -> bytes:
     """Return variables as a file of NAME=VALUE, each with a zero byte behind it."""
     return "".join(f"{n}={v}\0" for n, v in env.items()).encode("utf-8", "surrogateescape")
-
-
-# --- the honest jobs ------------------------------------------------------------------------------
-
-
-def honest_script(number: int, journal: Path, seconds: float = 0.2) -> str:
-    """Return a bash script that writes down which devices it has, from when until when.
-
-    The journal is the honest user's: no hostile one writes there.
-    """
-    told = f"{number} $EPOCHREALTIME ${{CUDA_VISIBLE_DEVICES-every}}"
-    return (
-        f"#!/bin/bash\necho begin {told} >>{journal}\n"
-        f"exec 9<> <(:)\nread -rt {seconds} -u 9\necho end {told} >>{journal}\n"
-    )
-
-
-@dataclass(frozen=True)
-class Run:
-    """One honest job: its devices, from `start` until `end` (0 for one that was cut short)."""
-
-    number: int
-    devices: tuple[str, ...]
-    start: float
-    end: float = 0.0
-
-
-def parse_journal(text: str) -> list[Run]:
-    """Return the runs in a journal, in the order in which they began."""
-    found: list[Run] = []
-    for line in text.splitlines():
-        word, number, when, *rest = line.split(" ")
-        mask = tuple(name for name in "".join(rest).split(",") if name)
-        if word == "begin":
-            found.append(Run(int(number), mask, float(when)))
-            continue
-        last = max(place for place, run in enumerate(found) if run.number == int(number))
-        found[last] = Run(int(number), found[last].devices, found[last].start, float(when))
-    return found
-
-
-def complaints(asked: Mapping[int, int], runs: Sequence[Run]) -> list[str]:
-    """Return what honest jobs may complain of; `asked` is how many GPUs each asked for."""
-    found = [
-        f"job {number} never ran" for number in asked if number not in {r.number for r in runs}
-    ]
-    for run in runs:
-        if not run.end:
-            found.append(f"job {run.number} was cut short")
-        if len(set(run.devices)) != asked[run.number] or len(run.devices) != asked[run.number]:
-            found.append(f"job {run.number} asked for {asked[run.number]} and saw {run.devices}")
-    return found + [
-        f"jobs {a.number} and {b.number} had {sorted(shared)} at the same time"
-        for a, b in combinations(runs, 2)
-        if a.start <= b.end and b.start <= a.end and (shared := set(a.devices) & set(b.devices))
-    ]

@@ -23,10 +23,10 @@ from gpulock import __version__
 from gpulock.install.versions import CURRENT, FOLDER
 from tests.labs.both.site import Site
 from tests.labs.common.installed import CONFIG, SOAK, gate_file, totals
+from tests.labs.common.journal import Journal, doubles
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
-from tests.labs.slurm.journal import Journal, doubles
 from tests.support.wait import wait_until
 
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step

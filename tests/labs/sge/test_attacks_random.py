@@ -23,7 +23,6 @@ from tests.labs.both.sge_site import SgeSite
 from tests.labs.common.hostile_jobs import (
     Hostile,
     hostile_job,
-    parse_journal,
 )
 from tests.labs.common.installed import SOAK, reap, script
 from tests.labs.sge.cluster import NODES
@@ -184,7 +183,7 @@ class SgeFair(Fair):
     def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran once, and that nothing is left of any job."""
         super().expect_all_ran()
-        assert len(parse_journal(self.journal.read_text())) == len(self.asked), "one ran twice"
+        assert len(self.journal.holds()) == len(self.asked), "one ran twice"
         self.sge.clear_jobs()
         wait_until(
             self.no_process_left, why=lambda: f"no process to be left\n{self.describe_processes()}"

@@ -13,7 +13,6 @@ from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.slurm.config import Setup
-from tests.labs.slurm.journal import Journal
 from tests.labs.slurm.lab import Slurm
 from tests.support.wait import LabError
 
@@ -26,7 +25,6 @@ class Gpulock(Installed):
 
     slurm: Slurm
     setup: Setup
-    journal: Journal
 
     @property
     def cluster(self) -> Slurm:
@@ -50,7 +48,6 @@ class Gpulock(Installed):
         for node in self.slurm.nodes:
             self.configure(node)
             self.forget(node)
-        self.journal.clear()
 
     def configure(self, node: str, **changes: str) -> None:
         """Write a node's settings, with some of them changed."""
@@ -85,4 +82,4 @@ def installed(slurm: Slurm, preset: str = "dgx1") -> Gpulock:
         write_simulated_node(drivers / node, preset, slurm.setup.gpus)
     hooks = hook_programs(render_hooks(slurm.lab / "hooks", Path(CONFIG)))
     setup = dataclasses.replace(slurm.setup, hooks=hooks)
-    return Gpulock(drivers, slurm, setup, Journal(slurm.lab / "journal"))
+    return Gpulock(drivers, slurm, setup)

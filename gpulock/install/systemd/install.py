@@ -75,22 +75,11 @@ class UnitFile(FileItem):
 
 
 class ServiceItem(Item):
-    """One program with its units, its socket before it: enabled, and started after its files.
+    """One program with its units, its socket before it: enabled, and started after its files."""
 
-    `sysusers` is the file of the users that it may run as.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        units: tuple[str, ...],
-        files: Sequence[FileItem],
-        sysusers: Path,
-        ctl: manager.Systemctl,
-    ) -> None:
-        self.name, self.units, self.sysusers, self.ctl = name, units, sysusers, ctl
-        self.files = files
-        self.needs = tuple(files)
+    def __init__(self, name: str, files: Sequence[FileItem], ctl: manager.Systemctl) -> None:
+        self.name, self.units, self.ctl = name, SERVICES[name], ctl
+        self.files, self.needs = files, tuple(files)
         self.title = f"service {name}"
 
     def states(self) -> dict[str, str | None]:
@@ -119,7 +108,7 @@ class ServiceItem(Item):
         return [f"  started afresh: {why}"] if why else []
 
     def present(self) -> None:
-        manager.run_systemd_program("systemd-sysusers", str(self.sysusers))
+        manager.run_systemd_program("systemd-sysusers", Path(units.SYSUSERS).name)
         self.ctl("daemon-reload")
         self.ctl("enable", "--quiet", *self.units)
         journal = f"see journalctl -u {self.units[-1]}"
@@ -226,16 +215,8 @@ class SystemdInstaller(NodePart):
 
     def services(self, files: Mapping[str, list[FileItem]]) -> list[ServiceItem]:
         """Return the services, in the order in which they are started."""
-        top = "etc" if self.static else "usr/lib"
-        sysusers = self.options.root / top / units.SYSUSERS
         return [
-            ServiceItem(
-                name,
-                own,
-                [item for unit in own for item in files[unit]],
-                sysusers,
-                self.options.ctl,
-            )
+            ServiceItem(name, [item for unit in own for item in files[unit]], self.options.ctl)
             for name, own in SERVICES.items()
         ]
 

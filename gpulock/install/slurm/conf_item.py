@@ -17,13 +17,7 @@ from typing import Final
 
 from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
 from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
-from gpulock.install.slurm.conf_block import (
-    BEGIN,
-    END,
-    SplitConf,
-    check_block,
-    split_slurm_conf,
-)
+from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import (
@@ -123,7 +117,6 @@ class SlurmConfItem(Item):
     def _after(self, path: Path, wanted: Wanted) -> str:
         """Return the file as it is to be; raise InstallError where a person has to decide."""
         split = split_slurm_conf(path, _read(path))
-        check_block(path, split.lines or ())
         if wanted is Wanted.ABSENT:  # no Epilog goes while jobs hold GPUs
             kept = (EPILOG, "PrologFlags") if self._busy_nodes() else ()
             lines = [line for line in split.lines or () if line.partition("=")[0] in kept]
@@ -213,7 +206,7 @@ class SlurmConfItem(Item):
         path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
         block = split_slurm_conf(path, _read(path)).lines if path else None
         if block and not self.asked.write_conf:
-            yield from (f"from {path}: {line}" for line in (BEGIN, *block, END))
+            yield from (f"from {path}: {line}" for line in block_lines(block))
         known = {line.partition("=")[0] for line in block or ()}
         in_force = find_slurm_hooks(conf, paths, self.site.conf)
         in_file = find_slurm_hooks(self.site.in_file(), paths, self.site.conf) if path else []

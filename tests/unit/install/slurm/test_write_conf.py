@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.conf_block import BEGIN, END, is_gpulock_line, split_slurm_conf
+from gpulock.install.slurm.conf_block import BEGIN, END, block_lines, split_slurm_conf
 from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import list_other_nodes
 from tests.support.slurm_node import SlurmNode
@@ -21,7 +21,7 @@ LINES = ["RequeueExit=213", "Prolog=/x/current/prolog/slurm"]
 def test_a_block_at_the_head_is_taken_out_to_the_byte_whatever_the_file_is(text: str) -> None:
     """At the end a backslash in the last line took the first line of the block."""
     written = split_slurm_conf(CONF, text).with_lines(LINES)
-    assert written == "".join(f"{line}\n" for line in (BEGIN, *LINES, END)) + text
+    assert written == "".join(f"{line}\n" for line in block_lines(LINES)) + text
 
     again = split_slurm_conf(CONF, f"{written}B=2\n")
 
@@ -31,38 +31,29 @@ def test_a_block_at_the_head_is_taken_out_to_the_byte_whatever_the_file_is(text:
 
 
 def test_a_block_that_was_moved_stays_where_it_is() -> None:
-    moved = f"A=1\n{BEGIN}\n{LINES[0]}\n{END}\nB=2\n"
+    one, other = ["\n".join([*block_lines(lines), "B=2\n"]) for lines in (LINES[:1], LINES[1:])]
 
-    assert split_slurm_conf(CONF, moved).with_lines(LINES[1:]) == (
-        f"A=1\n{BEGIN}\n{LINES[1]}\n{END}\nB=2\n"
-    )
+    assert split_slurm_conf(CONF, f"A=1\n{one}").with_lines(LINES[1:]) == f"A=1\n{other}"
     with pytest.raises(InstallError, match="ends in a backslash: take it out"):
-        split_slurm_conf(CONF, f"A=1 \\\n{BEGIN}\n{END}\nB=2\n")
+        split_slurm_conf(CONF, f"A=1 \\\n{one}")
+
+
+BLOCK = "".join(f"{line}\n" for line in block_lines(LINES))
 
 
 @pytest.mark.parametrize(
-    "text", [f"{BEGIN}\nA=1\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{END}\n{BEGIN}\n{END}\n"]
-)
-def test_marks_that_are_no_pair_are_for_a_person(text: str) -> None:
-    with pytest.raises(InstallError, match="not one pair of gpulock's marks"):
-        split_slurm_conf(CONF, text)
-
-
-@pytest.mark.parametrize(
-    ("line", "own"),
+    "text",
     [
-        ("Prolog=/old/current/prolog/slurm", True),
-        ("PrologFlags=Contain", True),
-        ("PrologFlags=X11,Contain", False),
-        ("Prolog=/site/prolog", False),
-        ("RequeueExit=213 # ours", False),
-        ("NodeName=n1", False),
-        ("", False),
-        ("# a comment", False),
+        *(f"{BEGIN}\nA=1\n", f"{END}12\n{BEGIN}\n", BLOCK + BLOCK, f"{BEGIN}\n{END}12\n"),
+        BLOCK.replace("213", "213 # ours"),
+        BLOCK.replace(f"{LINES[0]}\n", ""),
+        BLOCK.replace(END, f"# a comment\n{END}"),
+        BLOCK.replace("\n", "\n\n", 1),
     ],
 )
-def test_what_an_administrator_wrote_into_the_block_is_not_gpulocks(line: str, own: bool) -> None:
-    assert is_gpulock_line(line) == own
+def test_a_block_that_somebody_changed_is_for_a_person(text: str) -> None:
+    with pytest.raises(InstallError, match="somebody changed gpulock's block: put it back, or"):
+        split_slurm_conf(CONF, text)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +102,8 @@ def install(node: SlurmNode, **changes: bool) -> None:
 
 def block_of(node: SlurmNode) -> list[str]:
     """Return the lines between the marks, with them."""
-    lines = node.conf.read_text().splitlines()
-    return lines[lines.index(BEGIN) : lines.index(END) + 1]
+    lines = split_slurm_conf(node.conf, node.conf.read_text()).lines
+    return block_lines(lines or ())
 
 
 @pytest.mark.slow
@@ -162,22 +153,8 @@ def test_what_an_administrator_wrote_into_the_block_is_not_lost(
     node.conf.write_text(node.conf.read_text().replace("Flags=", "Flags=X11,"))
     before = node.conf.read_text()
 
-    with pytest.raises(
-        InstallError, match=r"of the site's \(PrologFlags=X11,Contain\): move it out"
-    ):
+    with pytest.raises(InstallError, match="somebody changed gpulock's block"):
         node.uninstall(write_conf=True) if remove else install(node)
-
-    assert node.conf.read_text() == before
-
-
-@pytest.mark.slow
-def test_a_line_that_was_taken_out_of_the_block_is_written_again(node: SlurmNode) -> None:
-    """It was in force still, and so was no change."""
-    install(node)
-    before = node.conf.read_text()
-    node.conf.write_text(before.replace(f"Epilog={node.paths.slurm_epilog}\n", ""))
-
-    install(node)
 
     assert node.conf.read_text() == before
 

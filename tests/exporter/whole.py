@@ -22,11 +22,7 @@ from tests.support.ports import ReservedPort
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = [
-    sys.executable,
-    "-c",
-    "from gpulock_exporter.app.program import main; raise SystemExit(main())",
-]
+PROGRAM = "from gpulock_exporter.app.program import main; raise SystemExit(main())"
 GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit(main())"]
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
@@ -103,7 +99,9 @@ class Whole:
         env: Mapping[str, str] | None = None,
         starter: Sequence[str] = (),
         client: ssl.SSLContext | None = None,
+        before: str = "",
     ) -> None:
+        self._before = before  # what its program runs first
         self.root, self.nvml, self.client = root, nvml, client
         self.ends: tuple[int, ...] = ()  # exit codes that a test expects beside 0
         self.folder = nvml.node / "run/gpulock-exporter"
@@ -121,14 +119,16 @@ class Whole:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the exporter, as a rule once."""
-        self.process = self.spawn("--listen", f"127.0.0.1:{self.port}", *self._words)
+        words = ("--listen", f"127.0.0.1:{self.port}", *self._words)
+        self.process = self.spawn(*words, before=self._before)
         return self.process
 
-    def spawn(self, *words: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *words: str, before: str = "") -> subprocess.Popen[bytes]:
         """Start the program with these words."""
+        program = [sys.executable, "-c", before + PROGRAM, "--config", str(self.config)]
         with self.errors.open("ab") as errors:
             return subprocess.Popen(
-                [*self._starter, *PROGRAM, "--config", str(self.config), *words],
+                [*self._starter, *program, *words],
                 env=self.environment(),
                 stderr=errors,
             )

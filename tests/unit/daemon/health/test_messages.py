@@ -16,10 +16,7 @@ from gpulock.daemon.health.recovery import (
     is_policy_note,
     parse_note_causes,
 )
-from gpulock.install.doctor.check import FAULT
 from gpulock.install.doctor.daemon import check_quarantine_policy
-from gpulock.install.doctor.node import check_settings
-from gpulock.node.settings_file import read_settings
 from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import Ward
 
@@ -36,13 +33,6 @@ def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> Non
         Ward(tmp_path, QUARANTINE_ON="ecc xid missing").node().settings
     )
     assert told.what == "ecc: no exporter runs here, so nothing is detected"
-
-
-def test_a_word_that_is_not_understood_is_a_fault(tmp_path: Path) -> None:
-    path = tmp_path / "gpulock.conf"
-    path.write_text("QUARANTINE_ON=missing fan\n")
-    (check,) = check_settings(read_settings(str(path)), path)
-    assert (check.state, check.what.split(":")[0]) == (FAULT, "QUARANTINE_ON=fan")
 
 
 @pytest.mark.parametrize(

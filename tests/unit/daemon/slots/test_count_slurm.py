@@ -132,15 +132,6 @@ def test_by_default_slurm_is_asked_and_told_nothing(tmp_path: Path) -> None:
     assert (quiet.chore.asking, quiet.said()) == (None, [])
 
 
-def test_a_drain_of_somebody_elses_stays(site: Site) -> None:
-    site.node("MIXED+DRAIN", "new cooling")
-    site.out(1)
-    site.round()
-    site.back(1)
-    site.round()
-    assert site.shown() == ("MIXED+DRAIN", "new cooling")
-
-
 def test_a_node_that_was_resumed_by_hand_is_left_alone_until_one_more_is_out(site: Site) -> None:
     site.out(1)
     site.round()
@@ -231,6 +222,7 @@ def test_while_the_driver_is_away_nothing_is_taken_back(site: Site) -> None:
         ("MIXED+DRAIN", OURS, BAD, "", DrainAction((), bus(1))),
         ("IDLE", "", BAD, "", DrainAction(("State=DRAIN", f"Reason={OURS}"), bus(1))),
         ("DRAIN", "x", BAD, bus(1), DrainAction((), bus(1))),
+        ("MIXED+DRAIN", "new cooling", {}, "", DrainAction((), "")),
     ],
 )
 def test_each_state_of_a_node_has_its_act(

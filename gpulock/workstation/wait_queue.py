@@ -33,7 +33,7 @@ from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, req
 PAUSE = 2.0  # seconds between two looks, where nothing changed
 RETRY_DELAY = 0.05  # seconds after a claim that failed
 REJOIN_SECONDS = 10.0  # until callers are back once gpulockd starts again
-OTHERS_FIRST = "others go first while you hold the rest, or it is out of service"
+OTHERS_FIRST = "others go first while you hold the rest, or it is reserved or out of service"
 
 
 class Look(NamedTuple):

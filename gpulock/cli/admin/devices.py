@@ -106,6 +106,8 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
         return
     if begin:
         raise click.UsageError("say until when with --to TIME.")
+    if socket_client.is_daemon_needed(session.node()):
+        raise CommandRefusedError("only root reserves without an end", "add --to TIME")
     node, found, name = prepare_admin_device(session, device)
     label, reason = format_device_label(name, found), one_line(reason)
     with make_admin_gate(node):

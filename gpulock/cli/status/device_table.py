@@ -57,7 +57,7 @@ def render_status_table(view: StatusView, shown: list[DeviceState], width: int) 
         first, *others = group_row_claims(row) or [[]]
         rows.append(
             device_cells(row)
-            | holder_cells(view, first)
+            | ({"NOTE": Cell("reserved")} if row.reserved else holder_cells(view, first))
             | (use_cells(view.use, row) if row.device else {})
         )
         rows += [other_holder_cells(view, row, locks) for locks in others if locks[0].owner]

@@ -19,6 +19,7 @@ from tests.support.wait import wait_ended, wait_exit, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HIDDEN = ("SIMULATION=", "LOCK_DIR=", "STATE_DIR=", "PROC_ROOT=")
+SETTINGS = ("USER_CLAIMS=yes", "RESERVE_MAX=14400")
 LIBRARY = f"import sys; sys.path[:0] = [{str(CHECKOUT)!r}]; "
 GPULOCK = f"{LIBRARY}from gpulock.cli import main; main()"
 GPULOCKD = f"{LIBRARY}from gpulock.daemon.app import main; sys.exit(main())"
@@ -37,7 +38,7 @@ class Site:
         self.root = root
         self.lock = root / "lock"
         self.config = root / "gpulock.conf"
-        own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", "USER_CLAIMS=yes")
+        own = (f"LOCK_DIR={self.lock}", f"STATE_DIR={root / 'state'}", *SETTINGS)
         self.config.write_text("\n".join([*kept, *own]) + "\n")
         self.taken = (
             root / "taken"

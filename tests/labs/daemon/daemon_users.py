@@ -10,9 +10,11 @@ import os
 import random
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from gpulock.deadline import clock_boottime
+from gpulock.workstation.wire import new_packet_socket
 from tests.labs.daemon.daemon_site import Process, Site, said
 from tests.support.seeds import chosen_seed
 from tests.support.wait import wait_exit, wait_until
@@ -137,6 +139,8 @@ def rights(site: Site, _: int) -> None:
 
 
 WAITING, CALLS, MOST_PSS = 200, 16, 3 << 10  # calls, of a user at most, KiB of each
+SILENT = 300  # connections
+WHY = ("--reason", "mine")
 LONG, MOST_SHARE = 30.0, 0.01  # seconds, and the share of a core that gpulockd takes meanwhile
 
 
@@ -164,6 +168,48 @@ def hall(site: Site, _: int) -> None:
     assert max(sums) < MOST_PSS, sums
 
 
+def hostile(site: Site, _: int) -> None:
+    """An honest user gets a free GPU beside all that another one tries; how long that takes."""
+    mallory, honest = FIRST_UID, FIRST_UID + 1
+
+    def await_honest(beside: str) -> None:
+        begun = clock_boottime()
+        call = site.run(honest, "-n", "1", "--wait", "1m")
+        text = said(call)
+        assert call.returncode == 0, f"{beside}: {text}"
+        print(f"{beside}: {clock_boottime() - begun:.1f} s")
+
+    await_honest("nobody")
+    wait_until(lambda: not site.locks(), why="everything to be free again")
+    holder = site.run(mallory, "-n", "1", seconds=HOURS)
+    wait_until(lambda: len(site.locks()) == 1, why="a device to be held")
+    calls = [site.run(mallory, "-n", "8", "--wait", seconds=HOURS) for _ in range(CALLS)]
+    site.await_line(CALLS)
+    await_honest("16 calls that wait for what their own user holds")
+    for call in calls[: CALLS // 2]:
+        call.send_signal(signal.SIGSTOP)
+    await_honest("half of them stopped")
+    releases = [site.gpulock(mallory, "release", "1") for _ in range(2 * CALLS)]
+    await_honest("32 releases of what is nobody's")
+    for call in [*calls, *releases]:
+        call.kill()
+        said(call)
+    silent = [new_packet_socket() for _ in range(SILENT)]
+    for one in silent:
+        one.settimeout(0.0)
+        with suppress(BlockingIOError):
+            one.connect(str(site.lock / "socket"))
+    await_honest(f"{SILENT} connections that say nothing")
+    for one in silent:
+        one.close()
+    for device in ("1", "2", "3", "4"):
+        assert "reserved" in said(site.gpulock(mallory, "reserve", device, "--to", "1h", *WHY))
+    assert "hours a day" in said(site.gpulock(mallory, "reserve", "5", "--to", "1h", *WHY))
+    await_honest("all reserved that RESERVE_MAX allows")
+    holder.kill()
+    said(holder)
+
+
 def is_small(pid: int) -> bool:
     """Return whether a call has become the program that waits."""
     return b"waiter.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -181,7 +227,7 @@ def read_pss(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("Pss:")).split()[1])
 
 
-STORIES = {"hall": hall, "crowd": crowd, "order": order, "rights": rights}
+STORIES = {"hall": hall, "hostile": hostile, "crowd": crowd, "order": order, "rights": rights}
 
 
 def main(story: str, folder: str, number: str = "1") -> int:

@@ -48,3 +48,12 @@ def test_nobody_claims_or_releases_as_another() -> None:
 
 def test_each_of_200_who_wait_is_small() -> None:
     told("hall")
+
+
+@pytest.mark.attack
+def test_an_honest_user_is_served_beside_a_hostile_one() -> None:
+    """Tried: calls that wait for ever, stopped, silent or many, and reserves of every GPU.
+
+    Stopped by: the queue's turns and limits, and RESERVE_MAX; each honest wait is printed.
+    """
+    told("hostile")

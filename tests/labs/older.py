@@ -22,11 +22,11 @@ class NoOlderReleaseError(Exception):
     """Say that the older release is not here, and what to do."""
 
 
-def read_older_archive(older: str = OLDER, root: Path = _ROOT) -> bytes:
+def read_older_archive() -> bytes:
     """Return the archive of the older release; raise NoOlderReleaseError."""
-    if Path(older).is_file():
-        return Path(older).read_bytes()
-    command = ["git", "-C", str(root), "archive", older, *PARTS]
+    if Path(OLDER).is_file():
+        return Path(OLDER).read_bytes()
+    command = ["git", "-C", str(_ROOT), "archive", OLDER, *PARTS]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode == 0:
@@ -35,6 +35,6 @@ def read_older_archive(older: str = OLDER, root: Path = _ROOT) -> bytes:
     except OSError as fault:
         why = str(fault)
     raise NoOlderReleaseError(
-        f"no older release {older} ({why}): git fetch --unshallow, or GPULOCK_OLDER=FILE, which is"
+        f"no older release {OLDER} ({why}): git fetch --unshallow, or GPULOCK_OLDER=FILE, which is"
         f" `git archive` of its {' '.join(PARTS)}; GPULOCK_OLDER={THIS} is this tree, renumbered"
     )

@@ -152,9 +152,9 @@ def list_tests(mutant: Mutant, measured: list[Measured]) -> list[str]:
     return [row[-1] for row in sorted(found)]
 
 
-def read_survivors(path: Path = SURVIVORS) -> dict[tuple[str, str], str]:
+def read_survivors() -> dict[tuple[str, str], str]:
     """Return the reason of each known survivor, by (file, name)."""
-    tables: dict[str, dict[str, str]] = tomli.loads(path.read_text())
+    tables: dict[str, dict[str, str]] = tomli.loads(SURVIVORS.read_text())
     return {(file, name): why for file, rows in tables.items() for name, why in rows.items()}
 
 

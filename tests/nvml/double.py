@@ -2,7 +2,7 @@
 """The double of NVIDIA's management library, as tests use it.
 
     with Double(tmp_path / "nvml", preset="dgx1") as nvml:
-        subprocess.run([...], env={**os.environ, **nvml.env})     # a client: pynvml, nvitop, ...
+        subprocess.run([...], env={**os.environ, **nvml.env})     # a client: pynvml
         nvml.set("gpu0.temperature", 91)                           # while it runs
         nvml.load(0, 87)                                           # busy from now on
         nvml.fail("nvmlDeviceGetPowerUsage", ERROR_GPU_IS_LOST, gpu=3)

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+SOURCES = Path("/etc/apt")
 TRIES = 4
 FIELDS = re.compile(
     r"^(Package|Version|Architecture|Essential|(?:Pre-)?Depends|Provides|Filename|SHA256): (.*)$",
@@ -39,16 +40,16 @@ class ArchiveError(Exception):
     """Say in one sentence what of Debian's archive is not to be had."""
 
 
-def find_mirror(sources: Path = Path("/etc/apt")) -> str:
+def find_mirror() -> str:
     """Return the archive of this machine's own Debian packages, or raise ArchiveError."""
     given = os.environ.get("GPULOCK_MIRROR")
     if given:
         return given.rstrip("/")
-    for path in (sources / "sources.list", *sorted(sources.glob("sources.list.d/*"))):
+    for path in (SOURCES / "sources.list", *sorted(SOURCES.glob("sources.list.d/*"))):
         match = URI.search(path.read_text()) if path.is_file() else None
         if match:
             return match[1].rstrip("/")
-    raise ArchiveError(f"no Debian archive in {sources}: set GPULOCK_MIRROR to one's URL")
+    raise ArchiveError(f"no Debian archive in {SOURCES}: set GPULOCK_MIRROR to one's URL")
 
 
 def download(url: str) -> bytes:
@@ -68,15 +69,15 @@ def download(url: str) -> bytes:
     raise ArchiveError(f"{url} cannot be fetched: {fault}")
 
 
-def why_not_signed(file: Path, signed: Path, keys: Path = KEYS) -> str:
+def why_not_signed(file: Path, signed: Path) -> str:
     """Write what Debian has signed of a file; return why nobody has, or nothing.
 
     By gpgv, or sqv, which Debian has from 13 on. Raises ArchiveError where neither is there.
     """
     gpgv, sqv = shutil.which("gpgv"), shutil.which("sqv")
-    if not keys.exists() or not (gpgv or sqv):
-        raise ArchiveError(f"gpgv or sqv and {keys} are needed to verify Debian's packages")
-    about = ["--keyring", str(keys), "--output", str(signed)]
+    if not KEYS.exists() or not (gpgv or sqv):
+        raise ArchiveError(f"gpgv or sqv and {KEYS} are needed to verify Debian's packages")
+    about = ["--keyring", str(KEYS), "--output", str(signed)]
     if gpgv:
         command = [gpgv, "-q", "--status-fd", "2", *about, str(file)]
     else:

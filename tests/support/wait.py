@@ -38,7 +38,6 @@ def wait_until(
     *,
     why: Why,
     quiet: float | None = None,
-    bound: float = BOUND,
 ) -> _T:
     """Return the first result of `condition` that is not None or False.
 
@@ -50,13 +49,13 @@ def wait_until(
     polls = 0
     while True:
         sizes = evidence.log_sizes()
-        for _ in _polls(quiet, began + bound):
+        for _ in _polls(quiet, began + BOUND):
             polls += 1
             result = condition()
             if result is not None and result is not False:
                 return result
         took = monotonic() - began
-        if took > bound or evidence.log_sizes() == sizes:
+        if took > BOUND or evidence.log_sizes() == sizes:
             text = why if isinstance(why, str) else why()
             about = f"{text}\n{evidence.describe()}".rstrip()
             raise GaveUp(f"gave up after {polls} polls in {took:.1f} s, waiting for {about}")

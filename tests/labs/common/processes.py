@@ -72,3 +72,16 @@ def end(pids: Iterable[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_ended(pids, why=f"processes {pids} to end")
+
+
+def remove_cgroups(find: Callable[[], Iterable[Path]]) -> None:
+    """Remove the cgroups that `find` finds, and those in them, once their processes are gone."""
+
+    def all_removed() -> bool:
+        for group in find():
+            for folder, _, _ in os.walk(group, topdown=False):
+                with contextlib.suppress(OSError):  # its last process is still on its way out
+                    os.rmdir(folder)
+        return not [*find()]
+
+    wait_until(all_removed, why=lambda: f"the lab's cgroups to go\n{[*find()]!s}")

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +19,11 @@ from gpulock.install.container_hooks import (
 from gpulock.install.files import find_share_folder
 from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
 from gpulock.node.settings_file import read_settings
+from tests.labs.common.processes import remove_cgroups
 from tests.labs.containers.install import SID, make_image
 from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
 from tests.support.cli_site import Site
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import LabError
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -76,20 +76,12 @@ class Containers:
 
     def down(self) -> None:
         """Remove the cgroups that podman leaves; all else went with its namespaces."""
+        remove_cgroups(self.groups)
 
-        def gone() -> bool:
-            for place in self.groups():
-                for path, _, _ in os.walk(place, topdown=False):
-                    with suppress(OSError):  # its last process is still on its way out
-                        os.rmdir(path)
-            return not self.groups()
-
-        wait_until(gone, why=lambda: f"podman's cgroups to go\n{self.groups()!s}")
-
-    def groups(self) -> list[str]:
+    def groups(self) -> list[Path]:
         """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
         walks = os.walk(CGROUPS)
-        return [f"{top}/{n}" for top, names, _ in walks for n in names if n.startswith(self.parent)]
+        return [Path(top, n) for top, names, _ in walks for n in names if n.startswith(self.parent)]
 
 
 class Node:

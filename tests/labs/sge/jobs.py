@@ -108,6 +108,15 @@ def forget_conf(gpus: Gpulock, node: str, *keys: str) -> None:
     gpus.sge.start_execd(node)
 
 
+@contextlib.contextmanager
+def sparing_execd(gpus: Gpulock, node: str) -> Generator[None]:
+    """Let a node's execd leave daemonised children of a job alone, as 6.2u5 did."""
+    restart_execd(gpus, node, execd_params="ENABLE_ADDGRP_KILL=false")
+    yield
+    gpus.sge.clear_jobs()
+    forget_conf(gpus, node, "execd_params")
+
+
 def start_shepherds(sge: GridEngine, command: str) -> None:
     """Let every execd start its shepherds by a command; `none` is Grid Engine's own."""
     for node in NODES:

@@ -15,12 +15,11 @@ from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
     end_carriers,
-    forget_conf,
     group_of,
     held,
     on,
-    restart_execd,
     sleepers,
+    sparing_execd,
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
@@ -49,10 +48,8 @@ while time.monotonic() < end:
 @pytest.fixture
 def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let execd leave daemonised children of a job alone: otherwise it ends them itself."""
-    restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
-    yield gpus
-    gpus.sge.clear_jobs()
-    forget_conf(gpus, NODE, "execd_params")
+    with sparing_execd(gpus, NODE):
+        yield gpus
 
 
 def left(

@@ -18,13 +18,12 @@ from tests.labs.sge.jobs import (
     carriers,
     claims,
     end_carriers,
-    forget_conf,
     group_of,
     held,
     on,
     records,
-    restart_execd,
     said,
+    sparing_execd,
     started,
     wait_said,
     waiting_for,
@@ -78,10 +77,8 @@ def test_jobs_that_are_deleted_by_force_or_run_out_of_time_give_back_at_once(gpu
 @pytest.fixture
 def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let execd of OTHER leave daemonised children of a job alone, as 6.2u5 did."""
-    restart_execd(gpus, OTHER, execd_params="ENABLE_ADDGRP_KILL=false")
-    yield gpus
-    gpus.sge.clear_jobs()
-    forget_conf(gpus, OTHER, "execd_params")
+    with sparing_execd(gpus, OTHER):
+        yield gpus
 
 
 def test_a_child_alive_in_the_epilog_keeps_the_lock_draining_until_it_is_gone(

@@ -21,10 +21,9 @@ from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
     end_carriers,
-    forget_conf,
     group_of,
     on,
-    restart_execd,
+    sparing_execd,
     wait_said,
     waiting_for,
 )
@@ -80,10 +79,8 @@ def site(gpus: Gpulock) -> Iterator[Site]:
 @pytest.fixture
 def sparing(gpus: Gpulock) -> Iterator[Site]:
     """Let the node's execd end nothing that a job leaves behind."""
-    restart_execd(gpus, NODE, execd_params="ENABLE_ADDGRP_KILL=false")
-    with isolated(gpus) as made:
+    with sparing_execd(gpus, NODE), isolated(gpus) as made:
         yield made
-    forget_conf(gpus, NODE, "execd_params")
 
 
 def home(gpus: Gpulock) -> Path:

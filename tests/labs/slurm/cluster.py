@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
+from tests.labs.common.processes import remove_cgroups
 from tests.labs.sge.machines import connect, end_processes
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.machines import SlurmMachines
 from tests.labs.slurm.preloaded import preloaded
-from tests.labs.slurm.processes import own_group, remove_groups
+from tests.labs.slurm.processes import groups, own_group
 from tests.support.evidence import unwatch, watch
 from tests.support.wait import LabError, wait_until
 
@@ -73,7 +74,7 @@ class Cluster(SlurmMachines):
         """End every process of the lab, and with them its namespaces; remove what it made."""
         unwatch(self)
         end_processes(self.lab)
-        remove_groups(self.nodes)
+        remove_cgroups(lambda: groups(self.nodes))
         shutil.rmtree(self.lab)
 
     def reconfigure(self, **changes: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Final
 
 from gpulock.node.procfs import Proc, StartingProgramError
 from tests.labs.sge.machines import Machine
-from tests.support.wait import wait_until
 
 _STEP: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -126,19 +125,6 @@ def own_group(node: str) -> Path:
     group = _CGROUPS / f"system.slice/{node}_slurmd.service"
     group.mkdir(parents=True, exist_ok=True)
     return group
-
-
-def remove_groups(nodes: Sequence[str]) -> None:
-    """Remove the cgroups of nodes on which nothing runs any more."""
-
-    def all_removed() -> bool:
-        for group in groups(nodes):
-            for folder, _, _ in os.walk(group, topdown=False):
-                with contextlib.suppress(OSError):  # its last process is still on its way out
-                    os.rmdir(folder)
-        return not groups(nodes)
-
-    wait_until(all_removed, why=lambda: f"the lab's cgroups to go\n{groups(nodes)!s}")
 
 
 def _within(machines: Iterable[Machine]) -> Iterator[tuple[Machine, int]]:

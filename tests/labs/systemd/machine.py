@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.labs.common.processes import remove_cgroups
 from tests.support.evidence import unwatch, watch
 from tests.support.wait import LabError, wait_exit, wait_until
 
@@ -115,7 +116,7 @@ class Machine:
             self._holder.kill()  # that of a machine which did not boot waits for it
             wait_exit(self._holder, why="the holder of the namespaces to end")
         self._holder, self.pid = None, 0
-        wait_until(self._groups_gone, why="the lab's cgroups to be empty")
+        remove_cgroups(self._groups)
         shutil.rmtree(self.lab)
 
     def _booted(self) -> bool:
@@ -140,14 +141,8 @@ class Machine:
         return int(children[0]) if name == "systemd" else 0
 
     def _groups(self) -> list[Path]:
-        return [top for top in hierarchies("hybrid") if (top / self._name).is_dir()]
-
-    def _groups_gone(self) -> bool:
-        for top in self._groups():
-            for folder, _, _ in os.walk(top / self._name, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
-        return not self._groups()
+        places = [top / self._name for top in hierarchies("hybrid")]
+        return [place for place in places if place.is_dir()]
 
     def _log(self) -> str:
         log = self.lab / "log"

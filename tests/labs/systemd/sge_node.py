@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs.sge import config, install
-from tests.labs.systemd.gpulock import OPT, Node
-from tests.labs.systemd.slurm_node import HOME, HOST, USER, add_user_and_address
+from tests.labs.systemd.gpulock import OPT
+from tests.labs.systemd.slurm_node import (
+    HOME,
+    HOST,
+    USER,
+    SchedulerNode,
+    add_user_and_address,
+)
 from tests.support.wait import wait_until
 
 ROOT: Final = "/srv/sge"  # the cell, its spool, and the programs' folders
@@ -27,13 +33,8 @@ ExecStart={program}
 """
 
 
-class SgeNode:
+class SgeNode(SchedulerNode):
     """The machine of a `Node` with Grid Engine on it."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.machine = node.machine
-        self.run = node.machine.run
 
     def up(self, scratch: Path) -> None:
         """Start Grid Engine without hooks, and install gpulock for its queue."""
@@ -99,25 +100,6 @@ class SgeNode:
             lambda: self.run("env", *VARIABLES, "qstat", "-j", job, check=False).returncode != 0,
             why=f"job {job} to end",
         )
-
-    def held_by(self, job: str) -> set[str]:
-        """Return the device nodes of the GPUs that a job holds."""
-        locks = self.node.locks().values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == job}
-
-    def wait_said(self, job: str, word: str) -> str:
-        """Wait until a job has printed a word; return all it has printed."""
-        return wait_until(
-            lambda: said if word in (said := self.said(job)) else None,
-            why=f"job {job} to print {word}",
-        )
-
-    def said(self, job: str) -> str:
-        """Return what a job has printed."""
-        try:
-            return self.machine.path(f"{HOME}/{job}.out").read_text()
-        except FileNotFoundError:
-            return ""
 
     def logs(self) -> str:
         """Return the last words of the daemons, of the user's jobs and of the queue."""

@@ -86,14 +86,40 @@ def add_user_and_address(machine: Machine) -> None:
     machine.write("/etc/hosts", f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
 
 
-class SlurmNode:
+class SchedulerNode:
+    """The machine of a `Node` with a scheduler on it, and what its jobs print and hold."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.machine = node.machine
+        self.run = node.machine.run
+
+    def said(self, job: str) -> str:
+        """Return what a job has printed."""
+        try:
+            return self.machine.path(f"{HOME}/{job}.out").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def wait_said(self, job: str, word: str) -> str:
+        """Wait until a job has printed a word; return all it has printed."""
+        return wait_until(
+            lambda: said if word in (said := self.said(job)) else None,
+            why=f"job {job} to print {word}",
+        )
+
+    def held_by(self, job: str) -> set[str]:
+        """Return the device nodes of the GPUs that a job holds."""
+        locks = self.node.locks().values()
+        return {f"nvidia{record.minor}" for record in locks if record.job_id == job}
+
+
+class SlurmNode(SchedulerNode):
     """The machine of a `Node` with Slurm on it."""
 
     def __init__(self, node: Node, kind: Kind) -> None:
-        self.node = node
+        super().__init__(node)
         self.kind = kind
-        self.machine = node.machine
-        self.run = node.machine.run
 
     # --- up -----------------------------------------------------------------------------------
 
@@ -207,20 +233,6 @@ class SlurmNode:
         line = ["runuser", "-u", USER, "--", "sh", "-c", submit]
         return self.run(*line, stdin=f"#!/bin/bash\n{text}\n").stdout.strip()
 
-    def said(self, job: str) -> str:
-        """Return what a job has printed."""
-        try:
-            return self.machine.path(f"{HOME}/{job}.out").read_text()
-        except FileNotFoundError:
-            return ""
-
-    def wait_said(self, job: str, word: str) -> str:
-        """Wait until a job has printed a word; return all it has printed."""
-        return wait_until(
-            lambda: said if word in (said := self.said(job)) else None,
-            why=f"job {job} to print {word}",
-        )
-
     def touch(self, name: str) -> None:
         """Make a file in the user's home, for which a job waits."""
         self.machine.path(f"{HOME}/{name}").touch()
@@ -240,11 +252,6 @@ class SlurmNode:
             why=f"job {job} to end",
         )
         return done[1]
-
-    def held_by(self, job: str) -> set[str]:
-        """Return the device nodes of the GPUs that a job holds."""
-        locks = self.node.locks().values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == job}
 
     def wait_free(self, job: str) -> None:
         """Wait until a job holds nothing."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,7 @@ def is_refused():
 class Run:
     """A run of pytest over one test of a made-up lab."""
 
-    def __init__(self, folder: Path, *tests: str, words: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *tests: str) -> None:
         self.folder = folder
         (folder / "conftest.py").write_text(CONFTEST)
         text = "".join(f"def test_{number}(): {test}()\n" for number, test in enumerate(tests))
@@ -73,7 +72,6 @@ class Run:
                 "-p",
                 "no:cacheprovider",
                 "-rA",
-                *words,
                 "test_lab.py",
             ],
             cwd=folder,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import builtins
-import os
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from gpulock.store import boot, quarantine
 from gpulock.store.quarantine import CARDS, CARDS_LINE, SUSPECT
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
-from tests.support.trees import NAME, OTHER_BOOT, Box, bus, record, soon
+from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
 
 
 def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
@@ -137,26 +136,6 @@ def test_a_held_device_is_taken_only_from_a_dead_owner(
         assert len(box.locks()) == 4
 
 
-def test_an_unknown_version_is_held(box: Box) -> None:
-    ask(box, 3)
-    (box.lock / "locks" / bus(3)).mkdir()
-    (box.lock / "locks" / bus(3) / "owner").write_text("gpulock-owner 9\nboot_id=x\n")
-    assert refused(box, 1, job_id="13").kind == BUSY
-
-
-def test_a_lock_without_owner_keeps_nobody_from_its_device(box: Box) -> None:
-    ask(box, 1)
-    (box.lock / "locks" / bus(3)).mkdir()
-    ask(box, 2, job_id="13")
-    assert len(box.locks()) == 3
-    assert ids(ask(box, 1, job_id="14")) == [bus(3)]
-
-
-def test_what_an_earlier_run_of_the_job_held_is_free_for_this_one(box: Box) -> None:
-    assert ids(ask(box, 2, pid=999)) == [bus(0), bus(1)]
-    assert ids(ask(box, 2)) == [bus(0), bus(1)]
-
-
 def test_the_same_run_that_asks_for_fewer_is_not_given_what_it_had(box: Box) -> None:
     ask(box, 2)
     again = ask(box, 1)
@@ -186,34 +165,6 @@ def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_sh
     box.proc.add(700, groups=[65400])
     assert ids(ask(box, 1)) == [bus(1)]
     assert bus(3) not in box.locks()
-
-
-def test_the_record_of_a_lock_ends_with_the_line_that_marks_it_whole(box: Box) -> None:
-    ask(box, 2)
-    for name in (bus(0), bus(1)):
-        *_, last, end = (box.lock / "locks" / name / "owner").read_text().split("\n")
-        assert (last, end) == (f"devices={bus(0)},{bus(1)}", "")
-
-
-def test_a_job_whose_number_begins_like_another_is_another_job(box: Box) -> None:
-    first, second = ask(box, 1, job_id="12"), ask(box, 1, job_id="123", pid=501)
-    third = ask(box, 1, job_id="12", task_id="3", pid=502)
-    assert len({ids(first)[0], ids(second)[0], ids(third)[0]}) == 3
-
-
-def test_the_node_in_a_record_is_this_one(box: Box) -> None:
-    assert ask(box).owner.node == NAME
-    assert os.path.isdir(box.lock / "locks" / bus(0))
-
-
-PROCESS = {"scheduler": "process", "job_id": "600", "pid": 600, "add_grp_id": 0}
-
-
-def test_a_named_device_is_granted_though_a_process_has_it_open(box: Box) -> None:
-    box.proc.add(700, fds={9: box.dev / "nvidia0"})
-    node = box.node()
-    one = record(token="", devices=(), **PROCESS)
-    assert ids(claim_devices(node, one, ClaimRequest(1, (bus(0),)), never, soon())) == [bus(0)]
 
 
 def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(

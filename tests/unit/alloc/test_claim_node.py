@@ -127,16 +127,6 @@ def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None
     assert kinds == [UNKNOWN] * 4 + [BROKEN]
 
 
-def test_a_success_ends_the_streak(box: Box) -> None:
-    (box.state / "boot_id").write_text(BOOT)
-    for job, user in (("13", "alice"), ("14", "bob")):
-        assert refused(box, job_id=job, user=user).kind == UNKNOWN
-    (box.state / "boot_id").unlink()
-    ask(box)
-    (box.records / "boot_id").unlink()
-    assert refused(box, job_id="15", user="eve").kind == UNKNOWN
-
-
 def test_a_gate_that_stays_shut_is_counted(box: Box) -> None:
     ask(box, 1)
     node = box.node()
@@ -165,17 +155,6 @@ def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> No
                 claim_devices(box.node(), one, ClaimRequest(1), never, Deadline(0.01))
             kinds.append(caught.value.kind)
     assert kinds == [UNKNOWN] * 4 + [BROKEN]
-
-
-def test_who_gets_in_ends_the_streak_of_a_shut_gate(box: Box) -> None:
-    ask(box, 1)
-    for job, user in (("13", "alice"), ("14", "bob"), ("15", "eve"), ("16", "carol")):
-        with Gate(str(box.records), Deadline(1)):
-            with pytest.raises(Refusal) as caught:
-                one = record(job_id=job, user=user)
-                claim_devices(box.node(), one, ClaimRequest(1), never, Deadline(0.01))
-            assert caught.value.kind == UNKNOWN
-        ask(box, 1)
 
 
 @pytest.mark.parametrize("lost", ["all", "quarantine", "folder"])

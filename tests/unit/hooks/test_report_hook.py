@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -310,7 +311,9 @@ def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -
             raise Refusal(BROKEN, "no cgroup", "mount one")
         out.write_text(tree.cgroup_name(label, pid, start))
 
-    patch.setattr("gpulock.isolation.confine.confine_process", confine)
+    # as the hook finds it: another test may have had the package loaded anew
+    job = importlib.import_module("gpulock.isolation").job
+    patch.setattr(job.confine, "confine_process", confine)
     body = f"cat {out}; echo; echo $$"
     keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")
     report_hook.start_job_report(keys, {"a": os.getuid()}, wait=True)

@@ -89,13 +89,6 @@ def test_a_well_formed_key_that_is_not_known_is_ignored_and_told(file: File, lin
 
 
 @pytest.mark.parametrize("line", MALFORMED)
-def test_a_malformed_file_is_refused_where_no_copy_is(file: File, line: str) -> None:
-    file.write(f"{line}\n")
-
-    assert f"{file.path}:" in file.refused().why
-
-
-@pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     file: File, line: str
 ) -> None:
@@ -248,15 +241,6 @@ def test_the_folders_of_a_real_node_stay_whatever_its_file_says(
     file.path.write_text("")
     file.changed += 3600
     assert (file.read().lock_dir, file.read().state_dir) == ("/run/gpulock", str(default))
-
-
-@pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_where_nothing_good_was_obeyed_a_file_that_others_may_write_is_refused(
-    file: File, mode: int
-) -> None:
-    file.write("EXPECTED_GPUS=4\n", mode)
-
-    file.refused()
 
 
 def chmod(path: Path, mode: int) -> None:

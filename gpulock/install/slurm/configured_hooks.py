@@ -46,33 +46,26 @@ class InForceHook:
         return " ".join(self.values) or "none"
 
 
-def find_slurm_hook(
-    conf: SlurmConf, key: str, paths: HookPaths, slurm_conf: Path | None = None
-) -> InForceHook:
-    """Return what is in force for one hook.
+def find_slurm_hooks(
+    conf: SlurmConf, paths: HookPaths, slurm_conf: Path | None = None
+) -> list[InForceHook]:
+    """Return what is in force for each hook.
 
     A name without a folder is beside this node's slurm.conf, also where slurmd fetched both from
     slurmctld (23.11 and later).
     """
-    target = PATHS[key](paths)
-    values = tuple(conf.patterns(key))
-    programs: list[Path] = []
-    folder = str(slurm_conf.parent) if slurm_conf else ""
-    for name in values:
-        value = f"{folder}/{name}" if name and folder and not name.startswith("/") else name
-        if key != TASK and is_glob_pattern(value):
-            programs += [Path(name) for name in sorted(glob.glob(value), reverse=True)]
-        elif value:
-            programs.append(Path(value))
-    ours = tuple(path for path in programs if leads_to_hook(path, target))
-    return InForceHook(key, values, tuple(programs), ours)
-
-
-def find_slurm_hooks(
-    conf: SlurmConf, paths: HookPaths, slurm_conf: Path | None = None
-) -> list[InForceHook]:
-    """Return what is in force for each hook."""
-    return [find_slurm_hook(conf, key, paths, slurm_conf) for key in PATHS]
+    found: list[InForceHook] = []
+    for key, path_of in PATHS.items():
+        values, programs = tuple(conf.patterns(key)), list[Path]()
+        for name in values:
+            path = slurm_conf.parent / name if slurm_conf else Path(name)
+            if key != TASK and is_glob_pattern(name):
+                programs += [Path(one) for one in sorted(glob.glob(str(path)), reverse=True)]
+            else:
+                programs.append(path)
+        ours = tuple(path for path in programs if leads_to_hook(path, path_of(paths)))
+        found.append(InForceHook(key, values, tuple(programs), ours))
+    return found
 
 
 def is_glob_pattern(value: str) -> bool:
@@ -89,13 +82,11 @@ def leads_to_hook(path: Path, target: Path) -> bool:
             text = file.read(_SCRIPT)
     except OSError:
         return False
-    return text.startswith(b"#!") and script_calls(text.decode("utf-8", "replace"), target)
-
-
-def script_calls(script: str, target: Path) -> bool:
-    """Say whether a script names a program outside its comments; pure."""
-    lines = [line for line in script.splitlines() if not line.lstrip().startswith("#")]
-    return any(str(target) in line.replace('"', " ").replace("'", " ").split() for line in lines)
+    if not text.startswith(b"#!"):
+        return False
+    lines = text.decode("utf-8", "replace").splitlines()
+    called = " ".join(line for line in lines if not line.lstrip().startswith("#"))
+    return str(target) in called.replace('"', " ").replace("'", " ").split()
 
 
 def misplaced_program(hook: InForceHook) -> Path | None:

@@ -13,7 +13,8 @@ from gpulock.install.slurm.configured_hooks import (
     EPILOG,
     PROLOG,
     TASK,
-    find_slurm_hook,
+    InForceHook,
+    find_slurm_hooks,
     misplaced_program,
 )
 from gpulock.install.slurm.site import Slurmd as Daemon
@@ -152,6 +153,10 @@ def conf(**values: object) -> SlurmConf:
     return SlurmConf({key.lower(): str(value) for key, value in values.items()}, "slurmctld")
 
 
+def find_hook(conf: SlurmConf, key: str, paths: HookPaths) -> InForceHook:
+    return next(hook for hook in find_slurm_hooks(conf, paths) if hook.key == key)
+
+
 def test_a_pattern_names_programs_in_the_order_in_which_slurm_runs_them(
     tmp_path: Path, paths: HookPaths
 ) -> None:
@@ -161,7 +166,7 @@ def test_a_pattern_names_programs_in_the_order_in_which_slurm_runs_them(
         (folder / name).write_text("#!/bin/sh\n")
     (folder / "90-gpulock").symlink_to(paths.slurm_prolog)
 
-    hook = find_slurm_hook(conf(Prolog=f"{folder}/*"), PROLOG, paths)
+    hook = find_hook(conf(Prolog=f"{folder}/*"), PROLOG, paths)
 
     assert [path.name for path in hook.programs] == ["90-gpulock", "50-b", "10-a"]
     assert [path.name for path in hook.ours] == ["90-gpulock"]
@@ -178,7 +183,7 @@ def test_a_program_of_the_sites_before_our_prolog_or_after_our_epilog_is_misplac
     (folder / "90-gpulock").symlink_to(paths.slurm_epilog)
 
     for key in (PROLOG, EPILOG):
-        found = misplaced_program(find_slurm_hook(conf(**{key: f"{folder}/*"}), key, paths))
+        found = misplaced_program(find_hook(conf(**{key: f"{folder}/*"}), key, paths))
         assert found is not None
 
 
@@ -187,11 +192,11 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 ) -> None:
     script = tmp_path / "task-prolog"
     script.write_text(f'#!/bin/sh\n/site/task || exit\nexec "{paths.slurm_task}"\n')
-    assert find_slurm_hook(conf(TaskProlog=script), TASK, paths).ours == (script,)
+    assert find_hook(conf(TaskProlog=script), TASK, paths).ours == (script,)
 
     script.write_text(f"#!/bin/sh\n# exec {paths.slurm_task}\nexit 0\n")
-    assert find_slurm_hook(conf(TaskProlog=script), TASK, paths).ours == ()
+    assert find_hook(conf(TaskProlog=script), TASK, paths).ours == ()
 
 
 def test_a_program_that_is_not_there_is_not_ours(paths: HookPaths) -> None:
-    assert find_slurm_hook(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()
+    assert find_hook(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()

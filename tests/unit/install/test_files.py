@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpulock.install.files import LOCK
 from gpulock.install.items import FileItem, Wanted, run_items
 
 
@@ -39,11 +40,11 @@ def test_an_item_is_on_disk_before_it_is_told(
     item = FileItem(tmp_path / "etc/conf", "new\n")
     writes = list_disk_writes(monkeypatch, tmp_path)
     run_items([item], Wanted.PRESENT, tmp_path, writes.append)
-    assert [one for one in writes if "lock" not in one] == [
+    assert [one for one in writes if LOCK not in one] == [
         "fsync .",  # in which ./etc is new
         *("fsync ./etc/new conf", "rename ./etc/conf", "fsync ./etc"),
         f"done: {item.title}",
     ]
     writes.clear()
     run_items([item], Wanted.ABSENT, tmp_path, writes.append)
-    assert [one for one in writes if "lock" not in one][:2] == ["unlink ./etc/conf", "fsync ./etc"]
+    assert [one for one in writes if LOCK not in one][:2] == ["unlink ./etc/conf", "fsync ./etc"]

@@ -165,7 +165,9 @@ class SlurmChecks:
         """Name the keys of slurm.conf that had better be otherwise."""
         better = [one for one in slurm_setting_advice(self.conf, self.settings) if not one.needed]
         for one in better:
-            yield warning(f"{one.key}={one.value} is not in force, by which {one.why}", _LINES)
+            first = f"first, beside the controller's slurm.conf, {one.first}; then "
+            do = f"{first if one.first else ''}{_LINES}"
+            yield warning(f"{one.key}={one.value} is not in force, by which {one.why}", do)
 
     def site_hooks(self) -> Iterator[Finding]:
         """Look at the programs of the site's around ours, and whether users can run a task's."""

@@ -43,18 +43,25 @@ RESTART: Final = (
 
 @dataclass(frozen=True)
 class SlurmSettingAdvice:
-    """A key of slurm.conf that must be, or had better be, otherwise."""
+    """A key of slurm.conf that must be, or had better be, otherwise.
+
+    `first` is the command to run before, where slurmctld would end without it.
+    """
 
     key: str
     value: str
     now: str
     why: str
     needed: bool = True
+    first: str = ""
 
     def lines(self) -> list[str]:
         """Return the line for slurm.conf with the reason, which a long one has above it."""
         reason = f"# now: {self.now}; {self.why}" if self.now else f"# {self.why}"
         line = f"{self.key}={self.value}"
+        if self.first:  # whoever pastes all of it stops no slurmctld
+            first = "# First, in the folder of the controller's slurm.conf, or slurmctld ends:"
+            return [first, f"#   {self.first}", f"# Then {self.why}:", f"#{line}"]
         one = f"{line}  {reason}"
         return [one] if len(one) <= _COLUMNS else [f"# {self.why}", line]
 
@@ -91,8 +98,10 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
         why = "jobs that meet a broken node are not held"
         want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
     if not has_submit_script(conf):
-        why = f"with {SUBMIT_SCRIPT} no user's SPANK variables drain a node"
-        want("JobSubmitPlugins", why, "lua", needed=False)
+        key, why = "JobSubmitPlugins", "no user's SPANK variables drain a node"
+        first = f"cp {SUBMIT_SCRIPT} ."
+        words, now = add_list_words(conf.words(key), "lua"), conf.get(key)
+        found.append(SlurmSettingAdvice(key, words, now, why, needed=False, first=first))
     return found
 
 

@@ -323,6 +323,11 @@ def test_what_is_only_doubtful_is_a_warning(
     assert check.do
 
 
+def test_the_script_of_a_key_is_copied_before_slurmctld_reads_the_key(node: SlurmNode) -> None:
+    node.put("JobSubmitPlugins", "(null)")
+    assert "beside the controller's slurm.conf, cp " in found(node)["recommended"].do
+
+
 def test_the_spank_plugin_takes_the_place_of_taskprolog(node: SlurmNode) -> None:
     by_spank()(node)
 

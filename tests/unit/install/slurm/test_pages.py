@@ -105,7 +105,9 @@ def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> N
 
 
 def test_a_script_keeps_variables_that_would_drain_a_node_from_jobs(node: SlurmNode) -> None:
-    assert "    JobSubmitPlugins=lua" in told(node)
+    """Without the file slurmctld would not start: who pastes the whole page has a comment."""
+    assert f"    #   cp {SUBMIT_SCRIPT} ." in told(node)
+    assert "    #JobSubmitPlugins=lua" in told(node)
     assert "job.spank_job_env" in SUBMIT_SCRIPT.read_text()
 
     node.put("JobSubmitPlugins", "logging,job_submit/lua")  # the site's own, which we do not see

@@ -48,11 +48,41 @@ def both(node: Node) -> list[tuple[float, float]]:
     return [told(node, A, FIRST), told(node, B, SECOND)]
 
 
-def test_work_goes_to_the_owner_of_each_process(node: Node) -> None:
-    node.tick(card(process_use={str(OF_A): 0.3, str(OF_B): 0.1}))
-    assert both(node) == [(0.3, 1.0), (0.1, 1.0)]
-    (seen,) = node.snapshot().devices
-    assert seen.share_use == pytest.approx({FIRST: 0.3, SECOND: 0.1})
+NOBODY = (0.0, 0.0)  # seconds at work and observed: what it did is not known
+
+
+@pytest.mark.parametrize(
+    ("busy", "use", "of_a", "of_b"),
+    [
+        pytest.param(0.5, {OF_A: 0.3, OF_B: 0.1}, (0.3, 1.0), (0.1, 1.0), id="each its own"),
+        pytest.param(0.5, {OF_A: 0.3}, (0.3, 1.0), (0.0, 1.0), id="one idle"),
+        pytest.param(0.5, {OF_A: 0.3, SERVER: 0.2}, (0.3, 1.0), (0.0, 1.0), id="a service"),
+        pytest.param(0.0, None, (0.0, 1.0), (0.0, 1.0), id="the card idle"),
+        pytest.param(0.005, None, (0.0, 1.0), (0.0, 1.0), id="a monitor is no work"),
+        pytest.param(0.5, None, NOBODY, NOBODY, id="not told"),
+        pytest.param(0.5, {}, NOBODY, NOBODY, id="of no process"),
+        pytest.param(0.5, {OF_A: 0.0}, NOBODY, NOBODY, id="no work of any"),
+        pytest.param(0.5, {OF_A: 0.3, OTHER: 0.2}, (0.3, 1.0), NOBODY, id="a stranger"),
+        pytest.param(0.5, {OF_A: 0.3, HIDDEN: 0.2}, NOBODY, NOBODY, id="one that is hidden"),
+        pytest.param(0.5, {OF_A: 0.3, 999: 0.2}, NOBODY, NOBODY, id="one that is gone"),
+        pytest.param(0.5, {OF_A: 0.2}, (0.2, 1.0), NOBODY, id="little is told"),
+        pytest.param(
+            0.5, {OF_A: 0.9, OF_B: 0.3, SERVER: 0.3}, (0.3, 1.0), (0.1, 1.0), id="too much is told"
+        ),
+    ],
+)
+def test_work_goes_to_the_owner_of_each_process_or_to_nobody(
+    node: Node,
+    busy: float,
+    use: dict[int, float] | None,
+    of_a: tuple[float, float],
+    of_b: tuple[float, float],
+) -> None:
+    words = None if use is None else {str(pid): part for pid, part in use.items()}
+    node.tick(card(busy=busy, process_use=words))
+    assert both(node) == [of_a, of_b]
+    known = {name: of[0] for name, of in ((FIRST, of_a), (SECOND, of_b)) if of[1]}
+    assert node.snapshot().devices[0].share_use == pytest.approx(known)
 
 
 def idle(node: Node) -> dict[str, float]:
@@ -69,38 +99,6 @@ def test_each_share_is_idle_by_its_own_clock(node: Node) -> None:
     assert idle(node) == pytest.approx({FIRST: 0.0, SECOND: 3.0})
     node.tick(card(busy=0.0))
     assert idle(node) == pytest.approx({FIRST: 1.0, SECOND: 4.0})
-
-
-def test_on_a_card_that_did_nothing_all_are_idle_without_the_drivers_word(node: Node) -> None:
-    node.tick(card(busy=0.0))
-    assert both(node) == [(0.0, 1.0), (0.0, 1.0)]
-
-
-@pytest.mark.parametrize("use", [None, {}, {str(OF_A): 0.0}])
-def test_what_cannot_be_told_apart_is_billed_to_nobody(
-    node: Node, use: dict[str, float] | None
-) -> None:
-    node.tick(card(process_use=use))
-    assert both(node) == [(0.0, 0.0), (0.0, 0.0)]
-    assert node.snapshot().devices[0].share_use == {}
-
-
-@pytest.mark.parametrize("pid", [OTHER, HIDDEN, 999])
-def test_beside_a_stranger_nobody_is_known_to_be_idle(node: Node, pid: int) -> None:
-    """A stranger may be of a claim in a way that cannot be proven; one that is gone as well."""
-    node.tick(card(process_use={str(OF_A): 0.3, str(pid): 0.2}))
-    expected = (0.3, 1.0) if pid == OTHER else (0.0, 0.0)
-    assert both(node) == [expected, (0.0, 0.0)]
-
-
-def test_where_little_of_the_cards_work_is_told_nobody_is_known_to_be_idle(node: Node) -> None:
-    node.tick(card(process_use={str(OF_A): 0.2}))
-    assert both(node) == [(0.2, 1.0), (0.0, 0.0)]
-
-
-def test_processes_that_say_more_than_the_card_share_what_it_did(node: Node) -> None:
-    node.tick(card(process_use={str(OF_A): 0.9, str(OF_B): 0.3, str(SERVER): 0.3}))
-    assert both(node) == [(0.3, 1.0), (0.1, 1.0)]
 
 
 def test_what_may_be_of_both_claims_is_of_none(node: Node) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpulock.alloc import states
 from gpulock.node.devices import SHARE, card_bus_id
-from gpulock_exporter.metrics.families import Sample, by_label, make_family
+from gpulock_exporter.metrics.families import Sample, make_family
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_node_families, counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
@@ -48,6 +48,11 @@ def counter(name: str) -> Samples:
 def gpm_ratio(name: str) -> Samples:
     """Return what reads a GPM ratio of the last look."""
     return single(lambda seen: (seen.gpm or {}).get(name))
+
+
+def by_label(label: str, values: Mapping[str, float]) -> list[Sample]:
+    """Return values by one label, whose words are gpulock's own or those of a frame."""
+    return [({label: of}, value) for of, value in values.items()]
 
 
 def state_set(label: str, names: Iterable[str], now: str) -> list[Sample]:

@@ -39,17 +39,13 @@ def make_family(name: str, meaning: str, samples: Iterable[Sample]) -> Metric:
 
 def node_family(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
     """Return a family of the node, of one label, with its values by that."""
-    return make_family(name, meaning, by_label(label, values))
+    samples = [(known_labels([(label, of)]), value) for of, value in values.items()]
+    return make_family(name, meaning, samples)
 
 
 def node_value(name: str, meaning: str, value: float | None) -> Metric:
     """Return a family of the node as a whole, without a sample where its value is not known."""
     return make_family(name, meaning, () if value is None else [({}, value)])
-
-
-def by_label(label: str, values: Mapping[str, float]) -> list[Sample]:
-    """Return values by one label."""
-    return [(known_labels([(label, of)]), value) for of, value in values.items()]
 
 
 def render_families(families: Iterable[Metric]) -> bytes:

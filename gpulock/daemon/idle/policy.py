@@ -97,7 +97,7 @@ class IdlePolicy(Chore):
                 else:
                     self._warned[token] = now
             return  # its end comes after its warning, and not before
-        if not (settings.idle_kill and settings.idle_command and idler.alive):
+        if not (settings.idle_kill and idler.alive):
             return
         due = self._next_kill.get(token, 0.0)
         if token in self._warned:

@@ -265,14 +265,6 @@ def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> N
     )
 
 
-def test_nobody_is_killed_unless_that_is_set(lab: Lab) -> None:
-    own = lab.hold(0, ago=HOUR)
-    lab.sample(lab.idles(own, 0, 3000.0, observed=3500.0))
-    lab.round()
-    lab.round()
-    assert (lab.warned(), lab.killed()) == (["12"], [])
-
-
 def test_a_warning_comes_before_the_end_and_the_end_comes_once(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     own = lab.hold(0, ago=HOUR)
@@ -286,19 +278,6 @@ def test_a_warning_comes_before_the_end_and_the_end_comes_once(lab: Lab) -> None
     assert (lab.warned(), lab.killed()) == (["12", "12"], ["12"])
     assert lab.facts()["GPULOCK_EVENT"] == "kill"
     assert lab.said[-1].endswith("observed seconds: IDLE_COMMAND kill")
-
-
-def test_who_is_warned_late_has_the_time_between_warning_and_end(lab: Lab) -> None:
-    lab.settings["IDLE_KILL"] = "1200"
-    own = lab.hold(0, ago=HOUR)
-    for _ in range(19):
-        lab.passes(30, (own, 0))
-        lab.round()
-    assert (lab.warned(), lab.killed()) == (["12"], [])
-    for _ in range(2):
-        lab.passes(30, (own, 0))
-        lab.round()
-    assert lab.killed() == ["12"]
 
 
 def test_no_job_is_ended_while_its_own_warning_waits_or_runs(lab: Lab) -> None:

@@ -25,18 +25,16 @@ CREDENTIALS = struct.Struct("3i")  # struct ucred
 class Peer:
     """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
 
-    `certain`: the pidfd is of the process that connected, whatever its number is now. `account` is
-    the user who answers for it: of a subordinate uid, who made its user namespace.
+    `account` is the user who answers for it: of a subordinate uid, who made its user namespace.
     """
 
-    __slots__ = ("account", "certain", "fd", "pid", "uid")
+    __slots__ = ("account", "fd", "pid", "uid")
 
-    def __init__(self, pid: int, uid: int, fd: int, certain: bool, account: int = -1) -> None:
+    def __init__(self, pid: int, uid: int, fd: int, account: int = -1) -> None:
         self.pid = pid
         self.uid = uid
         self.account = account if account >= 0 else uid
         self.fd = fd
-        self.certain = certain
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -77,11 +75,11 @@ def read_peer_credentials(connection: socket.socket) -> Peer:
             UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
         )
     try:
-        return Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD), True)
+        return Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
     except OSError:
         pass  # an older kernel, or the process is gone: the next call tells
     try:
-        return Peer(pid, uid, os.pidfd_open(pid), False)
+        return Peer(pid, uid, os.pidfd_open(pid))
     except OSError as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "try again") from fault
 

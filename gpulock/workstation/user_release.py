@@ -30,34 +30,28 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-
-    def select(held: dict[str, Lock]) -> list[Lock]:
-        return select_locks(held, peer, request)
-
-    return release_unused(node, select, (peer.account, peer.pid), deadline)
+    caller = peer.account, peer.pid
+    return release_unused(node, lambda one: lock_matches_request(one, request), caller, deadline)
 
 
 def release_ended_claim(node: Node, record: Owner, deadline: Deadline) -> None:
     """Free a claim whose end has come, as its user would; raise Refusal."""
 
-    def select(held: dict[str, Lock]) -> list[Lock]:
-        return [one for one in held.values() if one.owner and one.owner.token == record.token]
+    def meant(lock: Lock) -> bool:
+        return lock.owner is not None and lock.owner.token == record.token
 
-    release_unused(node, select, (record.uid, 0), deadline)
+    release_unused(node, meant, (record.uid, 0), deadline)
 
 
 def release_unused(
-    node: Node,
-    select: Callable[[dict[str, Lock]], list[Lock]],
-    caller: tuple[int, int],
-    deadline: Deadline,
+    node: Node, meant: Callable[[Lock], bool], caller: tuple[int, int], deadline: Deadline
 ) -> tuple[str, ...]:
-    """Free what `select` selects, all or none, for a caller (uid, pid); raise Refusal."""
+    """Free the locks that are meant, all or none, for a caller (uid, pid); raise Refusal."""
     uid, pid = caller
     judge = make_liveness_judge(node)
     seen = node.store.read_all_locks()
     # a look at all files is not for what means nothing, or is refused without it
-    refuse_running_commands(select(seen), pid, judge.scan)
+    refuse_running_commands(select_own_locks(seen, meant, uid), pid, judge.scan)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
     reaper.files.look(uid)
@@ -65,7 +59,7 @@ def release_unused(
         reaper.read_locks()
         # what was claimed since has not been looked at
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
-        locks = select(same)
+        locks = select_own_locks(same, meant, uid)
         refuse_running_commands(locks, pid, judge.scan)
         reaper.give_back(locks, f"released by uid {uid}" if pid else "its end has come")
     return tuple(lock.id for lock in locks)
@@ -79,14 +73,14 @@ def refuse_running_commands(locks: Iterable[Lock], pid: int, scan: ProcessScan) 
             raise Refusal(BUSY, what, "or end it")
 
 
-def select_locks(held: dict[str, Lock], peer: Peer, request: SocketRequest) -> list[Lock]:
-    """Return the locks that a request names, all of them the user's; raise Refusal."""
-    locks = [lock for lock in held.values() if lock_matches_request(lock, request)]
+def select_own_locks(held: dict[str, Lock], meant: Callable[[Lock], bool], uid: int) -> list[Lock]:
+    """Return the locks that are meant, all of them claims of user `uid`; raise Refusal."""
+    locks = [lock for lock in held.values() if meant(lock)]
     if not locks:
         raise Refusal(INVALID_REQUEST, "no matching claim", "see gpulock status")
     for lock in locks:
         record = lock.owner
-        if record is None or record.scheduler != "process" or record.uid != peer.account:
+        if record is None or record.scheduler != "process" or record.uid != uid:
             raise Refusal(INVALID_REQUEST, f"{lock.id} is not yours", "ask its owner, or root")
     return locks
 

@@ -8,7 +8,8 @@ sender may choose; who sends it is the kernel's word (workstation.peer). Pure, b
 from __future__ import annotations
 
 import socket
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 from gpulock.errors import one_line
 from gpulock.node.kinds import SHARE_KIND, parse_kind
@@ -19,6 +20,7 @@ REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
 LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE, CANCEL = "claim", "release", "cancel"
 RESERVE, UNRESERVE = "reserve", "unreserve"
+ACTS = (CLAIM, RELEASE, CANCEL, RESERVE, UNRESERVE)
 READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
 LONGEST, LONGEST_NOTE = 1000, 80  # characters of a text, and of a note
@@ -38,9 +40,9 @@ class SocketRequest(NamedTuple):
     owner writes beside the claim, whose end comes after `seconds`, 0: none was chosen.
     """
 
-    act: str
-    pid: int
-    start: int
+    act: str = ""
+    pid: int = 0
+    start: int = 0
     number: int = 0
     devices: tuple[str, ...] = ()
     wait: float = 0.0
@@ -60,7 +62,7 @@ class SocketReply(NamedTuple):
     refusal; `why` and `before` (callers in line) while waiting.
     """
 
-    state: str
+    state: str = ""
     token: str = ""
     devices: tuple[str, ...] = ()
     before: int = 0
@@ -70,6 +72,12 @@ class SocketReply(NamedTuple):
     places: int = 0
 
 
+READERS: dict[type, Callable[[str], Any]] = {
+    tuple: lambda text: tuple(filter(None, text.split(",")))
+}
+P = TypeVar("P", SocketRequest, SocketReply)
+
+
 def encode_request(request: SocketRequest) -> bytes:
     """Return the packet of a request."""
     return encode_packet(REQUEST_LINE, request._asdict())
@@ -77,38 +85,30 @@ def encode_request(request: SocketRequest) -> bytes:
 
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_pairs(data.decode("ascii"), REQUEST_LINE)
-    act, wait = pairs.get("act", ""), float(pairs.get("wait", "0"))
-    if act not in (CLAIM, RELEASE, CANCEL, RESERVE, UNRESERVE) or not wait >= 0:
+    found = decode_packet(SocketRequest(), REQUEST_LINE, data.decode("ascii"))
+    count, devices, kind = found.number, found.devices, found.device_kind
+    if found.act not in ACTS:
         raise ValueError("no such act")
-    names = pairs.get("devices", "")
-    devices = tuple(names.split(",")) if names else ()
-    count = parse_whole_number(pairs, "number")
+    if not (found.wait >= 0 and 0 <= found.seconds < FOR_EVER and 0 <= found.begin < FOR_EVER):
+        raise ValueError("no time")
     if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
         raise ValueError("no set of devices")
-    if act == RESERVE and len(devices) != 1:
+    if found.act == RESERVE and len(devices) != 1:
         raise ValueError("not one device")
-    if act == CLAIM and not 0 < count <= MOST_DEVICES:
+    if found.act == CLAIM and not (0 < count <= MOST_DEVICES and len(devices) in (0, count)):
         raise ValueError("no number of devices")
-    if act == CLAIM and devices and len(devices) != count:
-        raise ValueError("number and devices do not fit")
-    comment = pairs.get("comment", "")
-    if comment not in ("", "run"):
+    if found.comment not in ("", "run"):
         raise ValueError("no such comment")
-    pid, start = parse_whole_number(pairs, "pid"), parse_whole_number(pairs, "start")
-    preferred = tuple(filter(None, pairs.get("preferred", "").split(",")))[:MOST_DEVICES]
-    note, seconds = pairs.get("note", "")[:LONGEST_NOTE], float(pairs.get("seconds", "0"))
-    begin = float(pairs.get("begin", "0"))
-    if not (0 <= seconds < FOR_EVER and 0 <= begin < FOR_EVER):
-        raise ValueError("no duration")
-    share = int(parse_whole_number(pairs, "share") > 0)
-    kind = pairs.get("device_kind", "")
     if kind:
         kind = parse_kind(kind[:LONGEST])
-        if devices or share or kind == SHARE_KIND:
+        if devices or found.share or kind == SHARE_KIND:
             raise ValueError("a kind, and devices or shares")
-    what = (act, pid, start, count, devices, wait, comment, share, kind)
-    return SocketRequest(*what, preferred, one_line(note), seconds, begin)
+    return found._replace(
+        share=int(found.share > 0),
+        device_kind=kind,
+        preferred=found.preferred[:MOST_DEVICES],
+        note=one_line(found.note[:LONGEST_NOTE]),
+    )
 
 
 def request_words(request: SocketRequest | None) -> str:
@@ -128,12 +128,18 @@ def encode_reply(reply: SocketReply) -> bytes:
 
 def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
-    pairs = kv.decode_pairs(data.decode("utf-8", "replace"), REPLY_LINE)
-    names = pairs.get("devices", "")
-    devices, before = tuple(names.split(",")) if names else (), parse_whole_number(pairs, "before")
-    texts = {key: pairs.get(key, "") for key in ("state", "token", "kind", "why", "do")}
-    places = parse_whole_number(pairs, "places")
-    return SocketReply(devices=devices, before=before, places=places, **texts)
+    return decode_packet(SocketReply(), REPLY_LINE, data.decode("utf-8", "replace"))
+
+
+def decode_packet(nothing: P, first_line: str, text: str) -> P:
+    """Return what a packet says, in the place of what `nothing` has; raise ValueError."""
+    pairs = kv.decode_pairs(text, first_line)
+    fields = nothing._asdict()
+    told = {
+        key: READERS.get(type(fields[key]), type(fields[key]))(pairs[key])
+        for key in fields.keys() & pairs.keys()
+    }
+    return nothing._replace(**told)
 
 
 def encode_packet(first_line: str, fields: dict[str, object]) -> bytes:
@@ -148,14 +154,6 @@ def encode_packet(first_line: str, fields: dict[str, object]) -> bytes:
         for key, value in fields.items()
     ]
     return f"{first_line}\n{kv.encode_pairs(pairs)}".encode("utf-8", "replace")
-
-
-def parse_whole_number(pairs: dict[str, str], key: str) -> int:
-    """Return a whole number from 0; raise ValueError."""
-    text = pairs.get(key, "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 (64 bits)
-        raise ValueError(f"{key} is no number")
-    return int(text)
 
 
 def new_packet_socket(flags: int = 0) -> socket.socket:

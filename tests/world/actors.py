@@ -337,7 +337,7 @@ def user_release(part: bool = False) -> Play:
             try:
                 release_for_user(
                     Node(site.settings, NAME),
-                    Peer(owner.pid, USER, -1, True),
+                    Peer(owner.pid, USER, -1),
                     request,
                     Deadline(10.0),
                 )

@@ -248,7 +248,7 @@ def ask_for_reserve(session: Session, device: str, act: str, **fields: Any) -> N
     """Have gpulockd reserve a device for the caller, or end that; raise Refused or Refusal."""
     node = session.node()
     found, name = find_admin_device(node, device)
-    socket_client.request_daemon_act(node, SocketRequest(act, 0, 0, devices=(name,), **fields))
+    socket_client.request_daemon_act(node, SocketRequest(act, devices=(name,), **fields))
     click.echo(f"{format_device_label(name, found)}: {act}d, see gpulock status")
 
 

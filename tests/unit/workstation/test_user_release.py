@@ -11,7 +11,7 @@ from gpulock.errors import Refusal
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.workstation.peer import Peer, check_peer_may_hold
-from gpulock.workstation.user_release import lock_matches_request, select_locks
+from gpulock.workstation.user_release import lock_matches_request, select_own_locks
 from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.support.trees import bus, record
 
@@ -35,19 +35,22 @@ def test_a_claim_is_meant_by_the_pid_and_start_time_of_its_process(
 
 @pytest.mark.parametrize("changes", [{"uid": UID + 1}, {"scheduler": "slurm"}])
 def test_a_device_that_is_not_ones_own_claim_is_not_given_back(changes: dict[str, object]) -> None:
-    peer = Peer(700, UID, -1, True)
-    request = SocketRequest(RELEASE, 600, 7, devices=(bus(0),))
-    assert [lock.id for lock in select_locks({bus(0): held()}, peer, request)] == [bus(0)]
+    request = SocketRequest(RELEASE, devices=(bus(0),))
+
+    def meant(lock: Lock) -> bool:
+        return lock_matches_request(lock, request)
+
+    assert [lock.id for lock in select_own_locks({bus(0): held()}, meant, UID)] == [bus(0)]
     with pytest.raises(Refusal, match="is not yours"):
-        select_locks({bus(0): held(**changes)}, peer, request)
+        select_own_locks({bus(0): held(**changes)}, meant, UID)
 
 
 def test_a_claim_is_held_by_that_very_process_of_the_user() -> None:
     proc, me = Proc(), os.getpid()
     start, uid = proc.start(me), os.geteuid()
-    peer = Peer(1, uid, -1, True)
+    peer = Peer(1, uid, -1)
     check_peer_may_hold(peer, proc, me, start)
     with pytest.raises(Refusal, match="belongs to another process"):
         check_peer_may_hold(peer, proc, me, start + 1)
     with pytest.raises(Refusal, match="is not yours"):
-        check_peer_may_hold(Peer(1, uid + 1, -1, True), proc, me, start)
+        check_peer_may_hold(Peer(1, uid + 1, -1), proc, me, start)

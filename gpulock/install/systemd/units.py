@@ -16,7 +16,6 @@ from gpulock.install.files import InstallError, find_share_folder
 from gpulock.install.setting_faults import HIGHEST_PORT
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.slurm.gres_map import NAME as SLURM_MAP
 from gpulock.store.locks import claims_root
 
 DAEMON: Final = "gpulockd.service"
@@ -39,7 +38,7 @@ _ANY_COMMAND: Final = (
     "ProtectSystem=full",
     "NoNewPrivileges=no",
     "MemoryDenyWriteExecute=no",
-    "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
+    "CapabilityBoundingSet=CAP_SETUID",
 )
 _ANY_DEVICE: Final = ("DevicePolicy=auto", "DeviceAllow=")  # with the unit's, auto were closed
 _TEST_COMMAND: Final = ("# HEALTH_COMMAND tests GPUs.", *_ANY_DEVICE, "TasksMax=4096")
@@ -60,8 +59,6 @@ _CGROUP: Final = (
     "CapabilityBoundingSet=CAP_SYS_ADMIN",
     "SystemCallFilter=bpf",
 )
-# A slurmd drops its groups even for -G (docs/facts/slurm.md, positions in slurmd's list).
-_SLURM: Final = ("# slurmd -G, asked when the cards changed.", "CapabilityBoundingSet=CAP_SETGID")
 
 
 def read_static_files() -> dict[str, str]:
@@ -155,7 +152,6 @@ def setting_directives(settings: Settings, was_isolated: bool) -> list[str]:
         (settings.health_command, _TEST_COMMAND),
         (settings.share_mps, _MPS),
         (settings.quarantine_reset, _RESET),
-        (Path(settings.state_dir, SLURM_MAP).exists(), _SLURM),
         (isolates, _CGROUP),
     )
     return [line for needed, lines in needs if needed for line in lines]

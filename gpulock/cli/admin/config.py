@@ -15,17 +15,7 @@ from gpulock.install.doctor.check import FAULT, Finding
 from gpulock.install.doctor.claims import check_lock_dir
 from gpulock.install.doctor.node import check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.node.setting_keys import (
-    CHOICE,
-    FLAG,
-    KEYS,
-    KINDS,
-    LIMIT,
-    PERIOD,
-    SEAMS,
-    SECONDS,
-    WORDS,
-)
+from gpulock.node.setting_keys import CHOICE, COUNT, KEYS, PATH, PLACES, SEAMS, TEXT
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import (
     DEFAULT_PATH,
@@ -54,20 +44,15 @@ def validate_settings_file(path: str, fixed: bool) -> int:
 
     It is to be a real node's where its folders are `fixed`.
     """
-    caller = os.geteuid()
+    caller, do = os.geteuid(), f"chown root {shlex.quote(path)}; chmod 644 {shlex.quote(path)}"
     try:
         check_file_owner(path, os.stat(path), caller)
-    except OSError:
-        pass  # told below
-    except ValueError as fault:
-        name = shlex.quote(path)
-        raise CommandRefusedError(str(fault), f"chown root {name}; chmod 644 {name}") from fault
-    try:
+        do = "correct that line"
         settings = parse_settings(atomic.read_text(os.path.realpath(path)), path, fixed)
         if settings.simulation:
             check_simulation_marker(settings, caller)
     except ValueError as fault:
-        raise CommandRefusedError(str(fault), "correct that line") from fault
+        raise CommandRefusedError(str(fault), do) from fault
     except OSError as fault:
         do = "make it readable" if isinstance(fault, PermissionError) else "name a settings file"
         raise CommandRefusedError(f"{path}: {fault.strerror}", do) from fault
@@ -99,17 +84,16 @@ def format_config_lines(settings: Settings, width: int) -> list[str]:
     longest = max(len(name) for name, *_ in rows)
     below = " " * (longest + 2)
     for name, kind, default, meaning in rows:
-        value = format_setting_value(getattr(settings, name.lower())) or '""'
-        if kind == KINDS and name in names:
-            value = settings.given.get(name, value)
-        usual = default_setting_value(kind, default) or '""'
+        value = names.get(name) or format_setting_value(getattr(settings, name.lower())) or '""'
+        usual = (default.partition("|")[0] if kind == CHOICE else default) or '""'
         source = f"file, default {usual}" if name in names else "default"
         lines = table.wrap_sentence(f"{name.ljust(longest)}  {value}", width, below)
         colour = "cyan" if name in names else None
         result += [table.paint_text(line, colour) for line in lines]
         fits = len(lines[-1]) + len(source) + len("  ()") <= width
         result[-1] += f"  ({source})" if fits else f"\n{below}({source})"
-        text = below + meaning + setting_unit_hint(kind, default)
+        unit = default if kind == CHOICE else "" if kind in (TEXT, PATH, COUNT, PLACES) else kind
+        text = f"{below}{meaning}{f' ({unit})' if unit else ''}"
         result += [click.style(line, dim=True) for line in table.wrap_sentence(text, width, below)]
     return result
 
@@ -121,23 +105,3 @@ def format_setting_value(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, cast("tuple[object, ...]", value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def default_setting_value(kind: str, default: str) -> str:
-    """Return the default: of a choice its first word."""
-    return default.partition("|")[0] if kind == CHOICE else default
-
-
-def setting_unit_hint(kind: str, default: str) -> str:
-    """Return what a value may be, where that is not plain text."""
-    if kind == CHOICE:
-        return f" ({default})"
-    units = {
-        SECONDS: " (seconds)",
-        PERIOD: " (seconds; at least 0.05)",
-        LIMIT: " (seconds; 0: never)",
-        FLAG: " (yes|no)",
-        WORDS: " (words)",
-        KINDS: " (words, each NAME or NAME=KIND)",
-    }
-    return units.get(kind, "")

@@ -15,7 +15,6 @@ from gpulock.cli.select import SelectError, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.report import js1
 from gpulock.report.bars import ASCII, detect_charset
 from gpulock.report.claims import ReportedClaim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
@@ -29,7 +28,6 @@ VERSION = 1
 @click.argument("job", nargs=-1, metavar="JOB", shell_complete=complete_job)
 @click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--js1", "as_js1", is_flag=True, help="Print the AdminComment that jobstats reads.")
 @click.option("--uid", type=click.IntRange(min=0), help="Only jobs of this user.")
 @click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
 @click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
@@ -39,7 +37,6 @@ def report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     job: tuple[str, ...],
     only_last: bool,
     as_json: bool,
-    as_js1: bool,
     uid: int | None,
     tokens: str,
     output: str,
@@ -59,11 +56,8 @@ def report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     found = find_job_claims(node, query, faults, uid)
     for fault in faults.as_sentences():
         click.echo(f"gpulock: report: {fault}", err=True)
-    if only_last or as_js1:
+    if only_last:
         found = select_last_run(found)
-    if as_js1:
-        click.echo(js1.make_jobstats_comment(found))
-        return
     if not found:
         raise CommandRefusedError(
             f"{' '.join(job)} held no GPU that this node knows of", missing_report_hint(node)

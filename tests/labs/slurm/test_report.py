@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import runpy
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import SLURM_CONF, by_slurm, settings
+from tests.support.cli_site import ROOT
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -65,10 +67,10 @@ def claims(gpus: Gpulock, node: str, job: JobId) -> list[dict[str, Any]]:
 
 def jobstats(gpus: Gpulock, node: str, job: JobId) -> dict[str, Any]:
     """Return what a job's comment tells jobstats."""
-    comment = gpus.command(node, "report", str(job), "--js1").stdout.strip()
-    known: dict[str, Any] = json.loads(
-        gzip.decompress(base64.b64decode(comment.removeprefix("JS1:")))
-    )
+    told = json.loads(gpus.command(node, "report", str(job), "--json", "--last").stdout)
+    make = runpy.run_path(str(ROOT / "docs/examples/jobstats-comment"))["make_comment"]
+    comment = make(told["claims"]).removeprefix("JS1:")
+    known: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(comment)))
     return known
 
 

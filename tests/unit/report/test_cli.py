@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import gzip
 import io
 import json
 import os
@@ -23,12 +21,12 @@ from gpulock.cli.history.history import parse_time
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.history.record import ExporterSamples
 from gpulock.errors import Refusal
-from gpulock.report import folder, js1
+from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.sources import select_trusted_claims
 from tests.support.cli_site import PROGRAM, ROOT
-from tests.support.history_site import GIB, Ended, public_place
+from tests.support.history_site import Ended, public_place
 from tests.support.runner import command_runner
 from tests.support.trees import bus
 from tests.unit.report.test_report import card, record
@@ -200,10 +198,10 @@ def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
     assert "--uid" in told.value.do
 
 
-def test_a_comment_is_not_made_of_another_users_report(desk: Desk, shared: Path) -> None:
+def test_of_a_named_user_another_users_report_is_none(desk: Desk, shared: Path) -> None:
     folder.write_report_file(str(shared), own())
-    assert desk.text("report", "12", "--js1", "--uid", str(os.getuid())).startswith("JS1:H4s")
-    assert desk.text("report", "12", "--js1", "--uid", "4242") == "JS1:None\n"
+    assert desk.call("report", "12", "--json", "--uid", str(os.getuid())).exit_code == 0
+    assert desk.call("report", "12", "--json", "--uid", "4242").exit_code == 1
 
 
 @pytest.mark.attack
@@ -254,8 +252,8 @@ def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) ->
     flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST)])
     folder.write_report_file(str(shared), own())
     assert len(json.loads(desk.call("report", "12", "--json").stdout)["claims"]) == 1
-    comment = desk.call("report", "12", "--js1", "--uid", str(os.getuid())).stdout
-    assert comment.startswith("JS1:H4s")
+    mine = desk.call("report", "12", "--json", "--uid", str(os.getuid())).stdout
+    assert len(json.loads(mine)["claims"]) == 1
 
 
 def test_no_more_than_so_many_files_are_read_and_that_is_told(shared: Path) -> None:
@@ -279,77 +277,6 @@ def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
 def test_a_name_in_report_dir_cannot_leave_it(shared: Path) -> None:
     name = folder.write_report_file(str(shared), own(job_id="../../etc/x", node="a/b"))
     assert "/" not in name and [path.name for path in shared.iterdir()] == [name]
-
-
-# --- JS1 --------------------------------------------------------------------------------------
-
-
-def decoded(text: str) -> dict[str, Any]:
-    """Decode as reportseff and jobstats do."""
-    assert text.startswith("JS1:")
-    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text[4:])))
-    return found
-
-
-def test_the_comment_of_jobstats_can_be_read_by_its_readers(desk: Desk, shared: Path) -> None:
-    for number in range(2):
-        name = f"node{number}"
-        cards = (card(0, use=0.25), card(1, minor=7, observed_seconds=0, busy_seconds=None))
-        folder.write_report_file(
-            str(shared), record(*cards, uid=os.getuid(), node=name, token=name)
-        )
-    found = decoded(desk.text("report", "12", "--js1").strip())
-    assert (found["total_time"], found["gpus"]) == (3600, 4)
-    node = found["nodes"]["node1"]
-    assert node["gpu_utilization"] == {"0": 25.0}
-    assert node["gpu_total_memory"] == {"0": 80 * GIB}
-    assert node["gpu_used_memory"] == {"0": 40 * GIB}
-    hosts = {"cpus", "total_time", "total_memory", "used_memory"}
-    assert not hosts & node.keys(), "what no cgroup told is left out, not 0"
-
-
-def test_what_a_job_used_of_its_host_is_in_the_comment_as_its_readers_divide_it() -> None:
-    whole = {"cpu_seconds": 7200.0, "cpus": 4, "host_memory_peak_bytes": GIB}
-    told = record(card(0), host_memory_bytes=4 * GIB, **whole)
-    found = decoded(js1.make_jobstats_comment([parse_reported_claim(told)]))
-    node = found["nodes"]["node1"]
-    assert node["total_time"] / node["cpus"] / found["total_time"] * 100 == 50
-    assert node["used_memory"] / node["total_memory"] == 0.25
-
-
-@pytest.mark.parametrize(
-    ("known", "keys"),
-    [
-        ({"cpu_seconds": 9.0}, set[str]()),
-        ({"cpus": 4}, set[str]()),
-        ({"host_memory_peak_bytes": 9}, set[str]()),
-        ({"host_memory_bytes": 9}, set[str]()),
-        ({"cpu_seconds": 0.0, "cpus": 4}, {"cpus", "total_time"}),
-    ],
-)
-def test_a_use_without_the_size_beside_it_is_left_out_of_the_comment(
-    known: dict[str, Any], keys: set[str]
-) -> None:
-    told = parse_reported_claim(record(card(0), **known))
-    assert js1.jobstats_host(told).keys() == keys
-
-
-def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words(desk: Desk) -> None:
-    unseen = card(0, observed_seconds=0, busy_seconds=None)
-    assert js1.make_jobstats_comment([parse_reported_claim(record(unseen))]) == "JS1:None"
-    assert (
-        js1.make_jobstats_comment([parse_reported_claim(record(card(0, 1.5, observed_seconds=0)))])
-        == "JS1:Short"
-    )
-    assert desk.text("report", "99", "--js1").strip() == "JS1:None"
-
-
-def test_instances_of_a_card_keep_apart() -> None:
-    both = [card(n, id=f"{bus(0)}.gi{n + 1}.ci0", minor=3) for n in range(2)]
-    node = decoded(js1.make_jobstats_comment([parse_reported_claim(record(*both))]))["nodes"][
-        "node1"
-    ]
-    assert set(node["gpu_utilization"]) == {"3.1", "3.2"}
 
 
 # --- history ----------------------------------------------------------------------------------

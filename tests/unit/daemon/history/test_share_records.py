@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
@@ -18,7 +13,6 @@ from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.report.bars import ASCII
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
-from gpulock.report.js1 import PREFIX, make_jobstats_comment
 from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
 from tests.support.trees import BOOT, bus, record
 
@@ -133,14 +127,3 @@ def test_places_of_one_card_are_one_row_and_one_gpu() -> None:
     assert (card.part, card.memory_peak) == ("2/4", 1 << 30)
     assert " 1 GPU" in format_claim_heading(claim)
     assert report_device_cells(card, ASCII)[0].text.endswith(" (2/4)")
-
-
-@pytest.mark.parametrize("places", [(1,), (1, 2, 3)])
-def test_jobstats_gets_a_card_of_shares_once(places: tuple[int, ...]) -> None:
-    claim = claim_of(*places, busy=900.0, observed=1800.0, memory_peak=1 << 30)
-    cards = tuple([replace(card, memory=80 << 30, minor=3) for card in claim.cards])
-    comment = make_jobstats_comment([replace(claim, cards=cards)])
-    told = json.loads(gzip.decompress(base64.b64decode(comment.removeprefix(PREFIX))))
-    (node,) = told["nodes"].values()
-    assert (node["gpu_utilization"], node["gpu_used_memory"]) == ({"3": 50.0}, {"3": 1 << 30})
-    assert (told["total_time"], told["gpus"]) == (3600, 1)

@@ -27,14 +27,15 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return `37s`, `12m`, `04:12` (hours and minutes) or `2d 03:15`."""
+    """Return `37s`, `12m`, `4h12m` or `2d03h`, which `parse_duration` reads as well."""
     whole = max(0, int(seconds))
     if whole < MINUTE:
         return f"{whole}s"
     if whole < HOUR:
         return f"{whole // MINUTE}m"
-    clock = f"{whole % DAY // HOUR:02}:{whole % HOUR // MINUTE:02}"
-    return clock if whole < DAY else f"{whole // DAY}d {clock}"
+    if whole < DAY:
+        return f"{whole // HOUR}h{whole % HOUR // MINUTE:02}m"
+    return f"{whole // DAY}d{whole % DAY // HOUR:02}h"
 
 
 def held_seconds(record: Owner, boot_id: str, boottime: float, now: float) -> float:

@@ -43,7 +43,6 @@ COLUMNS = (
 OBSERVED = ("UTIL", "MEM GIB", "TEMP", "POWER", "LAST BUSY")
 GIB = 1 << 30
 ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
-MINUTE, HOUR, DAY = 60, 3600, 86400
 MOST = 9999  # degrees or watts that a sample is believed
 SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
@@ -163,16 +162,8 @@ def last_busy_cell(use: SampleView, device: str, lock: Lock | None) -> Cell:
     """Return `now`, `12m ago`, or `never` of a claim that was observed and did nothing."""
     since = use.last_busy(device, lock)
     if since is not None:
-        return Cell("now" if since <= use.oldest else format_busy_age(since))
+        return Cell("now" if since <= use.oldest else f"{format_duration(since)} ago")
     return Cell("never", "blue") if use.idle(device, lock) is not None else UNKNOWN
-
-
-def format_busy_age(seconds: float) -> str:
-    """Return `37s ago`, `12m ago`, `4h ago` or `2d ago`."""
-    for unit, letter in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m")):
-        if seconds >= unit:
-            return f"{seconds // unit:.0f}{letter} ago"
-    return f"{seconds:.0f}s ago"
 
 
 def format_status_totals(rows: list[DeviceState], width: int) -> list[str]:

@@ -153,7 +153,7 @@ def test_a_held_device_that_does_nothing_for_long_is_held_idle(
     assert (found["totals"]["held"], found["totals"]["held_idle"]) == (1, 1)
     text = site.call("status").stdout
     assert row(text, 1)["STATE"] == "held (idle)"
-    assert row(text, 1)["LAST BUSY"] == "1h ago"
+    assert row(text, 1)["LAST BUSY"] == "1h00m ago"
 
 
 def test_a_reserve_idles_never(site: Site, sampled: Sampled) -> None:

@@ -80,7 +80,7 @@ def test_each_holder_has_its_own_work_and_the_card_has_its_own(
     sampled.write()
     assert card_lines(site) == [
         "held 12 alice gpu.q 2/4 0s 75% 50% 12/32 now",
-        "13 bob gpu.q 1/4 0s 10% 1h ago",
+        "13 bob gpu.q 1/4 0s 10% 1h00m ago",
     ]
 
 

@@ -490,7 +490,7 @@ def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
     sampled.write()
     text = site.call("why", "4").stdout
     assert text.splitlines()[0].endswith("held (idle)")
-    assert facts(text)["idle"] == "did nothing for 02:00, as gpulock-exporter saw it"
+    assert facts(text)["idle"] == "did nothing for 2h00m, as gpulock-exporter saw it"
 
 
 @pytest.mark.parametrize(("uid", "told"), [(os.geteuid(), "runs it here"), (4321, "no shepherd")])

@@ -39,10 +39,10 @@ COLUMNS = (Column("GPU", right=True), Column("MODEL", least=6), Column("JOB", le
         (37.9, "37s"),
         (60, "1m"),
         (3599, "59m"),
-        (3600, "01:00"),
-        (15120, "04:12"),
-        (86400, "1d 00:00"),
-        (184500, "2d 03:15"),
+        (3600, "1h00m"),
+        (15120, "4h12m"),
+        (86400, "1d00h"),
+        (184500, "2d03h"),
         (-5, "0s"),
     ],
 )
@@ -55,6 +55,7 @@ def test_a_duration_is_short(seconds: float, text: str) -> None:
 )
 def test_a_duration_is_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+    assert parse_duration(format_duration(seconds)) == seconds - seconds % 60
 
 
 @pytest.mark.parametrize("text", ["", "1x", "h", "1h 30m", "-1", "1.5h", "python", "٣"])

@@ -104,7 +104,7 @@ def test_a_report_says_what_each_device_did() -> None:
 def test_a_report_says_what_the_job_used_of_its_host() -> None:
     known = {"cpu_seconds": HOUR, "cpus": 4, "host_memory_peak_bytes": 3 * GIB}
     found = text_of(claim(card(0), **known, host_memory_bytes=8 * GIB))
-    line = "Host: 01:00 of processor time on 4 CPUs, 25 % of the time held; memory peak 3 of 8 GiB"
+    line = "Host: 1h00m of processor time on 4 CPUs, 25 % of the time held; memory peak 3 of 8 GiB"
     assert " ".join(found).count(line) == 1
     found = text_of(claim(card(0), host_memory_peak_bytes=3 * GIB))
     assert "Host: memory peak 3 GiB" in found
@@ -129,13 +129,13 @@ def test_a_job_of_five_seconds_is_reported_by_the_second() -> None:
 def test_a_job_of_thirty_days_fits(capsys: pytest.CaptureFixture[str]) -> None:
     shape = {bus(0): {"width": 65536.0, "use": [500] * 40}}
     found = text_of(claim(card(0, 30 * DAY), shapes=shape))
-    assert "Over time, 18:12 a column; blank: not observed" in found
+    assert "Over time, 18h12m a column; blank: not observed" in found
     assert max(map(len, found)) <= 80
 
 
 def test_a_job_that_runs_says_so_and_has_no_end() -> None:
     found = text_of(claim(card(0), released_at=None, how=None))
-    assert found[1].startswith("since ") and found[1].endswith("for 01:00 so far")
+    assert found[1].startswith("since ") and found[1].endswith("for 1h00m so far")
 
 
 def test_the_end_is_told_where_it_was_no_epilog() -> None:

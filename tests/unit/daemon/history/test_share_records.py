@@ -115,7 +115,7 @@ def claim_of(*places: int, **told: float) -> ReportedClaim:
 def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
     claim = claim_of(1, busy=900.0, observed=3600.0)
     assert (claim.held, claim.cards[0].held) == (3600.0, 900.0)
-    assert format_claim_times(claim)[0].endswith("for 01:00 so far")
+    assert format_claim_times(claim)[0].endswith("for 1h00m so far")
     (card,) = claim.cards
     assert (card.utilization, card.unobserved) == (0.25, 0.0)
 

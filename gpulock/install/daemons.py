@@ -64,7 +64,8 @@ def find_scheduler_daemons(name: str, proc: Path = Path("/proc")) -> list[Schedu
 def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | None:
     """Return one process as a daemon, None where it is none, is gone, or cannot be seen.
 
-    Its uid first: what a process of a user's says of itself is not even read, it may hang.
+    Its uid first: what a process of a user's says of itself is not even read, it may hang. Not by
+    psutil, which takes the uids from the name of a process that is called `Uid:<tab>0<tab>0<tab>0`.
     """
     processes, entry = Proc(str(proc)), proc / str(pid)
     try:

@@ -16,6 +16,7 @@ from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.files import InstallError
 from gpulock.install.sge.site import find_execds, find_sge_binaries
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 
 ME = os.geteuid()
@@ -99,6 +100,17 @@ def test_a_strangers_process_of_that_name_is_not_even_read(machine: Machine) -> 
 
     assert find_execds(machine.proc) == []
     assert find_slurmds(machine.proc) == []
+
+
+def test_a_name_that_reads_like_roots_uids_is_nobodys(machine: Machine) -> None:
+    """Any process may change its name between two looks at it."""
+    machine.run(7, "sge_execd", machine.program("sge_execd"), (STRANGER, STRANGER))
+    status = machine.proc / "7/status"
+    name = f"Name:\tUid:\t{ME}\t{ME}\t{ME}"
+    status.write_text(status.read_text().replace("Name:\tsge_execd", name))
+
+    assert Proc(str(machine.proc)).status(7).uids[0] == STRANGER
+    assert find_execds(machine.proc) == []
 
 
 def test_a_setuid_programs_link_of_that_name_is_no_daemon(machine: Machine) -> None:

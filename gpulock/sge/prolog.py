@@ -23,7 +23,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import environment_file, hook, request, spool
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, SgeJob
-from gpulock.store import atomic, events, owed, owner
+from gpulock.store import atomic, events, grants, owner
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -118,7 +118,7 @@ def complete_sge_claim(
             isolate_sge_job(node, found, grant)
         write_spool_record(node, found, own)
         if grant.fresh:
-            owed.note_owed_line(node.settings.state_dir, node.store, grant.owner)
+            grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)
 
     complete_claim(
         node,

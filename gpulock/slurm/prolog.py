@@ -36,7 +36,7 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import note, request
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import TaskNote
-from gpulock.store import kv, owed
+from gpulock.store import grants, kv
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
@@ -105,7 +105,7 @@ def claim_slurm_job(
         node,
         grant,
         deadline,
-        lambda: owed.note_owed_line(settings.state_dir, node.store, grant.owner),
+        lambda: grants.note_owed_line(settings.state_dir, node.store, grant.owner),
         tell,
         lambda: undo_claim(node, grant, observer_judge(node), deadline),
     )

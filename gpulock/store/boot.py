@@ -11,7 +11,7 @@ import os
 import time
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_records_refusal, one_line, os_error_kind
-from gpulock.store import atomic, events, grants, owed, quarantine
+from gpulock.store import atomic, events, grants, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
@@ -48,7 +48,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     atomic.remove_quietly(f"{store.path}/{events.NAME}")  # they are of one boot
     try:
         finish_earlier_claims(store, boot_id)
-        owed.limit_owed_records(state_dir, store)
+        grants.limit_owed_records(state_dir, store)
         restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")

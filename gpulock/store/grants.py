@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FINISHED_CAP = 1000  # claims that wait for their history line
 FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
+OWED = "owed"  # folder of STATE_DIR: a copy of each record, until its line is in the history
+OWED_CAP = 1000  # copies that are kept over a boot
 
 
 def make_claim(store: LockStore, record: Owner) -> None:
@@ -143,3 +145,35 @@ def finish_claim(store: LockStore, token: str) -> None:
                 atomic.remove_folder(path)
     except OSError:
         return
+
+
+def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
+    """Note that a claim will be owed a line of the history; what fails here fails no job.
+
+    Where finished claims pile up nobody writes a history: these records would pile up as well.
+    """
+    folder = f"{state_dir}/{OWED}"
+    try:
+        waiting = len(os.listdir(store.finished_dir))
+    except OSError:
+        waiting = 0  # the records are lost this moment: nothing else is left of the claim
+    if waiting >= FINISHED_PRUNE:
+        return
+    try:
+        if not os.path.isdir(folder):
+            atomic.mkdir_if_missing(folder)  # another claim does the same
+        atomic.replace_file(f"{folder}/{record.token}", owner.encode_owner(record).encode())
+    except (OSError, ValueError):
+        return
+
+
+def limit_owed_records(state_dir: str, store: LockStore) -> None:
+    """Drop the oldest records once there are too many, as far as that is possible; count them."""
+    try:
+        oldest = atomic.list_oldest(f"{state_dir}/{OWED}", OWED_CAP)
+    except OSError:
+        return
+    if oldest:
+        events.note_event(store.path, events.DROPPED, str(len(oldest)))
+    for path in oldest:
+        atomic.remove_quietly(path)

@@ -20,7 +20,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import boot, owed
+from gpulock.store import boot, grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.owner import NO_CLUSTER, Owner
 from gpulock.workstation.unused_cards import prefer_unused_cards
@@ -132,5 +132,5 @@ def claim_for_process(
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
     grant = claim_devices(node, record, want, judge, deadline)
     if grant.fresh:
-        owed.note_owed_line(node.settings.state_dir, node.store, grant.owner)
+        grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)
     return grant

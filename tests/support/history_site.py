@@ -19,7 +19,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
-from gpulock.store import boot, grants, owed
+from gpulock.store import boot, grants
 from gpulock.store.owner import Owner
 from tests.support.locks import retire_lock
 from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
@@ -80,7 +80,7 @@ class Ended(Box):
     def run_job(self, *numbers: int, token: str = "feed", **about: Any) -> Owner:
         """Let a claim stand whose record is in STATE_DIR as well, as a prolog notes it."""
         own = self.hold(*numbers, token=token, **about)
-        owed.note_owed_line(str(self.state), self.node().store, own)
+        grants.note_owed_line(str(self.state), self.node().store, own)
         return own
 
     def reboot(self, wiped: bool = True) -> None:
@@ -166,7 +166,7 @@ class Ended(Box):
 
     def owed(self) -> list[str]:
         """Return whose line is owed."""
-        folder = self.state / owed.FOLDER
+        folder = self.state / grants.OWED
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def waiting(self) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.release import release_locks
 from gpulock.sge import epilog, prolog
-from gpulock.store import atomic, owed
+from gpulock.store import atomic, grants
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support import jobs, slurm_site
@@ -68,7 +68,7 @@ def end(powered: PoweredNode, own: Owner) -> None:
 
 def keep(powered: PoweredNode, disk: Recorder, token: str) -> None:
     """Let the record of a claim reach the disk: from now on its line is due."""
-    pending = powered.box.state / owed.FOLDER
+    pending = powered.box.state / grants.OWED
     disk.settle(powered.box.state, pending, pending / token)
     disk.tell(f"kept {token}")
 

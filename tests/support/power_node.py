@@ -25,7 +25,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import owed
+from gpulock.store import grants
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.power_log import materialize
@@ -97,7 +97,7 @@ class PoweredNode:
         for root in self.roots():
             root.mkdir()
         materialize(left.tree)
-        pending = self.box.state / owed.FOLDER
+        pending = self.box.state / grants.OWED
         ago = time.time() - LATER
         if pending.is_dir():
             for name in os.listdir(pending):
@@ -174,7 +174,7 @@ class PoweredNode:
         assert promised.lines <= found.keys(), f"lost: {promised.lines - found.keys()}"
         assert found.keys() <= self.made, f"never made: {found.keys() - self.made}"
         assert not self.told, self.told
-        place = self.box.state / owed.FOLDER
+        place = self.box.state / grants.OWED
         assert not place.is_dir() or os.listdir(place) == [], "of an earlier boot"
 
     def locks(self) -> list[Lock]:

@@ -13,7 +13,7 @@ from gpulock.daemon.health.cards import BACK, note_card_step, read_cards
 from gpulock.daemon.history.files import FOLDER, name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
-from gpulock.store import owed, quarantine
+from gpulock.store import grants, quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
 from tests.support.faults import raising
@@ -141,7 +141,7 @@ def owe(powered: PoweredNode, *tokens: str) -> list[str]:
     """Let claims of an earlier boot be without their lines; return what must come true."""
     node = powered.node()
     for token in tokens:
-        owed.note_owed_line(node.settings.state_dir, node.store, earlier_claim(powered, token))
+        grants.note_owed_line(node.settings.state_dir, node.store, earlier_claim(powered, token))
         powered.made.add(token)
     return [f"kept {token}" for token in tokens]
 

@@ -18,7 +18,7 @@ from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.alloc.shares import CardPlaces
 from gpulock.daemon.history import writer
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic, boot, gate, grants, owed, repair
+from gpulock.store import atomic, boot, gate, grants, repair
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import Repair
@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
     ),
     "dead_is_who_has_no_shepherd": ((Judge, "verdict", judge_by_shepherd), NOBODY),
     "line_is_not_looked_for_in_the_history": ((writer, "find_written_tokens", returning(set())),),
-    "claim_is_not_owed_a_line": ((owed, "note_owed_line", returning(None)),),
+    "claim_is_not_owed_a_line": ((grants, "note_owed_line", returning(None)),),
     "living_owner_counts_as_ended": ((Reaper, "finish", finish_living),),
     "share_joins_a_card_that_is_held": ((availability, "whole_claims", returning({})),),
     "card_is_granted_beside_its_shares": (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims that are over and have no line in the history yet: what their records tell.
 
-Warm. A claim that is over waits in `finished/`. Its copy in STATE_DIR (store.owed) is made with it,
+Warm. A claim that is over waits in `finished/`. Its copy in STATE_DIR/owed is made with it,
 and goes when its line is written. As long as there is a record of the claim the copy only waits.
 Where the node went down, or the records were lost, the copy is all that is left: its claim is over,
 and was held at least until it was last seen, which is when the file was last touched.
@@ -18,8 +18,8 @@ from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.sample import is_claim_token, parse_sample_real
 from gpulock.store import atomic, kv, owner
+from gpulock.store.grants import OWED
 from gpulock.store.locks import RECORD, RELEASED, LockStore, list_names
-from gpulock.store.owed import FOLDER
 from gpulock.store.owner import Owner
 
 MIN_SEEN_SECONDS = 5.0  # within them a record is written; one seen no later was never seen
@@ -40,7 +40,7 @@ def find_ended_claims(
     a power cut left of a record is removed. Raises Refusal where a folder cannot be read.
     """
     finished = {*list_names(node.store.finished_dir)}
-    copies = f"{node.settings.state_dir}/{FOLDER}"
+    copies = f"{node.settings.state_dir}/{OWED}"
     found: EndedClaims = {}
     for token in sorted(finished | {*list_names(copies)} - {*standing}):
         path = f"{node.store.finished_dir if token in finished else copies}/{token}"
@@ -81,7 +81,7 @@ def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
         return merge_ends(record, read_released_devices(folder, record), rest)
     copy, seen = None, now
     try:
-        copy, seen = read_pending_record(f"{node.settings.state_dir}/{FOLDER}", token)
+        copy, seen = read_pending_record(f"{node.settings.state_dir}/{OWED}", token)
     except FileNotFoundError:
         pass
     except (OSError, kv.MalformedError):
@@ -171,7 +171,7 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], now: float) -> No
         if is_claim_token(record.token):
             at = record.claimed_at + now - record.claimed_boottime
             with suppress(OSError, ValueError, OverflowError):
-                path = f"{state_dir}/{FOLDER}/{record.token}"
+                path = f"{state_dir}/{OWED}/{record.token}"
                 os.utime(path, (at, at), follow_symlinks=False)
 
 
@@ -188,7 +188,7 @@ def remove_written_claims(node: Node, tokens: Iterable[str]) -> None:
     """Remove what is left of claims whose line is written; what stays is not written again."""
     for token in tokens:
         remove_finished_claim(node.store, token, set())
-        atomic.remove_quietly(f"{node.settings.state_dir}/{FOLDER}/{token}")
+        atomic.remove_quietly(f"{node.settings.state_dir}/{OWED}/{token}")
 
 
 def remove_finished_claim(store: LockStore, token: str, faults: set[str]) -> None:

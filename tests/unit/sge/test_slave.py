@@ -12,7 +12,7 @@ import pytest
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import mps
 from gpulock.sge import prolog, slave, spool
-from gpulock.store import owed, owner
+from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
@@ -65,7 +65,7 @@ def test_what_a_jobs_tasks_claim_is_owed_one_line_of_the_history(site: Site) -> 
     for pid in (FIRST, SECOND):
         start(site, pid)
     token = owner.parse_owner((folder / spool.RECORD).read_text()).token
-    assert os.listdir(site.state / owed.FOLDER) == [token]
+    assert os.listdir(site.state / grants.OWED) == [token]
 
 
 SHARES = {

@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.job import environment, job_map
 from gpulock.slurm import note, prolog
-from gpulock.store import atomic, boot, grants, owed
+from gpulock.store import atomic, boot, grants
 from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site, row
 from tests.support.trees import bus
@@ -94,7 +94,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     "where",
-    [(owed, "note_owed_line"), (note, "write_task_note"), (job_map, "write_job_map")],
+    [(grants, "note_owed_line"), (note, "write_task_note"), (job_map, "write_job_map")],
 )
 def test_whatever_goes_wrong_after_the_claim_undoes_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: BaseException

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.slurm import note, task
-from gpulock.store import owed
+from gpulock.store import grants
 from tests.support.faults import fail_at, raising
 from tests.support.locks import retire_lock
 from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID
@@ -128,7 +128,7 @@ def test_a_job_whose_records_are_lost_before_its_note_is_written_starts_no_task(
         shutil.rmtree(site.lock)
         shutil.rmtree(site.records)
 
-    monkeypatch.setattr(owed, "note_owed_line", lose)
+    monkeypatch.setattr(grants, "note_owed_line", lose)
     site.prolog()
     assert "is lost" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
     assert site.prolog(13, "2") == RUN

@@ -24,7 +24,7 @@ from gpulock.report.claims import parse_reported_claim
 from gpulock.report.scan import GpuTimeSum
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import atomic, boot, grants, owed, owner
+from gpulock.store import atomic, boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
@@ -85,7 +85,7 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
 
 def test_a_claim_whose_records_are_lost_at_that_moment_keeps_its_copy(site: Ended) -> None:
     shutil.rmtree(site.records)
-    owed.note_owed_line(str(site.state), site.node().store, record(token="beef"))
+    grants.note_owed_line(str(site.state), site.node().store, record(token="beef"))
     assert owner.parse_owner((site.state / "owed/beef").read_text()).token == "beef"
 
 
@@ -103,7 +103,7 @@ def test_a_link_in_the_place_of_a_copy_is_replaced(site: Ended) -> None:
     elsewhere.write_text("secret")
     (site.state / "owed").mkdir()
     (site.state / "owed/feed").symlink_to(elsewhere)
-    owed.note_owed_line(str(site.state), site.node().store, record(token="feed"))
+    grants.note_owed_line(str(site.state), site.node().store, record(token="feed"))
     assert elsewhere.read_text() == "secret"
     assert not (site.state / "owed/feed").is_symlink()
 
@@ -118,7 +118,7 @@ def test_a_copy_that_cannot_be_written_fails_no_claim(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic, "replace_file", disk_full)
-    owed.note_owed_line(str(site.state), site.node().store, record(token="feed"))
+    grants.note_owed_line(str(site.state), site.node().store, record(token="feed"))
     assert site.owed() == []
 
 
@@ -135,7 +135,7 @@ def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
     for number, token in enumerate(("b", "a", "c")):
         site.run_job(number, token=token)
         os.utime(site.state / "owed" / token, (number, number))
-    monkeypatch.setattr(owed, "CAP", 2)
+    monkeypatch.setattr(grants, "OWED_CAP", 2)
     site.reboot()
     assert site.owed() == ["a", "c"]
     assert count_dropped_claims(site.node().store.path) == 1

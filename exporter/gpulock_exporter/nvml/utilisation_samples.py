@@ -24,6 +24,7 @@ Sample = tuple[int, float]  # time stamp in microseconds, percent
 LONGEST = 1.5  # seconds that one sample may stand for: nvml.h says 1/6 to 1 second
 KEPT = 16.0  # seconds that the buffer holds, and that one answer for now stands for at most
 WHOLE = 100  # percent
+ROOM = 1024  # entries that there is room for: drivers keep 100 to 120
 MOST = 100  # entries of the buffer: a longer list is garbage (Syllo/nvtop issue 110)
 SLACK = 1.0  # seconds by which samples may come late
 DRY = 2.0  # seconds without a new sample: a card that is idle may not write any
@@ -125,48 +126,19 @@ class UtilizationSamples:
 
 
 class SampleList:
-    """The driver's buffer of samples of one device."""
+    """Room for the driver's buffer of samples of one device."""
 
     def __init__(self) -> None:
-        self._raw = bytearray()
-        self._room = 0
+        self._raw = bytearray(ROOM * SAMPLES[NARROW].size)
+        self._buffer = (ctypes.c_char * len(self._raw)).from_buffer(self._raw)
 
-    def read(self, handle: pynvml.c_nvmlDevice_t, kind: int, since: int) -> list[tuple[int, float]]:
-        """Return what is younger than `since`, 0 for all: time stamp, value; raise NVMLError.
-
-        How many there may be is asked for with all of them, and where there is no more room.
-        """
-        if not since or not self._room:
-            self._make_room(handle, kind)
-            return self._read(handle, kind, since)
-        found, before = self._read(handle, kind, since), self._room
-        if len(found) == before:
-            self._make_room(handle, kind)
-            if self._room > before:
-                return self._read(handle, kind, since)
-        return found
-
-    def _make_room(self, handle: pynvml.c_nvmlDevice_t, kind: int) -> None:
-        count, value_type = ctypes.c_uint(0), ctypes.c_uint(0)
-        where = (ctypes.byref(value_type), ctypes.byref(count), None)
-        call_nvml(
-            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(0), *where
-        )
-        if not count.value:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        self._room = count.value
-        self._raw = bytearray(self._room * SAMPLES[NARROW].size)
-
-    def _read(
-        self, handle: pynvml.c_nvmlDevice_t, kind: int, since: int
-    ) -> list[tuple[int, float]]:
-        count, value_type = ctypes.c_uint(self._room), ctypes.c_uint(0)
-        buffer = (ctypes.c_char * len(self._raw)).from_buffer(self._raw)
-        where = (ctypes.byref(value_type), ctypes.byref(count), buffer)
-        call_nvml(
-            "nvmlDeviceGetSamples", handle, ctypes.c_uint(kind), ctypes.c_ulonglong(since), *where
-        )
+    def read(self, handle: pynvml.c_nvmlDevice_t, kind: int, since: int) -> list[Sample]:
+        """Return what is younger than `since`, 0 for all: time stamp, value; raise NVMLError."""
+        count, value_type = ctypes.c_uint(ROOM), ctypes.c_uint(0)
+        where = (ctypes.byref(value_type), ctypes.byref(count), self._buffer)
+        wanted = (ctypes.c_uint(kind), ctypes.c_ulonglong(since))
+        call_nvml("nvmlDeviceGetSamples", handle, *wanted, *where)
         number = value_type.value if value_type.value < len(SAMPLES) else NARROW
         layout = SAMPLES[number]
-        size = layout.size * min(count.value, self._room)
+        size = layout.size * min(count.value, ROOM)
         return list(layout.iter_unpack(memoryview(self._raw)[:size]))

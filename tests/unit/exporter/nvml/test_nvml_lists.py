@@ -65,21 +65,3 @@ def test_samples_are_what_pynvml_gets_of_any_age(nvml: Double) -> None:
         pairs = [(one.timeStamp, one.sampleValue.uiVal) for one in told]
         assert samples.read(handle, UTILIZATION, since) == pairs
         assert len(pairs) == 1098 - max(since, 999)
-
-
-def test_how_many_samples_there_are_is_asked_for_once(nvml: Double) -> None:
-    handle, samples = NVML.nvmlDeviceGetHandleByIndex(0), SampleList()
-    youngest = samples.read(handle, UTILIZATION, 0)[-1][0]
-    before = nvml.calls()["nvmlDeviceGetSamples"]
-    for _ in range(5):
-        samples.read(handle, UTILIZATION, youngest - 1_000_000)
-    assert nvml.calls()["nvmlDeviceGetSamples"] - before == 5
-
-
-def test_a_buffer_that_has_grown_is_read_whole(nvml: Double) -> None:
-    handle, samples = NVML.nvmlDeviceGetHandleByIndex(0), SampleList()
-    nvml.samples(0, "gpu", [(1000, 5), (2000, 6)])
-    assert samples.read(handle, UTILIZATION, 0) == [(1000, 5), (2000, 6)]
-    grown = [(1000 * n, 7) for n in range(3, 60)]
-    nvml.samples(0, "gpu", grown)
-    assert samples.read(handle, UTILIZATION, 2000) == grown

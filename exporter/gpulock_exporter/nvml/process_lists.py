@@ -25,8 +25,8 @@ from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.telemetry import Process
 
 MOST = 5000  # processes: more than that is garbage, and a frame has its limit
-ATTEMPTS = 5  # the call for the length, and a list may grow before the one for itself
-SPARE, MOST_ROOM = 5, 2 * MOST  # entries
+ATTEMPTS = 5  # a list may grow before it is asked for again
+ROOM, SPARE, MOST_ROOM = 64, 5, 2 * MOST  # entries
 KINDS = ("Compute", "Graphics", "MPSCompute")
 
 FIRST = struct.Struct("@I4xQ")  # nvmlProcessInfo_v1_t: pid, bytes
@@ -88,12 +88,12 @@ def _process_listing(name: str, choose: Callable[[], struct.Struct]) -> Listing:
     """Return a way to ask that asks again while the list outgrows the room that was made."""
 
     def ask(handle: pynvml.c_nvmlDevice_t) -> list[Process]:
-        layout, room = choose(), 0
+        layout, room = choose(), ROOM
         for attempt in range(1, ATTEMPTS + 1):
             raw = ctypes.create_string_buffer(WIDE.size * room)  # enough for either layout
             count = ctypes.c_uint(room)
             try:
-                call_nvml(name, handle, ctypes.byref(count), raw if room else None)
+                call_nvml(name, handle, ctypes.byref(count), raw)
             except pynvml.NVMLError as fault:
                 if fault.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or attempt == ATTEMPTS:
                     raise

@@ -258,10 +258,10 @@ def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
 
 def test_a_process_list_that_grows_between_two_calls_is_asked_for_again(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
-        nvml.processes(0, [Process(n, "1M") for n in range(1, 8)], growth=40)
+        nvml.processes(0, [Process(n, "1M") for n in range(1, 80)], growth=40)
         found = device(eye.look(processes=True)).processes
         assert found is not None
-        assert len(found) > 7
+        assert len(found) > 79
         nvml.fail("nvmlDeviceGetComputeRunningProcesses_v3", ERROR_INSUFFICIENT_SIZE)
         frame = eye.look(processes=True)
         assert device(frame).processes is None

@@ -19,7 +19,7 @@ from gpulock_exporter.nvml.named_calls import call_nvml
 CALL = "nvmlDeviceGetProcessUtilization"
 SAMPLE = struct.Struct("@I4xQIIII")  # nvmlProcessUtilizationSample_t: pid, time, SM, memory, ...
 GAP = 3.0  # seconds between two answers after which the next says nothing of this moment
-MOST_ROOM = 1 << 14  # samples: drivers have room for 100 to 4096
+ROOM = 1 << 12  # samples: drivers keep 100 to 4096
 WHOLE = 100  # percent
 MICRO = 1e6  # of a time stamp, a second
 NOBODY = pynvml.NVML_ERROR_NOT_FOUND
@@ -32,7 +32,6 @@ class ProcessUse:
         self._since = 0  # time stamp of the youngest sample, 0: none yet
         self._moved = 0.0  # when that changed last
         self._asked = -GAP
-        self._room = 0
 
     def read(self, card: NvmlDevice, look: PollContext) -> dict[str, float] | None:
         """Return which part of the time since the last look each process worked, by pid.
@@ -68,17 +67,7 @@ class ProcessUse:
 
     def _ask(self, card: NvmlDevice) -> list[tuple[int, ...]]:
         """Return what is younger than the last one; raise NVMLError."""
-        for _ in range(2):
-            raw = ctypes.create_string_buffer(SAMPLE.size * self._room)
-            count, since = ctypes.c_uint(self._room), ctypes.c_ulonglong(self._since)
-            room = raw if self._room else None
-            try:
-                call_nvml(CALL, card.handle, room, ctypes.byref(count), since)
-            except pynvml.NVMLError as fault:
-                if fault.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                    raise
-                self._room = min(max(count.value, 1), MOST_ROOM)
-                continue
-            used = memoryview(raw)[: SAMPLE.size * min(count.value, self._room)]
-            return list(SAMPLE.iter_unpack(used))
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        raw, count = ctypes.create_string_buffer(SAMPLE.size * ROOM), ctypes.c_uint(ROOM)
+        since = ctypes.c_ulonglong(self._since)
+        call_nvml(CALL, card.handle, raw, ctypes.byref(count), since)
+        return list(SAMPLE.iter_unpack(memoryview(raw)[: SAMPLE.size * min(count.value, ROOM)]))

@@ -116,7 +116,12 @@ def claim_seconds(longest: float, asked: float) -> float:
 def claim_for_process(
     node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, terms: ClaimTerms = ANY_TERMS
 ) -> Grant:
-    """Claim for a process; raise Refusal."""
+    """Claim for a process, which has one claim at a time; raise Refusal."""
+    if other := find_other_process_grant(node, record, want):
+        cards = {name.partition(SHARE)[0] for name in other}
+        labels = [device.label() for device in node.devices() if device.id in cards]
+        why = f"pid {record.pid} holds GPU {', '.join(labels)} already"
+        raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
 
     def judge() -> Judge:
         if not terms.may_reap:

@@ -63,9 +63,6 @@ class SocketClaims:
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         try:
             record = self._record(node, client, request)
-            if other := process_claims.find_other_process_grant(node, record, want):
-                why = f"pid {record.pid} holds {' '.join(other)} already"
-                raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
             terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
             deadline = Deadline(GATE_SECONDS)
             grant = process_claims.claim_for_process(node, record, want, deadline, terms)

@@ -26,7 +26,7 @@ from gpulock.report.scan import ClaimQuery, find_latest_claim
 from gpulock.report.sources import node_history_folder
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
-from gpulock.text.words import format_count, format_device_list, parse_duration
+from gpulock.text.words import format_count, parse_duration
 from gpulock.workstation import process_claims
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import LONGEST_NOTE
@@ -175,7 +175,6 @@ def acquire_devices(
         how = how._replace(end=how.begun + wishes.wait)
         grant = socket_client.request_daemon_claim(node, record, want, terms, how)
     else:
-        refuse_second_claim(node, record, want)
         grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
     if node.settings.share_mps and grant.owner.places:
         try:
@@ -227,13 +226,3 @@ def make_cli_owner(node: Node, pid: int, comment: str = "") -> Owner:
     """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
     record = process_claims.make_process_owner(node, pid, "", comment)
     return record.copy(user=uid_to_user_name(record.uid))
-
-
-def refuse_second_claim(node: Node, record: Owner, want: ClaimRequest) -> None:
-    """Raise Refused when the process holds another grant: one claim a process."""
-    other = process_claims.find_other_process_grant(node, record, want)
-    if other:
-        raise CommandRefusedError(
-            f"pid {record.pid} holds {format_device_list(other, node.devices())} already",
-            f"gpulock release --pid {record.pid} first",
-        )

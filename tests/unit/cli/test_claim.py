@@ -145,7 +145,7 @@ def test_asking_again_gets_the_same_and_asking_for_other_is_refused(
     assert site.call("claim", "-n", "2", "--pid", pid).stdout == first.stdout
     result = site.call("claim", "-n", "1", "--pid", pid)
     assert result.exit_code == 1
-    assert f"pid {pid} holds GPUs 0, 3 already" in result.stderr
+    assert f"pid {pid} holds GPU 0, 3 already" in result.stderr
 
 
 def test_a_process_that_is_gone_cannot_claim(site: Site) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpulock_exporter.telemetry import (
     COLLECTORS,
     DeviceTelemetry,
     Frame,
+    FrameError,
     Process,
     encode_frame,
     normalize_bus_id,
@@ -33,9 +35,11 @@ def cleaned(device: DeviceTelemetry) -> DeviceTelemetry:
 
 
 def test_what_a_sound_card_says_is_all_believed() -> None:
-    whole = full_card(processes=[Process(5, 100)], links={bus(1): 4, "switch": 6})
-    frame = decoded(whole)
-    assert (frame.devices, frame.failures) == ([whole], {})
+    whole = full_card(processes=[Process(5, 100), Process(8)], links={bus(1): 4, "switch": 6})
+    frame = Frame(7, 100.5, 1e9, "580.1", [whole, DeviceTelemetry(bus(2), "GPU-2", 1)])
+    line = encode_frame(frame)
+    assert line.endswith(b"}\n") and line.count(b"\n") == 1
+    assert decode_frame(line) == frame
 
 
 @pytest.mark.parametrize(
@@ -153,3 +157,69 @@ def test_of_two_devices_of_one_place_the_first_counts() -> None:
 def test_a_frame_has_so_many_devices_at_most() -> None:
     many = [card(bus=f"{number:04x}:01:00.0") for number in range(3000)]
     assert len(decoded(*many).devices) == 1024
+
+
+def with_device(**fields: Any) -> bytes:
+    """Return a frame of one device of which some fields are others."""
+    one = DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)
+    raw = json.loads(encode_frame(Frame(1, 1.0, 2.0, devices=[one])))
+    raw["devices"][0].update(fields)
+    return json.dumps(raw).encode()
+
+
+def test_a_whole_number_will_do_for_a_real_one() -> None:
+    (device,) = decode_frame(with_device(energy=5, gpm={"sm_active": 1}, utilization=None)).devices
+    assert repr((device.energy, device.gpm)) == "(5.0, {'sm_active': 1.0})"
+    assert device.utilization is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "collector"),
+    [
+        ({"index": True}, "devices"),
+        ({"index": 1.0}, "devices"),
+        ({"mig": 1}, "mig"),
+        ({"utilization": "0.5"}, "utilization"),
+        ({"utilization": True}, "utilization"),
+        ({"memory_used": 0.5}, "memory"),
+        ({"ecc": []}, "ecc"),
+        ({"ecc": {"corrected.dram": 0.5}}, "ecc"),
+        ({"ecc": {"corrected.dram": None}}, "ecc"),
+        ({"gpm": {"sm_active": "all"}}, "gpm"),
+        ({"clock_reasons": {"gpu_idle": 1}}, "clocks"),
+        ({"clock_reasons": [1]}, "clocks"),
+        ({"energy": 10**400}, "power"),
+    ],
+)
+def test_a_value_of_another_type_is_not_known_and_its_collector_has_failed(
+    fields: dict[str, Any], collector: str
+) -> None:
+    frame = decode_frame(with_device(**fields))
+    (name,) = fields
+    assert list(frame.failures) == [collector]
+    assert not getattr(frame.devices[0], name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bus": 1},
+        {"bus": None},
+        {"name": 1},
+        {"processes": [7]},
+        {"processes": [{"memory": 5}]},
+        {"process_use": {"1": "all"}},
+        {"process_use": {"x": 0.5}},
+    ],
+)
+def test_what_names_a_device_or_a_process_and_is_no_name_is_no_frame(
+    fields: dict[str, Any],
+) -> None:
+    with pytest.raises(FrameError):
+        decode_frame(with_device(**fields))
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b"null", b'{"sequence":1', b"[" * 100_000])
+def test_a_line_that_is_no_frame_is_none(line: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode_frame(line)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -113,13 +112,3 @@ def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told
     exporter.seconds += 1
     after = {one.id: one.state for one in exporter.tick().devices}
     assert after == {**before, bus(3): "free"}
-
-
-def test_a_card_that_is_gone_keeps_its_model(box: Box) -> None:
-    exporter = Exporter(box)
-    exporter.second()
-    shutil.rmtree(box.driver / "gpus" / bus(3))
-    exporter.devices.read()
-    snapshot = exporter.second(3)
-    (gone,) = [one for one in snapshot.devices if one.id == bus(3)]
-    assert (gone.state, gone.name) == ("missing", card(0).name)

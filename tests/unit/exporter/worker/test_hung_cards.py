@@ -15,7 +15,6 @@ from gpulock_exporter.driver_calls import (
     DriverCall,
     make_page,
     read_driver_call,
-    write_shared_cards,
 )
 from gpulock_exporter.worker.hung_cards import (
     FIRST_PAUSE,
@@ -49,15 +48,6 @@ def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> 
 @pytest.mark.parametrize("page", [b"", b"\x01" * (PAGE.size - 1), bytes(PAGE.size)])
 def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
     assert read_driver_call(page) is None
-
-
-@pytest.mark.parametrize("cards", [[], ["0000:3b:00.0"], ["0000:3b:00.0", "0000:5e:00.0"]])
-def test_the_other_process_reads_which_cards_are_shared(cards: list[str]) -> None:
-    page = make_page()
-    write_shared_cards(page, ["0000:00:00.0"] * 2)
-    write_shared_cards(page, cards)
-    assert CallNote(page).shared_cards() == set(cards)
-    os.close(page)
 
 
 def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:

@@ -47,7 +47,7 @@ def test_a_plain_claim_is_a_whole_card(split: Site) -> None:
 def test_a_model_is_claimed(two_models: Site) -> None:
     assert granted(two_models, "--model", "h200", "-n", "2") == ["2", "3"]
     assert granted(two_models, "--model", "H200", "-n", "2") == ["2", "3"], "the same again"
-    assert "holds GPUs 2, 3 already" in refused(two_models, "--model", "a100*", "-n", "2")
+    assert "holds GPU 2, 3 already" in refused(two_models, "--model", "a100*", "-n", "2")
 
 
 def test_one_of_a_kind_is_claimed_without_a_number(split: Site) -> None:

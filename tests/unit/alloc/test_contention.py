@@ -27,7 +27,7 @@ from gpulock.alloc.reaper import FREED
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.errors import BUSY, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.settings_file import read_settings
@@ -35,7 +35,6 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import grants
 from gpulock.store.event_log import count_events, read_events
-from gpulock.store.gate import Gate
 from gpulock.store.locks import RELEASED, LockStore
 from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_process_owner
@@ -345,28 +344,6 @@ def dead_record(field: Field) -> Owner:
     return make_process_owner(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
 
 
-@pytest.mark.parametrize("replaced", [True, False])
-def test_a_gate_that_went_between_open_and_flock_is_not_the_gate(
-    field: Field, monkeypatch: pytest.MonkeyPatch, replaced: bool
-) -> None:
-    field.release(field.claim(1).owner.token)
-    path = Path(field.node.store.root, "gate")
-
-    def go() -> None:
-        path.unlink()
-        if replaced:
-            path.touch(0o600)
-
-    before_flock(monkeypatch, go)
-
-    with (
-        Gate(field.node.store, Deadline(5)),
-        pytest.raises(Refusal, match="timed out on the lock"),
-        Gate(field.node.store, Deadline(0.01)),
-    ):
-        pytest.fail("two hold the gate")
-
-
 def test_a_lock_made_again_since_it_was_judged_stays(field: Field) -> None:
     grant = field.claim(1, dead_record(field))
     judged = field.node.store.read_all_locks()[grant.devices[0].id]
@@ -427,35 +404,3 @@ def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
 def assert_freed(report: ReconcileReport, count: int) -> None:
     """Expect what a reconcile freed."""
     assert [outcome.act for outcome in report.outcomes] == [FREED] * count
-
-
-def test_a_lock_that_appears_before_mkdir_is_never_taken_over(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    field.release(field.claim(1).owner.token)
-    theirs = make_process_owner(field.node, os.getpid(), "other").copy(
-        token="theirs", job_id="other"
-    )
-    real = os.mkdir
-    made: list[str] = []
-
-    def mkdir(path: str, *more: int) -> None:
-        if path.startswith(field.node.store.locks_dir):
-            made.append(os.path.basename(path))
-            if len(made) == 2:  # the first is locked, the second is taken under our hands
-                mine = theirs.copy(devices=(made[1],))
-                with monkeypatch.context() as patch:
-                    patch.setattr(os, "mkdir", real)
-                    grants.make_claim(field.node.store, mine)
-        real(path, *more)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    with pytest.raises(Refusal) as refused:
-        field.claim(3)
-    monkeypatch.undo()
-
-    assert refused.value.kind == BROKEN
-    left = field.node.store.read_all_locks()
-    assert {name: lock.owner.token for name, lock in left.items() if lock.owner} == {
-        made[1]: "theirs"
-    }

@@ -304,39 +304,6 @@ def carriers(box: Box, **changes: object) -> dict[int, str]:
     return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).pids
 
 
-def test_carriers_of_the_jobs_groups_are_its_own(box: Box) -> None:
-    box.proc.add(700, groups=[GID])
-    box.proc.add(701, groups=[GID + 1])
-    box.proc.add(702, groups=[GID + 2])
-    assert carriers(box) == {
-        700: f"carries the job's group {GID}",
-        701: f"carries the job's group {GID + 1}",
-    }
-
-
-def test_a_group_that_another_living_shepherd_owns_proves_nothing(box: Box, tmp_path: Path) -> None:
-    other = tmp_path / "active_jobs/99.1"
-    other.mkdir(parents=True)
-    (other / "config").write_text(f"add_grp_id={GID}\n")
-    box.proc.shepherd(501, other)
-    box.proc.add(700, groups=[GID])
-    assert carriers(box) == {}
-    box.proc.remove(501)
-    assert list(carriers(box)) == [700]
-
-
-def test_while_a_shepherd_lives_whose_group_cannot_be_read_no_group_proves_anything(
-    box: Box, tmp_path: Path
-) -> None:
-    other = tmp_path / "active_jobs/99.1"
-    other.mkdir(parents=True)
-    box.proc.shepherd(501, other)
-    box.proc.add(700, groups=[GID])
-    assert carriers(box) == {}
-    (other / "config").write_text(f"add_grp_id={GID + 7}\n")
-    assert list(carriers(box)) == [700]
-
-
 def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
     box: Box, tmp_path: Path
 ) -> None:
@@ -366,23 +333,6 @@ def test_a_fork_in_a_folder_that_a_user_named_like_execds_is_no_shepherd(
     assert list(carriers(box)) == [700]
     box.proc.remove(EXECD)  # for all that is known its jobs were there
     assert list(carriers(box)) == []
-
-
-def test_a_look_that_was_cut_short_proves_no_groups_owner(box: Box) -> None:
-    box.proc.add(700, groups=[GID])
-    node = box.node()
-    scan = ProcessScan(node.proc)
-    assert list(scan.statuses()) != []
-    scan.partial = True
-    lock = Lock(bus(0), record(pid=500, add_grp_id=GID), "")
-    assert find_job_processes(lock, scan, SgeMembers(node)).pids == {}
-
-
-def test_a_shepherd_that_has_just_ended_owns_no_group(box: Box, tmp_path: Path) -> None:
-    box.proc.shepherd(501, tmp_path)
-    box.proc.add(501, "sge_shepherd", uids=(0, 0, 0, 0), state="Z")
-    box.proc.add(700, groups=[GID])
-    assert list(carriers(box)) == [700]
 
 
 # --- Grid Engine, in a cgroup of gpulock's --------------------------------------------------------

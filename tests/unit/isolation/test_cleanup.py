@@ -188,15 +188,6 @@ def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_ove
     assert not cell.mark.exists()
 
 
-def test_sessions_are_closed_under_cgroup_and_opened_when_that_is_given_up(
-    cell: Cell, closing: list[str]
-) -> None:
-    for isolation in ("cgroup", "off"):
-        cell.reconcile(isolation)
-
-    assert closing == ["close 1", "open 1"]
-
-
 def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,13 +166,6 @@ def test_a_file_system_that_cannot_be_seen_is_unknown(
     assert place.refusal().kind == UNKNOWN
 
 
-def test_a_state_directory_of_an_older_boot_does_not_stop_this_one(place: Place) -> None:
-    place.ready()
-    shutil.rmtree(place.state)
-    place.state.mkdir()
-    place.ready()
-
-
 def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:
     os.mkfifo(place.state / "boot_id")
     assert place.refusal().kind == UNKNOWN

@@ -30,7 +30,6 @@ from gpulock.store.events import (
     REAPED,
     REFUSED,
     TIMEOUT,
-    UNDONE,
     UNKNOWN_REQUEST,
     note_event,
 )
@@ -223,10 +222,6 @@ def test_refusals_are_listed_with_what_the_job_was_told() -> None:
     found = parse_events(text)
     assert list_refusals(found) == [(5.0, "12", "busy: wait"), (7.0, "13", "broken: mend")]
     assert list_refusals(found, since=5.0) == [(7.0, "13", "broken: mend")]
-
-
-def test_undone_is_told_apart_from_unknown() -> None:
-    assert len({CLAIM, UNKNOWN_REQUEST, UNDONE, TIMEOUT, OPEN, REAPED, DROPPED, REFUSED}) == 8
 
 
 def test_every_verdict_of_death_says_by_what() -> None:

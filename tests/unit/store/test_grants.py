@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import atomic, events, grants
+from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
@@ -206,14 +206,6 @@ def test_a_finished_claim_that_is_dropped_is_counted_first(
     with pytest.raises(KeyboardInterrupt):
         finish(store, "t")
     assert count_dropped_claims(store.path) == 1
-
-
-def test_what_cannot_be_counted_is_dropped_all_the_same(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(atomic, "append_file", disk_full)
-    events.note_event(store.path, events.DROPPED, "3")
-    assert count_dropped_claims(store.path) == 0
 
 
 def test_finished_claims_that_cannot_be_counted_stop_no_release(

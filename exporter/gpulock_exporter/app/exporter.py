@@ -56,6 +56,9 @@ QUIET = 30.0  # seconds between two lines on one subject: what comes and goes do
 SHOWN_STEPS = 10  # of GPUs that went out of service, on the page
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
+AGAIN = (("Retry-After", "1"), ("Refresh", "5"))
+
+Shown = tuple[NodeSnapshot, SampleBody]  # a moment, and what a scrape gets of it
 
 
 class Exporter:
@@ -81,8 +84,7 @@ class Exporter:
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.listed = DeviceList(node.devices)
-        self._tick: NodeSnapshot | None = None
-        self._body: SampleBody | None = None
+        self._shown: Shown | None = None
         self.reloader: Reloader | None = None
         self._book = CollectorState(
             node.boot_id,
@@ -113,7 +115,11 @@ class Exporter:
         tick = take_snapshot(self._book, self.listed.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})
-        self._tick, self._body = tick, SampleBody(lambda: self.text(tick))
+        user = self._label_user
+        body = SampleBody(
+            lambda: render_families([*collect_families(tick, user), *PROCESS.collect()])
+        )
+        self._shown = tick, body
 
     def _listed_cards(self) -> frozenset[str] | None:
         """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
@@ -132,31 +138,38 @@ class Exporter:
         for line in self._journal.lines(faults, now.boottime):
             self._say(f"gpulock-exporter: {line}")
 
-    def text(self, snapshot: NodeSnapshot) -> bytes:
-        """Return the metrics of a moment."""
-        families = collect_families(snapshot, self._label_user)
-        return render_families([*families, *PROCESS.collect()])
-
     def handler(self) -> Handler:
         """Return what answers requests."""
-        return route_by_path({"/": self.page, "/metrics": self.metrics, "/-/healthy": self.healthy})
+        table = {"/": self._page, "/metrics": self._metrics}
+        told = {path: self._when_told(answer) for path, answer in table.items()}
+        return route_by_path({**told, "/-/healthy": self._healthy})
 
-    def metrics(self, request: HttpRequest) -> HttpResponse:
+    def _when_told(self, answer: Callable[[Shown, HttpRequest], HttpResponse]) -> Handler:
+        """Return what answers by the last moment, once there is one, and while it may be true."""
+
+        def handle(request: HttpRequest) -> HttpResponse:
+            shown = self._shown
+            if shown is None:
+                return error_response(503, "the first second is not over yet", *AGAIN)
+            return self._stuck() or answer(shown, request)
+
+        return handle
+
+    def _stuck(self) -> HttpResponse | None:
+        """Return the answer where the last tick is so long ago that what it told may be untrue.
+
+        What it reads of processes in /proc can take a lock that one which hangs in the driver has.
+        """
+        oldest = self._clock().boottime - self._node.settings.max_sample_age
+        stuck = self._shown is not None and self._shown[0].at.boottime < oldest
+        return error_response(503, STUCK, *AGAIN) if stuck else None
+
+    def _metrics(self, shown: Shown, request: HttpRequest) -> HttpResponse:
         """Answer a scrape."""
-        tick, body = self._tick, self._body
-        if tick is None or body is None:
-            return error_response(503, "the first second is not over yet", ("Retry-After", "1"))
-        if self._is_stuck(tick):
-            return error_response(503, STUCK)
-        return body.response(request)
+        return shown[1].response(request)
 
-    def page(self, request: HttpRequest) -> HttpResponse:
+    def _page(self, shown: Shown, request: HttpRequest) -> HttpResponse:
         """Answer a person, who asks for a page that loads itself again by `/?live`."""
-        tick = self._tick
-        if tick is None:
-            return error_response(503, "the first second is not over yet", ("Refresh", "1"))
-        if self._is_stuck(tick):
-            return error_response(503, STUCK, ("Refresh", "5"))
         live = request.query.startswith("live")
         about = PageOptions(
             self._node.name,
@@ -167,32 +180,21 @@ class Exporter:
             live,
             self._health_steps(),
         )
-        text = render_page(tick, self._history, about).encode("utf-8", "replace")
+        text = render_page(shown[0], self._history, about).encode("utf-8", "replace")
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
 
     def _health_steps(self) -> list[str]:
         """Return the last steps of GPUs that went out of service, the latest first."""
-        steps = self._cards.read().steps[-SHOWN_STEPS:]
         shown: list[str] = []
-        for one in reversed(steps):
+        for one in reversed(self._cards.read().steps[-SHOWN_STEPS:]):
             at = datetime.fromtimestamp(one.at)
             shown.append(f"{at:%Y-%m-%d %H:%M}  {one.device}  {one.step}: {one.words}")
         return shown
 
-    def healthy(self, _: HttpRequest) -> HttpResponse:
+    def _healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""
-        tick = self._tick
-        if tick is not None and self._is_stuck(tick):
-            return error_response(503, STUCK)
-        return HttpResponse(200, b"gpulock-exporter is healthy\n")
-
-    def _is_stuck(self, tick: NodeSnapshot) -> bool:
-        """Return whether the last tick is so long ago that what it told may not be true any more.
-
-        What it reads of processes in /proc can take a lock that one which hangs in the driver has.
-        """
-        return self._clock().boottime - tick.at.boottime > self._node.settings.max_sample_age
+        return self._stuck() or HttpResponse(200, b"gpulock-exporter is healthy\n")
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError or Refusal."""

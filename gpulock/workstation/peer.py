@@ -50,10 +50,22 @@ class Peer:
 
 
 def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
-    """Return who connected; raise Refusal for one that is gone or of another pid namespace."""
-    peer = read_peer_credentials(connection)
+    """Return who connected, by the kernel's word; raise Refusal or OSError.
+
+    Refused is one that is gone, or of another pid namespace.
+    """
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    if pid <= 0:
+        raise Refusal(
+            UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
+        )
     try:
-        if (owner := proc.namespace_owner(peer.pid)) > 0:
+        peer = Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
+    except OSError:  # an older kernel, or the process is gone: then this says so
+        peer = Peer(pid, uid, os.pidfd_open(pid))
+    try:
+        if (owner := proc.namespace_owner(pid)) > 0:
             peer.account = owner
     except PermissionError:
         pass  # without CAP_SYS_PTRACE each uid answers for itself
@@ -62,26 +74,8 @@ def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
         raise
     if peer.has_ended():  # and another process may have its number
         peer.close()
-        raise Refusal(UNKNOWN, f"process {peer.pid} has ended", "nothing to do")
+        raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
     return peer
-
-
-def read_peer_credentials(connection: socket.socket) -> Peer:
-    """Return who connected, by the kernel's word alone; raise Refusal as identify_peer."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, _ = CREDENTIALS.unpack(data)
-    if pid <= 0:
-        raise Refusal(
-            UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
-        )
-    try:
-        return Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
-    except OSError:
-        pass  # an older kernel, or the process is gone: the next call tells
-    try:
-        return Peer(pid, uid, os.pidfd_open(pid))
-    except OSError as fault:
-        raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "try again") from fault
 
 
 def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:

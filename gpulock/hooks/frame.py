@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpulock.alloc.claim import Grant
     from gpulock.alloc.job_processes import JobMembers
     from gpulock.alloc.liveness import Judge
+    from gpulock.alloc.release import ReleaseResult
     from gpulock.store.owner import Owner
 
     Result = TypeVar("Result")
@@ -127,6 +128,37 @@ def undo_claim(node: Node, grant: "Grant", judge: "Judge", deadline: Deadline) -
         release_locks(node, lambda o: o.token == token, judge, deadline, "claim undone")
     except (Refusal, OSError):
         return
+
+
+def release_job(
+    node: Node,
+    run: HookRun,
+    who: str,
+    ours: "Callable[[Owner], bool]",
+    judge: "Callable[[], Judge]",
+    free: "Callable[[], str]",
+) -> "ReleaseResult":
+    """Clean up behind a job, release its locks and tell so; raise Refusal.
+
+    `judge` gives a fresh look at all processes; `free` ends the isolation, and returns why not.
+    """
+    from gpulock.alloc.release import release_locks
+
+    if node.settings.leftover_processes != "off":
+        from gpulock.hooks.cleanup import clean_leftovers
+
+        for line in clean_leftovers(node, ours, judge, run.deadline):
+            run.log(f"{who}: {line}")
+    left = free() if node.settings.isolation != "off" else ""
+    released = release_locks(node, ours, judge(), run.deadline, "epilog")
+    if left:
+        released.kept.append(("its isolation", left))
+    if released.freed:
+        names = ",".join(released.freed)
+        run.log(f"{who}: released {names} in {run.seconds() * 1000:.1f} ms")
+    for device, why in released.kept:
+        run.log(f"{who}: {device} is kept for now: {why}")
+    return released
 
 
 def format_grant(who: str, grant: "Grant | None", seconds: float) -> str:

@@ -9,9 +9,8 @@ claim and the reaper.
 import os
 import stat
 
-from gpulock.alloc.release import ReleaseResult, release_locks
-from gpulock.deadline import Deadline
-from gpulock.hooks.frame import HookRun, log_hook_line
+from gpulock.alloc.release import ReleaseResult
+from gpulock.hooks.frame import HookRun, log_hook_line, release_job
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import hook
@@ -46,10 +45,8 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
 
 def end_sge_job(node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun) -> None:
-    """Release the locks of this run, tell so, and have a report made; raise Refusal."""
-    released = release_sge_job(node, call, site_code, run.deadline)
-    for line in format_sge_release(call, released, run.seconds()):
-        run.log(line)
+    """Release the locks of this run, and have a report made; raise Refusal."""
+    released = release_sge_job(node, call, site_code, run)
     if node.settings.report_at_end or node.settings.report_dir:
         print_sge_report(node.settings, released)
 
@@ -65,7 +62,7 @@ def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
 
 
 def release_sge_job(
-    node: Node, call: hook.SgeHookCall, site_code: int, deadline: Deadline
+    node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun
 ) -> ReleaseResult:
     """Release the locks of this run; raise Refusal. An epilog of the site's that failed says so."""
     found = hook.find_spool(node, call)
@@ -74,18 +71,15 @@ def release_sge_job(
             secure_exit_status(found)
         except OSError as fault:  # the locks matter more
             log_hook_line(node.settings, f"{call.who}: exit_status: {fault}", error=True)
-    if node.settings.leftover_processes != "off":
-        clean_sge_leftovers(node, call, found, deadline)
-    left = ""
-    if node.settings.isolation != "off":
+
+    def free() -> str:
         from gpulock.isolation import job
 
         who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
-        left = job.end_job_isolation(node, who)
-    judge = hook.make_sge_observer(node)
-    released = release_locks(node, SgeJobMatcher(node, found), judge, deadline, "epilog")
-    if left:
-        released.kept.append(("its isolation", left))
+        return job.end_job_isolation(node, who)
+
+    ours = SgeJobMatcher(node, found)
+    released = release_job(node, run, call.who, ours, lambda: hook.make_sge_observer(node), free)
     if not released.claims and os.access(RECORD, os.F_OK, dir_fd=found.fd):
         line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
         log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
@@ -120,18 +114,6 @@ def decide_exit_status(word: str) -> int:
     return int(word) if word in OWN_STATES else APPLICATION_ERROR
 
 
-def clean_sge_leftovers(
-    node: Node, call: hook.SgeHookCall, found: Spool, deadline: Deadline
-) -> None:
-    """Report or end what the job left behind; raise Refusal."""
-    from gpulock.hooks.cleanup import clean_leftovers
-
-    for line in clean_leftovers(
-        node, SgeJobMatcher(node, found), lambda: hook.make_sge_observer(node), deadline
-    ):
-        log_hook_line(node.settings, f"{call.who}: {line}", error=False)
-
-
 class SgeJobMatcher:
     """Answer whether a record is of this very run: job, task, shepherd and its start time."""
 
@@ -147,14 +129,3 @@ class SgeJobMatcher:
             record.start,
             record.boot_id,
         )
-
-
-def format_sge_release(
-    call: hook.SgeHookCall, released: ReleaseResult, seconds: float
-) -> list[str]:
-    """Return the lines to log."""
-    lines: list[str] = []
-    if released.freed:
-        names = ",".join(released.freed)
-        lines.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
-    return lines + [f"{call.who}: {device} is kept for now: {why}" for device, why in released.kept]

@@ -22,7 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpulock.alloc.job_processes import JobMembers
     from gpulock.alloc.liveness import Judge, LivenessRule
 
 DONE, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100  # docs/facts/grid-engine.md, exit codes
@@ -127,24 +126,20 @@ def make_sge_judge(node: Node) -> "Judge":
     from gpulock.alloc.liveness import Judge, process_verdict
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.sge import verdict
+    from gpulock.sge.members import SgeMembers
 
     rules: dict[str, LivenessRule] = {
         "sge": verdict.SgeJobRule(node),
         "process": process_verdict,
     }
-    return Judge(node.boot_id, ProcessScan(node.proc), rules, make_sge_members(node))
-
-
-def make_sge_members(node: Node) -> "dict[str, JobMembers]":
-    """Return what a judge knows of the processes of Grid Engine's jobs."""
-    from gpulock.sge.members import SgeMembers
-
-    return {"sge": SgeMembers(node)}
+    return Judge(node.boot_id, ProcessScan(node.proc), rules, {"sge": SgeMembers(node)})
 
 
 def make_sge_observer(node: Node) -> "Judge":
     """Return a judge for a release: it knows whose processes are left, and judges no owner."""
-    return observer_judge(node, make_sge_members(node))
+    from gpulock.sge.members import SgeMembers
+
+    return observer_judge(node, {"sge": SgeMembers(node)})
 
 
 def sge_hook_exit_code(refusal: Refusal, settings: "Settings | None") -> int:

@@ -11,12 +11,8 @@ import os
 import select
 
 from gpulock.errors import LINE_BYTES, Refusal, one_line, shorten
-from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpulock.node.settings import Settings
 
 FORGED = "a newline in an argument, name or path, or more than 90 kB: submit without"
 LONGEST = 90_000  # bytes: of a longer line the shepherd makes several (fgets of 100,000 in 8.1.9)
@@ -29,9 +25,7 @@ def main(argv: list[str], config: str) -> int:
     Without names they are SGE_COMPLEXES of the settings: jsv_url takes no arguments.
     """
     settings = read_jsv_settings(config)
-    kinds = settings.sge_kinds if settings else {}
-    known = settings.sge_complexes if settings else default_complexes()
-    names = tuple(argv[1:]) or known
+    names = tuple(argv[1:]) or settings.sge_complexes
     params: dict[str, str] = {}
     forged = within = False
     source = JsvInput(0)
@@ -48,7 +42,7 @@ def main(argv: list[str], config: str) -> int:
             forged = forged or len(line.encode("utf-8", "surrogateescape")) > LONGEST
         elif word == "BEGIN":
             forged, within = source.drop() or forged, False
-            why = FORGED if forged else jsv_reject_reason(params, names, kinds)
+            why = FORGED if forged else jsv_reject_reason(params, names, settings.sge_kinds)
             send_jsv_line(f"RESULT STATE REJECT gpulock: {why}" if why else "RESULT STATE ACCEPT")
         elif word == "QUIT":
             break
@@ -57,18 +51,13 @@ def main(argv: list[str], config: str) -> int:
     return 0
 
 
-def read_jsv_settings(config: str) -> "Settings | None":
-    """Return the settings, None where they cannot be read."""
+def read_jsv_settings(config: str) -> Settings:
+    """Return the settings, the defaults where they cannot be read."""
     try:
         return read_settings(config)
     except Refusal as refusal:
         os.write(2, refusal.sentence("sge-jsv").encode("utf-8", "backslashreplace") + b"\n")
-        return None
-
-
-def default_complexes() -> tuple[str, ...]:
-    """Return the GPU complexes of a site that names none."""
-    return tuple([default for name, _, default, _ in KEYS if name == "SGE_COMPLEXES"])
+        return Settings({})
 
 
 class JsvInput:
@@ -122,19 +111,17 @@ def jsv_reject_reason(
     `of_kind` are the kinds that complexes count: a job may ask for several, each once.
     """
     hard, soft = (
-        parse_jsv_resources(params.get("l_hard", "")),
-        parse_jsv_resources(params.get("l_soft", "")),
+        {name: text for name, text in parse_jsv_resources(params.get(key, "")) if name in names}
+        for key in ("l_hard", "l_soft")
     )
-    for name, _ in soft:
-        if name in names:
-            return f"-soft -l {name}: GPUs are granted or not; ask for them with -hard"
-    wanted = {name: value for name, value in hard if name in names}
-    for name, value in wanted.items():
+    for name in soft:
+        return f"-soft -l {name}: GPUs are granted or not; ask for them with -hard"
+    for name, value in hard.items():
         if not (value.isascii() and value.isdigit()):
             return f"-l {name}={shorten(value)}: ask for a whole number of GPUs"
-    kinds = [of_kind.get(name, "") for name in wanted]
+    kinds = [of_kind.get(name, "") for name in hard]
     if len(set(kinds)) < len(kinds):
-        return f"GPUs are asked for twice ({', '.join(wanted)}); use one complex"
+        return f"GPUs are asked for twice ({', '.join(hard)}); use one complex"
     return ""
 
 

@@ -17,13 +17,12 @@ from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
 from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, lost_records_refusal, shorten
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
-from gpulock.node.kinds import SHARE_KIND
-from gpulock.node.setting_keys import KEYS
+from gpulock.node.devices import SHARE, Device
+from gpulock.node.kinds import SHARE_KIND, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
+from gpulock.node.shares import count_places_by_card
 from gpulock.sge import hook
-from gpulock.sge.complexes import complex_devices
 from gpulock.store import event_log, events
 from gpulock.store.gate import Gate
 
@@ -59,8 +58,7 @@ def sensor_report_lines(config: str, host: str) -> list[str]:
     try:
         node = Node(read_settings(config))
     except Refusal:
-        names = next(k[2].split() for k in KEYS if k[0] == "SGE_COMPLEXES")
-        return zero_sensor_lines(host, tuple(names))
+        return zero_sensor_lines(host, Settings({}).sge_complexes)
     try:
         found = read_sensor_rows(node)
     except Exception:  # the one broad handler: a host in doubt offers nothing
@@ -123,6 +121,15 @@ def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[
         "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
     }
     return {**offered, **counted}
+
+
+def complex_devices(found: list[Device], settings: Settings, name: str) -> list[Device]:
+    """Return the devices that a complex counts; of shares the cards."""
+    kind = settings.sge_kinds.get(name) or settings.plain_request
+    if kind == SHARE_KIND:
+        places = count_places_by_card(found, settings.shares)
+        return [device for device in found if device.id in places]
+    return [device for device in found if is_of_kind(device, kind)]
 
 
 def count_offered_shares(found: list[DeviceState], words: tuple[str, ...]) -> int:

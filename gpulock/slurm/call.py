@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DIGITS = 18  # of a number that is believed
 LONGEST = 1000  # entries of a range
+TITLE = "slurmstepd: ["
 
 
 class SlurmHookCall:
@@ -140,3 +141,15 @@ def expand_gpu_list(text: str) -> list[str]:
         else:
             raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {shorten(text)!r}", "look at slurmd")
     return found
+
+
+def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
+    """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text.
+
+    A step daemon that manages the job's steps says `[12.extern stepmgr]`.
+    """
+    text = cmdline.partition(b"\0")[0].decode("utf-8", "replace").rstrip()
+    if not (text.startswith(TITLE) and text.endswith("]")):
+        return "", ""
+    job, dot, step = text[len(TITLE) : -1].removesuffix(" stepmgr").partition(".")
+    return (job, step) if dot and is_slurm_number(job) else ("", "")

@@ -7,10 +7,10 @@ missing (docs/facts/slurm.md). What cannot be freed is left to the next claim an
 
 import os
 
-from gpulock.alloc.release import ReleaseResult, release_locks
+from gpulock.alloc.release import ReleaseResult
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.hooks.frame import HookRun, log_hook_line
+from gpulock.hooks.frame import HookRun, log_hook_line, release_job
 from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.node.settings import Settings
@@ -37,11 +37,9 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
 
 def end_slurm_job(node: Node, environ: "Mapping[str, str]", run: HookRun) -> None:
-    """Release the job's locks here, tell so, and have a report made; raise Refusal."""
+    """Release the job's locks here, and have a report made; raise Refusal."""
     call = SlurmHookCall(environ)
-    released = release_slurm_job(node, call, run.deadline, run.begun)
-    for line in format_slurm_release(call, released, run.seconds()):
-        run.log(line)
+    released = release_slurm_job(node, call, run)
     if node.settings.report_at_end or node.settings.report_dir:
         start_slurm_report(node.settings, call, released, environ)
 
@@ -73,27 +71,22 @@ def slurm_output_path(call: SlurmHookCall, environ: "Mapping[str, str]") -> str:
     return path if path.startswith("/") else f"{folder}/{path}" if folder else ""
 
 
-def release_slurm_job(
-    node: Node, call: SlurmHookCall, deadline: Deadline, begun: float
-) -> ReleaseResult:
-    """Release the job's locks on this node; raise Refusal. `begun`: CLOCK_BOOTTIME."""
+def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseResult:
+    """Release the job's locks on this node; raise Refusal."""
+    begun = run.begun
     if not node.settings.simulation:
         begun = epilog_launch_time(node.proc, os.getpgrp())
     ours = SlurmJobMatcher(node, call, begun)
-    if node.settings.leftover_processes != "off":
-        clean_slurm_leftovers(node, call, ours, deadline)
-    left = ""
-    if node.settings.isolation != "off":
+
+    def free() -> str:
         from gpulock.isolation import job
 
-        left = job.end_step_isolation(node, call.job)
+        return job.end_step_isolation(node, call.job)
+
     try:
-        released = release_locks(
-            node, ours, make_slurm_epilog_judge(node, call.job), deadline, "epilog"
+        return release_job(
+            node, run, call.who, ours, lambda: make_slurm_epilog_judge(node, call.job), free
         )
-        if left:
-            released.kept.append(("its isolation", left))
-        return released
     finally:
         remove_own_note(node, call, ours.tokens)
 
@@ -110,18 +103,6 @@ def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
             note.remove_task_note(node.store, *who, tokens)
     except Refusal:
         note.remove_task_note(node.store, *who, tokens)
-
-
-def clean_slurm_leftovers(
-    node: Node, call: SlurmHookCall, ours: "SlurmJobMatcher", deadline: Deadline
-) -> None:
-    """Report or end what the job left behind; raise Refusal."""
-    from gpulock.hooks.cleanup import clean_leftovers
-
-    for line in clean_leftovers(
-        node, ours, lambda: make_slurm_epilog_judge(node, call.job), deadline
-    ):
-        log_hook_line(node.settings, f"{call.who}: {line}", error=False)
 
 
 def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
@@ -179,14 +160,3 @@ class SlurmJobMatcher:
             return False
         self.tokens.add(record.token)
         return True
-
-
-def format_slurm_release(call: SlurmHookCall, released: ReleaseResult, seconds: float) -> list[str]:
-    """Return what to tell."""
-    found: list[str] = []
-    if released.freed:
-        names = ",".join(released.freed)
-        found.append(f"{call.who}: released {names} in {seconds * 1000:.1f} ms")
-    for device, why in released.kept:
-        found.append(f"{call.who}: {device} is kept for now: {why}")
-    return found

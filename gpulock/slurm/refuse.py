@@ -77,8 +77,7 @@ def requeue_or_cancel_job(
     control.do(
         "scontrol", "update", f"JobId={name}", f"AdminComment={quote_scontrol_text(sentence)}"
     )
-    again = settings.slurm_on_refusal == "requeue" and task_prolog_exit_code(refusal, settings) != 1
-    if again and found["Batch"] == "1":
+    if found["Batch"] == "1" and task_prolog_exit_code(refusal, settings) != 1:
         if control.do("scontrol", "requeue", name):
             return "it is requeued"
         try:

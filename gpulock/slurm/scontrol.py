@@ -35,18 +35,9 @@ ANSWER_SECONDS = 5.0  # for all answers of slurmctld to one client
 COLUMNS = [(name, key, WIDE if key in REQUESTS else WIDTH) for name, key in FIELDS]
 FORMAT = ",".join([f"{name}:{width}" for name, _, width in COLUMNS])
 WHOLE = sum([width for _, _, width in COLUMNS])
-OVER = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    ]
+OVER = (  # states of a job that will never run again as it was
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "TIMEOUT"),
 )
 
 
@@ -142,11 +133,6 @@ def is_request_cut_off(text: str) -> bool:
     The column is full, or seems to end with the blanks that may stand before a number or a name.
     """
     return len(text) >= WIDE or text.endswith((":", "=", "/", ","))
-
-
-def is_slurm_job_finished(found: dict[str, str]) -> bool:
-    """Return whether slurmctld's answer says that a job will never run again as it was."""
-    return found["State"] in OVER
 
 
 def slurm_array_task_name(found: dict[str, str]) -> str:

@@ -16,7 +16,8 @@ from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
-from gpulock.slurm.steps import STEPD, parse_stepd_title
+from gpulock.slurm.call import parse_stepd_title
+from gpulock.slurm.steps import STEPD
 from gpulock.store import kv
 
 TYPE_CHECKING = False

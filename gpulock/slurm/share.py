@@ -4,7 +4,7 @@
 Hot. Where Slurm chooses, its own CUDA_VISIBLE_DEVICES stands: under a device cgroup it counts
 from 0, with a binding it differs from task to task, and what the task may open tells which devices
 are behind it (docs/facts/slurm.md, device constraint and binding). Where gpulock chooses, a step
-that asked for some of the job's GPUs gets those, and with SLURM_SPLIT_TASKS each task its part.
+that asked for some of the job's GPUs gets those.
 """
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
@@ -24,12 +24,10 @@ class Task:
     """One task as slurmstepd describes it.
 
     `is_step` is false for a batch script and an interactive shell, of which SLURM_STEP_GPUS may
-    be the user's own. `rank` of `ranks` is its number among the step's tasks on this node.
-    `on_node` is how many GPUs Slurm gave it here, 0 where it does not say. `is_bound`: Slurm has
-    split them among the tasks already (--gpus-per-task, --gpu-bind).
+    be the user's own. `on_node` is how many GPUs Slurm gave it here, 0 where it does not say.
     """
 
-    __slots__ = ("is_bound", "is_step", "mask", "on_node", "positions", "rank", "ranks")
+    __slots__ = ("is_step", "mask", "on_node", "positions")
 
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
         self.is_step = is_slurm_number(step)
@@ -38,10 +36,6 @@ class Task:
         self.positions = expand_gpu_list(told) if told else []
         told = environ.get("SLURM_GPUS_ON_NODE", "")
         self.on_node = int(told) if is_slurm_number(told) else 0
-        self.is_bound = 0 < len(self.positions) < self.on_node
-        local = environ.get("SLURM_LOCALID", "0")
-        self.rank = int(local) if is_slurm_number(local) else 0
-        self.ranks = len([t for t in environ.get("SLURM_GTIDS", "0").split(",") if t])
 
 
 def select_task_devices(
@@ -68,12 +62,9 @@ def select_task_devices(
         )
     if settings.slurm_device_selection == "slurm":
         return select_by_slurm_mask(task, found, settings, opened, denied)
-    chosen = found.devices
     if task.is_step and found.positions:
-        chosen = devices_at_positions(found, task.positions)  # none for `srun --gres=none`
-    if task.is_step and settings.slurm_split_tasks and not task.is_bound:
-        chosen = select_task_share(chosen, task.rank, max(task.ranks, task.rank + 1))
-    return chosen, None
+        return devices_at_positions(found, task.positions), None  # none for `srun --gres=none`
+    return found.devices, None
 
 
 def select_by_slurm_mask(
@@ -101,7 +92,9 @@ def select_by_slurm_mask(
         )
     if entries[0].startswith(("GPU-", "MIG-")):
         chosen = [d for d in found.devices if d.uuid in entries]
-        return check_mask_devices(chosen, entries, task, found), task.mask
+        if len(chosen) != len(entries):
+            raise mask_mismatch_refusal(task, found)
+        return chosen, task.mask
     by_position = set(entries) <= set(found.positions)
     counted = entries == index_strings(len(entries))  # perhaps a device cgroup's own numbers
     if not by_position and not set(entries) <= set(index_strings(len(found.devices))):
@@ -115,15 +108,6 @@ def select_by_slurm_mask(
         by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in named])
         return named, None if by_uuid and not counted else task.mask
     return found.devices if len(entries) == len(found.devices) else None, task.mask
-
-
-def check_mask_devices(
-    chosen: list[Device], entries: list[str], task: Task, found: TaskNote
-) -> list[Device]:
-    """Return `chosen`, or raise Refusal when it is not all that Slurm names."""
-    if len(chosen) != len(entries):
-        raise mask_mismatch_refusal(task, found)
-    return chosen
 
 
 def mask_mismatch_refusal(task: Task, found: TaskNote) -> Refusal:
@@ -149,13 +133,3 @@ def devices_at_positions(found: TaskNote, positions: list[str]) -> list[Device]:
             "run gpulock doctor on the node",
         )
     return [found.devices[found.positions.index(p)] for p in positions]
-
-
-def select_task_share(devices: list[Device], rank: int, ranks: int) -> list[Device]:
-    """Return the share of one task: as even as it goes, one each where there are too few."""
-    count = len(devices)
-    if count == 0 or ranks < 1:
-        return devices
-    if ranks > count:
-        return [devices[rank * count // ranks]]
-    return devices[rank * count // ranks : (rank + 1) * count // ranks]

@@ -17,6 +17,7 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.job_cgroup import (
     is_in_job_cgroup,
     job_cgroup_folders,
@@ -28,7 +29,6 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 STEPD, SLURMD = "slurmstepd", "slurmd"
-TITLE = "slurmstepd: ["
 EXTERN = "extern"  # the step of PrologFlags=Contain: there for the whole of an allocation
 PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
@@ -255,18 +255,6 @@ def find_hook_pids(proc: Proc, pid: int, job: str, root: int = 0) -> set[int]:
     except (OSError, ValueError):
         pass
     return set()
-
-
-def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:
-    """Return (job id, step) of `slurmstepd: [12.batch]`, empty ones for another text.
-
-    A step daemon that manages the job's steps says `[12.extern stepmgr]`.
-    """
-    text = cmdline.partition(b"\0")[0].decode("utf-8", "replace").rstrip()
-    if not (text.startswith(TITLE) and text.endswith("]")):
-        return "", ""
-    job, dot, step = text[len(TITLE) : -1].removesuffix(" stepmgr").partition(".")
-    return (job, step) if dot and job.isascii() and job.isdigit() else ("", "")
 
 
 def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:

@@ -25,7 +25,7 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.slurm import note, share
-from gpulock.slurm.call import is_slurm_name, is_slurm_number
+from gpulock.slurm.call import is_slurm_name, is_slurm_number, parse_stepd_title
 from gpulock.slurm.note import REQUEUE_EXIT, TaskNote
 from gpulock.slurm.share import Task
 from gpulock.store import atomic
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GO_ON, FAILED = 0, 1
-TITLE = "slurmstepd: ["
 ORDINAL = "GPU_DEVICE_ORDINAL"
 STEP_MARK = "user.gpulock"  # gpulock.isolation.confine's: an import of it would cost each task
 
@@ -131,11 +130,10 @@ def check_confined(proc: Proc, job: str, sys_root: str) -> None:
 def find_task_step(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:
     """Return (job id, step) by the process that becomes the task, else by slurmstepd's words."""
     try:
-        text = proc.read(os.getppid(), "cmdline").partition(b"\0")[0].decode().rstrip()
+        job, step = parse_stepd_title(proc.read(os.getppid(), "cmdline"))
     except (OSError, ValueError):
-        text = ""
-    job, dot, step = text.removeprefix(TITLE).removesuffix("]").partition(".")
-    if text.startswith(TITLE) and dot and is_slurm_number(job):
+        job = step = ""
+    if job:
         return job, step
     return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "batch")
 

@@ -80,7 +80,7 @@ class SlurmJobRule:
 
 def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Verdict:
     """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
-    from gpulock.slurm.scontrol import is_slurm_job_finished, slurm_job_uid
+    from gpulock.slurm.scontrol import OVER, slurm_job_uid
 
     if found is None:
         what = f"slurmctld knows no job {record.job_id}, no process of it is here"
@@ -90,7 +90,7 @@ def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Ver
     if slurm_job_uid(found) != record.uid:
         what = f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
         return Verdict(DEAD, what, SLURMCTLD)
-    if is_slurm_job_finished(found):
+    if found["State"] in OVER:
         what = f"slurmctld says {found['State']}, no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
     restarts = found["Restarts"]

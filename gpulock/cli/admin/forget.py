@@ -16,7 +16,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.slurm.steps import parse_stepd_title
+from gpulock.slurm.call import parse_stepd_title
 from gpulock.store.boot import begin_boot
 from gpulock.store.gate import Gate
 from gpulock.text.words import format_lock_holder

@@ -9,8 +9,10 @@ from typing import Final
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
 from gpulock.node.context import Node
+from gpulock.node.kinds import SHARE_KIND
 from gpulock.node.settings import Settings
-from gpulock.sge.complexes import count_complex
+from gpulock.node.shares import count_places_by_card
+from gpulock.sge.sensor import complex_devices
 
 REPORTED: Final = ("gpu.free", "gpu.quarantined")  # by the load sensor
 # complex(5) from the type on: type relop requestable consumable default urgency
@@ -40,7 +42,9 @@ def host_amount(settings: Settings, name: str, gpus: int) -> int:
     except Refusal:  # no driver is loaded
         found = []
     if settings.sge_kinds.get(name) or any(device.parent for device in found):
-        return count_complex(found, settings, name)
+        if settings.sge_kinds.get(name) == SHARE_KIND:
+            return sum(count_places_by_card(found, settings.shares).values())
+        return len(complex_devices(found, settings, name))
     return gpus
 
 

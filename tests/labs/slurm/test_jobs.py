@@ -137,13 +137,8 @@ def beside(name: str, other: str) -> str:
 
 @BOTH
 def test_tasks_have_the_share_that_slurm_bound_to_them(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, {"SLURM_SPLIT_TASKS": "yes"})
+    mode(slurm_gpus)
     assert shares(slurm_gpus, "--gpus-per-task=2") == ["0", "1", "2", "3"]
-
-
-def test_tasks_split_the_gpus_where_the_site_wants_it(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, {"SLURM_SPLIT_TASKS": "yes"})
-    assert shares(slurm_gpus, "--gres=gpu:4") == ["0", "1", "2", "3"]
 
 
 def shares(gpus: Gpulock, *args: str) -> list[str]:
@@ -184,40 +179,6 @@ def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
     slurm.scancel(job)
     slurm.wait_done(job)
     slurm_gpus.wait_free()
-
-
-def test_slurms_position_names_the_right_card(slurm_gpus: Gpulock) -> None:
-    by_slurm(slurm_gpus, order={NODE: (3, 1, 0, 2)})
-    slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
-    slurm.wait_running(job)
-    minors = [lock.minor for lock in slurm_gpus.locks(NODE).values()]
-    assert minors == ["3"]
-    slurm.scancel(job)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
-def test_a_device_cgroup_and_the_lock_are_of_the_same_card(
-    slurm_gpus: Gpulock, order: tuple[int, ...]
-) -> None:
-    by_slurm(slurm_gpus, order={NODE: order}, proctrack="cgroup", constrain_devices=True)
-    slurm = slurm_gpus.slurm
-    first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script="exec sleep 600\n")
-    slurm.wait_running(first)
-    opens = " ".join(str(slurm.device(NODE, minor)) for minor in range(4))
-    script = f"echo mask=$CUDA_VISIBLE_DEVICES\nfor d in {opens}; do head -c1 $d; done 2>&1\n"
-    script += "echo opened\nexec sleep 600\n"
-    job = slurm.submit("slalice", "--gres=gpu:2", "-w", NODE, script=script)
-    wait_said(slurm_gpus, job, "opened")
-    mine = sorted(lock.minor for lock in slurm_gpus.locks(NODE).values() if lock.uid == 27011)
-    allowed = [
-        line.partition("/nvidia")[2][0]
-        for line in slurm.said(job).splitlines()
-        if "No such device or address" in line
-    ]
-    assert mine == sorted(allowed) == sorted(map(str, order[1:3]))
-    assert "mask=0,1" in slurm.said(job)
-    slurm.scancel(first, job)
 
 
 def test_no_task_starts_on_a_card_that_a_stale_map_did_not_lock(slurm_gpus: Gpulock) -> None:

@@ -84,9 +84,9 @@ def test_a_step_in_a_container_has_its_own_gpus_whatever_the_image_says(
 
 
 def test_steps_beside_each_other_and_their_tasks_have_each_their_own(slurm_gpus: Gpulock) -> None:
-    with with_pyxis(slurm_gpus, by_gpulock, SLURM_SPLIT_TASKS="yes") as pyxis:
+    with with_pyxis(slurm_gpus, by_gpulock) as pyxis:
         show = f"--container-image={pyxis.image} sh -c 'echo t$SLURM_PROCID=$GPULOCK_DEVICES'"
-        script = f"srun -n2 --gres=gpu:2 {show}\nsrun -n1 --gres=none {show}\n"
+        script = f"srun -n2 --gpus-per-task=1 {show}\nsrun -n1 --gres=none {show}\n"
         job = slurm_gpus.slurm.submit("slalice", "-n2", "--gres=gpu:2", "-w", NODE, script=script)
         slurm_gpus.slurm.wait_done(job)
         # beside what srun says where a step has to wait

@@ -19,6 +19,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog, hook, prolog, slave
+from gpulock.sge.members import SgeMembers
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
@@ -363,7 +364,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     ):  # gpulockd's, and a claim's
         assert judges.job_processes(lock).reason() == "process 700 is in the job's cgroup"
     dead: dict[str, LivenessRule] = {"sge": lambda lock, *_: Verdict(DEAD, f"{lock}: gone")}
-    sure = Judge(node.boot_id, ProcessScan(node.proc), dead, hook.make_sge_members(node))
+    sure = Judge(node.boot_id, ProcessScan(node.proc), dead, {"sge": SgeMembers(node)})
     (outcome,) = reaper.reap_locks(reaper.Reaper(node, sure, [], {lock.id: lock}))
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
     assert "process 700 is in the job's cgroup" in outcome.reason

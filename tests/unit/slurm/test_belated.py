@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.deadline import Deadline
+from gpulock.alloc.release import ReleaseResult
+from gpulock.hooks.frame import HookRun
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog
 from tests.support.clock import VirtualClock
-from tests.support.faults import rename_host
 from tests.support.slurm_site import RUN, Site, row
 from tests.support.trees import FakeProc, bus
 
@@ -30,7 +30,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 @pytest.mark.parametrize("selection", ["slurm", "gpulock"])
 def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_tasks(
-    site: Site, selection: str
+    site: Site, selection: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.set(SLURM_DEVICE_SELECTION=selection)
     site.answers(row(12, RestartCnt="1"))
@@ -40,15 +40,14 @@ def test_the_prolog_of_an_earlier_run_takes_nothing_and_says_nothing_to_its_task
     assert (site.locks(), site.note().token) == before
     assert site.note().refused == ""
     assert [call for call in site.calls() if call[0] in ("scontrol", "scancel")] == []
+    assert "later run" in capfd.readouterr().err
 
 
-def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.prolog(12)
-    rename_host(monkeypatch, "gpu01.cluster.example")
-    site.epilog(12)
-    assert (site.locks(), site.notes()) == ([], [])
+def release(site: Site, begun: float, **told: str) -> ReleaseResult:
+    """Release job 12 by an Epilog that began then."""
+    run = HookRun()
+    run.begun = begun
+    return epilog.release_slurm_job(site.node(), site.call(12, **told), run)
 
 
 def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(
@@ -57,11 +56,10 @@ def test_the_epilog_of_an_earlier_run_frees_what_was_claimed_before_it_began(
     begun = clock()
     clock.now += 1
     site.prolog(12, **SECOND)
-    node = site.node()
-    late = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), begun)
+    late = release(site, begun, **SECOND)
     assert (late.freed, site.locks()) == ([], [bus(0), bus(1)])
     assert site.note().devices != []
-    own = epilog.release_slurm_job(node, site.call(12, **SECOND), Deadline(5), clock())
+    own = release(site, clock(), **SECOND)
     assert (own.freed, site.locks()) == ([bus(0), bus(1)], [])
 
 
@@ -70,8 +68,7 @@ def test_a_claim_that_follows_within_a_millisecond_is_a_later_one(
     site: Site, claimed: float, freed: list[str]
 ) -> None:
     site.hold(0, job_id="12", claimed_boottime=claimed)
-    late = epilog.release_slurm_job(site.node(), site.call(12), Deadline(5), 100.0007)
-    assert late.freed == freed
+    assert release(site, 100.0007).freed == freed
 
 
 def test_an_epilog_began_with_the_leader_of_its_group(proc: FakeProc) -> None:

@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gpulock.alloc.reaper import Reaper
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.hooks import report_hook
-from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.hooks.frame import HookRun
 from gpulock.slurm import epilog
 from gpulock.store import gate
 from gpulock.store.gate import Gate
 from tests.support.clock import replace_clock
 from tests.support.faults import raising
-from tests.support.slurm_site import OTHER_UID, ROOT, RUN, UID, Site, freezer
-from tests.support.trees import OTHER_BOOT, bus, soon
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer
+from tests.support.trees import OTHER_BOOT, bus
 
 
 def draining(site: Site, *numbers: int) -> list[int]:
@@ -179,14 +177,14 @@ def test_an_open_device_keeps_its_own_lock_alone(site: Site) -> None:
 
 
 def test_what_is_kept_is_said_with_the_reason(
-    site: Site, capfd: pytest.CaptureFixture[str]
+    site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.prolog()
     site.process(900, "python", fds={9: site.dev / "nvidia1"})
-    call = site.call()
-    node = site.node()
-    released = epilog.release_slurm_job(node, call, soon(), clock_boottime())
-    told = epilog.format_slurm_release(call, released, 0.001)
+    told = list[str]()
+    monkeypatch.setattr(HookRun, "log", lambda _, line: told.append(line))
+    monkeypatch.setattr(HookRun, "seconds", lambda _: 0.001)
+    epilog.release_slurm_job(site.node(), site.call(), HookRun())
     assert told[0] == f"job 12: released {bus(0)} in 1.0 ms"
     assert told[1].startswith(f"job 12: {bus(1)} is kept for now: ") and "900" in told[1]
     assert capfd.readouterr() == ("", "")
@@ -202,16 +200,17 @@ def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: S
     assert site.locks() == [bus(1)]
 
 
+@pytest.mark.parametrize("uid", [UID, OTHER_UID])
 @pytest.mark.parametrize("how", ["cgroup", "environment"])
-def test_nor_does_one_that_left_its_parents_there(site: Site, how: str) -> None:
+def test_nor_does_one_that_left_its_parents_there(site: Site, how: str, uid: int) -> None:
     site.prolog(12, "0")
-    site.prolog(13, "1")
-    site.left_by(701, 13)
+    site.prolog(13, "1", SLURM_JOB_UID=str(uid))
+    site.left_by(701, 13, "n1", uid)
     (site.proc.root / "701/fd/9").symlink_to(site.dev / "nvidia0")
     if how == "cgroup":
         (site.proc.root / "701/environ").unlink()
-        site.cgroup(f"{freezer(13)}/step_0", 701)
-        path = f"{freezer(13)}/step_0".replace("freezer/", "freezer:/")
+        site.cgroup(f"{freezer(13, uid)}/step_0", 701)
+        path = f"{freezer(13, uid)}/step_0".replace("freezer/", "freezer:/")
         (site.proc.root / "701/cgroup").write_text(f"4:{path}\n")
     site.epilog(12)
     assert site.locks() == [bus(1)]
@@ -224,14 +223,6 @@ def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> Non
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
     site.epilog(12)
     assert draining(site, 0) == [1]
-
-
-def test_a_service_of_the_system_keeps_no_device(site: Site) -> None:
-    site.prolog(12, "0")
-    exe = "/usr/bin/nvidia-persistenced"
-    site.process(900, "nvidia-persiste", uid=0, exe=exe, fds={9: site.dev / "nvidia0"})
-    site.epilog(12)
-    assert site.locks() == []
 
 
 def test_step_daemons_of_another_node_on_this_machine_keep_nothing(site: Site) -> None:
@@ -250,20 +241,6 @@ def test_what_is_kept_is_freed_by_the_next_prolog_that_needs_it(site: Site) -> N
     assert site.prolog(13) == RUN
     assert site.granted(13) == [bus(0), bus(1)]
     assert site.claims() == [site.note(13).token]
-
-
-def test_what_is_kept_is_freed_by_the_next_reconcile(site: Site) -> None:
-    site.prolog()
-    site.process(900, "python", fds={9: site.dev / "nvidia1"})
-    site.epilog()
-    node = site.node()
-    reconcile_locks(node, make_liveness_judge(node), soon())
-    assert site.locks() == [bus(1)]
-    site.proc.remove(900)
-    assert [o.act for o in reconcile_locks(node, make_liveness_judge(node), soon()).outcomes] == [
-        "freed"
-    ]
-    assert (site.locks(), site.claims()) == ([], [])
 
 
 def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
@@ -356,16 +333,6 @@ def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None
     assert len(site.locks()) == 2
 
 
-def test_only_root_or_a_simulations_user_frees_anything(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.prolog()
-    path = site.config(SIMULATION="")
-    monkeypatch.setattr(os, "geteuid", lambda: ROOT or 1000)
-    assert epilog.main(site.environ(), path) == 0
-    assert len(site.locks()) == 2
-
-
 def other_format(path: Path) -> None:
     path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
 
@@ -394,12 +361,3 @@ def test_a_copy_of_the_record_that_is_none_keeps_no_lock(site: Site) -> None:
     other_format(site.lock / "locks" / bus(0) / "owner")
     site.epilog()
     assert (site.locks(), site.claims()) == ([], [])
-
-
-def test_no_word_is_spoken_to_slurmctld_and_nothing_is_printed(
-    site: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
-    site.prolog()
-    site.left_by(900)
-    site.epilog()
-    assert (site.calls(), capfd.readouterr()) == ([], ("", ""))

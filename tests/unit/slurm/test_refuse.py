@@ -99,7 +99,7 @@ def test_one_task_of_an_array_is_requeued_and_never_the_array(
 
 def test_one_task_of_an_array_is_cancelled_and_never_the_array(site: Site) -> None:
     site.answers(row(14, ArrayJobID="14", ArrayTaskID="3"))
-    act(site, site.call(14, SLURM_JOB_NUM_NODES="2"), SLURM_ON_REFUSAL="cancel")
+    act(site, site.call(14, SLURM_JOB_NUM_NODES="2"), ON_BUSY="error")
     assert asked(site) == [["scancel", "14_3"]]
 
 
@@ -121,8 +121,6 @@ def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batc
     [
         (INVALID_REQUEST, {}),
         (BUSY, {"ON_BUSY": "error"}),
-        (BUSY, {"SLURM_ON_REFUSAL": "cancel"}),
-        (UNKNOWN, {"SLURM_ON_REFUSAL": "cancel"}),
     ],
 )
 def test_what_would_be_refused_again_is_cancelled(

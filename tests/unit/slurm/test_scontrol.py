@@ -185,37 +185,6 @@ def test_a_command_that_is_not_there_was_not_obeyed(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "over"),
-    [
-        ("COMPLETED", True),
-        ("FAILED", True),
-        ("CANCELLED", True),
-        ("TIMEOUT", True),
-        ("NODE_FAIL", True),
-        ("OUT_OF_MEMORY", True),
-        ("BOOT_FAIL", True),
-        ("DEADLINE", True),
-        ("PREEMPTED", True),
-        ("RUNNING", False),
-        ("COMPLETING", False),
-        ("PENDING", False),
-        ("SUSPENDED", False),
-        ("STOPPED", False),
-        ("CONFIGURING", False),
-        ("REQUEUED", False),
-        ("REQUEUE_HOLD", False),
-        ("SIGNALING", False),
-        ("STAGE_OUT", False),
-        ("completed", False),
-        ("COMPLETED+", False),
-        ("", False),
-    ],
-)
-def test_only_an_end_is_an_end(state: str, over: bool) -> None:
-    assert scontrol.is_slurm_job_finished({"State": state}) is over
-
-
-@pytest.mark.parametrize(
     ("job", "array", "task", "name"),
     [
         ("12", "12", "N/A", "12"),
@@ -231,10 +200,3 @@ def test_one_task_of_an_array_has_a_name_of_its_own(
     job: str, array: str, task: str, name: str
 ) -> None:
     assert scontrol.slurm_array_task_name({"JobID": job, "Array": array, "Task": task}) == name
-
-
-@pytest.mark.parametrize(
-    ("text", "uid"), [("1000", 1000), ("0", 0), ("", -1), ("alice", -1), ("-1", -1), ("²", -1)]
-)
-def test_a_uid_that_is_no_number_is_nobodys(text: str, uid: int) -> None:
-    assert scontrol.slurm_job_uid({"Uid": text}) == uid

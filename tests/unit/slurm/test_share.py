@@ -6,8 +6,6 @@ from __future__ import annotations
 from typing import Optional
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typing_extensions import TypeAlias
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN
@@ -61,28 +59,55 @@ def ours(positions: list[str], environ: dict[str, str], step: str = "0", **keys:
     return see(note(*positions), environ, step, **{"SLURM_DEVICE_SELECTION": "gpulock", **keys})
 
 
-def split(count: int, rank: int, ranks: int) -> list[int]:
-    """Return the share of one task in mode "gpulock chooses"."""
-    tasks = ",".join(str(40 + n) for n in range(ranks))
-    gpus = ",".join(str(n) for n in range(count))
-    environ = {"SLURM_LOCALID": str(rank), "SLURM_GTIDS": tasks, "SLURM_STEP_GPUS": gpus}
-    positions = [str(n) for n in range(count)]
-    return ours(positions, environ, SLURM_SPLIT_TASKS="yes")[0] or []
+@pytest.mark.parametrize(
+    ("text", "positions", "expected"),
+    [
+        ("1,3", "13", ([101, 103], "1,3")),
+        ("3", "13", ([103], "3")),
+        ("3,1", "13", ([103, 101], "3,1")),
+        ("0,1", "23", ([102, 103], "0,1")),  # counted from 0, in a device cgroup
+        ("0-1", "23", ([102, 103], "0-1")),
+        ("0", "23", (None, "0")),  # of either: the other one may be another step's
+        ("GPU-1,GPU-3", "13", ([101, 103], "GPU-1,GPU-3")),
+        ("GPU-3", "13", ([103], "GPU-3")),
+        ("", "13", ([], None)),
+    ],
+)
+def test_slurms_mask_stands_and_tells_the_devices(
+    text: str, positions: str, expected: Seen
+) -> None:
+    assert mask(text, *positions) == expected
 
 
-def test_slurms_mask_stands_and_tells_the_devices() -> None:
-    assert mask("1,3", "1", "3") == ([101, 103], "1,3")
-    assert mask("3", "1", "3") == ([103], "3")
+@pytest.mark.parametrize(
+    ("text", "positions", "expected"),
+    [
+        ("1,3", "13", ([101, 103], None)),
+        ("3", "13", ([103], None)),
+        ("0", "01", ([100], "0")),  # these may be a device cgroup's own numbers
+        ("0,1", "23", ([102, 103], "0,1")),
+    ],
+)
+def test_uuids_take_the_place_of_positions_where_the_site_wants_them(
+    text: str, positions: str, expected: Seen
+) -> None:
+    assert mask(text, *positions, VISIBLE_DEVICES="uuid") == expected
 
 
-def test_the_order_of_slurms_mask_is_kept() -> None:
-    assert mask("3,1", "1", "3") == ([103, 101], "3,1")
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2", "0,2", "5", "1,3,5", "7-9"),
+        *("GPU-2", "GPU-1,GPU-2", "GPU-1,1", "1,GPU-1", "MIG-1"),
+        *("x", "0,", "1\nexport A=b", "GPU-1\nexport A=b", "NoDevFiles"),
+    ],
+)
+def test_a_mask_of_what_is_not_locked_is_refused(text: str) -> None:
+    assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
 
 
-def test_a_mask_that_counts_from_0_in_a_device_cgroup_stands() -> None:
-    assert mask("0,1", "2", "3") == ([102, 103], "0,1")
-    assert mask("0", "2", "3") == (None, "0")  # of either: the other one may be another step's
-    assert mask("0-1", "2", "3") == ([102, 103], "0-1")
+def test_the_refusal_of_a_mask_tells_what_is_locked() -> None:
+    assert "(1,3)" in refusal(lambda: mask("2", "1", "3")).why
 
 
 def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0() -> None:
@@ -136,51 +161,15 @@ def test_a_mask_that_contradicts_the_steps_positions_names_no_device() -> None:
     assert see(note("0", "1"), environ, "batch") == ([100], "0")  # there it is the user's
 
 
-@pytest.mark.parametrize("text", ["2", "0,2", "5", "1,3,5", "7-9"])
-def test_a_mask_of_what_is_not_locked_is_refused(text: str) -> None:
-    found = refusal(lambda: mask(text, "1", "3"))
-    assert (found.kind, "1,3" in found.why) == (UNKNOWN, True)
-
-
-def test_a_mask_of_uuids_stands_where_each_is_locked() -> None:
-    assert mask("GPU-1,GPU-3", "1", "3") == ([101, 103], "GPU-1,GPU-3")
-    assert mask("GPU-3", "1", "3") == ([103], "GPU-3")
-
-
-@pytest.mark.parametrize("text", ["GPU-2", "GPU-1,GPU-2", "GPU-1,1", "1,GPU-1", "MIG-1"])
-def test_a_mask_of_another_uuid_is_refused(text: str) -> None:
-    assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
-
-
 def test_a_uuid_that_is_not_known_is_not_taken_for_an_unknown_devices() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "GPU-1"}
     assert refusal(lambda: see(note("1", uuids=False), environ)).kind == UNKNOWN
-
-
-@pytest.mark.parametrize("text", ["x", "0,", "1\nexport A=b", "GPU-1\nexport A=b", "NoDevFiles"])
-def test_a_mask_that_cannot_be_read_is_refused(text: str) -> None:
-    assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
-
-
-def test_an_empty_mask_is_an_empty_mask() -> None:
-    assert mask("", "1", "3") == ([], None)
-    assert mask("", "1", "3", step="batch") == ([], None)
 
 
 def test_a_step_without_a_mask_asked_for_none_but_a_shell_has_all() -> None:
     assert see(note("1", "3"), {}) == ([], None)
     for step in ("batch", "interactive", "extern"):
         assert see(note("1", "3"), {}, step) == ([101, 103], None)
-
-
-def test_uuids_take_the_place_of_positions_where_the_site_wants_them() -> None:
-    assert mask("1,3", "1", "3", VISIBLE_DEVICES="uuid") == ([101, 103], None)
-    assert mask("3", "1", "3", VISIBLE_DEVICES="uuid") == ([103], None)
-
-
-def test_numbers_that_may_be_a_device_cgroups_own_stand_even_then() -> None:
-    assert mask("0", "0", "1", VISIBLE_DEVICES="uuid") == ([100], "0")
-    assert mask("0,1", "2", "3", VISIBLE_DEVICES="uuid") == ([102, 103], "0,1")
 
 
 def test_without_uuids_slurms_mask_stands() -> None:
@@ -209,9 +198,7 @@ def test_a_step_with_another_jobs_gpus_is_refused() -> None:
 def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
     """slurmstepd sets SLURM_STEP_GPUS in a step alone (facts/slurm.md, environment of a task)."""
     for forged in ("31337", "3", "x\n", "0-"):
-        environ = {"SLURM_STEP_GPUS": forged, "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
-        keys = {"SLURM_SPLIT_TASKS": "yes"}
-        assert ours(["1", "3"], environ, step, **keys) == ([101, 103], None)
+        assert ours(["1", "3"], {"SLURM_STEP_GPUS": forged}, step) == ([101, 103], None)
 
 
 def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
@@ -219,18 +206,6 @@ def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
     found.positions = []
     keys = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
     assert see(found, {}, **keys) == ([100, 101], None)
-
-
-def test_tasks_share_all_unless_the_site_splits_them() -> None:
-    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_STEP_GPUS": "1,3"}
-    assert ours(["1", "3"], environ) == ([101, 103], None)
-    assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([103], None)
-
-
-def test_slurms_own_binding_is_not_split_again() -> None:
-    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "CUDA_VISIBLE_DEVICES": "1,3"}
-    found = see(note("1", "3"), environ, SLURM_SPLIT_TASKS="yes")
-    assert found == ([101, 103], "1,3")
 
 
 @pytest.mark.parametrize("selection", ["slurm", "gpulock"])
@@ -260,59 +235,12 @@ def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> N
 
 @pytest.mark.parametrize(
     ("bound", "on_node", "expected"),
-    [("1,2", "4", [101, 102]), ("3", "4", [103]), ("0-3", "4", [102, 103]), ("1,2", "", [102])],
+    [("1,2", "4", [101, 102]), ("3", "4", [103]), ("0-3", "4", [100, 101, 102, 103])],
 )
-def test_what_slurm_bound_to_a_task_is_not_split_again(
-    bound: str, on_node: str, expected: list[int]
-) -> None:
+def test_a_task_sees_what_slurm_bound_to_it(bound: str, on_node: str, expected: list[int]) -> None:
     """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""
-    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": on_node}
-    told = {**environ, "SLURM_STEP_GPUS": bound}
-    assert ours(["0", "1", "2", "3"], told, SLURM_SPLIT_TASKS="yes") == (expected, None)
-
-
-@given(st.integers(1, 16), st.integers(1, 16))
-def test_shares_are_even_disjoint_and_cover_all(count: int, ranks: int) -> None:
-    shares = [split(count, rank, ranks) for rank in range(ranks)]
-    seen = [index for found in shares for index in found]
-    every = [100 + n for n in range(count)]
-    if ranks <= count:
-        assert seen == every
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert {len(found) for found in shares} == {1}
-        assert set(seen) == set(every)
-        used = [seen.count(index) for index in every]
-        assert max(used) - min(used) <= 1
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"SLURM_LOCALID": "7", "SLURM_GTIDS": "0,1"},
-        {"SLURM_LOCALID": "7"},
-        {"SLURM_LOCALID": "7", "SLURM_GTIDS": ""},
-        {"SLURM_LOCALID": "-1", "SLURM_GTIDS": "0,1"},
-        {"SLURM_LOCALID": "x", "SLURM_GTIDS": ",,,"},
-        {"SLURM_LOCALID": "9" * 30, "SLURM_GTIDS": "0"},
-    ],
-)
-def test_a_rank_that_makes_no_sense_sees_one_of_its_own_jobs(environ: dict[str, str]) -> None:
-    told = {**environ, "SLURM_STEP_GPUS": "1,3"}
-    chosen, _ = ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes")
-    assert chosen and set(chosen) <= {101, 103}
-
-
-@pytest.mark.parametrize("rank", ["", "x", "-1", "1.0", "\u00b9"])
-def test_a_rank_that_is_no_number_is_the_first_tasks(rank: str) -> None:
-    told = {"SLURM_LOCALID": rank, "SLURM_GTIDS": "0,1", "SLURM_STEP_GPUS": "1,3"}
-    assert ours(["1", "3"], told, SLURM_SPLIT_TASKS="yes") == ([101], None)
-
-
-def test_a_step_of_no_devices_has_nothing_to_split() -> None:
-    environ = {"SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
-    assert ours(["1", "3"], environ, SLURM_SPLIT_TASKS="yes") == ([], None)
-    assert share.select_task_share([], 1, 2) == []
+    told = {"SLURM_GPUS_ON_NODE": on_node, "SLURM_STEP_GPUS": bound}
+    assert ours(["0", "1", "2", "3"], told) == (expected, None)
 
 
 @pytest.mark.parametrize("text", ["x", "1,,3", "1\n3", "GPU-\x1b"])

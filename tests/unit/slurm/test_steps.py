@@ -11,6 +11,7 @@ from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import timed_read
 from gpulock.slurm import steps
+from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at
@@ -73,7 +74,7 @@ def at_work(site: Site, **changes: object) -> int:
     ],
 )
 def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -> None:
-    assert steps.parse_stepd_title(cmdline) == expected
+    assert parse_stepd_title(cmdline) == expected
 
 
 @pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])

@@ -62,11 +62,11 @@ def test_what_a_batch_script_exported_is_no_evidence(site: TaskSite) -> None:
 
 
 def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None:
-    site.set(**OURS, SLURM_SPLIT_TASKS="yes")
+    site.set(**OURS)
     site.prolog(12, "0,1")
     site.stepd(STEPD, "12.batch", UID)
     forged = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "3"}
-    assert site.run(**forged, SLURM_LOCALID="0", SLURM_GTIDS="0").mask == "0,1"
+    assert site.run(**forged).mask == "0,1"
 
 
 def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
@@ -241,8 +241,6 @@ TOLD = (
     "SLURM_JOB_GPUS",
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
-    "SLURM_LOCALID",
-    "SLURM_GTIDS",
     "SLURMD_NODENAME",
     "SLURM_GPUS_ON_NODE",
 )
@@ -253,9 +251,7 @@ TOLD = (
 def test_no_value_of_the_users_becomes_a_line_of_ours(
     site: TaskSite, mode: str, value: str
 ) -> None:
-    site.set(
-        SLURM_DEVICE_SELECTION="gpulock" if mode == "gpulock" else "slurm", SLURM_SPLIT_TASKS="yes"
-    )
+    site.set(SLURM_DEVICE_SELECTION="gpulock" if mode == "gpulock" else "slurm")
     if mode != "none":
         with_binds(site)
     if mode == "title":

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.request import MOST
 from gpulock.slurm.scontrol import FIELDS, WIDTH, parse_squeue_row
-from gpulock.slurm.steps import parse_stepd_title
 from tests.support.mutations import try_a_million
 from tests.support.slurm_site import RUN, Site, gres_count
 from tests.support.slurm_site import row as squeue_row

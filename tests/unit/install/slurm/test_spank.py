@@ -45,7 +45,7 @@ def test_the_hook_is_given_every_name_that_it_reads() -> None:
     )
     asked = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text)) | {"CUDA_VISIBLE_DEVICES"}
     asked |= set(re.findall(r'"(\w+)" in environ', text))
-    assert {"SLURMD_NODENAME", "SLURM_GTIDS", "SLURM_GPUS_ON_NODE"} <= asked
+    assert {"SLURMD_NODENAME", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"} <= asked
     asked |= {f"{twin}{PIPE_DIRECTORY}" for twin in ("", *CONTAINER_PREFIXES)}
     assert asked | {LOG_DIRECTORY, *BIND_LISTS} == given()
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.sge import prolog
-from gpulock.sge.card_map import NAME, format_card_map, read_card_map, resolve_card_ids
+from gpulock.sge.card_map import NAME, format_card_map, read_card_map
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.store import quarantine
 from tests.support.jobs import Site, variables
@@ -17,7 +16,7 @@ from tests.support.packed_job import Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 # As in the examples of Open Cluster Scheduler: the first one is GPU1.
-CARDS = {("card", f"GPU{n + 1}"): bus(n) for n in range(4)}
+CARDS = {("card", f"GPU{n + 1}"): bus(n) for n in range(4)} | {("old", "GPU0"): bus(0)}
 HOST = "node"
 
 
@@ -65,6 +64,7 @@ def test_a_card_that_is_held_or_out_of_service_is_waited_for(mapped: Site) -> No
     ("ids", "amount", "times"),
     [
         (("GPU9",), 0, 1),  # not in the map
+        (("GPU0",), 0, 1),  # another complex's
         (("0",), 0, 1),  # the index is no id
         (("GPU1",), 1, 2),  # one card for two
         (("GPU1", "GPU1"), 2, 1),
@@ -85,10 +85,3 @@ def test_without_a_map_the_job_is_refused_and_the_queue_stays(site: Site, text: 
         (site.state / NAME).write_text(text)
     assert start(site, "GPU1") == JOB_ERROR
     assert site.locks() == []
-
-
-def test_a_map_of_another_complex_says_nothing_of_this_one(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(format_card_map(HOST, {("old", "GPU1"): bus(0)}))
-    with pytest.raises(Refusal) as caught:
-        resolve_card_ids(str(tmp_path), "card", [("GPU1", 1)])
-    assert caught.value.kind == INVALID_REQUEST

@@ -8,10 +8,7 @@ import os
 import pytest
 
 from gpulock.alloc.reaper import Reaper
-from gpulock.deadline import Deadline
 from gpulock.sge import epilog, hook, prolog, site_hook, spool
-from gpulock.store import gate
-from gpulock.store.gate import Gate
 from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full, raising, rename_host
 from tests.support.jobs import SHEPHERD, Site, gpus
@@ -75,14 +72,6 @@ def test_an_epilog_without_a_prolog_frees_nothing(site: Site) -> None:
     assert len(site.locks()) == 2
 
 
-def test_the_epilog_of_an_earlier_run_leaves_the_later_ones_grant(site: Site) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    site.proc.shepherd(SHEPHERD, job.folder, start=2000, uid=os.geteuid())
-    end(site, job)
-    assert len(site.locks()) == 2
-
-
 def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -> None:
     first = site.run(gpus(2))
     start(site, first)
@@ -105,38 +94,6 @@ def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site
     site.proc.remove(700)
     end(site, job)
     assert site.locks() == []
-
-
-def test_a_device_that_its_owner_has_open_keeps_its_lock(site: Site) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    owner = site.node().store.read(bus(0)).owner
-    assert owner is not None
-    site.proc.add(700, uids=(owner.uid,) * 4, fds={9: site.dev / "nvidia0"})
-    site.proc.add(701, uids=(owner.uid + 1,) * 4, fds={9: site.dev / "nvidia1"})
-    end(site, job)
-    assert site.locks() == [bus(0)]
-
-
-def test_a_lock_that_is_kept_is_freed_by_the_next_claim_that_needs_it(site: Site) -> None:
-    job = site.run(gpus(4))
-    start(site, job)
-    site.proc.add(700, session=SHEPHERD)
-    end(site, job)
-    site.proc.remove(700)
-    site.proc.remove(SHEPHERD)
-    start(site, site.run(gpus(4), job_id=13, pid=501))
-
-
-def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate, "LONGEST_WAIT", 0.05)
-    job = site.run(gpus(2))
-    start(site, job)
-    with Gate(site.node().store, Deadline(1)):
-        end(site, job)
-    assert len(site.locks()) == 2
 
 
 @pytest.mark.parametrize("fault", [KeyError("x"), MemoryError(), OSError(28, "full"), ValueError()])
@@ -173,14 +130,6 @@ def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
     assert epilog.main(["sge", str(site.pid)], site.environ(job), path) == hook.DONE
     assert site.locks() == []
     assert "gpulock.conf" not in capfd.readouterr().err  # the job's owner cannot mend it
-
-
-def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    site.lock.chmod(0o777)
-    end(site, job)
-    assert len(site.locks()) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import prolog, request
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
@@ -13,7 +13,7 @@ from gpulock.sge.request import count_gpus_by_kind, list_other_hosts
 from gpulock.sge.spooled_job import parse_spooled_job
 from tests.support import packed_job
 from tests.support.jobs import Site, gpus, variables
-from tests.support.packed_job import JOB, JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
+from tests.support.packed_job import JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
@@ -75,11 +75,6 @@ def test_a_complex_of_the_global_host_is_refused() -> None:
         count((Grant("gpu", 2, "global"),))
 
 
-def test_gpus_of_two_complexes_are_invalid() -> None:
-    with pytest.raises(Refusal, match="twice"):
-        count((Grant("gpu", 1), Grant("gpuj", 1)), (Ask("gpu", 1), Ask("gpuj", 1, JOB)))
-
-
 def test_gpus_elsewhere_are_seen() -> None:
     here, there = Grant("gpu", 1), Grant("gpu", 1, "other")
     for grants, elsewhere in (
@@ -102,22 +97,6 @@ def asked(site: Site, data: bytes, **about: object) -> int:
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_hook_reads_the_file_of_each_release(site: Site, release: str) -> None:
     assert asked(site, ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), release), owner="alice") == 2
-
-
-@pytest.mark.parametrize("field", [{"job_id": 13}, {"owner": "mallory"}])
-def test_a_file_of_another_job_or_owner_is_not_believed(
-    site: Site, field: dict[str, object]
-) -> None:
-    data = ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),))
-    with pytest.raises(Refusal) as caught:
-        asked(site, data, **{"owner": "alice", **field})
-    assert caught.value.kind == UNKNOWN
-
-
-def test_a_file_of_no_known_layout_is_a_refusal(site: Site) -> None:
-    with pytest.raises(Refusal) as caught:
-        asked(site, ocs_job((Ask("gpu", 2),), tail=b"\0"), owner="alice")
-    assert caught.value.kind == UNKNOWN
 
 
 def test_the_prolog_locks_what_was_granted_and_tells_the_job(site: Site) -> None:

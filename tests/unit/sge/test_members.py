@@ -57,22 +57,6 @@ def left(box: Box, scan: ProcessScan | None = None) -> list[int]:
     return list(found.pids)
 
 
-def test_the_jobs_own_group_proves_a_process_while_its_shepherd_runs(box: Box) -> None:
-    shepherd(box, 501, f"add_grp_id={GID + 1}\n")
-    assert left(box) == [700]
-
-
-def test_a_group_that_another_job_has_by_now_proves_nothing(box: Box) -> None:
-    shepherd(box, 501, f"add_grp_id={GID}\n")
-    assert left(box) == []
-
-
-@pytest.mark.parametrize("config", ["", "add_grp_id=\n", "add_grp_id=x\n", "job_id=13\n"])
-def test_a_living_shepherd_whose_group_cannot_be_read_may_have_any(box: Box, config: str) -> None:
-    shepherd(box, 501, config)
-    assert left(box) == []
-
-
 def test_a_shepherd_whose_folder_may_not_be_seen_may_have_any_group(box: Box) -> None:
     shepherd(box, 501, f"add_grp_id={GID + 1}\n")
     (box.proc.root / "501/cwd").unlink()

@@ -113,15 +113,6 @@ def test_a_job_that_asked_for_none_is_left_alone_where_that_is_configured(site: 
     assert (job.folder / "environment").read_bytes() == before
 
 
-def test_what_the_user_set_is_overwritten(site: Site) -> None:
-    mine = (("CUDA_VISIBLE_DEVICES", "3"), ("APPTAINERENV_CUDA_VISIBLE_DEVICES", "3"))
-    job = site.run(gpus(1), variables=(*mine, ("SINGULARITYENV_NVIDIA_VISIBLE_DEVICES", "all")))
-    start(site, job)
-    found = variables(job.folder)
-    assert "3" not in {found[name] for name, _ in mine}
-    assert found["SINGULARITYENV_NVIDIA_VISIBLE_DEVICES"] != "all"
-
-
 def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:
     job = site.run(gpus(2))
     assert start(site, job) == RUN

@@ -76,10 +76,6 @@ def test_execd_says_the_hosts_name_and_the_kernel_where_it_does_not(site: Site) 
         assert {line.partition(":")[0] for line in lines[1:-1]} == {name}
 
 
-def test_the_end_of_the_input_is_the_end(site: Site) -> None:
-    assert sensor.main(EXECD, site.config(), io.StringIO(""), io.StringIO()) == 0
-
-
 def test_a_node_nobody_uses_offers_all(site: Site) -> None:
     assert values(site) == {
         "gpu": "4",

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.job import mps
 from gpulock.sge import prolog, slave, spool
 from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
@@ -95,18 +94,6 @@ def test_a_task_with_a_share_waits_for_the_mps_of_its_card(
     assert variables(folder)["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
 
 
-def test_a_task_whose_mps_does_not_come_has_no_gpu_and_keeps_no_place(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = site.task(parallel(site, gpus(1, "gpu_share")), FIRST)
-    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
-    assert start(site, FIRST, **SHARES) == 0
-    told = variables(folder)
-    assert told["CUDA_VISIBLE_DEVICES"] == ""
-    assert "the MPS of this card is not ready" in told[slave.REFUSED]
-    assert site.locks() == []
-
-
 def test_a_task_of_a_job_without_gpus_is_masked(site: Site) -> None:
     job = parallel(site, gpus(0))
     folder = site.task(job, FIRST)
@@ -167,16 +154,6 @@ def test_a_refused_task_may_start_sees_nothing_and_knows_why(site: Site) -> None
     found = variables(folder)
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert found[slave.REFUSED].startswith("gpulock: job 12.1")
-
-
-def test_a_task_of_a_job_of_which_execd_has_no_file_is_refused_with_that_reason(site: Site) -> None:
-    job = parallel(site, gpus(1))
-    folder = site.task(job, FIRST)
-    job.job_file.unlink()
-    assert start(site, FIRST) == 0
-    found = variables(folder)
-    assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert "execd has no file of this job" in found[slave.REFUSED]
 
 
 @pytest.mark.parametrize("fault", ["file", "environment"])

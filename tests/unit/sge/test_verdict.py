@@ -178,11 +178,6 @@ def test_a_job_that_names_the_group_in_its_arguments_is_no_heir(host: Host) -> N
     assert host.verdict().state == ALIVE
 
 
-def test_a_record_without_a_group_is_unknown(host: Host) -> None:
-    host.lock = Lock("x", record(add_grp_id=0, sid=500), "")
-    assert host.verdict().state == UNKNOWN
-
-
 def test_a_simulated_job_is_judged_by_its_session_and_needs_no_execd(host: Host) -> None:
     host.fake.remove(EXECD)
     host.lock = Lock("x", record(add_grp_id=0, sid=500), "")

@@ -172,11 +172,6 @@ def test_a_gres_conf_that_is_gone_breaks_no_node(site: Site) -> None:
     unknown(site, "1")
 
 
-def test_a_node_that_selects_by_uuid_needs_no_compared_map(site: Site) -> None:
-    compared_map(site).unlink()
-    assert at(site, "GPU-00000002-aaaa") == [bus(2)]
-
-
 def test_a_card_that_is_gone_is_a_broken_node_and_named_by_its_minor(site: Site) -> None:
     site.shuffled()
     (site.driver / "gpus" / bus(3) / "information").unlink()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.job import mps
 from gpulock.slurm.prolog import GO_ON
 from tests.support.slurm_site import Site
 from tests.support.trees import bus
@@ -39,15 +38,6 @@ def test_a_job_with_places_starts_when_mps_runs(
     assert shared.requested(12, "gpu:share:2") == GO_ON
     assert waited == [[]], "its tasks were told before"
     assert shared.granted() == [f"{bus(3)}.share1", f"{bus(3)}.share2"]
-
-
-def test_a_job_whose_mps_does_not_come_keeps_no_place(
-    shared: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mps, "READY_SECONDS", 0.0)
-    assert shared.requested(12, "gpu:share:2") == GO_ON
-    assert "the MPS of this card is not ready" in shared.refused()
-    assert (shared.locks(), shared.drained()) == ([], [])
 
 
 def test_a_job_of_whole_cards_waits_for_no_mps(shared: Site) -> None:

@@ -113,6 +113,7 @@ def test_a_control_character_is_never_written(site: Site, field: str, text: str)
 def test_no_note_is_none(site: Site) -> None:
     assert note.find_task_note(str(site.records), "n1", "12") is None
     assert note.find_task_note(str(site.root / "gone"), "n1", "12") is None
+    note.remove_task_note(site.node().store, "n1", "12", UID, 0)
 
 
 def other_version(text: str) -> str:
@@ -254,7 +255,3 @@ def test_a_name_that_is_alike_is_another_jobs(site: Site, slurmd: str, job: str)
     note.write_task_note(site.node().store, granted(site, 0))
     note.remove_task_note(site.node().store, slurmd, job, UID, 1)
     assert site.notes() == ["n1.12"]
-
-
-def test_remove_missing_note_is_noop(site: Site) -> None:
-    note.remove_task_note(site.node().store, "n1", "12", UID, 0)

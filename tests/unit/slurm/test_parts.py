@@ -7,7 +7,7 @@ import pytest
 
 from gpulock.errors import INVALID_REQUEST
 from gpulock.slurm import request
-from tests.support.slurm_site import RUN, SILENT, Site, row
+from tests.support.slurm_site import RUN, Site, row
 
 MPS = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
 REASON = "the job asks for a part of a GPU (gres/shard), which this node does not give"
@@ -42,49 +42,11 @@ def test_it_is_seen_however_it_was_asked_for(site: Site, field: str) -> None:
     assert REASON in site.refused(12, INVALID_REQUEST, code=1)
 
 
-def test_without_a_script_it_is_cancelled_not_requeued(site: Site) -> None:
-    sharing(site, row(Gres="gres:shard:1", BatchFlag="0"))
-    environ = site.environ(12, "0")
-    del environ["SLURM_JOB_STDIN"]
-    from gpulock.slurm import prolog
-
-    assert prolog.main(environ, site.config()) == RUN
-    assert ["scancel", "12"] in site.calls()
-    assert not [call for call in site.calls() if "requeue" in call]
-
-
-def test_a_job_of_whole_gpus_gets_them_beside(site: Site) -> None:
-    sharing(site, row(Gres="gres:gpu:2"))
-    assert site.prolog(12, "0,1") == RUN
-    assert len(site.granted()) == 2
-
-
-def test_a_type_named_like_a_part_is_a_type(site: Site) -> None:
-    sharing(site, row(Gres="gres:gpu:shard:2"))
-    assert site.prolog(12, "0,1") == RUN
-    assert len(site.granted()) == 2
-
-
-def test_where_slurmctld_is_silent_the_job_has_its_card_alone(site: Site) -> None:
-    sharing(site)
-    site.fails(SILENT)
-    assert site.prolog(12, "0") == RUN
-    assert site.locks() == site.granted()
-    assert site.prolog(13, "0") == RUN
-    site.refused(13)
-
-
 @pytest.mark.parametrize("gpus", ["0", None])
 def test_an_mps_job_fails_with_the_reason_and_nobody_is_asked(site: Site, gpus: str | None) -> None:
     assert site.prolog(12, gpus, **MPS) == RUN
     assert "(gres/mps)" in site.refused(12, INVALID_REQUEST, code=1)
     assert (site.locks(), site.calls()) == ([], [])
-
-
-def test_of_two_kinds_of_parts_slurmd_tells_no_card_and_slurmctld_is_asked(site: Site) -> None:
-    sharing(site, row(Gres="gres:shard:1"), shared="mps shard")
-    assert site.prolog(12, None) == RUN
-    assert REASON in site.refused(12, INVALID_REQUEST, code=1)
 
 
 def test_a_job_without_gpus_asks_nobody(site: Site) -> None:
@@ -101,6 +63,7 @@ def test_a_job_without_gpus_asks_nobody(site: Site) -> None:
         ("N/A", ["N/A"]),
         ("gres:gpu:2,gres:shard:1", ["gpu", "shard"]),
         ("shard", ["shard"]),
+        ("gres:gpu:shard:2", ["gpu"]),
         ("gres/mps=50, gres:gpu", ["mps", "gpu"]),
     ],
 )

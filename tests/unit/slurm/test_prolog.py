@@ -25,6 +25,7 @@ def test_slurms_own_positions_are_locked_and_noted(
     assert (note.positions, [d.index for d in note.devices]) == (["1", "3"], [1, 3])
     assert [d.uuid for d in note.devices] == ["GPU-00000001-aaaa", "GPU-00000003-aaaa"]
     assert (note.uid, note.restart, note.binds) == (UID, 0, "")
+    assert site.claims() == [note.token]
     assert capfd.readouterr() == ("", "")
 
 
@@ -44,11 +45,6 @@ def test_the_record_says_whose_it_is(site: Site) -> None:
     assert (found.restart, found.het_leader, found.positions) == (2, "11", "1")
     assert (found.boot_id, found.pid_ns, found.node) == (BOOT, HOST_NS, os.uname().nodename)
     assert (found.minor, found.uuid) == ("1", "GPU-00000001-aaaa")
-
-
-def test_the_claim_of_the_note_has_the_record(site: Site) -> None:
-    site.prolog()
-    assert site.claims() == [site.note().token]
 
 
 def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
@@ -91,12 +87,6 @@ def test_a_gres_conf_that_nobody_compares_sends_the_job_back_and_drains_no_node(
     assert site.prolog(12, "0") == RUN
     assert "changed" in site.refused(12, "unknown")
     assert (site.locks(), site.drained()) == ([], [])
-
-
-def test_a_range_is_every_position_of_it(site: Site) -> None:
-    assert site.prolog(12, "0-1,3") == RUN
-    assert site.note().positions == ["0", "1", "3"]
-    assert site.locks() == [bus(0), bus(1), bus(3)]
 
 
 def test_an_instance_is_locked_as_such(site: Site) -> None:

@@ -324,20 +324,6 @@ def test_a_fault_nobody_foresaw_drains_no_node_and_says_where(
     assert "for several jobs in a row" in site.drained()[0]
 
 
-@pytest.mark.parametrize("body", ["exec sleep 600", "kill -9 $$", "exit 1"])
-def test_a_slurmctld_that_hangs_does_not_keep_the_prolog(site: Site, body: str) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    site.program("squeue", body)
-    assert site.prolog(12, None) == RUN
-    assert "squeue" in site.refused(12, "unknown")
-
-
-def test_a_drain_that_nobody_answers_still_starts_nothing(site: Site) -> None:
-    site.program("scontrol", "exec sleep 600")
-    no_map(site)
-    assert site.prolog() == NODE_BROKEN
-
-
 def test_an_srun_that_is_refused_is_cancelled_since_nothing_else_would_stop_it(
     site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:

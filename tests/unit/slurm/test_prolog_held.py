@@ -82,20 +82,6 @@ def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: Virtual
     assert site.holder(0).restart == 5
 
 
-@pytest.mark.parametrize("keys", [{}, OURS])
-def test_a_prolog_that_comes_after_the_next_run_takes_nothing_and_its_note_stays(
-    site: Site, clock: VirtualClock, keys: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A killed slurmd left it behind: nobody waits for it any more."""
-    site.set(**keys)
-    site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="1")
-    token = site.note().token
-    assert site.prolog(12, "1") == RUN
-    assert (site.locks(), site.granted(), site.note().token) == ([bus(0)], [bus(0)], token)
-    assert (site.note().restart, site.calls()) == (1, [])
-    assert "later run" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     tmp_path: Path, clock: VirtualClock, keys: dict[str, str]

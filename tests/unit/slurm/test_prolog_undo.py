@@ -12,7 +12,7 @@ import pytest
 
 from gpulock.job import environment, job_map
 from gpulock.slurm import note, prolog
-from gpulock.store import atomic, boot, grants
+from gpulock.store import boot, grants
 from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site, row
 from tests.support.trees import bus
@@ -160,41 +160,6 @@ def test_whichever_call_fails_the_job_gets_a_whole_grant_or_nothing(
     else:
         pytest.fail("more calls than were thought of")
     assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
-
-
-def nothing(*_: object) -> None:
-    """Clean nothing up."""
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("name", CALLS)
-def test_after_any_crash_epilog_and_next_prolog_leave_nothing_of_it(
-    site: Site, name: str, first: bool
-) -> None:
-    """A crash is an exception that no clean-up survives: what stands on disk then must do."""
-    for at in range(1, MOST):
-        fresh(site)
-        if not first:
-            site.prolog(7, "3")
-            site.epilog(7)
-        environ, config = site.environ(), site.config()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grants, "undo_claim", nothing)
-            patch.setattr(atomic, "remove_quietly", nothing)
-            patch.setattr(prolog, "undo_claim", nothing)
-            calls = Failing(patch, name, at, KeyboardInterrupt()).calls
-            try:
-                prolog.main(environ, config)
-            except KeyboardInterrupt:
-                pass
-        site.epilog()
-        assert site.prolog(13) == RUN, f"{name} {at}: {calls[-1]}"
-        assert site.granted(13) == site.locks() == [bus(0), bus(1)], f"{name} {at}: {calls[-1]}"
-        assert site.claims() == [site.note(13).token], f"{name} {at}: {calls[-1]}"
-        if len(calls) < at:
-            break
-    else:
-        pytest.fail("more calls than were thought of")
 
 
 def test_a_note_that_cannot_be_encoded_locks_nothing(

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline
@@ -24,35 +24,21 @@ from gpulock.store import quarantine
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
 from tests.labs.common import reaped
-from tests.labs.common import shut_gate as gate
+from tests.labs.common.cluster import Machines
 from tests.labs.common.lock_folder import owners
 from tests.labs.common.reaped import REPOSITORY, Reaped
-from tests.labs.sge.machines import Machine, User
 from tests.support.wait import wait_until
 
 CONFIG: Final = "/etc/gpulock/gpulock.conf"
 LOCK_DIR: Final = "/run/gpulock"
 CLAIMS: Final = "/run/gpulock.claims"
 STATE_DIR: Final = "/var/lib/gpulock"
+HOLD: Final = """
+import fcntl, os, signal, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
 SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
-
-
-class Cluster(Protocol):
-    """The machines of a lab, whatever scheduler they run."""
-
-    lab: Path
-    machines: dict[str, Machine]
-    users: dict[str, User]
-
-    def path_in(self, node: str, inside: str, /) -> Path:
-        """Where this process finds a path of a machine."""
-        ...
-
-    def run_in(
-        self, node: str, command: Sequence[str], /, *, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as root on a machine."""
-        ...
 
 
 def driver_settings(tree: Path) -> dict[str, str]:
@@ -72,7 +58,7 @@ class Installed(ABC):
 
     @property
     @abstractmethod
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Machines:
         """Return the lab."""
 
     @property
@@ -199,9 +185,17 @@ def gate_file(gpus: Installed, name: str, user: str = "") -> Path:
     return path
 
 
-def shut_gate(gpus: Installed, node: str) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def shut_gate(gpus: Installed, node: str) -> Generator[None]:
     """Hold a node's gate by a process that is stopped."""
-    return gate.held(gpus.cluster.path_in(node, f"{CLAIMS}/gate"))
+    gate = gpus.cluster.path_in(node, f"{CLAIMS}/gate")
+    with subprocess.Popen([sys.executable, "-IS", "-c", HOLD, str(gate)]) as holder:
+        try:
+            stopped = Path(f"/proc/{holder.pid}/status")
+            wait_until(lambda: "\nState:\tT" in stopped.read_text(), why="the gate to be held")
+            yield
+        finally:
+            holder.kill()
 
 
 def mount(gpus: Installed, node: str, *words: str) -> None:

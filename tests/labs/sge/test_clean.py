@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.labs.common.freezer import frozen
 from tests.labs.common.installed import gate_file, reap
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
@@ -131,24 +130,6 @@ def test_report_ends_nothing_and_the_lock_drains(sparing: Gpulock) -> None:
     assert len(carriers(gid)) == 1
     assert len(held(sparing, NODE, job)) == 1
     end_carriers(gid)
-    assert reap(sparing, NODE).acts() == [("freed", "dead")]
-
-
-def test_one_that_nothing_ends_keeps_its_device_and_the_epilog_ends_in_time(
-    sparing: Gpulock,
-) -> None:
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
-    job, gid = left(sparing, "exec sleep 600")
-    child = wait_until(  # past the shells that start it, and not what its job waits with
-        lambda: next((pid for pid in carriers(gid) if command_of(pid) == "sleep 600"), None),
-        why="its child",
-    )
-    with frozen("gpulock-lab-frozen-sge", [child]):
-        leave(sparing, job)
-        assert child in carriers(gid)
-        assert len(held(sparing, NODE, job)) == 1
-        assert reap(sparing, NODE).acts() == [("held", "alive")]
-    wait_until(lambda: carriers(gid) == [], why="the signal that waited to end it")
     assert reap(sparing, NODE).acts() == [("freed", "dead")]
 
 

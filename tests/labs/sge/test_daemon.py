@@ -31,9 +31,7 @@ from tests.labs.sge.jobs import (
     SLEEP,
     at_gate,
     carriers,
-    end_carriers,
     group_of,
-    held,
     hook_of,
     kill_shepherd,
     on,
@@ -45,9 +43,8 @@ from tests.labs.sge.lab import JobId
 from tests.support.wait import LabError, wait_ended, wait_until
 
 pytestmark = pytest.mark.lab
-NODE, OTHER, THIRD = NODES
+NODE = NODES[0]
 NOBODY = "its shepherd is gone, no process carries its group"
-FOUR = 4
 
 
 @pytest.fixture
@@ -222,18 +219,6 @@ def test_a_shepherd_whose_execd_and_qmaster_are_away_runs_its_epilog(
             gpus.sge.start_execd(NODE)
     # execd looks after what it did not start once a minute only: do not wait for it
     gpus.sge.qdel("-f", str(job))
-
-
-def test_without_qmaster_the_dead_are_freed_all_the_same(gpus: Gpulock) -> None:
-    with daemon_on(gpus, NODE) as daemon:
-        job = started(gpus, NODE, 2)
-        gpus.sge.stop_qmaster()
-        try:
-            end_carriers(kill_shepherd(gpus, NODE, job))
-            daemon.frees(lambda: held(gpus, NODE, job))
-        finally:
-            gpus.sge.start_qmaster()
-        gpus.sge.qdel("-f", str(job))
 
 
 def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:

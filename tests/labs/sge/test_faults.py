@@ -11,19 +11,16 @@ import pytest
 from tests.labs.common.installed import (
     driver_settings,
     gate_file,
-    lose_claims,
-    other_boot,
     reap,
     script,
     shut_gate,
 )
 from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
-from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     at_gate,
     claims,
-    command,
     held,
     hook_of,
     on,
@@ -37,7 +34,7 @@ from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
-NODE, OTHER, THIRD = NODES
+NODE, OTHER = NODES[:2]
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
 SLEEP = "exec sleep 600\n"
 # by the job's name: `lost*` loses execd's file of the job, `strange*`
@@ -192,32 +189,6 @@ def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finish
     assert reap(gpus, OTHER).acts() == [("freed", "dead")]
 
 
-def test_a_quarantined_device_is_not_granted_and_a_reserve_survives_a_reboot(
-    gpus: Gpulock,
-) -> None:
-    command(gpus, NODE, "quarantine", "0", "--reason", "its fan died")
-    command(gpus, OTHER, "reserve", "3", "--reason", "a workshop")
-    short, served = submit(gpus, NODE, 8, "short"), submit(gpus, NODE, 7, "served")
-    gpus.sge.wait_state(short, "Rq")
-    assert "0: quarantined" in said(gpus, short, "short")
-    gpus.sge.wait_settled(served)
-    assert said(gpus, served, "served") == "mask=1,2,3,4,5,6,7\n"
-    gpus.sge.qdel(str(short))
-    gpus.sge.wait_done(short)
-    command(gpus, NODE, "restore", "0")
-    whole = submit(gpus, NODE, 8, "whole")
-    gpus.sge.wait_settled(whole)
-    assert said(gpus, whole, "whole") == "mask=0,1,2,3,4,5,6,7\n"
-    lose_claims(gpus, OTHER)
-    with other_boot(gpus, OTHER):
-        after = submit(gpus, OTHER, 7, "after")
-        gpus.sge.wait_settled(after)
-        assert said(gpus, after, "after") == "mask=0,1,2,4,5,6,7\n"
-        assert [record.scheduler for record in gpus.locks(OTHER).values()] == ["admin"]
-        command(gpus, OTHER, "unreserve", "3")
-    assert gpus.locks(OTHER) == {}
-
-
 def machine(gpus: Gpulock, node: str, preset: str, **keys: str) -> Path:
     """Give a node the GPUs of another machine; return its tree."""
     found = gpus.write_machine(node, preset)
@@ -225,25 +196,3 @@ def machine(gpus: Gpulock, node: str, preset: str, **keys: str) -> Path:
     gpus.configure(node, EXPECTED_GPUS=count, **driver_settings(found.directory), **keys)
     gpus.sge.set_exechost(node, "gpu=16,gpuj=16,slots=16")
     return found.directory
-
-
-def test_instances_are_granted_by_uuid_and_the_sixteenth_gpu_by_its_index(gpus: Gpulock) -> None:
-    try:
-        tree = machine(gpus, NODE, "a100-mig", PLAIN_REQUEST="any")
-        machine(gpus, OTHER, "big")
-        words = on(NODE, "-l", "gpu=1")  # of several devices CUDA sees one instance alone
-        split = [gpus.sge.submit("glalice", *words, stdin=SHOW + SLEEP) for _ in range(3)]
-        big = submit(gpus, OTHER, 16, "big")
-        masks = [wait_said(gpus, job, "mask=").strip().removeprefix("mask=") for job in split]
-        instances = (tree / "run/gpulock/inventory").read_text()
-        granted = ",".join(masks).split(",")
-        assert len(granted) == len(set(granted)) == 3
-        assert all(uuid.startswith("MIG-") and uuid in instances for uuid in granted)
-        assert len(held(gpus, NODE, split[1])) == 1
-        gpus.sge.wait_done(big)
-        indices = ",".join(map(str, range(2 * GPUS)))
-        assert said(gpus, big, "big") == f"mask={indices}\n"
-    finally:
-        gpus.sge.clear_jobs()
-        for node in (NODE, OTHER):
-            gpus.sge.set_exechost(node, f"gpu={GPUS},gpuj={GPUS},slots=16")

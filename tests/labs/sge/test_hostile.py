@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.job.environment import loaded_driver_version
-from tests.labs.common.installed import gate_file, script, shut_gate
+from tests.labs.common.installed import gate_file, script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.evil import Evil, kit
-from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     claims,
     forget_conf,
@@ -28,7 +28,6 @@ from tests.labs.sge.jobs import (
     stopped_queues,
     submit_args,
     wait_refused,
-    wait_said,
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
@@ -483,24 +482,6 @@ def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_
     assert not gpus.locks(OTHER) and not gpus.locks(THIRD)
     for entry in (lock_dir / "locks").iterdir():
         shutil.rmtree(entry)
-
-
-def test_an_epilog_at_a_shut_gate_ends_well_and_the_next_claim_frees(gpus: Gpulock) -> None:
-    """Tried: a gate that is shut while a job ends.
-
-    Stopped by: the epilog ends with 0, and the next claim frees what a dead owner left.
-    """
-    job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
-    gpus.sge.wait_running(job)
-    with shut_gate(gpus, NODE):
-        gpus.sge.qdel(str(job))
-        gpus.sge.wait_settled(job)
-        assert len(gpus.locks(NODE)) == GPUS
-        assert "timed out on the lock" in wait_said(gpus, job, "epilog of job")
-    again = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=8"), stdin="sleep 600\n")
-    gpus.sge.wait_running(again)
-    assert len(held(gpus, NODE, again)) == GPUS
-    assert gpus.sge.queue_states()[NODE] == ""
 
 
 @pytest.mark.parametrize("status", ["7", "8", "13", "15", "24", "36", "x"])

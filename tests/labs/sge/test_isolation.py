@@ -46,12 +46,6 @@ def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
     assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, GPUS - 3), done.stderr
 
 
-def test_the_mask_holds_uuids(site: Site) -> None:
-    job = site.submit("-l", "gpu=1", script="echo CVD=$CUDA_VISIBLE_DEVICES\n")
-    site.gpus.sge.wait_settled(job)
-    assert "CVD=GPU-" in said(site.gpus, job)
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize("slots", [("mpi", "6"), ("smp", "2")])
 def test_a_parallel_job_whose_tasks_nothing_confines_does_not_start(

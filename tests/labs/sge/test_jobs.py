@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.labs.sge.cluster import NODES
-from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import on, start_shepherds
 from tests.labs.sge.lab import JobId
 
@@ -33,10 +33,6 @@ def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
     job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, *args, stdin=script)
     gpus.sge.wait_done(job)
     return variables(output(gpus, job))
-
-
-def test_gpu_0_is_a_job_without_gpus(gpus: Gpulock) -> None:
-    assert run(gpus, "-l", "gpu=0")["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_per_slot_requests_count_once_a_slot_and_per_job_requests_once(gpus: Gpulock) -> None:
@@ -76,24 +72,6 @@ def test_an_invalid_request_puts_the_job_into_error_and_tells_why(
     assert reason in output(gpus, job)
     assert gpus.sge.queue_states()[NODE] == ""
     assert gpus.locks(NODE) == {}
-
-
-def test_another_complex_with_a_similar_name_is_not_a_gpu(gpus: Gpulock) -> None:
-    gpus.sge.set_complex("mygpu mygpu INT <= YES YES 0 0")
-    gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16,mygpu=9")
-    try:
-        seen = run(gpus, "-l", "gpu=1,mygpu=4")
-        assert len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == 1
-        assert run(gpus, "-l", "mygpu=4")["CUDA_VISIBLE_DEVICES"] == ""
-    finally:
-        gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
-
-
-def test_the_other_queue_is_masked_and_served_alike(gpus: Gpulock) -> None:
-    job = gpus.sge.submit("glalice", "-j", "y", "-l", f"h={NODE},gpu=1", "-q", "cpu.q", stdin=SHOW)
-    gpus.sge.wait_settled(job)
-    seen = variables(output(gpus, job))
-    assert seen["CUDA_VISIBLE_DEVICES"] == seen["GPU_DEVICE_ORDINAL"] == seen["SGE_GPU"] == "0"
 
 
 def test_qrsh_with_a_command_gets_its_gpus(gpus: Gpulock) -> None:

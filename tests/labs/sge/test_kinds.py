@@ -13,7 +13,6 @@ from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import held, on
 from tests.labs.sge.lab import JobId
 from tests.labs.sge.test_faults import machine
-from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -35,16 +34,6 @@ def two_models(gpus: Gpulock) -> Iterator[Gpulock]:
     yield gpus
     gpus.sge.clear_jobs()
     gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")
-
-
-def test_a_job_of_a_kind_that_no_host_has_waits_and_w_e_refuses_it(two_models: Gpulock) -> None:
-    two_models.sge.set_complex("gpu_h100 gpu_h100 INT <= YES YES 0 0")
-    asked = on(NODE, "-l", "gpu_h100=1")
-    waiting = two_models.sge.submit("glalice", *asked, stdin=SLEEP)
-    with pytest.raises(LabError, match="no suitable queues"):
-        two_models.sge.submit("glalice", "-w", "e", *asked, stdin=SLEEP)
-    running(two_models, "-l", "gpu_a100=1")
-    assert two_models.sge.state(waiting) == "qw"
 
 
 def running(gpus: Gpulock, *words: str) -> JobId:

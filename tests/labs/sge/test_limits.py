@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE = NODES[0]
 CAP_SYS_RESOURCE = 24
-SIGNALLED = 128
-JOB = ("1", "0", "gpu.q")
 MEMORY = ("h_vmem=8M", "h_vmem=0", "h_vmem=1")  # no room for an interpreter: facts/grid-engine.md
 ALL = "h_vmem=8M,h_data=1M,h_stack=16k,h_fsize=0,h_cpu=1"
 OTHERS = ("h_data=1M", "h_stack=16k", "h_fsize=0", "h_cpu=1")
@@ -116,74 +113,6 @@ def test_a_large_environment_under_a_file_limit_refuses_the_job_and_not_the_node
         assert ended == "Eqw"
         limits = "under the job's own limits (h_vmem, h_data, h_stack, h_fsize)"
         assert f"invalid request: {limits}: its environment is too large" in said(gpus, job)
-
-
-def test_every_limit_is_lifted_first_and_drop_env_becomes_the_prolog_where_it_may(
-    gpus: Gpulock, tmp_path: Path
-) -> None:
-    """Tried: limits of a job upon its prolog, where they may be lifted; seen by strace.
-
-    Stopped by: every limit is lifted before execve(2).
-    """
-    calls = traced(gpus, tmp_path, "prolog", "inject=prlimit64:retval=0:when=2+2")
-    lifted = [limit for limit in calls if limit != "execve"]
-    assert lifted == ["RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_STACK"]
-    assert calls[-1] == "execve"
-    assert (tmp_path / "limited").read_text() == "no\n"
-
-
-def test_a_prolog_stays_a_child_where_a_limit_stays(gpus: Gpulock, tmp_path: Path) -> None:
-    """Tried: limits of a job upon its prolog, where one cannot be lifted.
-
-    Stopped by: drop-env stays above the prolog, and answers for it.
-    """
-    traced(gpus, tmp_path, "prolog", "inject=prlimit64:error=EPERM:when=4+2")
-    assert (tmp_path / "limited").read_text() == "1\n"
-
-
-def test_an_epilog_is_0_to_grid_engine_and_a_prolog_under_limits_never_stops_a_queue(
-    gpus: Gpulock, tmp_path: Path
-) -> None:
-    """Tried: hooks that end by any code or signal under a limit.
-
-    Stopped by: drop-env answers 0 for an epilog, and 99 or 100 for a prolog.
-    """
-    for code in (1, 2, 99, 100, 127, 137, 139):
-        last = f"kill -{code - 128} $$" if code > SIGNALLED else f"exit {code}"
-        ended: dict[str, int] = {}
-        for hook in ("epilog", "prolog"):
-            path = hook_script(tmp_path, hook, last)
-            limited = ["prlimit", "--data=12000000", str(gpus.hooks.drop_env), str(path), *JOB]
-            ended[hook] = subprocess.run(limited, check=False).returncode
-        assert ended["epilog"] == 0
-        if may_raise(gpus):
-            assert ended["prolog"] in (code, SIGNALLED - code)
-        else:
-            assert ended["prolog"] == (code if code in (99, 100) else 100)
-
-
-def hook_script(folder: Path, hook: str, line: str) -> Path:
-    """Write a hook of one line where drop-env takes it for a prolog or an epilog."""
-    path = folder / hook / "sge"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{line}\n")
-    path.chmod(0o755)
-    return path
-
-
-def traced(gpus: Gpulock, folder: Path, hook: str, how: str) -> list[str]:
-    """Run drop-env under strace; return the limits it set, and `execve` of the hook."""
-    program = hook_script(folder, hook, f'echo "${{GPULOCK_LIMITED-no}}" >"{folder}/limited"')
-    log = folder / "strace"
-    trace = ["strace", "-f", "-o", str(log), "-e", "trace=prlimit64,setrlimit,execve", "-e", how]
-    subprocess.run([*trace, str(gpus.hooks.drop_env), str(program), *JOB], check=True, timeout=120)
-    found: list[str] = []
-    for line in log.read_text().splitlines():
-        if set_ := re.search(r"(?:prlimit64\(0, |setrlimit\()(RLIMIT_\w+), \{", line):
-            found.append(set_[1])
-        elif f'execve("{program}"' in line:
-            found.append("execve")
-    return found
 
 
 def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:

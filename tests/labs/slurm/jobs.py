@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.store.owner import Owner
-from tests.labs.common.installed import CONFIG, reap
+from tests.labs.common.installed import (
+    CONFIG,
+    reap,
+)
 from tests.labs.common.processes import children_of, command_of, end, parent_of
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock

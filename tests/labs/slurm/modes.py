@@ -83,9 +83,3 @@ def wait_said(gpus: Gpulock, job: JobId, word: str) -> str:
         lambda: said if word in (said := slurm.said(job)) else None,
         why=f"job {job} to print {word}",
     )
-
-
-def wait_empty(gpus: Gpulock) -> None:
-    """Wait until Slurm's queue is empty and every epilog over."""
-    slurm = gpus.slurm
-    wait_until(lambda: slurm.queue("-h", "--all") == "", why="the queue to be empty")

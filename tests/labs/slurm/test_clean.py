@@ -7,7 +7,7 @@ import pytest
 
 from tests.labs.common.freezer import frozen
 from tests.labs.common.installed import reap
-from tests.labs.common.processes import command_of, end, running
+from tests.labs.common.processes import command_of, running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import cancel_past, held, kill_steps, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
@@ -40,23 +40,6 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
     assert held(slurm_gpus, job, NODE) == []
     assert others != [] and slurm.job_processes(neighbour, NODE) == others
     assert len(held(slurm_gpus, neighbour, NODE)) == 1
-
-
-@pytest.mark.short
-@PROCTRACK
-def test_report_ends_nothing_and_the_lock_drains(slurm_gpus: Gpulock, proctrack: str) -> None:
-    by_gpulock(
-        slurm_gpus, {**KEYS, "LEFTOVER_PROCESSES": "report"}, extra=EXTRA, proctrack=proctrack
-    )
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    left = kill_steps(slurm_gpus, job, NODE)
-    slurm.scancel(job)
-    slurm.wait_settled(job)
-    assert all(map(running, left))
-    assert len(held(slurm_gpus, job, NODE)) == 2
-    end(left)
-    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}
 
 
 def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(

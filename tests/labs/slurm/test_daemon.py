@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.labs.common.freezer import frozen
 from tests.labs.common.installed import gate_file, shut_gate
-from tests.labs.common.processes import command_of, end
+from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import (
     Daemon,
     assert_freed,
@@ -28,7 +27,7 @@ from tests.labs.daemon.daemon_lab import (
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, leak, stops
-from tests.labs.slurm.jobs import SLEEP, cancel_past, held, kill_steps, started, waiting_for
+from tests.labs.slurm.jobs import SLEEP, held, kill_steps, started, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
@@ -46,7 +45,6 @@ pytestmark = pytest.mark.lab
 # for an Epilog that it has begun once as for one that is over (22.05, `_list_find_job_old`)
 UNASKED = {**EXTRA, "KillWait": "120"}
 IMPATIENT = {"extra": {**EXTRA, "UnkillableStepTimeout": "8", "PrologEpilogTimeout": "15"}}
-SETTLED = "released by its job, whose processes are gone"
 SEEN = "its steps, seen before, are gone"
 
 
@@ -113,21 +111,6 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
         slurm.wait_stepless(job)
         wait_until(lambda: not hook_runs("epilog_slurmd"), why="the killed Epilog to end")
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says CANCELLED"))
-
-
-@pytest.mark.parametrize("setup", [IMPATIENT])
-def test_a_process_that_no_signal_ends_keeps_its_devices_past_the_epilog(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon, script="exec sleep 600\n")
-    pids = [pid for pid in slurm.job_processes(job, NODE) if "sleep" in command_of(pid)]
-    with Witness(claim, pids) as witness:
-        with frozen("gpulock-lab-frozen", pids):
-            cancel_past(slurm_gpus, job, NODE)
-            assert_held(daemon, claim, "released by its epilog")
-        slurm.wait_stepless(job)  # its daemon ends with it
-        witness.never_free_too_soon(assert_freed(daemon, claim, SETTLED))
 
 
 # --- the step daemons are killed ------------------------------------------------------------------

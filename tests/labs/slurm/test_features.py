@@ -17,7 +17,6 @@ import pytest
 from gpulock.install.hooks import HookPaths
 from gpulock.install.versions import FOLDER
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
-from tests.labs.slurm.install import NVML_PLUGIN, PLUGINS
 from tests.labs.slurm.jobs import SHOW_MASK
 from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
@@ -34,6 +33,8 @@ from tests.nvml.double import Double
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
+PLUGINS = "usr/lib/x86_64-linux-gnu/slurm-wlm"
+NVML_PLUGIN = f"/srv/slurm-nvml/{PLUGINS}"  # tests/root/packages.py
 NO_CONF = ("env", "-u", "SLURM_CONF")
 OWN_MOUNTS = ("unshare", "-m", "--propagation", "private")
 # For sh, with a folder and the driver's one of /proc: slurmd where /dev, /proc, /sys show cards.

@@ -11,13 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.labs.common.installed import driver_settings, lose_locks, reap
-from tests.labs.common.processes import end
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import impatient, kill_steps, occupied, started, wait_requeued
+from tests.labs.slurm.jobs import impatient, occupied, started, wait_requeued
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, settings, write_map
+from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -97,19 +94,6 @@ def test_files_name_the_job_while_it_holds_and_an_empty_one_is_renamed_over_at_i
     assert files(slurm_gpus, GPUSTAT) == {}
 
 
-def test_one_folder_alone_serves_too(slurm_gpus: Gpulock) -> None:
-    prepare(slurm_gpus, by_gpulock, {"GPUSTAT_DIR": ""})
-    job = started(slurm_gpus, NODE, "--gres=gpu:1")
-    assert files(slurm_gpus, DCGM) == {"0": f"{job}\n"}
-    done(slurm_gpus, job)
-    assert files(slurm_gpus, DCGM) == {"0": ""}
-    prepare(slurm_gpus, by_gpulock, {"JOB_MAP_DIR": ""})
-    job = started(slurm_gpus, NODE, "--gres=gpu:1")
-    assert files(slurm_gpus, GPUSTAT) == gpustat(slurm_gpus, (0, job, ALICE))
-    done(slurm_gpus, job)
-    assert files(slurm_gpus, GPUSTAT) == files(slurm_gpus, DCGM) == {}
-
-
 def test_tasks_of_an_array_and_components_stand_by_their_own_numbers(slurm_gpus: Gpulock) -> None:
     """Princeton's exporter reads the id as a number: `12_3` would not be one."""
     prepare(slurm_gpus, by_gpulock)
@@ -143,32 +127,6 @@ def test_slurms_position_is_told_as_the_index_of_its_card(slurm_gpus: Gpulock) -
     assert files(slurm_gpus, GPUSTAT) == gpustat(slurm_gpus, (index, job, ALICE))
 
 
-def test_a_lock_that_a_reconcile_or_a_claim_frees_is_taken_out_as_well(
-    slurm_gpus: Gpulock,
-) -> None:
-    hooks = stops(slurm_gpus)
-    prepare(slurm_gpus, by_gpulock, hooks=hooks.hooks)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, "--gres=gpu:1")
-    hooks.set("Epilog", NODE, "instead")
-    slurm.scancel(job)
-    hooks.wait("Epilog", NODE, "instead", job)
-    hooks.go("Epilog", NODE, "instead")
-    slurm.wait_settled(job)
-    assert files(slurm_gpus, DCGM) == {"0": f"{job}\n"}
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]
-    assert files(slurm_gpus, DCGM) == {"0": ""}
-    kept = started(slurm_gpus, NODE, "--gres=gpu:4")
-    left = kill_steps(slurm_gpus, kept, NODE)
-    slurm.scancel(kept)
-    slurm.wait_settled(kept)
-    assert files(slurm_gpus, DCGM) == {str(n): f"{kept}\n" for n in range(4)}  # it is still there
-    end(left)
-    later = started(slurm_gpus, NODE, "--gres=gpu:1")
-    assert files(slurm_gpus, DCGM) == {"0": f"{later}\n", "1": "", "2": "", "3": ""}
-    assert files(slurm_gpus, GPUSTAT) == gpustat(slurm_gpus, (0, later, ALICE))
-
-
 def test_a_refused_job_and_folders_that_cannot_be_written_change_no_file_and_no_job(
     slurm_gpus: Gpulock,
 ) -> None:
@@ -188,39 +146,3 @@ def test_a_refused_job_and_folders_that_cannot_be_written_change_no_file_and_no_
     finally:
         slurm_gpus.slurm.path_in(NODE, GPUSTAT).unlink()
     assert slurm_gpus.locks(NODE) == {}
-
-
-def test_instances_stand_by_gpu_and_instance(slurm_gpus: Gpulock) -> None:
-    prepare(slurm_gpus, by_gpulock)
-    found = slurm_gpus.write_machine(NODE, "a100-mig")
-    keys = {
-        **KEYS,
-        **driver_settings(found.directory),
-        "EXPECTED_GPUS": str(len(found.machine.gpus)),
-        "PLAIN_REQUEST": "any",
-    }
-    slurm_gpus.configure(NODE, **settings(slurm_gpus, SLURM_DEVICE_SELECTION="gpulock", **keys))
-    write_map(slurm_gpus, NODE, ["2.gi2.ci0", "2.gi3.ci0", "3.gi1.ci0", "3.gi2.ci0", 0, 1, 6, 7])
-    job = started(slurm_gpus, NODE, "--gres=gpu:1")
-    names = sorted(slurm_gpus.held_by(job)[NODE])
-    rows = {row["id"]: row for row in slurm_gpus.status(NODE)["gpus"]}
-    wanted = {f"{rows[n]['index']}.{n.rpartition('.gi')[2].partition('.')[0]}" for n in names}
-    assert all("." in name for name in wanted)
-    assert files(slurm_gpus, DCGM) == dict.fromkeys(wanted, f"{job}\n")
-    told = files(slurm_gpus, GPUSTAT)
-    assert told.keys() == wanted | {rows[name]["uuid"] for name in names}
-    assert set(told.values()) == {f"{job} {ALICE}\n"}
-    done(slurm_gpus, job)
-    assert files(slurm_gpus, DCGM) == dict.fromkeys(wanted, "")
-    (slurm_gpus.slurm.path_in(NODE, "/var/lib/gpulock") / "slurm-map").unlink()
-
-
-def test_locks_that_are_put_back_keep_their_files(slurm_gpus: Gpulock) -> None:
-    prepare(slurm_gpus, by_gpulock)
-    job = started(slurm_gpus, NODE, "--gres=gpu:2")
-    before = files(slurm_gpus, DCGM)
-    lose_locks(slurm_gpus, NODE)
-    assert reap(slurm_gpus, NODE).restored == [str(job)]
-    assert files(slurm_gpus, DCGM) == before == {"0": f"{job}\n", "1": f"{job}\n"}
-    done(slurm_gpus, job)
-    assert files(slurm_gpus, DCGM) == {"0": "", "1": ""}

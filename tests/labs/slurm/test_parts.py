@@ -8,20 +8,18 @@ from typing import Final
 import pytest
 
 from tests.labs.common.device_nodes import opened
-from tests.labs.common.installed import SOAK, gate_file, lose_locks, reap
-from tests.labs.common.processes import end
+from tests.labs.common.installed import gate_file
 from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, kill_steps, started, waiting_for
+from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started, waiting_for
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_empty, wait_said
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_said
 from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 SHARDS: Final = {"shard": 8}  # two on each of four cards
-COUNT: Final = 250 if SOAK else 20  # jobs of each user
 TOLD: Final = "the job asks for a part of a GPU (gres/{})"
 
 
@@ -99,33 +97,6 @@ def test_a_whole_card_job_that_slurm_puts_on_a_shared_card_waits(slurm_gpus: Gpu
     assert state == "PENDING"
     assert "ran" not in slurm.said(whole).splitlines()
     assert [len(places(slurm_gpus, job)) for job in parts] == [1, 1]
-
-
-def test_a_killed_shard_job_leaves_its_neighbour_alone(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus)
-    slurm = slurm_gpus.slurm
-    one, two = (started(slurm_gpus, NODE, "--gres=shard:1") for _ in range(2))
-    end(kill_steps(slurm_gpus, one, NODE))
-    slurm.scancel(one)
-    slurm.wait_done(one)
-    reap(slurm_gpus, NODE)
-    assert (places(slurm_gpus, one), len(places(slurm_gpus, two))) == ([], 1)
-    lose_locks(slurm_gpus, NODE)
-    reap(slurm_gpus, NODE)
-    assert len(places(slurm_gpus, two)) == 1
-    srun = slurm.run_as("slalice", ["srun", f"--jobid={two}", "--overlap", "true"])
-    assert srun.returncode == 0, srun.stderr
-
-
-def test_many_short_shard_jobs_leave_nothing(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus)
-    slurm = slurm_gpus.slurm
-    words = ("-w", NODE, "--gres=shard:1", f"--array=1-{COUNT}")
-    slurm.submit("slalice", *words, script="true\n")
-    slurm.submit("slbob", *words, script="true\n")
-    wait_empty(slurm_gpus)
-    assert slurm_gpus.locks(NODE) == {}
-    assert not slurm.is_out(NODE)
 
 
 def test_isolation_opens_a_shared_card_to_each_of_its_jobs(slurm_gpus: Gpulock) -> None:

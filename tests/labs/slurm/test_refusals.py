@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.labs.common.installed import Installed, gate_file, script, totals
+from tests.labs.common.installed import Installed, gate_file, script
 from tests.labs.common.node_faults import without_a_card, without_driver
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
@@ -90,21 +90,6 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
 
 
 @BOTH
-def test_a_device_freed_while_the_prolog_waits_is_granted(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, {"SLURM_WAIT": "20"})
-    slurm = slurm_gpus.slurm
-    with occupied(slurm_gpus, NODE, *ALL):
-        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:2", script=SHOW_MASK)
-        wait_until(
-            lambda: int(totals(slurm_gpus, NODE).get("claims_busy", "0")) >= 2, why="two looks"
-        )
-        assert held(slurm_gpus, job, NODE) == []
-    assert slurm.wait_settled(job) == "COMPLETED"
-    assert slurm.job(job)["Restarts"] == "0"
-    assert slurm.said(job) == "mask=0,1.\n"
-
-
-@BOTH
 def test_the_task_that_has_the_arrays_own_id_is_requeued_alone(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
@@ -141,24 +126,6 @@ def test_a_job_that_is_not_to_be_requeued_does_not_run_either(
         assert slurm.wait_settled(several) == "CANCELLED"
         assert is_busy(slurm.job(several)["AdminComment"])
         assert "ran" not in slurm.said(job) + slurm.said(several)
-        assert not any(slurm_gpus.held_by(several).values())
-        assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
-
-
-@BOTH
-def test_a_site_may_have_busy_jobs_fail(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, {**SOON, "ON_BUSY": "error"})
-    slurm = slurm_gpus.slurm
-    with occupied(slurm_gpus, NODE, *ALL):
-        job = slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        several = slurm.submit(
-            "slbob", "-N2", "-w", f"{NODE},{OTHER}", GPU, script="exec sleep 600\n"
-        )
-        assert slurm.wait_settled(job) == "FAILED"
-        assert slurm.job(job)["ExitCode"] == "1:0"
-        assert slurm.said(job).startswith(f"gpulock: job {job}: busy: ")
-        assert "ran\n" not in slurm.said(job)
-        assert slurm.wait_settled(several) in ("CANCELLED", "FAILED")
         assert not any(slurm_gpus.held_by(several).values())
         assert not slurm.is_out(NODE) and not slurm.is_out(OTHER)
 
@@ -200,18 +167,18 @@ def test_a_job_refused_on_some_of_its_nodes_is_requeued_as_a_whole(
 
 
 @BOTH
-@pytest.mark.parametrize(("refuse", "state"), [("requeue", "PENDING"), ("cancel", "CANCELLED")])
+@pytest.mark.parametrize(("busy", "state"), [("requeue", "PENDING"), ("error", "CANCELLED")])
 def test_of_an_array_over_two_nodes_the_refused_task_goes_alone(
-    slurm_gpus: Gpulock, mode: Mode, refuse: str, state: str
+    slurm_gpus: Gpulock, mode: Mode, busy: str, state: str
 ) -> None:
-    mode(slurm_gpus, {**SOON, "SLURM_ON_REFUSAL": refuse})
+    mode(slurm_gpus, {**SOON, "ON_BUSY": busy})
     slurm = slurm_gpus.slurm
     words = ("--array=1-2%1", "-N2", "-w", f"{NODE},{OTHER}", GPU)
     array = slurm.submit("slalice", *words, script="exec sleep 600\n")
     wait_until(lambda: len(slurm_gpus.locks(OTHER)) == 1, why="a task to start")
     with occupied(slurm_gpus, OTHER, 1, 2, 3):
         slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=2")
-        if refuse == "requeue":
+        if busy == "requeue":
             wait_requeued(slurm_gpus, array)
         slurm.wait_state(array, state)
         tasks = slurm.tasks(array)
@@ -344,26 +311,6 @@ def test_a_node_that_is_broken_for_slurms_selection_is_drained_and_runs_jobs_wit
         assert slurm.said(job) == ""
         assert slurm_gpus.locks(NODE) == {}
         assert notes(slurm_gpus, NODE) == []
-
-
-@BOTH
-def test_a_site_may_have_a_broken_node_requeue(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, {**SOON, "ON_BROKEN": "requeue"})
-    with without_driver(slurm_gpus, NODE):
-        job = slurm_gpus.slurm.submit("slalice", "-w", NODE, GPU, script="echo ran\n")
-        said = busy(slurm_gpus, job)
-    assert said.startswith(f"gpulock: job {job}: broken: no NVIDIA driver")
-
-
-@BOTH
-def test_srun_on_a_broken_node_is_told_why(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with without_driver(slurm_gpus, NODE):
-        done = slurm.srun("slalice", "-w", NODE, GPU, "echo", "ran")
-    assert done.returncode != 0 and "ran" not in done.stdout
-    assert "broken: no NVIDIA driver" in done.stderr
-    assert "broken: no NVIDIA driver" in slurm.wait_node(NODE, "DRAIN")
 
 
 # --- what cannot be read, or found out ------------------------------------------------------------

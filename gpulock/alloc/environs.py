@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gpulock.node.procfs import Proc, ProcessStatus
 
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
-ROUNDS, PAUSE = 32, 0.002  # seconds; an execve(2) takes 0.3 ms, where it has a processor
+# Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
+PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 INIT = 1  # may hide its environment even from root
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
@@ -67,9 +68,9 @@ def read_environs(
     own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
     waiting = [pid for pid in own if pid != INIT]
     starting = ""
-    for number in range(ROUNDS):
-        if number and waiting:
-            time.sleep(PAUSE)
+    for pause in PAUSES:
+        if pause and waiting:
+            time.sleep(pause)
         pids, waiting = waiting, []
         for pid in pids:
             if time.thread_time() > late:

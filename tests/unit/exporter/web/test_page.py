@@ -268,7 +268,7 @@ def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
     claimed = EPOCH + node.now - 7200
     node.facts = facts(lock(0, claimed_at=claimed, claimed_boottime=9e8, boot_id="other"))
     node.tick(card(0))
-    assert "<time>02:00</time>" in html(node.snapshot([listed(0)]))
+    assert "<time>2h00m</time>" in html(node.snapshot([listed(0)]))
 
 
 def test_what_became_of_gpus_and_who_waits_is_listed_and_is_no_markup() -> None:

@@ -37,35 +37,21 @@ def job(job_id: str, task: str = "1", scheduler: str = "sge") -> Owner:
 
 
 @pytest.mark.parametrize(
-    ("text", "index"),
-    [
-        ("0", 0),
-        ("0000:3b:00.0", 1),
-        ("3b:00.0", 1),
-        ("3B:00.0", 1),
-        ("00000000:3B:00.0", 1),
-        ("GPU-a8bb20c7", 1),
-        ("a8bb20c6-54c9", 0),
-        ("gpu 1", 1),
-    ],
-)
-def test_a_device_is_named_by_index_bus_id_or_uuid(text: str, index: int) -> None:
-    found = parse_subject(text, NODE).device
-    assert found is not None
-    assert found.index == index
-
-
-@pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("2:gi1.ci0", "gi1.ci0"),
-        ("86:00.0.gi10.ci0", "gi10.ci0"),
-        ("86:00.0.gi1.ci0.share2", "gi1.ci0"),
-        ("MIG-2222", "gi10.ci0"),
+        ("0", "0000:06:00.0"),
+        *((text, "0000:3b:00.0") for text in ("0000:3b:00.0", "3b:00.0", "00000000:3B:00.0")),
+        *((text, "0000:3b:00.0") for text in ("GPU-a8bb20c7", "gpu 1")),
+        ("a8bb20c6-54c9", "0000:06:00.0"),
+        ("2:gi1.ci0", "0000:86:00.0.gi1.ci0"),
+        ("86:00.0.gi10.ci0", "0000:86:00.0.gi10.ci0"),
+        ("86:00.0.gi1.ci0.share2", "0000:86:00.0.gi1.ci0"),
+        ("MIG-2222", "0000:86:00.0.gi10.ci0"),
     ],
 )
-def test_an_instance_is_named_by_index_bus_id_or_uuid(text: str, name: str) -> None:
-    assert match_one_device(text, NODE).id == f"0000:86:00.0.{name}"
+def test_a_device_is_named_by_index_bus_id_or_uuid(text: str, name: str) -> None:
+    found = parse_subject(text, NODE).device
+    assert found is not None and found.id == name
 
 
 @pytest.mark.parametrize("text", ["2", "86:00.0", "GPU-a8bb20c"])
@@ -81,21 +67,20 @@ def test_what_is_too_short_or_not_there_is_no_device(text: str) -> None:
         match_one_device(text, NODE)
 
 
-def test_job_12_means_all_its_tasks_and_neither_123_nor_112() -> None:
-    what = parse_subject("12", NODE)
-    assert what.owns(job("12")) and what.owns(job("12", "7"))
-    assert not any(what.owns(job(number)) for number in ("123", "112", "1", "2"))
-
-
-def test_task_1_is_not_task_11() -> None:
-    what = parse_subject("12.1", NODE)
-    assert [what.owns(job("12", task)) for task in ("1", "11", "10")] == [True, False, False]
-
-
-def test_a_job_is_no_process_of_that_number_and_the_reverse() -> None:
-    assert not parse_subject("4711", NODE).owns(job("4711", scheduler="process"))
-    assert not parse_subject("pid 4711", NODE).owns(job("4711"))
-    assert parse_subject("pid 4711", NODE).owns(job("4711", scheduler="process"))
+@pytest.mark.parametrize(
+    ("text", "own", "others"),
+    [
+        ("12", [job("12"), job("12", "7")], [job(n) for n in ("123", "112", "1", "2")]),
+        ("12.1", [job("12", "1")], [job("12", "11"), job("12", "10")]),
+        ("4711", [job("4711")], [job("4711", scheduler="process")]),
+        ("pid 4711", [job("4711", scheduler="process")], [job("4711")]),
+    ],
+)
+def test_a_job_is_no_other_that_begins_so_and_no_process(
+    text: str, own: list[Owner], others: list[Owner]
+) -> None:
+    what = parse_subject(text, NODE)
+    assert all(map(what.owns, own)) and not any(map(what.owns, others))
 
 
 def test_nothing_owns_an_administrators_lock() -> None:

@@ -124,9 +124,6 @@ def test_a_job_that_nobody_knows_is_refused_in_a_line(desk: Desk, words: list[st
     done = desk.call("report", *words)
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
     assert done.stderr.startswith("gpulock: report:")
-
-
-def test_no_job_at_all_is_a_wrong_call(desk: Desk) -> None:
     assert desk.call("report").exit_code == 2
 
 
@@ -182,14 +179,20 @@ def filed(*uids: int) -> list[ReportedClaim]:
     return [parse_reported_claim(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
 
 
-def test_of_a_job_that_several_users_claim_the_owner_is_believed_who_is_named() -> None:
-    assert [
-        one.uid for one in select_trusted_claims(filed(1000, 1001), (), 1001, asking=64030)
-    ] == [1001]
-    assert select_trusted_claims(filed(1001), (), 1000, asking=64030) == []
-    assert [one.uid for one in select_trusted_claims(filed(1000, 1001), (), None, asking=1000)] == [
-        1000
-    ]
+@pytest.mark.parametrize(
+    ("uids", "uid", "asking", "believed"),
+    [
+        ((1000, 1001), 1001, 64030, [1001]),
+        ((1001,), 1000, 64030, []),
+        ((1000, 1001), None, 1000, [1000]),
+        ((1001,), None, 64030, [1001]),
+    ],
+)
+def test_of_a_job_that_several_users_claim_the_owner_is_believed(
+    uids: tuple[int, ...], uid: int | None, asking: int, believed: list[int]
+) -> None:
+    found = select_trusted_claims(filed(*uids), (), uid, asking=asking)
+    assert [one.uid for one in found] == believed
 
 
 def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
@@ -509,15 +512,16 @@ def test_a_user_with_any_name_is_found_by_it(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--since", "soon"), ("--job", "gpu"), ("--device", "9"), ("--by", "moon")]
+    "words",
+    [
+        *(("--since", "soon"), ("--job", "gpu"), ("--device", "9"), ("--by", "moon")),
+        *((f"--{name}", "") for name in ("user", "job", "device", "since", "until")),
+    ],
 )
-def test_a_question_that_makes_no_sense_is_a_wrong_call(desk: Desk, words: tuple[str, str]) -> None:
-    assert desk.call("history", *words).exit_code == 2
-
-
-@pytest.mark.parametrize("option", ["--user", "--job", "--device", "--since", "--until"])
-def test_an_empty_name_is_a_wrong_call_and_not_everything(busy: Desk, option: str) -> None:
-    done = busy.call("history", option, "")
+def test_a_question_that_makes_no_sense_is_a_wrong_call_and_not_everything(
+    busy: Desk, words: tuple[str, str]
+) -> None:
+    done = busy.call("history", *words)
     assert (done.exit_code, done.stdout) == (2, "")
 
 

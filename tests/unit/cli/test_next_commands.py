@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.cli.commands import NAMES
 from gpulock.store.events import REFUSED, note_event
-from tests.support.cli_site import Site, dead_process
+from tests.support.cli_site import Site
 
 COMMAND = re.compile(rf"\bgpulock (?:--config \S+ )?(?:{'|'.join(NAMES)})\b")
 Scene = Callable[[Site], object]
@@ -22,25 +22,9 @@ def break_record(site: Site) -> None:
     site.spoil(3)
 
 
-def leave_stale_lock(site: Site) -> None:
-    pid, start = dead_process()
-    site.hold(3, scheduler="process", pid=pid, start=start)
-
-
 def lose_records(site: Site) -> None:
     site.hold(3)
     shutil.rmtree(f"{site.files.lock_dir}.claims")
-
-
-def mistake_setting(site: Site) -> None:
-    with site.files.config.open("a") as file:
-        file.write("NO_SUCH_KEY=1\n")
-
-
-def end_job(site: Site) -> None:
-    site.hold(3, scheduler="process")
-    site.call("release", "3", "--force", "--reason", "test")
-    site.call("reap")
 
 
 def quarantine_and_reserve(site: Site) -> None:
@@ -57,20 +41,12 @@ SCENES: list[tuple[Scene, Sequence[str]]] = [
     (quarantine_and_reserve, ("status",)),
     (quarantine_and_reserve, ("why", "3")),
     (quarantine_and_reserve, ("restore", "3")),
-    (leave_stale_lock, ("status",)),
-    (leave_stale_lock, ("why", "3")),
-    (break_record, ("status",)),
-    (break_record, ("why", "3")),
     (break_record, ("reap",)),
-    (lose_records, ("status",)),
     (lose_records, ("reserve", "3", "--reason", "test")),
-    (mistake_setting, ("status",)),
-    (end_job, ("why", "3")),
     (refuse_job, ("why", "77")),
     (lambda site: site.hold(3, job_id="3"), ("why", "3")),
     (lambda site: site.hold(3), ("reserve", "3", "--reason", "test")),
     (lambda site: None, ("why", "0")),
-    (lambda site: None, ("unreserve", "3")),
 ]
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 from gpulock.daemon.history.record import ExporterSamples
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims
 from gpulock.report.sources import node_history_folder, read_local_records
@@ -55,12 +54,6 @@ def is_account_open(node: Node, advice: ExporterSamples, record: dict[str, Any])
     return released is not None and advice.may_come(
         str(record["token"]), node.boot_id, float(released), time.time()
     )
-
-
-def write_all_reports(path: str, found: Sequence[ReportedClaim]) -> None:
-    """Put the records into REPORT_DIR; raise OSError."""
-    for claim in found:
-        folder.write_report_file(path, claim.record)
 
 
 def append_report(path: str, text: str) -> None:

@@ -70,14 +70,14 @@ def report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
 
 def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:
     """Tell the job's user, where the settings want it, and whom an error would not help."""
-    from gpulock.report import ending
+    from gpulock.report import ending, folder
 
     found = ending.gather_ended_claims(node, tokens, Deadline(ending.SECONDS), time.sleep)
     if not found:
         return
     try:
-        if node.settings.report_dir:
-            ending.write_all_reports(node.settings.report_dir, found)
+        for claim in found if node.settings.report_dir else ():
+            folder.write_report_file(node.settings.report_dir, claim.record)
     except OSError as fault:
         click.echo(f"gpulock: REPORT_DIR: {fault}", err=True)
     if not node.settings.report_at_end:

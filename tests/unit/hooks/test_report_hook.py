@@ -312,7 +312,7 @@ def isolated(tmp_path: Path, patch: pytest.MonkeyPatch, refused: bool = False) -
         out.write_text(tree.cgroup_name(label, pid, start))
 
     # as the hook finds it: another test may have had the package loaded anew
-    job = importlib.import_module("gpulock.isolation").job
+    job = importlib.import_module("gpulock.isolation.job")
     patch.setattr(job.confine, "confine_process", confine)
     body = f"cat {out}; echo; echo $$"
     keys = settings(tmp_path, f"({body}) > {tmp_path}/said", ISOLATION="cgroup")

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_site import Site
+from tests.support.samples import Sampled
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     """Give a simulated DGX-1."""
     return Site(tmp_path)
+
+
+@pytest.fixture
+def sampled(site: Site, up_for_a_day: None) -> Sampled:
+    """Give the exporter's sample of that node, to be written."""
+    return Sampled(site.files.exporter_dir)

@@ -15,11 +15,6 @@ from tests.support.samples import GIB, Sampled
 HOUR = 3600.0
 
 
-@pytest.fixture
-def sampled(site: Site, up_for_a_day: None) -> Sampled:
-    return Sampled(site.files.exporter_dir)
-
-
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")

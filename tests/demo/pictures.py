@@ -97,7 +97,7 @@ def main() -> None:
             time.sleep(LOOKED_AT)
             text = root / "status.html"
             text.write_text(format_as_html("$ gpulock status\n" + gpulock(node, "status")))
-            photograph(text.as_uri(), PICTURES / "status.png", "960,275")
+            photograph(text.as_uri(), PICTURES / "status.png", "1090,275")
             photograph(f"http://{ADDRESS}/", PICTURES / "page.png", "1240,705")
         finally:
             exporter.terminate()

@@ -33,42 +33,45 @@ IN_USE = (states.HELD, states.HELD_IDLE)
 
 
 def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tuple[str, str]]:
-    """Return label and text of each such thing, devices of one fate together."""
-    groups: dict[str, list[DeviceState]] = {}
+    """Return label and text of each such thing: first what stops every claim."""
+    pairs = [
+        *(("settings", f"{fault}; gpulock doctor") for fault in view.node.settings.faults),
+        *list_store_faults(view),
+    ]
+    groups: dict[str, list[DeviceState]] = {}  # devices of one fate are told together
     for row in rows:
         if row.state in ATTENTION or is_closed_by_mps(row):
             foreign = format_foreign_processes(view, row)
             fate = f"{row.state} {row.reason} {foreign} {row_claim_key(row)}"
             groups.setdefault(fate, []).append(row)
-    pairs = [
-        (format_row_label(same), format_row_sentence(view, same[0])) for same in groups.values()
-    ]
-    pairs += [
-        (format_row_label([row]), describe_foreign_use(view, row))
-        for row in rows
-        if has_foreign_beside_claim(view, row)
-    ]
+    for same in groups.values():
+        pairs.append((format_row_label(same), format_row_sentence(view, same[0])))
+    for row in rows:
+        if row.state in IN_USE and format_foreign_processes(view, row):
+            pairs.append((format_row_label([row]), describe_foreign_use(view, row)))
     pairs += list_reserve_facts(rows)
-    pairs += [
-        (format_device_label(one.device, view.devices), one.describe()) for one in view.reservations
-    ]
-    if view.full:
-        why = "it is full, no GPU is granted until there is room; df"
-        pairs.insert(0, ("LOCK_DIR", f"{why} {view.node.store.path}"))
+    for one in view.reservations:
+        pairs.append((format_device_label(one.device, view.devices), one.describe()))
     pairs += list_queue_facts(view.node)
-    if view.lost:
-        lost = lost_records_refusal(view.node.store.root)
-        pairs.insert(0, ("records lost", f"nothing is granted; {lost.do}"))
+    return [*pairs, ("samples", view.use.why)] if view.use.why else pairs
+
+
+def list_store_faults(view: StatusView) -> list[tuple[str, str]]:
+    """Return what is wrong with LOCK_DIR and the records, so that nothing is granted."""
+    path, faults = view.node.store.path, list[tuple[str, str]]()
+    if view.is_read_only:
+        why = f"{path} is mounted read-only: nothing is granted and nothing freed"
+        faults.append(("LOCK_DIR", f"{why}; mount it writable"))
     if view.fault:
         why = "nothing is granted until it can be read; run gpulock doctor as root"
-        pairs.insert(0, ("LOCK_DIR", f"{view.fault}; {why}"))
-    if view.is_read_only:
-        why = f"{view.node.store.path} is mounted read-only: nothing is granted and nothing freed"
-        pairs.insert(0, ("LOCK_DIR", f"{why}; mount it writable"))
-    pairs[:0] = [("settings", f"{fault}; gpulock doctor") for fault in view.node.settings.faults]
-    if view.use.why:
-        pairs.append(("samples", view.use.why))
-    return pairs
+        faults.append(("LOCK_DIR", f"{view.fault}; {why}"))
+    if view.lost:
+        lost = lost_records_refusal(view.node.store.root)
+        faults.append(("records lost", f"nothing is granted; {lost.do}"))
+    if view.full:
+        why = "it is full, no GPU is granted until there is room; df"
+        faults.append(("LOCK_DIR", f"{why} {path}"))
+    return faults
 
 
 def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:
@@ -119,11 +122,6 @@ def format_row_sentence(view: StatusView, row: DeviceState) -> str:
     if row.state == states.STALE and view.is_read_only:
         return f"{row.state}: {reason}; gpulock reap frees it once LOCK_DIR is writable"
     return f"{row.state}: {reason}; {next_command(row)}"
-
-
-def has_foreign_beside_claim(view: StatusView, row: DeviceState) -> bool:
-    """Return whether somebody else's processes are on a device that is held."""
-    return row.state in IN_USE and bool(format_foreign_processes(view, row))
 
 
 def describe_foreign_use(view: StatusView, row: DeviceState) -> str:

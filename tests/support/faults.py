@@ -60,3 +60,29 @@ def rename_host(patch: pytest.MonkeyPatch, name: str) -> None:
     found = os.uname()
     fields = (found.sysname, name, found.release, found.version, found.machine)
     patch.setattr(os, "uname", lambda: os.uname_result(fields))
+
+
+class Failing:
+    """Let the k-th call of one os function fail, or do something just before it."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        name: str,
+        at: int,
+        fault: BaseException | None = None,
+        before: Callable[[str], object] | None = None,
+    ) -> None:
+        self.calls: list[str] = []
+        real = getattr(os, name)
+
+        def call(*arguments: object, **more: object) -> object:
+            self.calls.append(str(arguments[0]))
+            if len(self.calls) == at:
+                if before is not None:
+                    before(str(arguments[0]))
+                if fault is not None:
+                    raise fault
+            return real(*arguments, **more)
+
+        patch.setattr(os, name, call)

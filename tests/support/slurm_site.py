@@ -325,22 +325,6 @@ def refusal(act: Callable[[], object]) -> Refusal:
     return caught.value
 
 
-class Failing:
-    """Let the k-th call of one os function fail."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, name: str, at: int, fault: BaseException) -> None:
-        self.calls: list[str] = []
-        real = getattr(os, name)
-
-        def call(*arguments: object, **more: object) -> object:
-            self.calls.append(str(arguments[0]))
-            if len(self.calls) == at:
-                raise fault
-            return real(*arguments, **more)
-
-        patch.setattr(os, name, call)
-
-
 def gres_count(text: str, names: tuple[str, ...]) -> int:
     """Return how many devices a request asks for; raise Refusal."""
     return sum(number for _, number in request.parse_gres_request(text, names))

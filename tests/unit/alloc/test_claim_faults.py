@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, grants
+from tests.support.faults import Failing, returning
 from tests.support.trees import Box, bus, judging, record, soon
 
 CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
@@ -26,36 +26,6 @@ def ask(box: Box, **changes: object) -> Grant:
     return claim_devices(
         node, record(token="", devices=(), **changes), ClaimRequest(2), judging(node), soon()
     )
-
-
-def nothing(*_: object) -> None:
-    """Clean nothing up."""
-
-
-class Failing:
-    """Let the k-th call of one os function fail, or do something just before it."""
-
-    def __init__(
-        self,
-        patch: pytest.MonkeyPatch,
-        name: str,
-        at: int,
-        fault: BaseException | None = None,
-        before: Callable[[str], object] | None = None,
-    ) -> None:
-        self.calls: list[str] = []
-        real = getattr(os, name)
-
-        def call(*arguments: object, **more: object) -> object:
-            self.calls.append(str(arguments[0]))
-            if len(self.calls) == at:
-                if before is not None:
-                    before(str(arguments[0]))
-                if fault is not None:
-                    raise fault
-            return real(*arguments, **more)
-
-        patch.setattr(os, name, call)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -102,8 +72,8 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
         box.state.mkdir()
         ask(box, job_id="7", pid=999)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grants, "undo_claim", nothing)
-            patch.setattr(atomic, "remove_quietly", nothing)
+            patch.setattr(grants, "undo_claim", returning(None))
+            patch.setattr(atomic, "remove_quietly", returning(None))
             calls = Failing(patch, name, at, KeyboardInterrupt()).calls
             try:
                 ask(box, job_id="8", pid=998)

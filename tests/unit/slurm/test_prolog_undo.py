@@ -13,8 +13,8 @@ import pytest
 from gpulock.job import environment, job_map
 from gpulock.slurm import note, prolog
 from gpulock.store import boot, grants
-from tests.support.faults import raising
-from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Failing, Site, row
+from tests.support.faults import Failing, raising
+from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Site, row
 from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow

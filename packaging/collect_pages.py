@@ -20,6 +20,7 @@ PAGES: Final = (
     "docs/pictures/*.png",
     "docs/examples/**/*",
     "exporter/README.md",
+    "prolog/drop-env.c",
     "tests/gpu/README.md",
     "LICENSE",
 )
@@ -29,6 +30,8 @@ def collect_pages(folder: Path) -> None:
     """Copy the pages, and what they link to, into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     for path in sorted(found for glob in PAGES for found in ROOT.glob(glob)):
+        if path.is_dir():
+            continue
         place = folder / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)

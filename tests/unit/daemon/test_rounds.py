@@ -135,15 +135,6 @@ def test_a_lock_directory_that_was_removed_is_made_again(one: Round) -> None:
     assert one.rounds.node.store.boot_id() == BOOT
 
 
-def test_a_lock_directory_that_is_anothers_to_write_is_said_once(one: Round) -> None:
-    one.go()
-    one.box.lock.chmod(0o777)
-    assert one.go(3) is None
-    assert len(one.said()) == 1
-    one.box.lock.chmod(0o755)
-    assert one.go() is not None
-
-
 def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch) -> None:
     one.go()
     one.hold(0, 501)

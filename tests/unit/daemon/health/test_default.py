@@ -86,16 +86,6 @@ def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_pat
     assert ward.out() == [bus(0)], "nothing was seen of it"
 
 
-def test_a_hang_shorter_than_a_minute_puts_nothing_out(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    for _ in range(5):
-        ward.lose(1, "a call for it hangs")
-        ward.round(2)
-        ward.find(1)
-        ward.round()
-    assert ward.out() == []
-
-
 def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(1)

@@ -178,22 +178,6 @@ def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
     assert site.checker.command is None, "it is tested once in a boot"
 
 
-def test_cards_are_tested_one_after_another_and_once_in_a_boot(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make('echo "$GPULOCK_INDEX" >>"$0.said"\n', 3)
-    for _ in range(3):
-        site.go_round()
-        assert len(site.locks()) == 1
-        site.finish_check()
-    site.go_round()
-    assert site.checker.command is None
-    site.now += 1e6
-    site.go_round()
-    assert site.checker.command is None
-    assert (site.root / "check.said").read_text().split() == ["0", "1", "2"]
-
-
 def test_a_card_that_fails_is_told_with_what_the_command_said_and_tested_again_later(
     make: Callable[..., Clinic],
 ) -> None:
@@ -545,19 +529,6 @@ def test_a_gpulockd_that_dies_with_a_test_does_not_try_it_again_at_once(
     site.write(WAITS)
     site.now += AGAIN
     site.start_check()
-
-
-def test_gpulockd_that_is_killed_leaves_nothing_that_the_next_round_does_not_free(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make(WAITS, 1)
-    site.start_check()
-    command, site.checker.command = site.checker.command, None
-    assert command is not None
-    command.close()  # it is gone, and the kernel kills its child
-    node = site.node()
-    reconcile_locks(node, judge_of(node), soon())
-    assert site.locks() == []
 
 
 @pytest.mark.real_time

@@ -173,17 +173,6 @@ def test_memory_of_a_job_that_holds_the_device_is_its_own(ward: Ward) -> None:
     assert ward.out() == []
 
 
-def test_a_look_from_before_the_device_was_free_proves_nothing(ward: Ward) -> None:
-    ward.hold(0)
-    ward.round()
-    ward.proc.remove(SHEPHERD)
-    ward.tell(0, f"memory_used={30 * GIB}")
-    ward.round(2)  # the first that find it free
-    assert ward.out() == []
-    ward.round()
-    assert ward.out() == [bus(0)]
-
-
 def test_a_process_that_nvml_does_not_list_but_root_sees_is_somebody(ward: Ward) -> None:
     ward.proc.add(700, "python", fds={3: ward.dev / "nvidia0"})
     ward.tell(0, f"memory_used={300 * MIB}")
@@ -451,15 +440,6 @@ def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
     ward.tell(1, "c.ecc.uncorrected.a;memory:b=1,1,1,1", "c.ecc.uncorrected.\x1b[2J=1,1,1,1")
     ward.round()
     assert ward.reason(1) == "ecc: 1 uncorrected ECC error (unknown)"
-
-
-def test_a_sample_of_another_boot_or_an_old_one_puts_nothing_out(ward: Ward) -> None:
-    ward.tell(1, "recovery_action=2")
-    ward.now += 30
-    ward.sample()
-    ward.now += 60
-    ward.round(sampled=False)
-    assert ward.out() == []
 
 
 # --- faults ---------------------------------------------------------------------------------------

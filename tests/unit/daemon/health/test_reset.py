@@ -170,11 +170,6 @@ def test_a_reset_that_does_not_end_is_ended(bench: Bench) -> None:
     assert run_reset(bench.node(), bus(2), 0.2).endswith(" in time")
 
 
-def test_a_program_that_is_not_there_is_told(bench: Bench) -> None:
-    bench.smi.unlink()
-    assert "No such file" in run_reset(bench.node(), bus(2), SECONDS)
-
-
 def test_a_program_that_others_may_write_is_not_run(bench: Bench) -> None:
     bench.smi.chmod(0o777)
     assert "writable by others" in run_reset(bench.node(), bus(2), SECONDS)
@@ -226,16 +221,6 @@ def test_after_a_reset_a_failed_card_comes_back_when_it_is_clean(
     bench.log_xid(2)
     bench.round(9)
     assert bench.out() == [bus(2)], "it wants one more reset"
-
-
-def test_a_reset_of_an_earlier_boot_proves_nothing_of_this_one(bench: Bench) -> None:
-    assert run_reset(bench.node(), bus(2), SECONDS) == ""
-    bench.log_xid(2)
-    bench.round()
-    bench.reboot()
-    bench.log_xid(2)
-    bench.round(9)
-    assert bench.out() == [bus(2)]
 
 
 def test_a_cut_reset_is_freed_when_its_process_is_gone_and_nobody_has_the_gpu_open(

@@ -10,15 +10,11 @@ import time
 
 import pytest
 
-from gpulock.daemon.history import writer
 from gpulock.daemon.history.files import expired_months, find_written_tokens, name_month
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
-from gpulock.daemon.history.writer import HistoryWriter
-from gpulock.deadline import Deadline
 from gpulock.store import atomic, grants
-from gpulock.store.gate import Gate
 from tests.support.faults import raising
-from tests.support.history_site import GIB, Ended, write_history
+from tests.support.history_site import GIB, Ended
 from tests.support.trees import OTHER_BOOT, bus
 
 DAY = 86400.0
@@ -276,17 +272,6 @@ def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site
     assert (site.write(), site.waiting()) == (1, [])
 
 
-def test_another_author_at_work_is_waited_for_and_then_left_alone(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.claim(0)
-    site.path.parent.mkdir()
-    monkeypatch.setattr(writer, "LOCK_SECONDS", 0.01)
-    with Gate(str(site.path.parent), Deadline(1)):
-        assert site.write() == 0
-    assert site.write() == 1
-
-
 @pytest.mark.parametrize("kind", ["link", "public"])
 def test_a_lock_file_that_is_not_ours_alone_keeps_the_claims_waiting(
     site: Ended, kind: str
@@ -302,17 +287,6 @@ def test_a_lock_file_that_is_not_ours_alone_keeps_the_claims_waiting(
     assert "waits in" in site.told[0] and not (site.root / "elsewhere").exists()
     place.unlink()
     assert site.write() == 1
-
-
-def test_what_another_author_wrote_is_not_written_again(site: Ended) -> None:
-    site.claim(0)
-    other = HistoryWriter(site.told.append)
-    site.write()
-    site.claim(1, token="beef")
-    write_history(other, site.node())
-    site.claim(2, token="cafe")
-    site.write()
-    assert site.tokens() == ["feed", "beef", "cafe"]
 
 
 def test_a_new_month_begins_a_new_file(site: Ended) -> None:

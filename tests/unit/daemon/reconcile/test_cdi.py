@@ -103,10 +103,6 @@ def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
     assert [name for name in nodes(spec) if not NAME.match(name)] == []
 
 
-def test_nobody_gets_all_cards_by_one_name(tmp_path: Path) -> None:
-    assert "all" not in nodes(told(Site(tmp_path)))
-
-
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
     whole = nodes(told(site))

@@ -159,13 +159,6 @@ def test_a_lie_is_told_once(site: Site) -> None:
     assert len(site.said()) == 1
 
 
-def test_without_an_exporter_what_was_published_stays(site: Site) -> None:
-    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
-    site.run()
-    (site.exporter / "inventory").unlink()
-    assert f"gpu.{bus(0)}.memory_mib" in site.run()
-
-
 def test_without_an_exporter_an_instance_that_is_gone_goes(site: Site) -> None:
     folder = site.box.driver / "capabilities/gpu0/mig/gi1/ci0"
     folder.mkdir(parents=True)

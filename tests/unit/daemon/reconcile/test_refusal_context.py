@@ -133,14 +133,6 @@ def test_many_refusals_are_told_bit_by_bit(site: Site) -> None:
     assert len(site.done()) == MOST_REFUSALS + 5
 
 
-def test_each_refusal_is_told_once(site: Site) -> None:
-    site.keep("12")
-    site.go()
-    site.done()
-    site.go()
-    assert site.chore.asking is None
-
-
 def test_a_refusal_from_long_before_gpulockd_is_not_told(site: Site) -> None:
     begun = clock_boottime()
     lines = [f"{begun - RECENT - 5:.3f} refused 12 no", f"{begun - 5:.3f} refused 13 no"]

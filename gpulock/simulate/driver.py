@@ -9,7 +9,7 @@ users pasted of older releases: before 450 there are no capabilities and `Blackl
 
 from __future__ import annotations
 
-from gpulock.simulate.machine import DriverRelease, Gpu, Machine, MigDevice
+from gpulock.simulate.machine import Gpu, Machine, MigDevice
 from gpulock.simulate.tree import DeviceEntry, FolderEntry, LinkEntry, Tree
 
 # The release branch in which something first appeared.
@@ -28,8 +28,7 @@ def driver_tree(machine: Machine) -> Tree:
     """Return proc/driver/nvidia and proc/driver/nvidia-caps of a machine."""
     root = "proc/driver/nvidia"
     tree: Tree = {
-        f"{root}/version": format_driver_version(machine.driver).encode(),
-        f"{root}/params": format_driver_params(machine.driver).encode(),
+        f"{root}/version": f"NVRM version: {machine.driver.banner}\n".encode(),
         f"{root}/gpus": FolderEntry(),
     }
     for gpu in machine.present:
@@ -67,11 +66,6 @@ def sys_tree(machine: Machine) -> Tree:
     return tree
 
 
-def format_driver_version(driver: DriverRelease) -> str:
-    """Return the two lines of `version`."""
-    return f"NVRM version: {driver.banner}\nGCC version:  {driver.compiler}\n"
-
-
 def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
     card, branch = machine.model(gpu), machine.driver.branch
@@ -90,29 +84,6 @@ def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
         lines.append(f"GPU Firmware: \t {machine.driver.version if card.has_gsp else 'N/A'}")
     excluded = "GPU Excluded" if branch >= WITH_EXCLUDED else "Blacklisted"
     lines.append(f"{excluded}:\t No")
-    return "\n".join(lines) + "\n"
-
-
-def format_driver_params(driver: DriverRelease) -> str:
-    """Return the lines of `params` that say who may open the device files, and those around."""
-    lines = [
-        "ResmanDebugLevel: 4294967295",
-        "RmLogonRC: 1",
-        "ModifyDeviceFiles: 1",
-        "DeviceFileUID: 0",
-        "DeviceFileGID: 0",
-        "DeviceFileMode: 438",
-        "InitializeSystemMemoryAllocations: 1",
-        "UsePageAttributeTable: 4294967295",
-        "EnableMSI: 1",
-        'RegistryDwords: ""',
-        'RegistryDwordsPerDevice: ""',
-        'RmMsg: ""',
-        'GpuBlacklist: ""',
-        'TemporaryFilePath: ""',
-    ]
-    if driver.branch >= WITH_EXCLUDED:
-        lines.append('ExcludedGpus: ""')
     return "\n".join(lines) + "\n"
 
 

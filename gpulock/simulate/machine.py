@@ -19,13 +19,11 @@ VERSION_LINE = "gpulock-inventory 1"
 class DriverRelease:
     """One release of the NVIDIA kernel module.
 
-    `banner` and `compiler` are what /proc/driver/nvidia/version shows after its two labels;
-    `compiler` may end in the blank that `gcc -v` leaves there.
+    `banner` is what the first line of /proc/driver/nvidia/version shows after its label.
     """
 
     version: str
     banner: str
-    compiler: str
 
     @property
     def branch(self) -> int:

@@ -19,18 +19,15 @@ from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigD
 _418 = DriverRelease(
     "418.87.00",
     "NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8 15:35:46 CDT 2019",
-    "gcc version 4.8.5 20150623 (Red Hat 4.8.5-39) (GCC) ",
 )
 _535 = DriverRelease(
     "535.129.03",
     "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
-    "gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) ",
 )
 _570 = DriverRelease(
     "570.172.08",
     "NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  "
     "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
-    "gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04.2) ",
 )
 
 _K80 = GpuModel("Tesla K80", "80.21.25.00.02", 11441, 40, False)

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from gpulock.cli.admin.notes import echo_note, echo_wrapped, note_missing_daemon
 from gpulock.cli.session import CommandRefusedError, Session, name_config
+from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, Outcome, Scope, Wanted, run_items
+from gpulock.install.systemd import manager
+from gpulock.text import table
 
 NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
+NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
+NO_SYSTEMD = (
+    "gpulockd does not run, for there is no systemd here: start it and gpulock-exporter yourself,"
+    " or run gpulock reap from cron every minute"
+)
 
 
 def run_installation(
@@ -79,3 +87,22 @@ def leave(outcome: Outcome, dry_run: bool) -> None:
     """End with a code of its own where a person has to do the rest."""
     if outcome.clauses() and not dry_run:
         click.get_current_context().exit(NOT_IN_FORCE)
+
+
+def echo_note(text: str) -> None:
+    """Tell the administrator something, in lines that fit."""
+    echo_wrapped(f"note: {text}", "      ")
+
+
+def echo_wrapped(text: str, indent: str = "") -> None:
+    """Say what was found and what to do next, in lines that fit."""
+    width = table.sentence_width(sys.stdout)
+    for line in table.wrap_sentence(name_config(text), width, indent):
+        click.echo(line)
+
+
+def note_missing_daemon(session: Session) -> None:
+    """Say how gpulockd is started, where it does not run."""
+    settings = session.settings()
+    if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
+        echo_note(NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD)

@@ -183,9 +183,5 @@ def is_mounted_read_only(path: str) -> bool:
 def find_stray_path(node: Node, lock: Lock | None) -> str:
     """Return the path of what stands in the place of a lock's folder, or nothing."""
     path = f"{node.store.path}/locks/{lock.id}" if lock and lock.fault else ""
-    return path if path and os.path.lexists(path) and not is_real_folder(path) else ""
-
-
-def is_real_folder(path: str) -> bool:
-    """Return whether a path is a folder itself, not a link to one."""
-    return os.path.isdir(path) and not os.path.islink(path)
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
+    return path if os.path.lexists(path) and not is_folder else ""

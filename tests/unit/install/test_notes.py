@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.admin import notes
+from gpulock.cli.admin import items
 from gpulock.cli.session import Session
 from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.install.systemd import manager
@@ -25,7 +25,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def told(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    notes.note_missing_daemon(session)
+    items.note_missing_daemon(session)
     return capsys.readouterr().out.splitlines()
 
 
@@ -37,7 +37,7 @@ def test_where_no_systemd_runs_the_note_says_what_to_do_instead(
 ) -> None:
     monkeypatch.setattr(manager, "RUNNING", tmp_path / "none")
 
-    assert told(session, capsys) == [f"note: {notes.NO_SYSTEMD}"]
+    assert told(session, capsys) == [f"note: {items.NO_SYSTEMD}"]
 
 
 def test_services_are_named_as_missing_only_while_no_daemon_runs(
@@ -47,11 +47,11 @@ def test_services_are_named_as_missing_only_while_no_daemon_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(manager, "RUNNING", tmp_path)
-    assert told(session, capsys) == [f"note: {notes.NO_DAEMON}"]
+    assert told(session, capsys) == [f"note: {items.NO_DAEMON}"]
 
     running = InstanceLock()
     running.take(str(tmp_path / "run"))
     assert told(session, capsys) == []
 
     running.release()
-    assert told(session, capsys) == [f"note: {notes.NO_DAEMON}"]
+    assert told(session, capsys) == [f"note: {items.NO_DAEMON}"]

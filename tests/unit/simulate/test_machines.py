@@ -43,14 +43,6 @@ def test_a_later_driver_tells_of_firmware_and_of_excluded_cards(preset: str, fir
     assert lines[-2:] == [f"GPU Firmware: \t {firmware}", "GPU Excluded:\t No"]
 
 
-def test_the_version_has_the_two_lines_of_the_module() -> None:
-    assert driver.format_driver_version(PRESETS["dgx1"].driver) == (
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  "
-        "Thu Oct 19 18:56:32 UTC 2023\n"
-        "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04) \n"
-    )
-
-
 def test_capability_minors_are_those_of_the_drivers_table() -> None:
     # NVIDIA MIG user guide, "Device Nodes and Capabilities".
     lines = driver.format_mig_minors().splitlines()

@@ -29,7 +29,7 @@ from tests.nvml.build import library
 from tests.nvml.drivers import missing_from
 from tests.nvml.node import driver_version, instance_keys, node_keys
 
-ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION, ERROR_NOT_FOUND = 3, 4, 6
+ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
 Hang = Literal["sleep", "deaf", "undead"]
 _RECORD = struct.Struct("=56sQ")  # counters.c
@@ -126,12 +126,12 @@ class Double:
         self._settings.clear()
         self._write()
 
-    def step(self, key: str, value: float, at: float | None = None) -> None:
-        """Change a number from now on (or from `at`, seconds since 1970), and remember what it was.
+    def step(self, key: str, value: float) -> None:
+        """Change a number from now on, and remember what it was.
 
         Samples and GPM metrics are means over time, so they need the value's past.
         """
-        when = round((time.time() if at is None else at) * 1e6)
+        when = round(time.time() * 1e6)
         past = (self._settings.get(key) or self._keys.get(key) or "0").split(",")
         self.set(key, ",".join([*past[-_PAST:], f"{value}@{when}"]))
 

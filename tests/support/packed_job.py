@@ -158,12 +158,10 @@ def ocs_job(
     release: str = NINE_1,
     job_id: int = 12,
     owner: str = "alice",
-    task: int = 1,
-    tail: bytes = b"",
 ) -> bytes:
     """Return a spooled job of one task."""
     packer, letters = Packer(release), JOBS[release]
-    of_task: dict[int, object] = {0: task, 1: 128, 8: packer.granted(grants)}
+    of_task: dict[int, object] = {0: 1, 1: 128, 8: packer.granted(grants)}
     tasks = 59 if release == NINE_2 else 60
     values: dict[int, object] = {
         0: job_id,
@@ -176,8 +174,8 @@ def ocs_job(
         tasks: packer.list(TASKS[release], 6950, of_task),
     }
     if release == NINE_0:
-        return number(0) + number(0x10020000) + packer.element(letters, values) + tail
-    return number(0) + number(0x10021000) + b"\0" + packer.element(letters, values) + tail
+        return number(0) + number(0x10020000) + packer.element(letters, values)
+    return number(0) + number(0x10021000) + b"\0" + packer.element(letters, values)
 
 
 def son_job(

@@ -63,9 +63,9 @@ class Cast:
         return [Actor(name, bound(play)) for name, play in self.plays.items()]
 
 
-def uses(site: Site, mine: Held, process: Process, calls: int = 2) -> None:
+def uses(site: Site, mine: Held, process: Process) -> None:
     """Let a job's own process use its devices for a while."""
-    for _ in range(calls):
+    for _ in range(2):
         if process.alive:
             site.kernel.step("computes", f"pid {process.pid}, {' '.join(sorted(mine.devices))}")
             site.check()
@@ -76,7 +76,6 @@ def sge_job(
     count: int = 1,
     lingers: bool = False,
     runs: int = 1,
-    pid: int = 0,
     asks: str = "gpu",
     user: int = USER,
 ) -> Play:
@@ -88,21 +87,19 @@ def sge_job(
 
     def play(site: Site) -> None:
         for _ in range(runs):
-            sge_run(site, number, count, lingers, pid, asks, user)
+            sge_run(site, number, count, lingers, asks, user)
 
     return play
 
 
-def sge_run(
-    site: Site, number: int, count: int, lingers: bool, pid: int, asks: str, user: int
-) -> None:
+def sge_run(site: Site, number: int, count: int, lingers: bool, asks: str, user: int) -> None:
     """Play one run of a Grid Engine job."""
     kernel, tree = site.kernel, site.kernel.tree
     kernel.step("execd starts", f"job {number}")
     job = site.spooled(number, count, asks=asks, uid=user)
     tree = kernel.tree
     shepherd = tree.spawn(
-        "sge_shepherd", pid, ppid=site.execd.pid, uids=(0, 104, 0, 104), cwd=job.folder
+        "sge_shepherd", ppid=site.execd.pid, uids=(0, 104, 0, 104), cwd=job.folder
     )
     environ = {"JOB_ID": str(number), "SGE_TASK_ID": "undefined", "QUEUE": "gpu.q"}
     words = ["hook", str(shepherd.pid)]

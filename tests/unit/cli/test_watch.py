@@ -116,7 +116,7 @@ def test_it_redraws_at_once_in_a_window_of_another_size_until_ctrl_c(screen: Ter
     [
         (40, ["GPU", "STATE", "JOB", "USER"]),
         (60, ["GPU", "STATE", "JOB", "USER", "HELD FOR"]),
-        (80, ["GPU", "MODEL", "STATE", "JOB", "USER", "QUEUE", "HELD FOR"]),
+        (79, ["GPU", "MODEL", "STATE", "JOB", "USER", "QUEUE", "HELD FOR"]),
     ],
 )
 def test_on_a_narrow_terminal_whole_columns_are_left_out_and_whole_words_wrapped(

@@ -126,13 +126,6 @@ def test_a_job_of_five_seconds_is_reported_by_the_second() -> None:
     assert "5s" in found[1]
 
 
-def test_a_job_of_thirty_days_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    shape = {bus(0): {"width": 65536.0, "use": [500] * 40}}
-    found = text_of(claim(card(0, 30 * DAY), shapes=shape))
-    assert "Over time, 18h12m a column; blank: not observed" in found
-    assert max(map(len, found)) <= 80
-
-
 def test_a_job_that_runs_says_so_and_has_no_end() -> None:
     found = text_of(claim(card(0), released_at=None, how=None))
     assert found[1].startswith("since ") and found[1].endswith("for 1h00m so far")

@@ -10,7 +10,7 @@ users pasted of older releases: before 450 there are no capabilities and `Blackl
 from __future__ import annotations
 
 from gpulock.simulate.machine import Gpu, Machine, MigDevice
-from gpulock.simulate.tree import DeviceEntry, FolderEntry, LinkEntry, Tree
+from gpulock.simulate.tree import Tree
 
 # The release branch in which something first appeared.
 WITH_CAPABILITIES, WITH_EXCLUDED, WITH_FIRMWARE = 450, 460, 495
@@ -29,7 +29,7 @@ def driver_tree(machine: Machine) -> Tree:
     root = "proc/driver/nvidia"
     tree: Tree = {
         f"{root}/version": f"NVRM version: {machine.driver.banner}\n".encode(),
-        f"{root}/gpus": FolderEntry(),
+        f"{root}/gpus": None,
     }
     for gpu in machine.present:
         tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
@@ -48,7 +48,7 @@ def device_tree(machine: Machine) -> Tree:
     if any(gpu.mig for gpu in machine.present):
         minors = list_capability_minors(machine).values()
         names += [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
-    return {f"dev/{name}": DeviceEntry() for name in names}
+    return {f"dev/{name}": b"" for name in names}
 
 
 def sys_tree(machine: Machine) -> Tree:
@@ -62,7 +62,7 @@ def sys_tree(machine: Machine) -> Tree:
         folder = "/".join((f"devices/pci{root}", *gpu.bridges, gpu.bus))
         tree[f"sys/{folder}/numa_node"] = b"%d\n" % gpu.numa
         tree[f"sys/{folder}/local_cpulist"] = machine.cpus[gpu.numa].encode() + b"\n"
-        tree[f"sys/bus/pci/devices/{gpu.bus}"] = LinkEntry(f"../../../{folder}")
+        tree[f"sys/bus/pci/devices/{gpu.bus}"] = f"../../../{folder}"
     return tree
 
 

@@ -14,7 +14,6 @@ from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
 from gpulock.simulate.tree import (
     FOLDER_MODE,
-    FolderEntry,
     Tree,
     write_tree,
     write_tree_file,
@@ -63,7 +62,7 @@ def write_simulated_node(
     own: Tree = {
         "run/gpulock/inventory": told,
         NVML: told,
-        "state": FolderEntry(),
+        "state": None,
         "gpulock.conf": os.fsencode(format_node_config(node, for_scheduler)),
     }
     whole = driver_tree(machine) | sys_tree(machine) | device_tree(machine) | own

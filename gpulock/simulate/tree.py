@@ -5,33 +5,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
 FOLDER_MODE = 0o755
 FILE_MODE = 0o644
+DEVICES = "dev/"  # begins the paths of device files, which are empty regular files
 DEVICE_MODE = 0o666  # as the driver's DeviceFileMode 438
 
 
-@dataclass(frozen=True)
-class LinkEntry:
-    """A symbolic link."""
-
-    target: str
-
-
-@dataclass(frozen=True)
-class FolderEntry:
-    """A folder that may be empty."""
-
-
-@dataclass(frozen=True)
-class DeviceEntry:
-    """A device file: an empty regular file of mode 0666."""
-
-
-Entry = Union[bytes, LinkEntry, FolderEntry, DeviceEntry]
+# a file's bytes, a link's target, or a folder that may be empty
+Entry = Union[bytes, str, None]
 Tree = dict[str, Entry]
 
 
@@ -43,13 +27,11 @@ def write_tree(root: Path, tree: Mapping[str, Entry]) -> None:
     made = {root}
     for path, entry in sorted(tree.items()):
         target = root / path
-        _make_tree_folders(target if isinstance(entry, FolderEntry) else target.parent, made)
-        if isinstance(entry, LinkEntry):
-            os.symlink(entry.target, target)
-        elif isinstance(entry, bytes):
-            write_tree_file(target, entry)
-        elif isinstance(entry, DeviceEntry):
-            write_tree_file(target, b"", DEVICE_MODE)
+        _make_tree_folders(target if entry is None else target.parent, made)
+        if isinstance(entry, str):
+            os.symlink(entry, target)
+        elif entry is not None:
+            write_tree_file(target, entry, DEVICE_MODE if path.startswith(DEVICES) else FILE_MODE)
 
 
 def _make_tree_folders(folder: Path, made: set[Path]) -> None:

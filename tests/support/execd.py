@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.simulate.tree import FOLDER_MODE, FolderEntry, Tree, write_tree
+from gpulock.simulate.tree import FOLDER_MODE, Tree, write_tree
 from tests.support.packed_job import ResourceRequest, son_job
 
 SPOOL = "sge/spool/node"
@@ -112,7 +112,7 @@ def spool_job(node: Path, job: SimulatedJob) -> SpooledJob:
         parent.chmod(FOLDER_MODE)
     if os.geteuid() == 0:
         os.chown(tmpdir, job.uid, job.gid)
-    write_tree(spool, {"active_jobs": FolderEntry(), "jobs": FolderEntry(), **active})
+    write_tree(spool, {"active_jobs": None, "jobs": None, **active})
     return spooled
 
 

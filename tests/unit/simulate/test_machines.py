@@ -11,7 +11,6 @@ import pytest
 from gpulock.simulate import driver
 from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
-from gpulock.simulate.tree import LinkEntry
 
 BOOT = "655093e2-805d-4ce3-ab9a-f45e03407edc"
 # The lines of a K80 under driver 418 as a Colab machine shows them, UUID and BIOS as before use.
@@ -71,9 +70,9 @@ def test_gpus_are_in_bus_order_and_every_link_in_sys_leads_to_something(preset: 
     assert sorted(gpu.minor for gpu in gpus) == list(range(len(gpus)))
     tree = driver.sys_tree(PRESETS[preset])
     targets = [
-        posixpath.normpath(posixpath.join(posixpath.dirname(path), entry.target))
+        posixpath.normpath(posixpath.join(posixpath.dirname(path), entry))
         for path, entry in tree.items()
-        if isinstance(entry, LinkEntry)
+        if isinstance(entry, str)
     ]
     assert targets
     assert {*targets} <= {posixpath.dirname(path) for path in tree}
@@ -81,7 +80,7 @@ def test_gpus_are_in_bus_order_and_every_link_in_sys_leads_to_something(preset: 
 
 def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
     tree = driver.sys_tree(PRESETS["dgx1"])
-    assert tree["sys/bus/pci/devices/0000:06:00.0"] == LinkEntry(
+    assert tree["sys/bus/pci/devices/0000:06:00.0"] == (
         "../../../devices/pci0000:00/0000:00:02.0/0000:03:00.0/0000:04:08.0/0000:06:00.0"
     )
     folder = "sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0/0000:83:08.0/0000:85:00.0"

@@ -23,6 +23,7 @@ from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.http import gzip_body
 
+from tests.bench.crowd import scrapes_beside
 from tests.bench.harness import (
     Target,
     median,
@@ -32,6 +33,7 @@ from tests.bench.harness import (
     run_bench,
     timed,
 )
+from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.whole import Whole
 from tests.nvml.double import Double
 from tests.support.exporter_nodes import Node, full_card, instance
@@ -135,13 +137,8 @@ def percent_of_a_core(read_seconds: Callable[[], list[float]]) -> list[float]:
     return [100 * (now - then) / passed for then, now in zip(before, read_seconds())]
 
 
-def measure_scrapes(
-    root: Path, nvml: Double
-) -> tuple[dict[str, list[float]], dict[str, float], float]:
-    """Return milliseconds of scrapes, shares of a core in percent, and MiB; print NVML calls.
-
-    The memory is that of exporter and worker.
-    """
+def measure_plain(root: Path, nvml: Double) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return the milliseconds of our scrapes, and shares of a core in percent; print NVML calls."""
     with Whole(root, nvml) as exporter:
         exporter.up(GPUS)
         with changing(nvml):
@@ -154,27 +151,48 @@ def measure_scrapes(
             lambda: [processor_seconds(pids), nvml.processor_seconds()]
         )
         calls = nvml.calls() - before
-        pss = exporter.pss_mib()
         nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
         hung = [value for kind in scrapes(exporter.port) for value in kind]
     print(f"NVML calls a second: {sum(calls.values()) / REST:.0f}")
     for name, count in calls.most_common():
         print(f"  {count / REST:8.1f}  {name}")
     rows = {"scrape, rendered": fresh, "scrape, cached": same, "scrape while NVML hangs": hung}
-    return rows, {"whole": whole, "the double": double, "free NVML": whole - double}, pss
+    return rows, {"whole": whole, "the double": double, "free NVML": whole - double}
+
+
+def measure_tls(root: Path, nvml: Double) -> tuple[list[float], float, float]:
+    """Return the milliseconds of scrapes over TLS beside a crowd, and MiB of memory before, in it.
+
+    The memory is that of exporter and worker.
+    """
+    authority = make_authority(root, "authority")
+    own = make_certificate(root, "server", authority)
+    config = root / "web.yml"
+    key = own.with_suffix(".key")
+    config.write_text(f"tls_server_config:\n  cert_file: {own}\n  key_file: {key}\n")
+    client = trusting(authority)
+    with Whole(root, nvml, "--web-config", str(config), client=client) as exporter:
+        exporter.up(GPUS)
+        for _ in range(60):
+            exporter.scrape()
+        before = exporter.pss_mib()
+        beside = scrapes_beside(exporter.port, authority, HEADERS)
+        return beside, before, exporter.pss_mib()
 
 
 def measure(root: Path) -> list[Target]:
     """Measure, and print; return the targets."""
-    (root / "plain").mkdir()
+    for name in ("plain", "tls"):
+        (root / name).mkdir()
     with Double(root / "nvml", preset="dgx-h200") as nvml:
         for gpu in range(GPUS):
             nvml.load(gpu, 50 + gpu)
-        rows, shares, pss = measure_scrapes(root / "plain", nvml)
+        rows, shares = measure_plain(root / "plain", nvml)
+        rows["scrape over TLS beside 2,200"], pss, crowded = measure_tls(root / "tls", nvml)
     rows["128 MIG devices, within a process"] = mig = rendering(16, 8)
     print_rows("scrapes, 8 GPUs", rows)
     print("\nboth processes, 8 GPUs that are held and at work, one look a second")
-    print(f"  PSS, MiB: {pss:.1f}")
+    print(f"  PSS, MiB: with TLS {pss:.1f}, after a crowd {crowded:.1f}")
     print(f"  % of a core: {', '.join(f'{name} {share:.2f}' for name, share in shares.items())}")
     rendered = median(rows["scrape, rendered"])
     return [
@@ -182,6 +200,9 @@ def measure(root: Path) -> list[Target]:
         Target("scrape, rendered, ms", rendered, 10.0),
         Target("128 MIG devices rendered, ms", median(mig), 40.0),
         Target("while NVML hangs, p99, ms", quantile(rows["scrape while NVML hangs"], 0.99), 20.0),
+        Target(
+            "beside 2,200, p99, ms", quantile(rows["scrape over TLS beside 2,200"], 0.99), 400.0
+        ),
         Target("PSS, MiB", pss, 40.0),
         Target("processor with a free NVML, % of a core", shares["free NVML"], 0.5),
     ]

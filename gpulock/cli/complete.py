@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shell offers for an argument: devices, jobs that hold some, presets.
+"""What a shell offers for an argument: devices, and jobs that hold some.
 
 Cold. The shell runs the command line again for each key, so a node that cannot be read offers
 nothing and says nothing.
@@ -51,15 +51,6 @@ def complete_subject(
 ) -> list[CompletionItem]:
     """Return the devices, then the jobs."""
     return [*complete_device(ctx, param, incomplete), *complete_job(ctx, param, incomplete)]
-
-
-def complete_preset(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the machine types of `simulate`."""
-    from gpulock.simulate.presets import PRESETS
-
-    return [CompletionItem(name) for name in sorted(PRESETS) if name.startswith(incomplete)]
 
 
 def completed_node(ctx: click.Context) -> Node:

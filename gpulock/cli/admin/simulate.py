@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from gpulock.cli.complete import complete_preset
 from gpulock.cli.session import CommandRefusedError
 from gpulock.simulate.node import (
     SimulatedNode,
@@ -28,8 +27,8 @@ HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESE
     "--preset",
     default="dgx1",
     show_default=True,
+    type=click.Choice(list(PRESETS)),
     metavar="NAME",
-    shell_complete=complete_preset,
     help="Machine type.",
 )
 @click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")

@@ -274,8 +274,9 @@ def test_every_command_to_look_with_works_on_every_preset(preset: str, tmp_path:
 
 
 def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    code, _, error = call("simulate", str(tmp_path / "node"), "--preset", "none")
+    code, _, error = call("simulate", str(tmp_path / "node"), "--gpus", "9")
     assert (code, error.count("\n")) == (1, 1)
+    assert call("simulate", str(tmp_path / "node"), "--preset", "none")[0] == 2
 
 
 def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> None:

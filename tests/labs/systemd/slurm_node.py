@@ -141,6 +141,7 @@ class SlurmNode(SchedulerNode):
         if not self.kind.constrains:
             self.machine.write("/etc/pam.d/slurm", _PAM)
         self.restart("slurmctld", "slurmd")
+        self.node.gpulock("install", "slurm")  # gres.conf was written anew: compare the map at once
 
     def configure(self, *advice: str) -> None:
         """Write gpulock's settings, and Slurm's files with these lines of slurm.conf."""
@@ -179,7 +180,8 @@ class SlurmNode(SchedulerNode):
 
         At a reconfigure such a slurmd finds its program by /proc/self/exe: Debian's `slurmd-wlm`.
         """
-        self.node.drop_in(SLURMD, "ExecStart=", "ExecStart=@/usr/sbin/slurmd slurmd --systemd")
+        options = "--systemd" if self.release >= STARTS_ANEW else "-D -s"  # as in Debian's unit
+        self.node.drop_in(SLURMD, "ExecStart=", f"ExecStart=@/usr/sbin/slurmd slurmd {options}")
         self.run("systemctl", "daemon-reload")
         self.restart(SLURMD)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an owner is alive, dead or unknown, with the proof; and the last guard.
+"""Whether an owner is alive, dead or unknown, with the proof.
 
 Hot, but loaded only when a lock must be judged. Dead only when proven: what cannot be seen
 is unknown, and unknown is held. A judge therefore proves its own sight first. Age proves nothing.

@@ -2,8 +2,8 @@
 """The one engine that decides whether a lock may go, and that frees it.
 
 Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
-one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its job may be left, and
-nobody may have the device open.
+one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then nobody may have the device open, and no
+process of its job may be left: but for GIVEN_BACK, whose owner goes on.
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user
@@ -61,12 +61,15 @@ class ReapOutcome:
 def decide_reap(
     lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: "ClaimEnd" = DIED
 ) -> ReapOutcome:
-    """Return what is to become of a lock (its details read) whose claim is `over`. Pure."""
+    """Return what is to become of a lock (its details read) whose claim is `over`.
+
+    Changes nothing on the node; looks at processes and open files that were not looked at before.
+    """
     record = lock.owner
     verdict = judge.verdict(lock) if over == DIED else Verdict(NOT_JUDGED, "")
     ended = over in (ENDED, CUT_SHORT)
     if over == DIED and record is not None and record.draining and verdict.state == ALIVE:
-        ended = True
+        ended = True  # its epilog gave it up: only what it left is alive, and decides
     if over == DIED and not ended and verdict.state != DEAD:
         return ReapOutcome(lock, HELD, verdict, verdict.proof)
     left = ""
@@ -160,7 +163,7 @@ class Reaper:
             self.node.store.read_details(lock)
 
     def look(self, locks: "Iterable[Lock]") -> None:
-        """Look at processes and open files now, before the gate is taken: it is held shortly."""
+        """Look at processes and open files now, before the gate is taken, which is held briefly."""
         mine = list(locks)
         for uid in {lock.owner.uid for lock in mine if lock.owner}:
             self.files.look(uid)
@@ -168,7 +171,7 @@ class Reaper:
             self.node.store.read_details(lock)
             self.judge.job_processes(lock)  # what it reads of processes is not read again
         if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
-            self.node.devices_if_driver()  # `retire_lock` names them in files, gate held
+            self.node.devices_if_driver()  # `retire_locks` names them in files, gate held
 
     def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
         """Decide about locks (their details read), free them or note why not; gate held.

@@ -66,7 +66,9 @@ def repair_locks(store: LockStore, boot_id: str) -> Repair:
                 grants.remove_lock(store, name)
     except OSError as fault:
         kind = os_error_kind(fault)
-        raise Refusal(kind, f"a lock cannot be put back: {fault}", "look at LOCK_DIR") from fault
+        raise Refusal(
+            kind, f"locks and records cannot be made to agree: {fault}", "look at LOCK_DIR"
+        ) from fault
     done.held = dict(sorted(done.held.items()))
     return done
 
@@ -114,7 +116,7 @@ def parse_or_none(text: str) -> "Owner | None":
 
 
 def read_owner_copies(store: LockStore) -> dict[str, str]:
-    """Return the text in each lock by id, nothing of one without owner; raise OSError, Refusal."""
+    """Return the text in each lock by id, nothing of one without owner; raise Refusal."""
     copies: dict[str, str] = {}
     for name in list_names(store.locks_dir):
         try:
@@ -173,6 +175,6 @@ def restore_records(
         if token in records:
             continue
         if os.path.lexists(f"{store.claims_dir}/{token}/{RECORD}"):
-            why = f"the record of claim {token} cannot be read, and no lock has its copy"
+            why = f"claim {token} has no record of its own that can be read, and no lock a copy"
             raise Refusal(UNKNOWN, why, f"remove {store.claims_dir}/{token} if no job is left")
         atomic.remove_folder(f"{store.claims_dir}/{token}")

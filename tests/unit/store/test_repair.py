@@ -202,7 +202,7 @@ def test_what_cannot_be_put_back_is_told(
     monkeypatch.setattr(atomic, "replace_file", raising(OSError(number, "no")))
     with pytest.raises(Refusal) as caught:
         repair_locks(store, BOOT)
-    assert (caught.value.kind, "cannot be put back" in caught.value.why) == (BROKEN, True)
+    assert (caught.value.kind, "cannot be made to agree" in caught.value.why) == (BROKEN, True)
 
 
 def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockStore) -> None:

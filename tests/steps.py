@@ -117,7 +117,6 @@ LABS = (
     in_cells(
         *("other labs", 3, 400, "-m", "lab", "--ignore=tests/labs/sge"),
         *("--ignore=tests/labs/slurm", "--ignore=tests/labs/both"),
-        "--ignore=tests/labs/systemd/test_slurmd.py",
         *("--ignore=tests/labs/isolation", "tests/labs"),
     ),
     Step(
@@ -163,7 +162,6 @@ SOAK = (
     ),
     in_cells("Slurm of trixie", 1, 1000, "-m", *SLURM, root="trixie"),
     in_cells("Slurm of sid", 1, 1000, "-m", *SLURM, root="sid"),
-    in_cells("slurmd and systemd", 1, 200, "-m", "lab", "tests/labs/systemd/test_slurmd.py"),
     in_cells("version 2 alone", 1, 200, "-m", *SHORT, root="sid")._replace(env=(("CGROUPS", "2"),)),
     *(
         Step(

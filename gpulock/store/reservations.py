@@ -13,6 +13,7 @@ NAME = "reservations"
 VERSION_LINE = "gpulock-reservations 1"
 LIMIT = 1 << 20  # bytes
 NUMBERS = 3  # of a reservation, behind its device
+LATEST = 1e11  # epoch seconds: localtime(3) has a year for all before
 
 
 class Reservation:
@@ -44,6 +45,8 @@ def read_reservations(state_dir: str) -> list[Reservation]:
             uid, begin, end, texts = value.split(" ", NUMBERS)
             user, _, why = texts.partition("; ")
             device, times = key.partition(" ")[2], (float(begin), float(end))
+            if not 0 <= times[0] <= times[1] <= LATEST:
+                raise ValueError("no times")
             found.append(Reservation(device, int(uid), times, user, why))
     except (OSError, ValueError):
         return []

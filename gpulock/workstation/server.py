@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, describe_exception
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
@@ -49,7 +49,7 @@ GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
 class ClaimServer:
-    """The socket and its clients; `turn` runs once in each turn of the loop."""
+    """The socket and its clients; `run_due` runs once in each turn of the loop."""
 
     def __init__(self, loop: EventLoop, journal: DaemonJournal, node: Callable[[], Node]) -> None:
         self.attempts = SocketClaims(journal)
@@ -74,23 +74,9 @@ class ClaimServer:
             return
         self._stop_listening()
         self._line.recover()
-        folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
-        listening = new_packet_socket(socket.SOCK_NONBLOCK)
-        beside = atomic.name_temporary(SOCKET)
-        try:
-            name = f"/proc/self/fd/{folder}/{beside}"  # a path of a socket has 107 bytes at most
-            listening.bind(name)
-            os.chmod(name, 0o666)
-            listening.listen(BACKLOG)
-            os.rename(beside, SOCKET, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            listening.close()
-            atomic.remove_quietly(beside, folder)
-            raise
-        finally:
-            os.close(folder)
-        self._socket, self._file = listening, socket_file_identity(path)
-        self._loop.watch(listening.fileno(), self._accept)
+        self._socket = listen_at(path)
+        self._file = socket_file_identity(path)
+        self._loop.watch(self._socket.fileno(), self._accept)
 
     def close(self, why: str = "") -> None:
         """Serve nobody any more; who waits is told why.
@@ -111,7 +97,7 @@ class ClaimServer:
         self._line.retry_now()
 
     def due(self) -> float:
-        """Return when `turn` has something to do, as CLOCK_BOOTTIME seconds."""
+        """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
         releases = [max(self._next, self._release_due(client)) for client, _ in self._releases]
         return min([*silent, *releases, self._line.due()])
@@ -190,6 +176,10 @@ class ClaimServer:
             self._refuse(client, INVALID_REQUEST, f"not understood: {fault}", "use gpulock run")
         except OSError as fault:
             self._refuse(client, BROKEN, str(fault), "see gpulock doctor")
+        except Exception as fault:  # one request must not end gpulockd for all others
+            why = describe_exception(f"a request of uid {client.peer.account}", fault)
+            self._journal.say(ERROR, why)
+            self._refuse(client, BROKEN, f"gpulockd is at fault: {why}", "report this as a bug")
 
     def _handle_request(self, client: Client, data: bytes) -> None:
         """Do what a client asks for, or put it into the queue; raise Refusal or ValueError."""
@@ -226,7 +216,7 @@ class ClaimServer:
         mine = [one for one in calls if one.peer.account == client.peer.account]
         full = len(calls) >= (MOST if act == CLAIM else MOST // 2)
         if len(mine) >= MOST_OF_USER or (full and (mine or act == CLAIM)):
-            who = "you" if mine else "others"
+            who = "you" if len(mine) >= MOST_OF_USER else "others"
             raise Refusal(BUSY, f"{who} have too many open calls", "wait for them")
 
     def _cancel(self, client: Client, number: int) -> None:
@@ -282,6 +272,28 @@ class ClaimServer:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+
+def listen_at(path: str) -> socket.socket:
+    """Return a socket that listens at a path, and that all may connect to; raise OSError."""
+    listening = new_packet_socket(socket.SOCK_NONBLOCK)
+    folder, beside = -1, atomic.name_temporary(SOCKET)
+    try:
+        folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
+        name = f"/proc/self/fd/{folder}/{beside}"  # a path of a socket has 107 bytes at most
+        listening.bind(name)
+        os.chmod(name, 0o666)
+        listening.listen(BACKLOG)
+        os.rename(beside, SOCKET, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        listening.close()
+        if folder >= 0:
+            atomic.remove_quietly(beside, folder)
+        raise
+    finally:
+        if folder >= 0:
+            os.close(folder)
+    return listening
 
 
 def socket_file_identity(path: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from gpulock.workstation.wire import SocketRequest
 
 HOUR = 3600.0
 COUNTED = 86400.0  # seconds for which one that is over counts
+AHEAD = 366 * 86400.0  # seconds: the latest begin of one
 MOST = 50  # of a user, those that count
 
 
@@ -24,6 +25,8 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     longest = node.settings.reserve_max
     if device not in [one.id for one in node.devices()]:
         raise Refusal(INVALID_REQUEST, f"no device {device} here", "see gpulock status")
+    if request.begin > now + AHEAD:
+        raise Refusal(INVALID_REQUEST, "that time is more than a year away", "name an earlier one")
     begin = max(now, request.begin)
     end = request.begin + request.seconds
     wanted = Reservation(device, uid, (begin, end), user, request.note)

@@ -66,7 +66,9 @@ class WaitQueue:
         self._published = b""
 
     def recover(self) -> None:
-        """Find the numbers that an earlier gpulockd gave."""
+        """Find the numbers that an earlier gpulockd gave; who waits here keeps the own."""
+        if self._line:
+            return
         node = self._node()
         self._left = waiting.read_waiting(node.store.path, node.boot_id, node.proc.running)
         self._left_until = clock_boottime() + REJOIN_SECONDS

@@ -299,10 +299,12 @@ class HttpServer:
             self._end(connection)
 
     def _end(self, connection: Connection) -> None:
-        connection.close()
-        with self._changed:
-            del self._connections[connection]
-            self._changed.notify_all()
+        try:
+            connection.close()
+        finally:
+            with self._changed:
+                del self._connections[connection]
+                self._changed.notify_all()
 
     def _serve(self, connection: Connection, settings: WebSettings, limits: ServerLimits) -> None:
         """Serve a connection to its end; raise OSError when the client ends it, or it is cut."""

@@ -463,6 +463,33 @@ def test_in_a_recreated_lock_directory_the_socket_is_made_again(desk: Desk) -> N
     assert desk.claim(1).state == GRANTED
 
 
+def test_who_waits_keeps_the_number_where_the_socket_is_made_again(desk: Desk) -> None:
+    """Nobody is taken for a caller of before a restart that was none."""
+    assert desk.claim(4).state == GRANTED
+    callers = [desk.claim_as(uid, pid, 1, 60.0) for uid, pid in ((2001, 901), (2002, 902))]
+    (desk.box.lock / "socket").unlink()
+
+    desk.server.open()
+
+    for number in (0, 1):
+        desk.give_back(number)
+    assert [last(caller).state for caller in callers] == [GRANTED, GRANTED]
+    assert desk.waiting() == []
+
+
+def test_a_fault_of_ours_in_a_request_ends_that_request_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(*_: object) -> None:
+        raise OverflowError("a fault that nobody foresaw")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_module, "release_for_user", overflow)
+        reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
+    assert (reply.kind, "gpulockd is at fault" in reply.why) == (BROKEN, True)
+    assert desk.claim(1).state == GRANTED
+
+
 class Unseen(socket.socket):
     """A socket that begins to listen only where nobody can come to it yet."""
 

@@ -57,6 +57,22 @@ def test_a_reserved_device_is_its_users_alone(desk: Desk) -> None:
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("begin", [1e17, 1e19, 1e300])
+def test_a_time_that_no_calendar_has_is_refused(desk: Desk, begin: float) -> None:
+    """Tried: a time beyond every year, which is as good as free, and which no clock can write.
+
+    Stopped by: nobody reserves for later than in a year.
+    """
+    request = SocketRequest(
+        RESERVE, 0, 0, devices=(bus(2),), note="x", begin=begin, seconds=2 * HOUR
+    )
+    for caller in (ALICE, BOB):
+        reply = last(desk.ask(request, desk.come_as(caller, 900 + caller)))
+        assert (reply.kind, "more than a year" in reply.why) == (INVALID_REQUEST, True)
+    assert read_reservations(desk.box.settings["STATE_DIR"]) == []
+
+
 def test_its_user_gets_that_very_device_where_all_are_free(desk: Desk) -> None:
     reserve(desk, ALICE, 2, 1)
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim devices for one job, all or none.
 
-Hot. The order of the steps is docs/architecture.md's: after a crash at any instruction there is
+Hot. After a crash at any instruction there is
 no lock, a lock without owner, or whole locks of a job that never starts. No instruction leaves a
 device granted twice, because mkdir is the grant.
 """
@@ -163,9 +163,10 @@ def count_unknown_refusal(
 
 
 def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
-    """Do steps 4 to 7 of the life of a claim; None without a look ahead that they need.
+    """Choose and lock devices, or find the same run's claim; raise Refusal. The gate is held.
 
-    The gate is held.
+    None: to be called again, after a look at processes that it needs, or once a test of a device
+    has given way.
     """
     node, found, want, template = attempt.node, attempt.devices, attempt.want, attempt.template
     if node.store.boot_id() != node.boot_id:
@@ -206,7 +207,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
 def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) -> Grant:
     """Write the record and make every lock, or nothing of it; raise Refusal.
 
-    So it is where the gate is another one by then.
+    Nothing stays where somebody replaced the gate meanwhile.
     """
     record = template.copy(
         token=os.urandom(8).hex(),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The epilog of Grid Engine: give back what this very run of the job holds.
 
-Hot. It always exits 0: anything else would run a finished job again (facts/grid-engine.md). The
-site's own epilog comes first, and its exit code counts. What cannot be freed is left to the next
-claim and the reaper.
+Hot. gpulock's part never changes the exit code: anything but 0 would run a finished job again
+(facts/grid-engine.md). The site's own epilog comes first, and its code alone counts. What cannot be
+freed is left to the next claim and the reaper.
 """
 
 import os

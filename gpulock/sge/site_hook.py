@@ -164,6 +164,9 @@ def run_site_epilog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> int
 def answer_drop_env(environ: "Mapping[str, str]", code: int) -> None:
     """Write a byte to the `drop-env` above, where one waits for it."""
     if "GPULOCK_ANSWERS" in environ:
-        fd = int(environ["GPULOCK_ANSWERS"])
-        os.set_inheritable(fd, False)
-        os.write(fd, bytes([code]))
+        try:
+            fd = int(environ["GPULOCK_ANSWERS"])
+            os.set_inheritable(fd, False)
+            os.write(fd, bytes([code]))
+        except (OSError, ValueError):  # it was killed: the locks matter more
+            return

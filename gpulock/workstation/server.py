@@ -40,7 +40,7 @@ from gpulock.workstation.wire import (
     parse_request,
 )
 
-MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; likewise those that give back
+MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; half of them may give back
 UNREAD = 64  # connections whose request is yet to come
 SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user who gives back
 SILENCE = 10.0  # seconds until the request must be there

@@ -2,8 +2,8 @@
 """One claim that is over, or that still stands, as one JSON object of the history.
 
 Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first,
-and HEAD reads that alone. The buckets stand last. What is not known is null, never 0. Times are
-epoch seconds.
+and HEAD reads that alone. The buckets stand last. What is not known is null, and not 0: but for
+`observed`, which is 0 where nothing was seen. Times are epoch seconds.
 
 The exporter is an ordinary user, so each of its numbers is held against what root's own records
 allow: a device cannot be observed for longer than it was held, nor work for longer than it was

@@ -64,12 +64,13 @@ class Witness:
             with contextlib.suppress(ProcessLookupError):  # one that came and went
                 self._fds[pid] = os.pidfd_open(pid)
         self._early: list[str] = []
-        self._over = threading.Event()
+        self._looked, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look)
 
     def __enter__(self) -> Self:
         assert self._fds, "nobody to be seen"
         self._thread.start()
+        self._looked.wait()  # what is to come is seen, however late the thread has its turn
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -101,6 +102,7 @@ class Witness:
             fresh = [event for event in [*ended, *freed] if event not in known]
             known.update(fresh)
             self.order += fresh
+            self._looked.set()
             if last:
                 return
             self._over.wait(TICK)

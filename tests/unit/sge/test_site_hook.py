@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.sge import site_hook
 from gpulock.sge.hook import DONE, REQUEUE
 from tests.support.drop_env import write_drop_env
 
@@ -325,3 +326,8 @@ def test_a_job_whose_environment_cannot_be_read_has_no_hook_of_the_sites(
 
     assert chain.run(hook) == code
     assert not chain.log.exists()
+
+
+@pytest.mark.parametrize("answers", ["999", "none", ""])
+def test_a_drop_env_that_is_gone_keeps_no_epilog_from_releasing(answers: str) -> None:
+    site_hook.answer_drop_env({"GPULOCK_ANSWERS": answers}, DONE)

@@ -44,7 +44,8 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
                 UNKNOWN, found.why, "its owner can make it readable: chmod 644"
             ) from fault
     except ValueError as fault:
-        found = Refusal(UNKNOWN, f"settings: {fault}", "correct the file")
+        do = "correct the file" if text else f"chown root {path}; chmod 644 {path}"
+        found = Refusal(UNKNOWN, f"settings: {fault}", do)
     if isinstance(found, Refusal) or found.ignored or not text or info is None:
         from gpulock.node.last_settings import recover_settings
 

@@ -7,6 +7,7 @@ import click
 
 from gpulock.cli.claims.socket_client import cancel_waiting_caller
 from gpulock.cli.session import Session
+from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
@@ -35,7 +36,9 @@ def queue_command(session: Session, cancel: int | None) -> None:
         return
     callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if not callers:
-        click.echo("nobody waits")
+        running = find_running_daemon(node.store.path, node.settings.proc_root)
+        alone = "" if running else ": no gpulockd runs, and a run that waits without it is not seen"
+        click.echo(f"nobody waits{alone}")
         return
     rows = [queue_row(one, clock_boottime()) for one in callers]
     width = table.terminal_width()

@@ -100,7 +100,8 @@ def connect_to_daemon(node: Node) -> socket.socket:
         if isinstance(fault, FileNotFoundError):
             raise CommandRefusedError(
                 f"{who} gpulockd does not serve users here",
-                f"run it as {name}, or ask for USER_CLAIMS=yes on this node",
+                f"run it as {name}; or ask {name}: it does not run, USER_CLAIMS is not yes, or a"
+                " scheduler runs here (gpulock doctor)",
             ) from fault
         what = "answer" if isinstance(fault, BlockingIOError) else "run"
         raise DaemonAbsentError(

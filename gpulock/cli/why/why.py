@@ -49,6 +49,7 @@ from gpulock.cli.why.evidence import (
 )
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.deadline import clock_boottime
+from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.text import table
@@ -215,6 +216,9 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
     known = (view.verdicts or {}).get(record.token) if record else None
     proof = known.proof if known else ""
     freed, command = advise_device_release(row, proof, find_stray_path(view.node, row.lock), pids)
+    if row.state == FREE and view.lost:
+        lost = lost_records_refusal(view.node.store.root)
+        return [("granted", f"to nobody: {lost.why}"), ("next", lost.do)]
     if row.state == FREE:
         command = format_request_command(view.node, command)
         return [*list_queue_facts(view.node), ("next", command)]

@@ -41,8 +41,8 @@ def check_daemon_runs(settings: Settings) -> Iterator[Finding]:
     late = reaped is not None and now - reaped > FRESH
     if pid := find_running_daemon(settings.lock_dir, settings.proc_root):
         if late or is_stopped(node, pid):
-            since = f" since {now - reaped:.0f} s" if reaped is not None else ""
-            yield fault(f"pid {pid} does not answer{since}", _RESTART)
+            last = f"; it last looked {now - reaped:.0f} s ago" if reaped is not None else ""
+            yield fault(f"pid {pid} does not answer{last}", _RESTART)
         else:
             yield fact("gpulockd")
         return

@@ -50,7 +50,7 @@ def run_doctor(where: DoctorOptions) -> Report:
     try:
         settings = read_settings(str(where.config))
     except Refusal as refusal:
-        unread = fault(refusal.why, refusal.do)
+        unread = fault(refusal.why.removeprefix("settings: "), refusal.do)
         return run_checks([Check(SETTINGS, lambda: [unread])])
     return run_checks(all_checks(settings, where))
 

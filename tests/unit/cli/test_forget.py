@@ -33,6 +33,12 @@ def lose_records(site: Site) -> None:
     shutil.rmtree(f"{site.files.lock_dir}.claims")
 
 
+def test_a_free_device_is_not_offered_while_nothing_is_granted(lost: Site) -> None:
+    said = " ".join(lost.call("why", "2").stdout.split())
+    assert "granted to nobody: the records of this boot's claims were lost" in said
+    assert "forget-locks when no job is left" in said and "COMMAND" not in said
+
+
 def test_a_node_whose_records_were_lost_grants_again_once_told(lost: Site) -> None:
     refused = lost.run(*TRUE)
     assert refused.returncode != 0

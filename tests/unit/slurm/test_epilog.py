@@ -345,7 +345,7 @@ def test_a_claim_of_another_format_is_left_alone(site: Site) -> None:
     site.epilog()
     assert site.locks() == [bus(0), bus(1)]
     assert site.prolog(13, "2") == RUN
-    assert "cannot be read" in site.refused(13, "unknown")
+    assert "has no record of its own that can be read" in site.refused(13, "unknown")
 
 
 def test_a_record_that_is_none_is_put_back_from_its_copies(site: Site) -> None:

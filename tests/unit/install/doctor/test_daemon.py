@@ -99,7 +99,7 @@ def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
     with monkeypatch.context() as patch:
         patch.setattr(daemon, "clock_boottime", lambda: later)
         (check,) = told(box)
-    assert (check.state, check.what[:30]) == (FAULT, "pid 77 does not answer since 9")
+    assert (check.state, check.what[:30]) == (FAULT, "pid 77 does not answer; it las")
     box.proc.add(77, fds={3: box.lock / "daemon"}, state="T")
     (check,) = told(box)
     assert (check.state, "pid 77 does not answer" in check.what) == (FAULT, True)

@@ -42,7 +42,7 @@ def test_what_the_services_run_as(node: Node) -> None:
     assert "NoNewPrivs:\t1" in daemon and "NoNewPrivs:\t1" in exporter
     assert "Seccomp:\t2" in daemon and "Seccomp:\t2" in exporter
     effective = int(daemon.partition("CapEff:")[2].split()[0], 16)
-    assert [bit for bit in range(64) if effective >> bit & 1] == [1, 2, 5, 19, 34]
+    assert [bit for bit in range(64) if effective >> bit & 1] == [1, 2, 5, 6, 19, 34]
     assert "CapEff:\t0000000000000000" in exporter and "CapBnd:\t0000000000000000" in exporter
 
 

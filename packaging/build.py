@@ -266,7 +266,7 @@ def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping
         "rpm": {"buildhost": "localhost", "group": "System Environment/Daemons"},
         "overrides": {
             "deb": {"depends": [f"python3 (>= 3.{OLDEST})"], "recommends": ["systemd"]},
-            "rpm": {"depends": [f"python(abi) >= 3.{OLDEST}", PYTHON, "util-linux"]},
+            "rpm": {"depends": [f"python(abi) >= 3.{OLDEST}", PYTHON, "util-linux >= 2.33"]},
         },
     }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpulock.node.settings import Settings
 
 LONGEST = 5.0  # seconds for a whole look
+ONE_USER = 0.5  # seconds of it for the processes of one user, where it is at those of all
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 SEALED = "whose open files were not looked at before the gate"
@@ -84,8 +85,8 @@ class OpenFiles:
     """
 
     __slots__ = (
-        *("_dev_root", "_driver_root", "_isolated", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_simulated", "blind", "dark", "ids", "scan", "sealed", "seconds"),
+        *("_dev_root", "_driver_root", "_end", "_isolated", "_keys", "_late", "_looks", "_mounts"),
+        *("_services", "_simulated", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
     )
 
     def __init__(
@@ -107,7 +108,8 @@ class OpenFiles:
         for device in devices:
             self.add(device)
         self._mounts: "Mounts | None" = None
-        self._late = 0.0
+        self._end = self._late = 0.0
+        self._spent: dict[int, float] = {}
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
@@ -159,20 +161,24 @@ class OpenFiles:
         Where that look is not taken yet, both share their listings. One that may not be seen is
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
-        self._late = time.monotonic() + min(self.seconds, LONGEST)
+        self._end = self._late = time.monotonic() + min(self.seconds, LONGEST)
         scan = self.scan
+        opened_by = self._opened_in_time if uid is None else self._opened_by
         shared = not scan.complete
         pids = scan.list_new() if shared else list(scan.statuses())
         denied: list[int] = []
+        missed = ""
         for attempt in range(ROUNDS):
             denied = []
             vanished = False
             for pid in pids:
                 try:
-                    for device in self._opened_by(pid, uid):
+                    for device in opened_by(pid, uid):
                         found.setdefault(device, []).append(pid)
                 except TimeoutError:
-                    return f"process {pid} has more files open than can be looked at in time"
+                    missed = f"process {pid} has more files open than can be looked at in time"
+                    if uid is not None:
+                        return missed
                 except (FileNotFoundError, ProcessLookupError):
                     vanished = True
                 except (OSError, ValueError):
@@ -183,13 +189,27 @@ class OpenFiles:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
             rest = scan.complete and not (shared and scan.restless)
             if attempt > 0 and rest and not denied and not vanished:
-                return ""
+                return missed
             pids = [*denied, *[pid for pid in scan.list_new() if pid not in denied]]
         if denied:
             return f"the files of process {denied[0]} cannot be seen"
         if uid is not None and not self.scan.may_fork(uid):
             return ""
         return "processes came and went faster than their files could be read"
+
+    def _opened_in_time(self, pid: int, uid: "int | None") -> set[str]:
+        """Return the devices that anybody's process has open; raise OSError.
+
+        In a look at everybody's no user takes more than a share of the time.
+        """
+        whose, begun = self._uid(pid), time.monotonic()
+        self._late = min(self._end, begun + ONE_USER - self._spent.get(whose, 0.0))
+        try:
+            if self._late <= begun:
+                raise TimeoutError
+            return self._opened_by(pid, uid)
+        finally:
+            self._spent[whose] = self._spent.get(whose, 0.0) + time.monotonic() - begun
 
     def _uid(self, pid: int) -> int:
         """Return the user of a process, of a subordinate uid its user; -1 of one that is gone."""

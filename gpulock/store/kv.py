@@ -48,11 +48,14 @@ def decode_pairs(text: str, version: str = "") -> dict[str, str]:
         pass
     if len(pairs) == len(lines) and "" not in pairs:
         return pairs
+    seen: set[str] = set()
     for line in lines:
         if len(line) == 1 or not line[0]:
             raise MalformedError(f"not a key=value line: {'='.join(line)[:80]!r}")
-    keys = [key for key, _ in lines]
-    raise MalformedError(f"{next(key for key in keys if keys.count(key) > 1)} is given twice")
+        if line[0] in seen:
+            raise MalformedError(f"{line[0]} is given twice")
+        seen.add(line[0])
+    return pairs
 
 
 def int_or_zero(text: str) -> int:

@@ -184,7 +184,8 @@ def collect_slow_counters(card: NvmlCard, records: Records, look: PollContext) -
     if look.now >= card.slow.due:
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
         card.slow.due = look.now + SLOW - turn
-        by_gpm = card.has_gpm and not card.is_absent(look, GpmWindow)
+        windowed = card.has_gpm and not card.instances.enabled  # collect_gpm gives it there
+        by_gpm = windowed and not card.is_absent(look, GpmWindow)
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
     vars(records[0]).update(card.slow.values)
     for collector, fault in card.slow.failures.items():

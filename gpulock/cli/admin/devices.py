@@ -137,11 +137,11 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
 def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
     node = session.node()
-    every, now = read_reservations(node.settings.state_dir), time.time()
-    users = {one.device for one in every if now < one.end}
-    if socket_client.is_daemon_needed(node) or find_admin_device(node, device)[1] in users:
+    if socket_client.is_daemon_needed(node):
         ask_for_reserve(session, device, UNRESERVE)
         return
+    every, now = read_reservations(node.settings.state_dir), time.time()
+    users = {one.device for one in every if now < one.end} if node.settings.user_claims else set()
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
     with make_admin_gate(node):
@@ -149,12 +149,15 @@ def unreserve_command(session: Session, device: str) -> None:
         record = lock.owner if lock else None
         reserved = record is not None and record.scheduler == "admin"
         noted = name in notes.list_noted_devices(node.settings.state_dir, notes.RESERVES)
-        if not reserved and not noted:
+        if not reserved and not noted and name not in users:
             raise CommandRefusedError(f"{label} is not reserved", "see gpulock status")
         if noted:
             notes.remove_device_note(node.settings.state_dir, notes.RESERVES, name)
         if lock is not None and reserved:
             free_locks(node, [lock], one_line(f"unreserved by {describe_caller()}"))
+    if not reserved and not noted:  # a user's own, of which gpulockd keeps the file
+        ask_for_reserve(session, device, UNRESERVE)
+        return
     report_admin_change(node, f"{label} is not reserved any more")
 
 

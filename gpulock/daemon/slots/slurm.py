@@ -108,6 +108,7 @@ class SlurmDrainSync(Chore):
         try:
             done = asking.answer()
         except (Refusal, OSError, ValueError) as fault:
+            self._first = True  # what an earlier gpulockd drained is still not known
             wrong["round"] = f"Slurm cannot be told which devices are out of service: {fault}"
         else:
             self._noted = done.noted

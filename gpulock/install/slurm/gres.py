@@ -84,7 +84,7 @@ def parse_gres_list(text: str) -> GresList:
 def read_gres_list(site: SlurmSite) -> GresList:
     """Return slurmd's own list; raise InstallError where two nodes here differ."""
     lists = [parse_gres_list(site.gres(node)) for node in site.nodes or ("",)]
-    if any(one.positions != lists[0].positions for one in lists):
+    if any(one != lists[0] for one in lists):
         raise InstallError(
             f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
             " and there is one map: set SLURM_CONF to the file of one, and give the others settings"

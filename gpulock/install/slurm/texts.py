@@ -120,7 +120,12 @@ def slurm_conf_page(
 ) -> list[str]:
     """Return what to put into slurm.conf; empty where all of it is in force; pure."""
     lines = [f"{hook.key}={PATHS[hook.key](paths)}" for hook in hooks if not hook.values]
-    sites = [hook for hook in hooks if hook.values and not hook.ours]
+    kept = {
+        hook.key: keep_site_hook(hook, PATHS[hook.key](paths))
+        for hook in hooks
+        if hook.values and not hook.ours
+    }
+    lines += [f"{key}={value}" for key, (value, _) in kept.items() if value]
     found = slurm_setting_advice(conf, settings)
     lines += [line for want in found if want.needed for line in want.lines()]
     better = [line for want in found if not want.needed for line in want.lines()]
@@ -128,8 +133,8 @@ def slurm_conf_page(
     if lines:
         page += ["Into slurm.conf, the same on every node and at the controller:", ""]
         page += [f"    {line}" for line in lines]
-    for hook in sites:
-        page += [*([""] if page else []), *keep_site_hook(hook, PATHS[hook.key](paths))]
+    for _, text in kept.values():
+        page += [*([""] if page else []), *text]
     if better:
         page += ["", "Recommended there:"] if page else ["Recommended in slurm.conf:"]
         page += ["", *[f"    {line}" for line in better]]
@@ -140,15 +145,20 @@ def slurm_conf_page(
     return [*page, "Without gpulockd run gpulock reap from cron every minute."]
 
 
-def keep_site_hook(hook: InForceHook, target: Path) -> list[str]:
-    """Return how the site's own hook goes on running beside ours (docs/slurm.md); pure."""
-    says = f"{hook.key}={hook.text} is the site's, and goes on running:"
+def keep_site_hook(hook: InForceHook, target: Path) -> tuple[str, list[str]]:
+    """Return the value for slurm.conf (empty: it stays), and how the site's own hook goes on; pure.
+
+    See docs/slurm.md.
+    """
+    says = f"{hook.key}={hook.text} is the site's, and goes on running"
     if hook.key == TASK:
-        return [
-            f"{says} from a script, on every",
-            "node, whose last word is gpulock's, since Slurm takes one program:",
+        script = f"{_FOLDER}/task-prolog-gpulock"
+        if script == str(hook.values[0]):  # it would run itself
+            script = f"{_FOLDER}/task-prolog"
+        return script, [
+            f"{says} from {script},",
+            "since Slurm takes one program: on every node, of mode 0755, gpulock's the last word:",
             "",
-            f"    {hook.key}={_FOLDER}/task-prolog-gpulock  # mode 0755, with these lines:",
             "    #!/bin/sh",
             f"    {hook.text} || exit",
             f"    exec {target}",
@@ -157,7 +167,7 @@ def keep_site_hook(hook: InForceHook, target: Path) -> list[str]:
     folder = f"{_FOLDER}/{hook.key.lower()}.d"
     pattern = next((value for value in hook.values if is_glob_pattern(value)), "")
     lines = [
-        f"    {hook.key}={folder}/*",
+        f"    mkdir -p {folder}",
         *(f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs),
         f"    ln -s {target} {folder}/{name}",
     ]
@@ -165,7 +175,8 @@ def keep_site_hook(hook: InForceHook, target: Path) -> list[str]:
         path = Path(pattern)
         lines = [f"    ln -s {target} {path.with_name(name)}{path.suffix}  # {pattern} names it"]
     why = "(Slurm goes in reverse alphabetical order, and stops at the first that fails):"
-    return [f"{says} on every node, gpulock's {order}", why, "", *lines]
+    text = [f"{says}, gpulock's {order}, on every node", why, "", *lines]
+    return "" if pattern else f"{folder}/*", text
 
 
 def gres_conf_page(gres_conf: Path | None) -> list[str]:

@@ -117,8 +117,17 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     now = time.time()
     every = [Reservation(site.id(3), 1001, (now, now + 60), "alice", "thesis")]
     write_reservations(site.node().settings.state_dir, every)
+    assert site.call("unreserve", "3").exit_code == 1  # without USER_CLAIMS it counts for nobody
+    with Path(site.config).open("a") as file:
+        file.write("USER_CLAIMS=yes\n")
     assert site.call("unreserve", "3").exit_code == 0
     assert [one.act for one in asked] == [RESERVE, UNRESERVE]
+    assert site.call("reserve", "2", "--reason", "test").exit_code == 0
+    write_reservations(
+        site.node().settings.state_dir, [Reservation(site.id(2), 1001, (now, now + 60), "a", "b")]
+    )
+    assert site.call("unreserve", "2").exit_code == 0  # root's own, and no user's
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

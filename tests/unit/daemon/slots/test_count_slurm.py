@@ -124,6 +124,19 @@ def test_a_node_is_drained_with_the_reason_and_resumed_when_all_is_well(site: Si
     ]
 
 
+def test_a_node_drained_before_a_restart_is_resumed_once_slurmctld_answers(site: Site) -> None:
+    site.out(1)
+    site.round()
+    site.back(1)
+    site.start()
+    (site.root / "scontrol").rename(site.root / "away")
+    site.round()
+    assert site.shown() == ("IDLE+DRAIN", OURS)
+    (site.root / "away").rename(site.root / "scontrol")
+    site.round()
+    assert site.shown() == ("IDLE", "")
+
+
 def test_by_default_slurm_is_asked_and_told_nothing(tmp_path: Path) -> None:
     quiet = Site(tmp_path, SLURM_ON_UNHEALTHY="log")
     (tmp_path / "scontrol").unlink()

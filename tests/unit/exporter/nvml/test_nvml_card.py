@@ -369,6 +369,15 @@ def test_bytes_over_pcie_are_those_of_gpm_where_the_card_has_it(tmp_path: Path) 
             assert (again.gpm, again.pcie_transmit) == (card.gpm, card.pcie_transmit)
 
 
+def test_bytes_over_pcie_are_the_cards_own_in_mig_mode(tmp_path: Path) -> None:
+    """Its instances have their GPM, and the card none."""
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.split(0, ("3g.71gb",))
+        nvml.update({"gpu0.pcie.tx_bytes": "6000", "gpu0.pcie.rx_bytes": "7000"})
+        with Eye(nvml) as eye:
+            assert device(eye.look()).pcie_transmit == 6000
+
+
 def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml, Eye(nvml) as eye:
         nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_UNKNOWN)

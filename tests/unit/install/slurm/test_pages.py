@@ -66,12 +66,19 @@ def test_the_sites_hooks_go_on_running_beside_ours(node: SlurmNode) -> None:
         f"ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-gpulock",
         f"ln -s {node.paths.slurm_epilog} {node.root}/epilog.d/00-gpulock.sh"
         f"  # {node.root}/epilog.d/*.sh names it",
-        "TaskProlog=/etc/slurm/task-prolog-gpulock  # mode 0755, with these lines:",
+        "mkdir -p /etc/slurm/prolog.d",
+        "TaskProlog=/etc/slurm/task-prolog-gpulock",
         "/etc/slurm/task-prolog || exit",
         f"exec {node.paths.slurm_task}",
     ):
         assert f"    {line}" in lines
     assert not [line for line in lines if line.startswith("    Epilog=")]
+    into = lines[lines.index("Into slurm.conf, the same on every node and at the controller:") :]
+    assert into.index("    Prolog=/etc/slurm/prolog.d/*") < into.index("", 2)
+
+    node.put("TaskProlog", "/etc/slurm/task-prolog-gpulock")
+    assert "    /etc/slurm/task-prolog-gpulock || exit" in (text := told(node))
+    assert "    TaskProlog=/etc/slurm/task-prolog\n" in text
 
 
 def test_a_hook_that_hands_out_gpus_itself_is_pointed_out(node: SlurmNode) -> None:

@@ -62,7 +62,7 @@ from gpulock.install.versions import (
     version_in_force,
 )
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.sge.card_map import format_card_map
+from gpulock.sge.card_map import format_card_map, read_card_map
 
 Echo = Callable[[str], None]
 
@@ -85,6 +85,7 @@ class SgeInstaller(NodePart):
         super().__init__(options.config, "sge")
         self.options, self.echo = options, echo
         self.complex = self.settings.sge_complexes[0]
+        self._installed_as = ""  # the host, which may have another name by now
 
     @cached_property
     def execd(self) -> SchedulerDaemon | None:
@@ -101,7 +102,8 @@ class SgeInstaller(NodePart):
         """This host; raises InstallError where it is none of the cell's."""
         qconf = self.site.qconf()
         current = current_hooks(self.settings).folder
-        return SgeHost(qconf, sge_host_name(qconf), current, self.execd, self.echo)
+        name = sge_host_name(qconf, self._installed_as)
+        return SgeHost(qconf, name, current, self.execd, self.echo)
 
     @cached_property
     def lines(self) -> dict[str, str]:
@@ -142,6 +144,10 @@ class SgeInstaller(NodePart):
         lost_map = not here and version_in_force(hooks_folder(self.settings))
         if not (SGE in here or lost_map):
             return InstallParts([])
+        try:
+            self._installed_as = read_card_map(self.settings.state_dir)[0]
+        except (OSError, ValueError) as fault:
+            raise InstallError(f"sge-map: {fault}; run gpulock install sge again") from fault
         hooks = SgeHooks(self.settings)
         hooks.host = host = self.host
         shared: list[Item] = [hooks, *container_items()]

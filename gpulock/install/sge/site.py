@@ -228,9 +228,11 @@ def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
     return same[0] if len(same) == 1 else ""
 
 
-def sge_host_name(qconf: Qconf) -> str:
-    """Return this machine's name as Grid Engine has it; raise InstallError when it has none."""
-    hosts, node = qconf.names("-sel"), os.uname().nodename
+def sge_host_name(qconf: Qconf, name: str = "") -> str:
+    """Return this machine's name, or `name`, as Grid Engine has it; raise InstallError for none."""
+    hosts, node = qconf.names("-sel"), name or os.uname().nodename
+    if name in hosts:
+        return name
     try:
         alias = qconf.run("gethostname", "-aname").strip()
     except QconfError:  # not every build has it

@@ -9,6 +9,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.sge import site as site_module
 from gpulock.install.sge.complexes import REPORTED
 from tests.support.install_site import Site, deaf_execd, make_site, qconf_values, tree
 
@@ -47,6 +48,15 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     assert not [*(site.root / "profile.d").iterdir()]
     assert not (site.root / "node/state/sge-map").exists()
     assert site.uninstall().changed == []
+
+
+def test_a_host_that_was_renamed_is_taken_out_by_its_name_of_then(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install_all()
+    monkeypatch.setattr(site_module, "choose_sge_host", lambda *_: "")
+    site.uninstall()
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
 
 
 def test_a_dry_run_shows_each_difference_and_changes_nothing(site: Site) -> None:

@@ -157,10 +157,12 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
     text = module.read_text()
     try:
         module.write_text(text.replace('__version__ = "', '__version__ = "9.'))
-        os.utime(module, (time.time() + 4, time.time() + 4))  # beyond the doubt of a start's time
+        changed = time.time() + 4  # beyond the doubt of a start's time
+        os.utime(module, (changed, changed))
         second, there = install_hooks(node)
         assert second.startswith("9.") and {first, second} <= {*there}
         assert f"gpulockd was started before {OPT}" in node.gpulock("doctor", check=False)
+        wait_until(lambda: time.time() > changed, why="the time of the change")
 
         done = node.gpulock("install", "systemd")
 

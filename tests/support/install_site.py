@@ -24,6 +24,7 @@ from gpulock.install.sge.texts import HookLine
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
+from tests.support.scripts import copy_program
 
 RECORDED = Path(__file__).parent / "data/qconf-8.1.9"
 FAKE = Path(__file__).parent / "fake_qconf.py"
@@ -176,7 +177,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     shutil.copytree(RECORDED, programs / "state")
     (programs / "state/states").write_text("")
     for name in ("qconf", "qselect", "qstat", "gethostname", "sge_shepherd"):
-        shutil.copy(FAKE, programs / name)
+        copy_program(FAKE, programs / name)
     common = folder / "root/default/common"
     common.mkdir(parents=True)
     (common / "bootstrap").write_text("admin_user              sgeadmin\n")

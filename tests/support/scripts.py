@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 
@@ -15,3 +16,9 @@ def write_script(path: Path, body: str) -> None:
     beside.write_text(f"#!/bin/sh\n{body}\n")
     beside.chmod(0o755)
     beside.rename(path)
+
+
+def copy_program(source: Path, place: Path) -> None:
+    """Copy a program; others may not write it, whatever umask the checkout was made with."""
+    shutil.copyfile(source, place)
+    place.chmod(0o755)

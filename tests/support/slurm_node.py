@@ -25,6 +25,7 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 from tests.support.install_site import ignore
+from tests.support.scripts import copy_program
 
 RECORDED = Path(__file__).parent / "data/slurm-22.05"
 FAKE = Path(__file__).parent / "fake_slurm.py"
@@ -182,7 +183,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     shutil.copytree(RECORDED, programs / "state")
     for name in ("bin/scontrol", "sbin/slurmd"):
         (programs / name).parent.mkdir()
-        shutil.copy(FAKE, programs / name)
+        copy_program(FAKE, programs / name)
     conf = folder / "etc-slurm/slurm.conf"
     conf.parent.mkdir()
     conf.write_text("ClusterName=lab\nGresTypes=gpu\nNodeName=node1 Gres=gpu:8 CPUs=40\n")

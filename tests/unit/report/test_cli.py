@@ -246,6 +246,7 @@ def flooded(shared: Path, *names: str) -> None:
 
 
 @pytest.mark.attack
+@pytest.mark.root  # the files are another user's
 @pytest.mark.slow
 def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) -> None:
     """Tried: 10,000 files of a job's number in REPORT_DIR.

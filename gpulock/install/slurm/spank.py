@@ -159,7 +159,7 @@ def read_plugstack(path: Path, depth: int = 0) -> list[SpankEntry]:
     entries: list[SpankEntry] = []
     for line in read_slurm_file(path).decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()
-        if len(words) < 2:  # noqa: PLR2004
+        if len(words) <= 1:
             continue
         if words[0] == "include":
             for name in sorted(glob.glob(str(path.parent / words[1]))):

@@ -138,14 +138,14 @@ def rights(site: Site, _: int) -> None:
     assert "gpulockd does not run" in said(call)
 
 
-WAITING, CALLS, MOST_PSS = 200, 16, 3 << 10  # calls, of a user at most, KiB of each
+WAITING, CALLS = 200, 16  # calls, of a user at most
+COST = "KiB of the largest call, and gpulockd's share of a core:"
 SILENT = 300  # connections
 WHY = ("--reason", "mine")
-LONG, MOST_SHARE = 30.0, 0.01  # seconds, and the share of a core that gpulockd takes meanwhile
 
 
-def hall(site: Site, _: int) -> None:
-    """200 calls wait at once: each is small, and gpulockd takes next to nothing."""
+def hall(site: Site, seconds: int) -> None:
+    """200 calls wait at once, each as a small program; what that costs for `seconds` is printed."""
     holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
     wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
     sizes = ("1", "2", "4", "8")
@@ -155,17 +155,14 @@ def hall(site: Site, _: int) -> None:
     ]
     site.await_line(WAITING)
     wait_until(lambda: all(is_small(client.pid) for client in clients), why="all to be waiters")
-    sums = [read_pss(client.pid) for client in clients]
-    print(f"PSS {min(sums)} to {max(sums)} KiB")
     before, since = cpu_seconds(site.daemon.pid), clock_boottime()
-    wait_until(lambda: clock_boottime() - since > LONG, why="gpulockd to be measured")
-    share = (cpu_seconds(site.daemon.pid) - before) / (clock_boottime() - since)
-    print(f"gpulockd takes {share:.2%} of a core")
+    wait_until(lambda: clock_boottime() - since >= seconds, why="gpulockd to be measured")
+    if seconds:
+        share = (cpu_seconds(site.daemon.pid) - before) / (clock_boottime() - since)
+        print(f"{COST} {max(read_pss(client.pid) for client in clients)} {share:.5f}")
     for client in [*clients, holder]:
         client.kill()
         said(client)
-    assert share < MOST_SHARE
-    assert max(sums) < MOST_PSS, sums
 
 
 def hostile(site: Site, _: int) -> None:

@@ -27,6 +27,7 @@ class Child:
     port: int
     client: ssl.SSLContext | None
     errors: Path
+    at_rest: int  # sockets before its first client
 
     def connect(self, source: str = "", timeout: float = 100) -> http.client.HTTPConnection:
         """Return a new connection to it, not connected yet."""
@@ -65,11 +66,16 @@ class Child:
 
     def sockets(self) -> int:
         """Return how many sockets the process has."""
-        count = 0
-        for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                count += os.readlink(descriptor).startswith("socket:")
-        return count
+        return count_sockets(self.process.pid)
+
+
+def count_sockets(pid: int) -> int:
+    """Return how many sockets a process has."""
+    count = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += os.readlink(descriptor).startswith("socket:")
+    return count
 
 
 @contextmanager
@@ -96,7 +102,7 @@ def serving(
             assert process.stdout is not None
             first = process.stdout.readline()
             assert first, errors.read_text()
-            yield Child(process, int(first), client, errors)
+            yield Child(process, int(first), client, errors, count_sockets(process.pid))
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, errors.read_text()
         finally:

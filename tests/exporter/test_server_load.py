@@ -240,10 +240,8 @@ def test_200_readers_that_read_nothing(secure: Child, hasty: Child) -> None:
     with closing(deaf_readers(secure)) as attackers:
         assert len(attackers) > PLACED, "more than there are places"
         holds_out(secure)
-    hasty.scrape()
-    at_rest = hasty.sockets()
     with closing(deaf_readers(hasty)) as attackers:
-        wait_until(lambda: hasty.sockets() <= at_rest, why="none to be left")
+        wait_until(lambda: hasty.sockets() <= hasty.at_rest, why="none to be left")
         for one in attackers:  # what was in flight is there, what was not never comes
             received, closed = exchange(one, b"")
             assert closed

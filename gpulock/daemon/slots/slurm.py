@@ -10,6 +10,7 @@ record: after a kill at any point the next round finds it there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import ClassVar, Final, NamedTuple
 
@@ -21,6 +22,7 @@ from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
 from gpulock.node.settings import Settings
+from gpulock.slurm import gres_map
 from gpulock.slurm.refuse import quote_scontrol_text
 from gpulock.slurm.scontrol import HINT, SlurmctldClient
 from gpulock.store import quarantine
@@ -97,7 +99,8 @@ class SlurmDrainSync(Chore):
             self.asking = None
             self._tell(asking)
         drains = settings.slurm_on_unhealthy == DRAIN
-        if now < self._next or not (self._noted or (drains and (bad or self._first))):
+        here = drains or os.path.exists(f"{settings.state_dir}/{gres_map.NAME}")
+        if now < self._next or not (self._noted or (drains and bad) or (here and self._first)):
             return
         self._next, self._first = now + EVERY, False
         name, wanted, noted = node.name, bad if drains else {}, self._noted

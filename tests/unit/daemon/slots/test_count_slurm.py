@@ -157,10 +157,14 @@ def test_a_node_that_was_resumed_by_hand_is_left_alone_until_one_more_is_out(sit
     assert site.shown()[1].endswith("and 1 more")
 
 
-def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site, restarted: bool) -> None:
     site.out(1)
     site.round()
     site.box.settings["SLURM_ON_UNHEALTHY"] = "log"
+    if restarted:
+        (site.box.state / "slurm-map").write_text("")  # gpulock is installed for Slurm here
+        site.start()
     site.round()
     assert site.shown() == ("IDLE", "")
 

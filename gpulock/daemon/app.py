@@ -65,8 +65,8 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         HistoryWriter(say),  # first: a claim that is over waits for no other chore
         MpsKeeper(journal),  # before the rest: a job may wait for it
         InventoryPublisher(journal),
+        HealthPolicy(journal),  # before others write STATE_DIR/cards: it tells of a bad one
         CardChecker(journal),
-        HealthPolicy(journal),
         CardResetter(journal),
         CdiSpecWriter(journal),
         IdlePolicy(say),

@@ -172,7 +172,7 @@ class WaitQueue:
                 client.kept_since = client.kept_since or now
                 if backfill.keeps_free_devices(now - client.kept_since):
                     kept = f"free GPUs are kept for number {client.number}, which waits longest"
-            client.send_if_changed(reply._replace(number=client.number, before=place), now)
+            client.send_if_changed(reply._replace(before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY
                 return False

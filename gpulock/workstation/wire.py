@@ -59,7 +59,7 @@ class SocketReply(NamedTuple):
     """What the daemon answers; after READ, which comes at once, and WAITING there is more to come.
 
     `places` of shares that were granted: how many their card has. `kind`, `why` and `do` of a
-    refusal; `why`, `number` in the queue and `before` (callers in line) while waiting.
+    refusal; `why` and `before` (callers in line) while waiting.
     """
 
     state: str = ""
@@ -70,7 +70,6 @@ class SocketReply(NamedTuple):
     why: str = ""
     do: str = ""
     places: int = 0
-    number: int = 0
 
 
 READERS: dict[type, Callable[[str], Any]] = {

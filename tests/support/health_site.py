@@ -95,7 +95,7 @@ class Ward(Box):
 
     def chores(self) -> tuple[Chore, ...]:
         """Return what a round does, in gpulockd's order."""
-        return (self.checker, self.health)
+        return (self.health, self.checker)
 
     def cards(self) -> NodeCards:
         """Return what gpulockd knows of the cards."""

@@ -18,7 +18,7 @@ from gpulock.daemon.core.journal import ERROR, INFO, NOTICE, DaemonJournal
 from gpulock.daemon.health import recovery, reset
 from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.findings import ECC, LOST, XID
-from gpulock.daemon.health.policy import read_quarantine_notes
+from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime

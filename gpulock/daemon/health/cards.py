@@ -77,7 +77,7 @@ class XidCounts:
 class NodeCards:
     """The file. `known` are the cards that were here, `marks` on what the policy has acted."""
 
-    __slots__ = ("boot_id", "known", "marks", "states", "steps", "stored", "xids")
+    __slots__ = ("boot_id", "fault", "known", "marks", "states", "steps", "stored", "xids")
 
     def __init__(self, boot_id: str) -> None:
         self.boot_id = boot_id
@@ -87,6 +87,7 @@ class NodeCards:
         self.xids = XidCounts()
         self.steps: list[CardStep] = []  # the latest last
         self.stored: "str | None" = None  # the file as it was read
+        self.fault = ""  # that it was not understood: it is replaced
 
     def of(self, device: str) -> CardState:
         """Return what is known of a device; what is changed in it is saved."""
@@ -159,8 +160,11 @@ def read_cards(state_dir: str, boot_id: str) -> NodeCards:
     try:
         stored = atomic.read_text(f"{state_dir}/{CARDS}", CARDS_LIMIT)
         cards = parse_cards(stored, boot_id)
-    except (OSError, *NOT_CARDS):
+    except OSError:
         cards = NodeCards(boot_id)
+    except NOT_CARDS as fault:
+        cards = NodeCards(boot_id)
+        cards.fault = f"what was known of the GPUs is lost: {state_dir}/{CARDS}: {fault!r}"
     cards.stored = stored
     return cards
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import ClassVar, Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
-from gpulock.daemon.health import policy, recovery
+from gpulock.daemon.health import recovery
 from gpulock.daemon.health.cards import (
     COMMAND,
     TESTED,
@@ -27,6 +27,7 @@ from gpulock.daemon.health.health_command import (
     HealthCommand,
     NoOutcomeError,
 )
+from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
@@ -102,7 +103,7 @@ class CardChecker(Chore):
         cards = read_cards(node.settings.state_dir, node.boot_id)
         state = cards.of(bus)
         before, state.found[COMMAND] = state.found.get(COMMAND), found
-        if found != before or bus in policy.read_quarantine_notes(node):
+        if found != before or bus in read_quarantine_notes(node):
             cards.add_step(bus, TESTED, found or "HEALTH_COMMAND passed")
         save_changed_cards(node.store, node.settings.state_dir, cards)
         if before and not found:
@@ -134,7 +135,7 @@ class CardChecker(Chore):
     ) -> Device | None:
         """Return the free card whose test is due, those that are out of service first."""
         held = [one.lock.id for one in report.outcomes]
-        out = policy.read_quarantine_notes(node)
+        out = read_quarantine_notes(node)
         due: list[tuple[bool, float, Device]] = []
         for device in report.devices:
             bus, note = device.bus, out.get(device.bus, {})

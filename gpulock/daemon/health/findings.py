@@ -19,16 +19,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.daemon.health.cards import NodeCards
-from gpulock.daemon.reconcile.exporter_limit import may_quarantine_card
 from gpulock.errors import one_line
 from gpulock.node import sample
-from gpulock.node.devices import EXCLUDED, Device, card_bus_id
+from gpulock.node.devices import EXCLUDED, Device
 
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
-# by the exporter alone; an XID by the kernel: a driver, or a job, may bring about one of every card
-EXPORTER_CAUSES: Final = frozenset((XID, ECC, MEMORY, HEALTH, LOST))
 XID_KEY: Final = "xid "  # and the number
 UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
@@ -202,19 +199,6 @@ def expire_finding_marks(
         if left:
             kept[name, key] = left
     return kept
-
-
-def limit_exporter_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
-    """Return the cards that may be out of service on the exporter's word alone.
-
-    It may be mad, or somebody else's by now: half of a node's `cards` at most are `out` for what it
-    says, of which `found` are to be the next, in their order; the rest stays in service.
-    """
-    allowed = {card_bus_id(name) for name in out}
-    for name in found:
-        if may_quarantine_card(card_bus_id(name), allowed, cards):
-            allowed.add(card_bus_id(name))
-    return allowed
 
 
 HARDWARE: Final = {

@@ -14,7 +14,6 @@ nothing. A killed daemon leaves a note, or none; the next round goes on from the
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import ClassVar, Final
@@ -34,7 +33,6 @@ from gpulock.daemon.health.cards import (
 )
 from gpulock.daemon.health.findings import (
     ECC,
-    EXPORTER_CAUSES,
     LASTING_KEYS,
     LOST,
     POLICY_WORDS,
@@ -42,9 +40,17 @@ from gpulock.daemon.health.findings import (
     HealthFinding,
 )
 from gpulock.daemon.health.kernel_log import KernelLog
-from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS, MAX_COMEBACKS
-from gpulock.daemon.health.snapshot import HealthSnapshot, read_fresh_sample
-from gpulock.daemon.reconcile.exporter_limit import QUARANTINE_LIMIT_REACHED
+from gpulock.daemon.health.recovery import CLEAN, CLEAN_CHECKS
+from gpulock.daemon.health.snapshot import (
+    HealthSnapshot,
+    read_fresh_sample,
+    read_quarantine_notes,
+)
+from gpulock.daemon.reconcile.exporter_limit import (
+    EXPORTER_CAUSES,
+    QUARANTINE_LIMIT_REACHED,
+    limit_exporter_quarantine,
+)
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
 from gpulock.deadline import Deadline, clock_boottime
@@ -59,9 +65,6 @@ from gpulock.store.gate import Gate
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
-DAY: Final = 86400.0  # seconds
-CLEAN: Final = "clean"  # begins the words of a comeback by policy
-MOST_REASONS: Final = 4  # in a note
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
 
@@ -82,16 +85,26 @@ class HealthPolicy(Chore):
         self._seen: tuple[Node, ReconcileReport] | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Put out what is bad, and back what is clean; raise Refusal or OSError."""
+        """Put out what is bad, and back what is clean; raise what the first part raised."""
         self._seen, self.due = (node, report), now + SUSPECT_PERIOD
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        self._read_kernel_log(node, cards)
+        self._journal.log_changes("cards", {"lost": cards.fault} if cards.fault else {})
         look = HealthSnapshot(node, report, self._clock(), cards)
-        self._check_cards(look, report)
-        self._name_suspects(node, report, look.told, cards)
-        if report.devices:  # without a driver nothing is known about a card
-            self._judge_cards(look)
-        save_changed_cards(node.store, node.settings.state_dir, cards)
+        failed: Exception | None = None
+        parts: tuple[Callable[[], object], ...] = (
+            lambda: self._read_kernel_log(node, cards),
+            lambda: self._check_cards(look, report),
+            lambda: self._name_suspects(node, report, look.told, cards),
+            lambda: self._judge_cards(look),
+            lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
+        )
+        for part in parts:
+            try:
+                part()
+            except Exception as fault:  # one that fails stops no other
+                failed = failed or fault
+        if failed is not None:
+            raise failed
 
     def run_due(self, now: float) -> None:
         """Look for cards that do not answer, between the reconciles; raise OSError."""
@@ -159,6 +172,8 @@ class HealthPolicy(Chore):
             cards.of(name).suspect = found.get(name, "")
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
+        if not look.devices:
+            return  # without a driver nothing is known about a card
         node, cards = look.node, look.cards
         out = read_quarantine_notes(node)
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
@@ -197,9 +212,7 @@ class HealthPolicy(Chore):
         """Act on what is new; return what could not be done, by a key."""
         advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
         cards = look.cards
-        allowed = findings.limit_exporter_quarantine(
-            advice, look.cards_out(out), look.count_cards()
-        )
+        allowed = limit_exporter_quarantine(advice, look.cards_out(out), look.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
@@ -232,9 +245,8 @@ class HealthPolicy(Chore):
                 known = notes.read_device_note(state_dir, folder, name)
                 if not recovery.is_policy_note(known):
                     return
-            reason = one_line(
-                "; ".join(merge_note_reasons(known, reasons, is_device_flapping(cards, name)))
-            )
+            flaps = recovery.is_device_flapping(cards, name)
+            reason = one_line("; ".join(recovery.merge_note_reasons(known, reasons, flaps)))
             more = {"boot": node.boot_id, "since": f"{self._clock():.3f}"}
             if known and not any(one.cause in (XID, ECC) for one in reasons):
                 more = {key: known[key] for key in more if key in known}
@@ -262,7 +274,7 @@ class HealthPolicy(Chore):
             for name in ours
             if look.wants_repair(name) or any(lock_ids_overlap(one, name) for one in told)
         ]
-        heard = findings.limit_exporter_quarantine(kept, look.cards_out(ours), look.count_cards())
+        heard = limit_exporter_quarantine(kept, look.cards_out(ours), look.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in heard
             against = any(
@@ -313,40 +325,3 @@ class HealthPolicy(Chore):
                 return  # another has changed the file: at the next round
             notes.remove_device_note(state_dir, folder, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
-
-
-def merge_note_reasons(
-    known: Mapping[str, str], reasons: list[HealthFinding], flaps: bool
-) -> list[str]:
-    """Return the reasons of a note, those `known` first, none twice."""
-    words = known["reason"].split("; ") if known else []
-    before = recovery.parse_note_causes(known)
-    for one in reasons:
-        again = one.key in LASTING_KEYS and one.cause in before  # it is out for that already
-        if not again and len(words) < MOST_REASONS:
-            words.append(f"{one.cause}: {one.words.replace(';', ',')}")
-    if flaps and not known:
-        words.append(
-            f"{words[0].partition(':')[0]}: {MAX_COMEBACKS} comebacks in a day,"
-            f" {ADMIN_RESTORE_ONLY}"
-        )
-    return list(dict.fromkeys(words))
-
-
-def is_device_flapping(cards: NodeCards, name: str) -> bool:
-    """Return whether a device came back by itself too often in the last day."""
-    begun = time.time() - DAY
-    back = [
-        one
-        for one in cards.steps
-        if (one.device, one.step) == (name, BACK) and one.words.startswith(CLEAN)
-    ]
-    return len([one for one in back if one.at > begun]) >= MAX_COMEBACKS
-
-
-def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:
-    """Return what is out of service, by id; nothing where that cannot be seen."""
-    try:
-        return notes.read_device_notes(node.settings.state_dir, notes.QUARANTINE)
-    except Refusal:
-        return {}

@@ -8,16 +8,30 @@ failed: root must have seen that it began anew (a boot, a driver that was loaded
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from gpulock.daemon.health.cards import NodeCards
-from gpulock.daemon.health.findings import CAUSES, ECC, HEALTH, LOST, MEMORY, MISSING, XID
+from gpulock.daemon.health.cards import BACK, NodeCards
+from gpulock.daemon.health.findings import (
+    CAUSES,
+    ECC,
+    HEALTH,
+    LASTING_KEYS,
+    LOST,
+    MEMORY,
+    MISSING,
+    XID,
+    HealthFinding,
+)
 from gpulock.node import sample
 from gpulock.store.quarantine import POLICY
 
 CLEAN_CHECKS: Final = 3  # in a row, before a device comes back
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
+DAY: Final = 86400.0  # seconds
+CLEAN: Final = "clean"  # begins the words of a comeback by policy
+MOST_REASONS: Final = 4  # in a note
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
 
 
@@ -105,3 +119,32 @@ def describe_recovery(reason: str) -> str:
         again = "gpulock reset, a reboot or a reload of the driver"
         return f"{again}, then {clean}; or an administrator"
     return f"{clean}, or an administrator"
+
+
+def merge_note_reasons(
+    known: Mapping[str, str], reasons: list[HealthFinding], flaps: bool
+) -> list[str]:
+    """Return the reasons of a note, those `known` first, none twice."""
+    words = known["reason"].split("; ") if known else []
+    before = parse_note_causes(known)
+    for one in reasons:
+        again = one.key in LASTING_KEYS and one.cause in before  # it is out for that already
+        if not again and len(words) < MOST_REASONS:
+            words.append(f"{one.cause}: {one.words.replace(';', ',')}")
+    if flaps and not known:
+        words.append(
+            f"{words[0].partition(':')[0]}: {MAX_COMEBACKS} comebacks in a day,"
+            f" {ADMIN_RESTORE_ONLY}"
+        )
+    return list(dict.fromkeys(words))
+
+
+def is_device_flapping(cards: NodeCards, name: str) -> bool:
+    """Return whether a device came back by itself too often in the last day."""
+    begun = time.time() - DAY
+    back = [
+        one
+        for one in cards.steps
+        if (one.device, one.step) == (name, BACK) and one.words.startswith(CLEAN)
+    ]
+    return len([one for one in back if one.at > begun]) >= MAX_COMEBACKS

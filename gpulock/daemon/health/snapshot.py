@@ -13,10 +13,12 @@ from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthF
 from gpulock.daemon.health.recovery import DeviceObservation
 from gpulock.daemon.reconcile.exporter_limit import cards_out_by_exporter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.store import quarantine
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -32,8 +34,8 @@ class HealthSnapshot:
 
     def __init__(self, node: Node, report: ReconcileReport, now: float, cards: NodeCards) -> None:
         self.node, self.now, self.cards = node, now, cards
-        self._report = report
-        self._here = findings.quarantinable_ids(report.devices)
+        self._report, self.devices = report, report.devices
+        self._here = findings.quarantinable_ids(self.devices)
         self.told = read_fresh_sample(node, now)
         self.fresh = {
             name: seen
@@ -47,12 +49,12 @@ class HealthSnapshot:
 
     def count_cards(self) -> int:
         """Return how many cards this node has, with those that were here in this boot."""
-        here = {device.bus for device in self._report.devices}
+        here = {device.bus for device in self.devices}
         return max(self.node.settings.expected_gpus, len(here | self.cards.known))
 
     def findings(self, wanted: Collection[str]) -> list[HealthFinding]:
         """Return what speaks against devices; `known` learns which cards are here."""
-        devices, known = self._report.devices, self.cards.known
+        devices, known = self.devices, self.cards.known
         found: list[HealthFinding] = []
         if XID in wanted:
             found += findings.find_hardware_xids(self.cards, devices)
@@ -83,7 +85,7 @@ class HealthSnapshot:
 
     def dirty_devices(self) -> list[HealthFinding]:
         """Return the free devices with memory in use though nobody is there, as root sees it."""
-        names = [device.id for device in self._report.devices if self.memory(device.id)]
+        names = [device.id for device in self.devices if self.memory(device.id)]
         return [
             HealthFinding(name, MEMORY, MEMORY, 1, self.memory(name) or "")
             for name in names
@@ -92,7 +94,7 @@ class HealthSnapshot:
 
     def clean_devices(self) -> list[str]:
         """Return the free devices whose memory is given back."""
-        return [device.id for device in self._report.devices if self.memory(device.id) == ""]
+        return [device.id for device in self.devices if self.memory(device.id) == ""]
 
     def memory(self, name: str) -> str | None:
         """Return why the check of a device's memory fails, None where it cannot be made now."""
@@ -103,9 +105,7 @@ class HealthSnapshot:
         """Return whether a process has a device open, or may have: then it is not dirty yet."""
         if self._holders is None:
             judging = make_liveness_judge(self.node)
-            self._holders = device_users.OpenFiles(
-                judging.scan, self._report.devices, self.node.settings
-            )
+            self._holders = device_users.OpenFiles(judging.scan, self.devices, self.node.settings)
             self._held = self.node.store.read_all_locks()
             for lock in self._held.values():
                 self.node.store.read_details(lock)
@@ -122,7 +122,7 @@ class HealthSnapshot:
 
     def cards_out(self, notes: Mapping[str, Mapping[str, str]]) -> set[str]:
         """Return the cards that are out of service for what the exporter said."""
-        return cards_out_by_exporter(notes, self._report.devices)
+        return cards_out_by_exporter(notes, self.devices)
 
     def wants_repair(self, name: str) -> bool:
         """Return whether the exporter says that a device waits for a reset or a repair."""
@@ -135,7 +135,7 @@ class HealthSnapshot:
         It does not count where none is set, nor for what it is never run on: MIG.
         """
         if not self.node.settings.health_command or name not in {
-            one.bus for one in self._report.devices if not one.parent and not one.withheld
+            one.bus for one in self.devices if not one.parent and not one.withheld
         }:
             return True
         state = self.cards.of(name)
@@ -143,7 +143,7 @@ class HealthSnapshot:
 
     def observe_device(self, name: str, note: Mapping[str, str], bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""
-        shown = [d for d in self._report.devices if lock_ids_overlap(d.id, name) and not d.fault]
+        shown = [d for d in self.devices if lock_ids_overlap(d.id, name) and not d.fault]
         return DeviceObservation(
             shown=bool(shown),
             seen=self.fresh.get(name),
@@ -151,3 +151,11 @@ class HealthSnapshot:
             bad=bad,
             restarted=recovery.was_card_restarted(note, self.cards, card_bus_id(name)),
         )
+
+
+def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:
+    """Return what is out of service, by id; nothing where that cannot be seen."""
+    try:
+        return quarantine.read_device_notes(node.settings.state_dir, quarantine.QUARANTINE)
+    except Refusal:
+        return {}

@@ -6,13 +6,15 @@ The exporter is an ordinary user: a faulty one cannot take a node down (docs/qua
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from gpulock.node.devices import Device, card_bus_id
 from gpulock.store.quarantine import POLICY
 
-NOTED_CAUSES: Final = ("xid", "ecc", "lost", "memory", "health")  # in a note: the exporter's word
+# in a note, by the exporter alone; an XID by the kernel: a driver, or a job, may bring about one of
+# every card
+EXPORTER_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
 QUARANTINE_LIMIT_REACHED: Final = (
     "the exporter reports more than half of this node as faulty: check it, or quarantine by hand"
 )
@@ -22,7 +24,7 @@ def note_set_by_exporter(note: Mapping[str, str]) -> bool:
     """Return whether a device is out for what an exporter said."""
     reasons = note.get("reason", "").split("; ")
     return note.get("by") == POLICY and any(
-        word.partition(":")[0] in NOTED_CAUSES for word in reasons
+        word.partition(":")[0] in EXPORTER_CAUSES for word in reasons
     )
 
 
@@ -37,3 +39,16 @@ def cards_out_by_exporter(
 def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:
     """Return whether a card may go out too: half of a node's `cards` at most, of one that one."""
     return bus in out or len(out) < max(1, cards // 2)
+
+
+def limit_exporter_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
+    """Return the cards that may be out of service on the exporter's word alone.
+
+    It may be mad, or somebody else's by now: half of a node's `cards` at most are `out` for what it
+    says, of which `found` are to be the next, in their order; the rest stays in service.
+    """
+    allowed = {card_bus_id(name) for name in out}
+    for name in found:
+        if may_quarantine_card(card_bus_id(name), allowed, cards):
+            allowed.add(card_bus_id(name))
+    return allowed

@@ -40,8 +40,7 @@ from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
 YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
-WHY = "2 GPUs asked for, 1 of 4 free (0: job 3)"
-WAIT = encode_reply(SocketReply(WAITING, number=7, before=3, why=WHY))
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
 READ_REPLY = encode_reply(SocketReply(READ))
 NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
@@ -135,13 +134,13 @@ def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
     assert asked.wait == FOR_EVER
 
 
-def test_who_waits_hears_its_number_its_place_and_why(
+def test_who_waits_hears_its_place_and_why(
     daemon: Daemon, capfd: pytest.CaptureFixture[str]
 ) -> None:
     daemon.answers([READ_REPLY, WAIT, WAIT, YES])
     daemon.obtain(wait=60)
-    place = "number 7, place 4 in the queue; 2 GPUs asked for, 1 of 4 free"
-    assert capfd.readouterr().err == f"gpulock: waiting for 2 GPUs: {place}\n"
+    place = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
+    assert capfd.readouterr().err == place
 
 
 def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:

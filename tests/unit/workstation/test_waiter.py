@@ -21,8 +21,7 @@ from gpulock.workstation.wire import GRANTED, WAITING, SocketReply, encode_reply
 MOST = 3 << 10  # KiB that one who waits may have for itself
 AGAIN = "import os, socket; number = int(os.environ['GPULOCK_WAITED'].split()[0]); "
 READ = f"{AGAIN}print(socket.socket(fileno=number).recv(999).decode())"
-WHY = "2 GPUs asked for, 1 of 4 free (0: job 3)"
-WAIT = encode_reply(SocketReply(WAITING, number=7, before=3, why=WHY))
+WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
 YES = encode_reply(SocketReply(GRANTED, token="feed"))
 
 
@@ -60,8 +59,8 @@ def test_the_last_reply_is_read_by_the_program_that_goes_on(
     with start(theirs) as process:
         out, err = process.communicate(timeout=60)
     assert "token=feed" in out.decode()
-    place = "number 7, place 4 in the queue; 2 GPUs asked for, 1 of 4 free"
-    assert err.decode() == f"gpulock: waiting for 2 GPUs: {place}\n"
+    said = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
+    assert err.decode() == said
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])

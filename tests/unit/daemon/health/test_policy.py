@@ -546,6 +546,23 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     ward.log_xid(1)
     ward.round()
     ward.restored(1)
-    (ward.state / "cards").write_text("garbage")
-    ward.round()
+    (ward.state / "cards").write_text("gpulock-cards 1\nboot_id=x\n{}\n")
+    ward.round(2)
     assert ward.out() == [bus(1)]
+    lost, over = [line for line in ward.said() if "what was known" in line]
+    assert "cards: KeyError('steps')" in lost and "no longer" in over
+
+
+@pytest.mark.parametrize("part", ["KernelLog.read", "judge_card", "HealthPolicy._name_suspects"])
+def test_a_part_that_fails_stops_no_other(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(part)
+
+    monkeypatch.setattr(f"gpulock.daemon.health.policy.{part}", fail)
+    ward.tell(1, "recovery_action=1")
+    with pytest.raises(RuntimeError, match=part):
+        ward.round()
+    assert ward.out() == [bus(1)]
+    assert ward.cards().marks == {(bus(1), "recovery"): 1}

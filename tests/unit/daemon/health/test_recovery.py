@@ -18,7 +18,6 @@ from gpulock.daemon.health.findings import (
     HealthFinding,
     expire_finding_marks,
     findings_from_sample,
-    limit_exporter_quarantine,
     select_new_findings,
 )
 from gpulock.daemon.health.recovery import (
@@ -26,6 +25,7 @@ from gpulock.daemon.health.recovery import (
     check_device_recovered,
     was_card_restarted,
 )
+from gpulock.daemon.reconcile.exporter_limit import limit_exporter_quarantine
 from gpulock.node import sample
 from gpulock.node.devices import Device
 from gpulock.store import kv

@@ -11,6 +11,8 @@ for devices of its own user, or for ones that are reserved or out of service.
 from __future__ import annotations
 
 import copy
+import time
+from typing import NamedTuple
 
 from gpulock.alloc.availability import pick_free_devices, shortage_refusal
 from gpulock.alloc.choose import ClaimRequest
@@ -18,8 +20,29 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store.locks import Lock
+from gpulock.store.reservations import Reservation, read_reservations
 
 FIRST_TURN, LONGEST_TURN = 600.0, 14400.0  # seconds
+
+
+class QueueView(NamedTuple):
+    """What one turn of the queue goes by; where it cannot be read, `unreadable` says why."""
+
+    node: Node
+    devices: list[Device]
+    held: dict[str, Lock]
+    reservations: list[Reservation]
+    now: float
+    unreadable: Refusal | None = None
+
+
+def read_queue_view(node: Node) -> QueueView:
+    """Return what the node has now."""
+    every, now = read_reservations(node.settings.state_dir), time.time()
+    try:
+        return QueueView(node, node.devices(), node.store.read_all_locks(), every, now)
+    except Refusal as refusal:
+        return QueueView(node, [], {}, every, now, refusal)
 
 
 def keeps_free_devices(waited: float) -> bool:
@@ -31,27 +54,27 @@ def keeps_free_devices(waited: float) -> bool:
     return left >= turn
 
 
-def find_shortage(
-    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
-) -> Refusal | None:
+def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
     """Return why a request that was refused before would be refused again, None where it may not.
 
     `want` is as that claim left it: with its user, and its kinds resolved.
     """
+    settings = view.node.settings
     try:
-        chosen, out = pick_free_devices(node, found, held, want)
+        chosen, out = pick_free_devices(view.node, view.devices, view.held, want)
     except Refusal as refusal:
         return refusal
-    return None if chosen else shortage_refusal(found, held, out, want, node.settings)
+    return None if chosen else shortage_refusal(view.devices, view.held, out, want, settings)
 
 
-def must_yield(node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest) -> bool:
+def must_yield(view: QueueView, want: ClaimRequest) -> bool:
     """Return whether a request stays refused although all other users gave their devices back."""
-    alone = copy.copy(node)
-    alone.settings = copy.copy(node.settings)
-    alone.settings.mps_dir = ""  # an MPS ends with the shares that it is for
-    kept = {name: lock for name, lock in held.items() if stays_held(lock, want.uid)}
-    return find_shortage(alone, found, kept, want) is not None
+    node = copy.copy(view.node)
+    node.settings = copy.copy(node.settings)
+    node.settings.mps_dir = ""  # an MPS ends with the shares that it is for
+    kept = {name: lock for name, lock in view.held.items() if stays_held(lock, want.uid)}
+    alone = view._replace(node=node, held=kept)
+    return find_shortage(alone, want) is not None
 
 
 def stays_held(lock: Lock, uid: int) -> bool:

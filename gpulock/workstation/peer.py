@@ -12,11 +12,12 @@ import os
 import select
 import socket
 import struct
+from dataclasses import dataclass
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
-from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_reply
+from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
 PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
@@ -97,48 +98,47 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
 
 
 RARELY = 1.0  # seconds between two lines to one who waits
+STILL_WAITING = SocketReply(WAITING)
 
 
+@dataclass(eq=False)
 class Client:
     """One connection; `number` is its place in the queue, `until` when it waits no longer.
 
-    `want` is what it was refused as busy, once it was, and `reply` how that was said. `since` is
-    when it came first. Times are CLOCK_BOOTTIME seconds.
+    `since` is when it came first, `user` its user's name. `want` is what it was refused as busy,
+    once it was, `answer` what its last claim was answered in this `round` of the queue, and `told`
+    how it was told why it waits. Times are CLOCK_BOOTTIME seconds.
     """
 
-    __slots__ = (
-        *("_last", "_told", "connection", "kept_since", "number", "peer", "reply", "request"),
-        *("round", "since", "start", "until", "want"),
-    )
-
-    def __init__(self, connection: socket.socket, peer: Peer, now: float) -> None:
-        self.connection = connection
-        self.peer = peer
-        self.request: SocketRequest | None = None
-        self.since = now
-        self.start = 0
-        self.number = 0
-        self.until = now
-        self.want: ClaimRequest | None = None
-        self.reply = SocketReply(WAITING)
-        self.round = 0
-        self.kept_since = 0.0
-        self._last: SocketReply | None = None
-        self._told = now - RARELY
+    connection: socket.socket
+    peer: Peer
+    since: float
+    request: SocketRequest | None = None
+    user: str = ""
+    start: int = 0
+    number: int = 0
+    until: float = 0.0
+    want: ClaimRequest | None = None
+    answer: SocketReply = STILL_WAITING
+    told: SocketReply = STILL_WAITING
+    round: int = 0
+    kept_since: float = 0.0
+    _sent: SocketReply | None = None
+    _sent_at: float = float("-inf")
 
     def send(self, reply: SocketReply) -> bool:
         """Send a reply; return whether it is on its way. It waits for no reader."""
         try:
-            self.connection.send(encode_reply(reply))
+            self.connection.send(encode_packet(reply))
         except OSError:
             return False
         return True
 
-    def send_if_changed(self, reply: SocketReply, now: float) -> None:
+    def tell(self, reply: SocketReply, now: float) -> None:
         """Say how the waiting goes, where that changed."""
-        self.reply = reply
-        if reply != self._last and now >= self._told + RARELY:
-            self._last, self._told = reply, now
+        self.told = reply
+        if reply != self._sent and now >= self._sent_at + RARELY:
+            self._sent, self._sent_at = reply, now
             self.send(reply)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpulock.alloc.choose import LATE, ClaimRequest
@@ -22,6 +23,7 @@ from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
+from gpulock.store.locks import Lock
 from gpulock.store.owner import NO_CLUSTER, Owner
 from gpulock.workstation.unused_cards import prefer_unused_cards
 
@@ -51,11 +53,11 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
     )
 
 
-def find_other_process_grant(node: Node, record: Owner, want: ClaimRequest) -> tuple[str, ...]:
+def find_other_process_grant(
+    node: Node, held: Mapping[str, Lock], record: Owner, want: ClaimRequest
+) -> tuple[str, ...]:
     """Return what the process of `record` holds in another grant: it may have one."""
-    if not node.store.exists():
-        return ()
-    for lock in node.store.read_all_locks().values():
+    for lock in held.values():
         other = lock.owner
         if other is None or other.key() != record.key():
             continue
@@ -65,9 +67,8 @@ def find_other_process_grant(node: Node, record: Owner, want: ClaimRequest) -> t
         same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
         if same and not want.wanted and not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
-            found = node.devices()
-            held = [device for device in found if device.id in other.devices]
-            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in held)
+            mine = [device for device in node.devices() if device.id in other.devices]
+            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in mine)
         if not same or (want.wanted and set(want.wanted) != cards):
             return other.devices
     return ()
@@ -114,10 +115,20 @@ def claim_seconds(longest: float, asked: float) -> float:
 
 
 def claim_for_process(
-    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, terms: ClaimTerms = ANY_TERMS
+    node: Node,
+    record: Owner,
+    want: ClaimRequest,
+    deadline: Deadline,
+    terms: ClaimTerms = ANY_TERMS,
+    held: Mapping[str, Lock] | None = None,
 ) -> Grant:
-    """Claim for a process, which has one claim at a time; raise Refusal."""
-    if other := find_other_process_grant(node, record, want):
+    """Claim for a process, which has one claim at a time; raise Refusal.
+
+    `held` are the locks as they were read a moment ago, if they were.
+    """
+    if held is None:
+        held = node.store.read_all_locks() if node.store.exists() else {}
+    if other := find_other_process_grant(node, held, record, want):
         cards = {name.partition(SHARE)[0] for name in other}
         labels = [device.label() for device in node.devices() if device.id in cards]
         why = f"pid {record.pid} holds GPU {', '.join(labels)} already"

@@ -13,14 +13,20 @@ import socket
 import time
 from collections.abc import Callable
 
-from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, describe_exception
+from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
 from gpulock.daemon.core.loop import EventLoop
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
+from gpulock.workstation.allowance import Allowance
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
-from gpulock.workstation.socket_claims import GATE_SECONDS, SocketClaims
+from gpulock.workstation.socket_claims import (
+    GATE_SECONDS,
+    SocketClaims,
+    refuse_request,
+    user_name,
+)
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.user_reserve import end_reservations, reserve_for_user
 from gpulock.workstation.wait_queue import RETRY_DELAY, WaitQueue
@@ -30,10 +36,10 @@ from gpulock.workstation.wire import (
     LARGEST,
     READ,
     REFUSED,
+    RELEASE,
     RELEASED,
     RESERVE,
     SOCKET,
-    UNRESERVE,
     SocketReply,
     SocketRequest,
     new_packet_socket,
@@ -52,17 +58,17 @@ class ClaimServer:
     """The socket and its clients; `run_due` runs once in each turn of the loop."""
 
     def __init__(self, loop: EventLoop, journal: DaemonJournal, node: Callable[[], Node]) -> None:
-        self.attempts = SocketClaims(journal)
+        self.claims = SocketClaims(journal)
         self._loop = loop
         self._journal = journal
         self._node = node
         self._socket: socket.socket | None = None
         self._file = (0, 0)
         self.clients: dict[int, Client] = {}
-        self._line = WaitQueue(self.attempts, node, self._end)
-        self._releases: list[tuple[Client, SocketRequest]] = []
+        self._line = WaitQueue(self.claims, node, self._end)
+        self._releases: list[Client] = []
+        self._release_time = Allowance()
         self._next = 0.0
-        self._charged: dict[int, float] = {}  # by account: when its next release is served
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError.
@@ -99,7 +105,7 @@ class ClaimServer:
     def due(self) -> float:
         """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
-        releases = [max(self._next, self._release_due(client)) for client, _ in self._releases]
+        releases = [max(self._next, self._release_due(client)) for client in self._releases]
         return min([*silent, *releases, self._line.due()])
 
     def run_due(self, now: float) -> None:
@@ -107,23 +113,23 @@ class ClaimServer:
         for client in list(self.clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
-        due = [one for one in self._releases if now >= max(self._next, self._release_due(one[0]))]
-        if due:
-            self._serve_release(*min(due, key=lambda one: self._release_due(one[0])))
+        if self._releases:
+            client = min(self._releases, key=self._release_due)
+            if now >= max(self._next, self._release_due(client)):
+                self._serve_release(client)
         self._line.run_due(now)
 
     def _release_due(self, client: Client) -> float:
         """Return when a release of this user may be served, as CLOCK_BOOTTIME seconds."""
-        return self._charged.get(client.peer.account, 0.0)
+        return self._release_time.due(client.peer.account)
 
-    def _serve_release(self, client: Client, request: SocketRequest) -> None:
+    def _serve_release(self, client: Client) -> None:
         """Serve one release, and charge its user for the time that it took."""
-        self._releases.remove((client, request))
+        self._releases.remove(client)
         begun = clock_boottime()
-        self._guarded(client, lambda: self._release(client, request))
+        self._guarded(client, self._release)
         now = clock_boottime()
-        self._charged = {uid: until for uid, until in self._charged.items() if until > now}
-        self._charged[client.peer.account] = now + (now - begun) / SHARE_OF_USER
+        self._release_time.charge(client.peer.account, (now - begun) / SHARE_OF_USER, now)
         self._next = now + RETRY_DELAY
 
     def _accept(self, _: int) -> None:
@@ -164,48 +170,50 @@ class ClaimServer:
         if not data or events & GONE:
             self._drop(client)
             return
-        self._guarded(client, lambda: self._handle_request(client, data))
-
-    def _guarded(self, client: Client, act: Callable[[], None]) -> None:
-        """Do something for a client, who is told why where it cannot be done."""
         try:
-            act()
-        except Refusal as refusal:
-            self._refuse(client, refusal.kind, refusal.why, refusal.do)
+            if client.request is not None or len(data) > LARGEST:
+                raise ValueError("more than one request")
+            request = parse_request(data)
         except ValueError as fault:
             self._refuse(client, INVALID_REQUEST, f"not understood: {fault}", "use gpulock run")
+            return
+        self._guarded(client, lambda client: self._handle_request(client, request))
+
+    def _guarded(self, client: Client, act: Callable[[Client], None]) -> None:
+        """Do something for a client, who is told why where it cannot be done."""
+        try:
+            act(client)
+        except Refusal as refusal:
+            self._end(client, refuse_request(refusal))
         except OSError as fault:
             self._refuse(client, BROKEN, str(fault), "see gpulock doctor")
         except Exception as fault:  # one request must not end gpulockd for all others
-            why = describe_exception(f"a request of uid {client.peer.account}", fault)
-            self._journal.say(ERROR, why)
-            self._refuse(client, BROKEN, f"gpulockd is at fault: {why}", "report this as a bug")
+            self._end(client, self.claims.report_fault(client, fault))
 
-    def _handle_request(self, client: Client, data: bytes) -> None:
-        """Do what a client asks for, or put it into the queue; raise Refusal or ValueError."""
-        if client.request is not None or len(data) > LARGEST:
-            raise ValueError("more than one request")
-        request = parse_request(data)
+    def _handle_request(self, client: Client, request: SocketRequest) -> None:
+        """Do what a client asks for, or put it into a queue; raise Refusal or OSError."""
         self._refuse_too_many(client, request.act)
         client.request = request
         client.send(SocketReply(READ))  # what it asks for may take long
-        node = self._node()
         if request.act == CLAIM:
-            check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
-            if (most := node.settings.user_max) and request.number > most:
-                why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
-                raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-            client.until = clock_boottime() + request.wait
-            self._line.enqueue(client)
-            return
-        if request.act == CANCEL:
+            self._enqueue(client, request)
+        elif request.act == RELEASE:  # one a turn: each may look at every open file
+            self._releases.append(client)
+        elif request.act == CANCEL:
             self._cancel(client, request.number)
-            return
-        if request.act in (RESERVE, UNRESERVE):
+        else:
             self._reserve(client, request)
-            return
-        # one a turn: each may look at every open file, and gpulockd has more to do
-        self._releases.append((client, request))
+
+    def _enqueue(self, client: Client, request: SocketRequest) -> None:
+        """Put a claim into the queue; raise Refusal or OSError."""
+        node = self._node()
+        check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
+        if (most := node.settings.user_max) and request.number > most:
+            why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
+            raise Refusal(INVALID_REQUEST, why, "ask for fewer")
+        client.user = user_name(client.peer.account)
+        client.until = clock_boottime() + request.wait
+        self._line.enqueue(client)
 
     def _refuse_too_many(self, client: Client, act: str) -> None:
         """Raise Refusal where a user, or all users, have too many calls of this kind.
@@ -232,17 +240,18 @@ class ClaimServer:
         """Begin or end a reservation; raise Refusal or OSError."""
         account, now = client.peer.account, time.time()
         if request.act == RESERVE:
-            who = account, self.attempts.user_name(account)
-            reserve_for_user(self._node(), request, who, now)
+            reserve_for_user(self._node(), request, (account, user_name(account)), now)
         else:
             end_reservations(self._node(), request, account, now)
         self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(request.devices)}")
         self._end(client, SocketReply(RELEASED))
         self.retry_now()
 
-    def _release(self, client: Client, request: SocketRequest) -> None:
+    def _release(self, client: Client) -> None:
         """Give back what a client asked for; raise Refusal or OSError."""
-        freed = release_for_user(self._node(), client.peer, request, Deadline(GATE_SECONDS))
+        assert client.request is not None
+        deadline = Deadline(GATE_SECONDS)
+        freed = release_for_user(self._node(), client.peer, client.request, deadline)
         self._journal.say(INFO, f"uid {client.peer.account} gave back {' '.join(freed)}")
         self._end(client, SocketReply(RELEASED, devices=freed))
         self.retry_now()
@@ -254,7 +263,7 @@ class ClaimServer:
         """Send the last reply; what was granted to one who is gone is taken back."""
         sent = client.send(reply)
         if reply.token and not sent:
-            self.attempts.undo_grant(self._node(), reply.token)
+            self.claims.undo_grant(self._node(), reply.token)
         self._drop(client)
 
     def _drop(self, client: Client) -> None:
@@ -263,7 +272,8 @@ class ClaimServer:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
-        self._releases = [one for one in self._releases if one[0] is not client]
+        if client in self._releases:
+            self._releases.remove(client)
         self._line.remove(client)
         client.close()
 

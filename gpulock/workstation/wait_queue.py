@@ -8,25 +8,16 @@ the numbers of those who come back.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
-from gpulock.store.locks import Lock
-from gpulock.store.reservations import (
-    Reservation,
-    find_own_devices,
-    find_reserved_devices,
-    read_reservations,
-)
+from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
-from gpulock.workstation.claim_rate import BURST
+from gpulock.workstation.backfill import QueueView, read_queue_view
 from gpulock.workstation.peer import Client
-from gpulock.workstation.socket_claims import SocketClaims
+from gpulock.workstation.socket_claims import BURST, SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, request_words
 
@@ -36,25 +27,16 @@ REJOIN_SECONDS = 10.0  # until callers are back once gpulockd starts again
 OTHERS_FIRST = "others go first while you hold the rest, or it is reserved or out of service"
 
 
-class Look(NamedTuple):
-    """What is there in one look at the queue: the node, its devices, and the locks."""
-
-    node: Node
-    found: list[Device]
-    held: dict[str, Lock]
-    reservations: list[Reservation]
-
-
 class WaitQueue:
     """The waiting clients; `end` sends a client its last reply and drops it."""
 
     def __init__(
         self,
-        attempts: SocketClaims,
+        claims: SocketClaims,
         node: Callable[[], Node],
         end: Callable[[Client, SocketReply], None],
     ) -> None:
-        self._attempts = attempts
+        self._claims = claims
         self._node = node
         self._end = end
         self._line: list[Client] = []
@@ -78,7 +60,6 @@ class WaitQueue:
         """Queue a client, at its old place where it waited already; raise OSError."""
         process = client.peer.pid, self._node().proc.start(client.peer.pid)
         client.start = process[1]
-        self._attempts.user_name(client.peer.account)  # once: a name service may be slow
         for one in self._left:
             if (one.pid, one.start) == process:
                 client.number, client.since = one.number, one.since
@@ -127,86 +108,76 @@ class WaitQueue:
         self._next = now + PAUSE
         if now >= self._left_until:
             self._left = []
-        node = self._node()
-        try:
-            every = read_reservations(node.settings.state_dir)
-            look = Look(node, node.devices(), node.store.read_all_locks(), every)
-        except (Refusal, OSError):
-            look = Look(node, [], {}, [])  # a claim says why
-        if self._serve_line(look, now):
+        if self._serve_line(read_queue_view(self._node()), now):
             self._round += 1
         self._publish()
 
-    def _serve_line(self, look: Look, now: float) -> bool:
+    def _serve_line(self, view: QueueView, now: float) -> bool:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
         waits: set[int] = set()  # users of whom a call waits
         first: Client | None = None  # of those who wait for other users
         kept = ""  # for whom free devices are kept
         for place, client in enumerate(list(self._line)):
-            account = client.peer.account
-            if is_stopped(look.node, client.peer.pid):
-                client.reply = SocketReply(WAITING, why="stopped")
+            if is_stopped(view.node, client.peer.pid):
+                client.told = SocketReply(WAITING, why="stopped")
                 continue
-            if client.want:
-                client.want.kept = find_reserved_devices(look.reservations, time.time(), account)
-            why = self._why_not_yet(look, client, account in waits, now)
-            if not why and kept and not is_reserved_for(client, look):
+            why = self._why_not_yet(view, client, client.peer.account in waits, now)
+            if not why and kept and not is_reserved_for(view, client):
                 why = kept
-            tried = not why and client.round != self._round and not self._is_short(look, client)
-            if tried:
-                client.round = self._round
-                client.reply = self._attempts.serve(
-                    look.node, client, first is None, look.reservations
-                )
-            if client.reply.state != WAITING or now >= client.until:
-                granted = client.reply.state == GRANTED
-                self._end(client, last_reply(client.reply, why))
-                self._next = now + (0.0 if granted else RETRY_DELAY)
+            tried = not why and self._try_claim(view, client, first is None)
+            if client.answer.state != WAITING or now >= client.until:
+                self._end(client, last_reply(client.answer, why))
+                self._next = now + (0.0 if client.answer.state == GRANTED else RETRY_DELAY)
                 return False
-            waits.add(account)
-            reply = client.reply._replace(why=why) if why else client.reply
-            if not why and client.want and backfill.must_yield(*look[:3], client.want):
-                reply = reply._replace(why=f"{OTHERS_FIRST}; {reply.why}")
-            elif not why and first is None:
-                first = client
-                client.kept_since = client.kept_since or now
-                if backfill.keeps_free_devices(now - client.kept_since):
-                    kept = f"free GPUs are kept for number {client.number}, which waits longest"
-            client.send_if_changed(reply._replace(before=place), now)
+            waits.add(client.peer.account)
+            if not why:
+                why = client.answer.why
+                if client.want and backfill.must_yield(view, client.want):
+                    why = f"{OTHERS_FIRST}; {why}"
+                elif first is None:
+                    first = client
+                    client.kept_since = client.kept_since or now
+                    if backfill.keeps_free_devices(now - client.kept_since):
+                        kept = f"free GPUs are kept for number {client.number}, which waits longest"
+            client.tell(SocketReply(WAITING, why=why, number=client.number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY
                 return False
         return True
 
-    def _why_not_yet(self, look: Look, client: Client, behind_own: bool, now: float) -> str:
+    def _why_not_yet(self, view: QueueView, client: Client, behind_own: bool, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
+        account = client.peer.account
         if any(one.number < client.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
         if behind_own:
             return "your earlier call goes first"
-        if delay := self._attempts.rate.delay(client.peer.account, now):
+        if (delay := self._claims.rate.due(account) - now) > 0:
             return (
                 f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
             )
-        most, mine = look.node.settings.user_max, 0
-        if most and client.request:
-            mine = backfill.count_cards(look.held, client.peer.account)
+        if (most := view.node.settings.user_max) and client.request:
+            mine = backfill.count_cards(view.held, account)
             if mine + client.request.number > most:
                 return f"you hold {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""
 
-    def _is_short(self, look: Look, client: Client) -> bool:
-        """Return whether a claim that was refused would be refused again; it is not tried then.
+    def _try_claim(self, view: QueueView, client: Client, first: bool) -> bool:
+        """Answer a caller once a round; return whether that took a claim.
 
-        What dead owners hold the reconcile frees.
+        One that was refused is not tried where it would be refused again: what dead owners hold
+        the reconcile frees.
         """
-        if client.want is None:
-            return False
-        refusal = backfill.find_shortage(*look[:3], client.want)
-        if refusal is None:
+        if client.round == self._round:
             return False
         client.round = self._round
-        client.reply = SocketReply(WAITING, kind=refusal.kind, why=refusal.why, do=refusal.do)
+        if client.want:
+            reserved = find_reserved_devices(view.reservations, view.now, client.peer.account)
+            client.want.kept = reserved
+            if refusal := backfill.find_shortage(view, client.want):
+                client.answer = refuse_request(refusal)._replace(state=WAITING)
+                return False
+        client.answer = self._claims.serve(view, client, first)
         return True
 
     def _publish(self) -> None:
@@ -219,9 +190,9 @@ class WaitQueue:
                 client.start,
                 client.peer.account,
                 client.since,
-                self._attempts.known_name(client.peer.account),
+                client.user,
                 request_words(client.request),
-                client.reply.why.partition(" (")[0],
+                client.told.why.partition(" (")[0],
             )
             for client in self._line
             if client.request and now < client.until
@@ -245,9 +216,9 @@ def last_reply(reply: SocketReply, why: str) -> SocketReply:
     return reply._replace(state=REFUSED)
 
 
-def is_reserved_for(client: Client, look: Look) -> bool:
+def is_reserved_for(view: QueueView, client: Client) -> bool:
     """Return whether a caller's user has as many devices reserved now as it asks for."""
-    own = find_own_devices(look.reservations, time.time(), client.peer.account)
+    own = find_own_devices(view.reservations, view.now, client.peer.account)
     return client.request is not None and client.request.number <= len(own)
 
 

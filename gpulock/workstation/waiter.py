@@ -29,8 +29,8 @@ def show_waiting(fields: dict[str, str], what: str, waited: float, last: str) ->
     On a terminal one line is kept up to date.
     """
     before = int(fields["before"]) if fields.get("before", "").isdecimal() else 0
-    # who has which: `gpulock status` says it better
-    reason = f"place {before + 1} in the queue; {fields.get('why', '').partition(' (')[0]}"
+    why = fields.get("why", "").partition(" (")[0]  # who has which: `gpulock status` says it better
+    reason = f"number {fields.get('number', '')}, place {before + 1} in the queue; {why}"
     if posix.isatty(2) and posix.environ.get(b"TERM") != b"dumb":
         seconds = int(waited)
         clock = f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

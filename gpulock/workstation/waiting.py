@@ -35,12 +35,15 @@ class WaitingCaller(NamedTuple):
     why: str
 
 
+KINDS = (int, int, int, int, float, str, str, str)  # of a caller's fields
+
+
 def encode_waiting(callers: list[WaitingCaller], boot_id: str) -> bytes:
     """Return the file."""
     import json  # here alone: status of a node without a queue does without
 
     lines = [
-        (*one[:5], *[one_line(text)[:SHOWN] for text in (one.user, one.what, one.why)])
+        [one_line(value)[:SHOWN] if isinstance(value, str) else value for value in one]
         for one in callers
     ]
     return json.dumps({"version": VERSION, "boot_id": boot_id, "callers": lines}).encode()
@@ -66,17 +69,8 @@ def read_waiting(
         if (told["version"], told["boot_id"]) != (VERSION, boot_id):
             return []
         callers = [
-            WaitingCaller(
-                int(number),
-                int(pid),
-                int(start),
-                int(uid),
-                float(since),
-                f"{user}",
-                f"{what}",
-                f"{why}",
-            )
-            for number, pid, start, uid, since, user, what, why in told["callers"]
+            WaitingCaller(*[kind(value) for kind, value in zip(KINDS, line)])
+            for line in told["callers"]
         ]
     except (OSError, *NOT_WAITING):
         return []

@@ -8,15 +8,13 @@ sender may choose; who sends it is the kernel's word (workstation.peer). Pure, b
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from gpulock.errors import one_line
 from gpulock.node.kinds import SHARE_KIND, parse_kind
 from gpulock.store import kv
 
 SOCKET = "socket"  # in LOCK_DIR
-REQUEST_LINE, REPLY_LINE = "gpulock-request 1", "gpulock-reply 1"
 LARGEST = 1 << 14  # bytes of a packet: 128 bus ids are 2 KiB
 CLAIM, RELEASE, CANCEL = "claim", "release", "cancel"
 RESERVE, UNRESERVE = "reserve", "unreserve"
@@ -59,7 +57,7 @@ class SocketReply(NamedTuple):
     """What the daemon answers; after READ, which comes at once, and WAITING there is more to come.
 
     `places` of shares that were granted: how many their card has. `kind`, `why` and `do` of a
-    refusal; `why` and `before` (callers in line) while waiting.
+    refusal; `why`, `number` in the queue and `before` (callers in line) while waiting.
     """
 
     state: str = ""
@@ -70,22 +68,19 @@ class SocketReply(NamedTuple):
     why: str = ""
     do: str = ""
     places: int = 0
+    number: int = 0
 
 
-READERS: dict[type, Callable[[str], Any]] = {
-    tuple: lambda text: tuple(filter(None, text.split(",")))
+FIRST_LINES: dict[type, str] = {
+    SocketRequest: "gpulock-request 1",
+    SocketReply: "gpulock-reply 1",
 }
 P = TypeVar("P", SocketRequest, SocketReply)
 
 
-def encode_request(request: SocketRequest) -> bytes:
-    """Return the packet of a request."""
-    return encode_packet(REQUEST_LINE, request._asdict())
-
-
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    found = decode_packet(SocketRequest(), REQUEST_LINE, data.decode("ascii"))
+    found = decode_packet(SocketRequest(), data.decode("ascii"))
     count, devices, kind = found.number, found.devices, found.device_kind
     if found.act not in ACTS:
         raise ValueError("no such act")
@@ -121,38 +116,30 @@ def request_words(request: SocketRequest | None) -> str:
     return f"{request.number} {what}{'s' if request.number > 1 and what in PLURAL else ''}"
 
 
-def encode_reply(reply: SocketReply) -> bytes:
-    """Return the packet of a reply."""
-    return encode_packet(REPLY_LINE, reply._asdict())
-
-
 def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
-    return decode_packet(SocketReply(), REPLY_LINE, data.decode("utf-8", "replace"))
+    return decode_packet(SocketReply(), data.decode("utf-8", "replace"))
 
 
-def decode_packet(nothing: P, first_line: str, text: str) -> P:
+def decode_packet(nothing: P, text: str) -> P:
     """Return what a packet says, in the place of what `nothing` has; raise ValueError."""
-    pairs = kv.decode_pairs(text, first_line)
-    fields = nothing._asdict()
-    told = {
-        key: READERS.get(type(fields[key]), type(fields[key]))(pairs[key])
-        for key in fields.keys() & pairs.keys()
-    }
-    return nothing._replace(**told)
+    pairs = kv.decode_pairs(text, FIRST_LINES[type(nothing)])
+    fields: dict[str, Any] = {}
+    for key, default in nothing._asdict().items():
+        if key in pairs and isinstance(default, tuple):
+            fields[key] = tuple(filter(None, pairs[key].split(",")))
+        elif key in pairs:
+            fields[key] = type(default)(pairs[key])
+    return nothing._replace(**fields)
 
 
-def encode_packet(first_line: str, fields: dict[str, object]) -> bytes:
-    """Return one packet: a line for each field, no text longer than 1000 characters."""
+def encode_packet(message: SocketRequest | SocketReply) -> bytes:
+    """Return a message as one packet: a line for each field, no text over 1000 characters."""
     pairs = [
-        (
-            key,
-            ",".join(cast("tuple[str, ...]", value))
-            if isinstance(value, tuple)
-            else one_line(str(value))[:LONGEST],
-        )
-        for key, value in fields.items()
+        (key, ",".join(value) if isinstance(value, tuple) else one_line(str(value))[:LONGEST])
+        for key, value in message._asdict().items()
     ]
+    first_line = FIRST_LINES[type(message)]
     return f"{first_line}\n{kv.encode_pairs(pairs)}".encode("utf-8", "replace")
 
 

@@ -24,7 +24,7 @@ from gpulock.workstation.wire import (
     RELEASE,
     SocketReply,
     SocketRequest,
-    encode_request,
+    encode_packet,
     new_packet_socket,
     parse_reply,
 )
@@ -86,7 +86,7 @@ class Desk:
     def ask(self, request: SocketRequest, caller: socket.socket | None = None) -> socket.socket:
         """Send a request, and let the daemon read it."""
         asking = caller or self.come()
-        asking.send(encode_request(request))
+        asking.send(encode_packet(request))
         self.go(clock_boottime() + LATER if request.act == RELEASE else None)
         return asking
 

@@ -46,8 +46,7 @@ from gpulock.workstation.wire import (
     GRANTED,
     SocketReply,
     SocketRequest,
-    encode_reply,
-    encode_request,
+    encode_packet,
     parse_reply,
     parse_request,
 )
@@ -187,9 +186,9 @@ def write_formats(root: Path) -> None:
     save_withdrawn_ids(str(root), {"gpu": WithdrawnIds("2(gpu0 gpu1)", ("gpu1",))})
     (root / "cards").write_text(make_cards().text())
     request = SocketRequest(CLAIM, 4711, 5678, 2, (CARD, OTHER), 60.0, "run")
-    (root / "request").write_bytes(encode_request(request))
+    (root / "request").write_bytes(encode_packet(request))
     reply = SocketReply(GRANTED, "feedbeef", (CARD,), 3, "busy", "no GPU is free", "wait")
-    (root / "reply").write_bytes(encode_reply(reply))
+    (root / "reply").write_bytes(encode_packet(reply))
 
 
 def make_cards() -> NodeCards:

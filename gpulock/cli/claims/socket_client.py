@@ -44,7 +44,7 @@ from gpulock.workstation.wire import (
     WAITING,
     SocketReply,
     SocketRequest,
-    encode_request,
+    encode_packet,
     new_packet_socket,
     parse_reply,
 )
@@ -181,7 +181,7 @@ def send_daemon_request(
     with handed or connect_to_daemon(node) as connection:
         try:
             if handed is None:
-                connection.send(encode_request(request))
+                connection.send(encode_packet(request))
                 await_reading(connection, request.wait)
             if how:
                 wait_in_queue(connection, how._replace(until=clock_boottime() + deadline.left()))

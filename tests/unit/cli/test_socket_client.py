@@ -32,17 +32,18 @@ from gpulock.workstation.wire import (
     WAITING,
     SocketReply,
     SocketRequest,
-    encode_reply,
+    encode_packet,
     new_packet_socket,
     parse_request,
 )
 from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
-YES = encode_reply(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
-WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
-READ_REPLY = encode_reply(SocketReply(READ))
-NO = encode_reply(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
+YES = encode_packet(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2))))
+WHY = "2 GPUs asked for, 1 of 4 free (0: job 3)"
+WAIT = encode_packet(SocketReply(WAITING, number=7, before=3, why=WHY))
+READ_REPLY = encode_packet(SocketReply(READ))
+NO = encode_packet(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
 
 
 class Daemon:
@@ -134,13 +135,13 @@ def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
     assert asked.wait == FOR_EVER
 
 
-def test_who_waits_hears_its_place_and_why(
+def test_who_waits_hears_its_number_its_place_and_why(
     daemon: Daemon, capfd: pytest.CaptureFixture[str]
 ) -> None:
     daemon.answers([READ_REPLY, WAIT, WAIT, YES])
     daemon.obtain(wait=60)
-    place = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
-    assert capfd.readouterr().err == place
+    place = "number 7, place 4 in the queue; 2 GPUs asked for, 1 of 4 free"
+    assert capfd.readouterr().err == f"gpulock: waiting for 2 GPUs: {place}\n"
 
 
 def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:
@@ -171,9 +172,9 @@ def test_one_that_does_not_come_back_is_given_up(
 @pytest.mark.parametrize(
     "packet",
     [
-        encode_reply(SocketReply("maybe")),
-        encode_reply(SocketReply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
-        encode_reply(SocketReply(RELEASED)),
+        encode_packet(SocketReply("maybe")),
+        encode_packet(SocketReply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
+        encode_packet(SocketReply(RELEASED)),
     ],
 )
 def test_an_answer_that_cannot_be_is_a_broken_node(daemon: Daemon, packet: bytes) -> None:
@@ -187,7 +188,7 @@ def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
 
 
 def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
-    daemon.answers([encode_reply(SocketReply(RELEASED, devices=(bus(1),)))])
+    daemon.answers([encode_packet(SocketReply(RELEASED, devices=(bus(1),)))])
     assert daemon.release(bus(1)) == (bus(1),)
 
 

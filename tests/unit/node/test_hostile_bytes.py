@@ -47,8 +47,7 @@ from gpulock.workstation.wire import (
     CLAIM,
     SocketReply,
     SocketRequest,
-    encode_reply,
-    encode_request,
+    encode_packet,
     parse_reply,
     parse_request,
 )
@@ -274,7 +273,7 @@ SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle
 WAITING = encode_waiting(
     [WaitingCaller(7, 99, 9, 1000, 5.0, "alice", "2 GPUs", "0 of 8; free")], "b"
 )
-REQUEST = encode_request(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
+REQUEST = encode_packet(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
 PARSERS = {
     "execd's packed job": Parser(
         packed_job,
@@ -314,7 +313,7 @@ PARSERS = {
     "note's number": Parser(of_text(kv.int_or_zero), (), (b"4711",)),
     "request at the socket": Parser(socket_request, (ValueError,), (REQUEST,)),
     "reply at the socket": Parser(
-        of_bytes(parse_reply), (ValueError,), (encode_reply(SocketReply("granted")),)
+        of_bytes(parse_reply), (ValueError,), (encode_packet(SocketReply("granted")),)
     ),
     "MPS's log and pid file": Parser(mps_files, (), (b"[2026] Server 12 exited\n", b"4711\n")),
     "waiting": Parser(waiting_file, (), (WAITING,)),

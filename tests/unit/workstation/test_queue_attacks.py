@@ -10,7 +10,8 @@ from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
-from gpulock.workstation import backfill, claim_rate
+from gpulock.workstation import backfill, server, socket_claims
+from gpulock.workstation.allowance import Allowance
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
 from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING
@@ -233,7 +234,8 @@ def test_a_user_who_claims_again_and_again_fills_no_history(
 
     Stopped by: a user's claims wait ten seconds each, once there were 1,000 in a short time.
     """
-    monkeypatch.setattr(claim_rate, "BURST", 3)
+    rate = Allowance(2 * socket_claims.PERIOD)
+    monkeypatch.setattr(desk.server.claims, "rate", rate)
     for number in range(3):
         assert last(desk.claim_as(ALICE, 901 + number, 1)).state == GRANTED
         desk.give_back(0)
@@ -241,29 +243,29 @@ def test_a_user_who_claims_again_and_again_fills_no_history(
     assert (refused.kind, "in 10 s" in refused.why) == (BUSY, True)
     waiting = desk.claim_as(ALICE, 905, 1, FOR_EVER)
     assert (last(waiting).state, last(desk.claim_as(BOB, 906, 1)).state) == (WAITING, GRANTED)
-    desk.go(clock_boottime() + claim_rate.PERIOD)
+    desk.go(clock_boottime() + socket_claims.PERIOD)
     assert last(waiting).state == GRANTED
 
 
 def test_a_claim_that_is_answered_again_counts_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_rate, "BURST", 2)
+    monkeypatch.setattr(desk.server.claims, "rate", Allowance(socket_claims.PERIOD))
     for _ in range(2):
         assert last(desk.claim_as(ALICE, 901, 1)).state == GRANTED
-    assert desk.server.attempts.rate.delay(ALICE, clock_boottime()) == 0
+    assert desk.server.claims.rate.due(ALICE) <= clock_boottime()
 
 
-def test_claims_over_a_long_time_are_not_delayed() -> None:
-    rate, now = claim_rate.ClaimRate(), 0.0
-    for _ in range(2 * claim_rate.BURST):
-        assert rate.delay(ALICE, now) == 0
-        rate.count_claim(ALICE, now)
-        now += claim_rate.PERIOD
-    for _ in range(claim_rate.BURST):
-        assert rate.delay(ALICE, now) == 0
-        rate.count_claim(ALICE, now)
-    assert rate.delay(ALICE, now) == claim_rate.PERIOD
+def test_claims_over_a_long_time_are_not_delayed(desk: Desk) -> None:
+    rate, now = desk.server.claims.rate, 0.0
+    for _ in range(2 * socket_claims.BURST):
+        assert rate.due(ALICE) <= now
+        rate.charge(ALICE, socket_claims.PERIOD, now)
+        now += socket_claims.PERIOD
+    for _ in range(socket_claims.BURST):
+        assert rate.due(ALICE) <= now
+        rate.charge(ALICE, socket_claims.PERIOD, now)
+    assert rate.due(ALICE) == now + socket_claims.PERIOD
 
 
 def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
@@ -288,7 +290,8 @@ def test_a_name_service_that_is_slow_is_asked_once_for_each_call(
     def never(_: int) -> str:
         pytest.fail("the name service is asked while nobody comes")
 
-    monkeypatch.setattr(desk.server.attempts, "user_name", never)
+    monkeypatch.setattr(server, "user_name", never)
+    monkeypatch.setattr(socket_claims, "look_up_user", never)
     desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
     desk.go(clock_boottime() + 2 * PAUSE)
     assert desk.waiting()[0].why == "stopped"

@@ -19,7 +19,7 @@ from gpulock.workstation.wire import (
     RELEASED,
     WAITING,
     SocketRequest,
-    encode_request,
+    encode_packet,
 )
 from tests.support.desk import Desk, answers, last
 from tests.support.trees import bus
@@ -57,7 +57,7 @@ def test_where_every_place_is_taken_each_user_gives_back(
     honest = desk.come_as(BOB, 901)
     flood = [desk.come_as(ALICE, 902) for _ in range(MOST_OF_USER)]
     for caller in flood:
-        caller.send(encode_request(SocketRequest(RELEASE, 902, 9)))
+        caller.send(encode_packet(SocketRequest(RELEASE, 902, 9)))
     for _ in range(MOST_OF_USER):
         desk.loop.wait(clock_boottime())
     assert [one.kind for caller in flood for one in answers(caller)] == [BUSY] * 6
@@ -86,7 +86,7 @@ def test_looks_at_a_users_processes_are_charged_to_that_user(
         patch.setattr(server_module, "clock_boottime", clock)
         patch.setattr(server_module, "release_for_user", release)
         for caller in flood:
-            caller.send(encode_request(SocketRequest(RELEASE, 902, 9)))
+            caller.send(encode_packet(SocketRequest(RELEASE, 902, 9)))
         for _ in range(MOST_OF_USER):
             desk.loop.wait(clock_boottime())
             desk.server.run_due(clock())

@@ -37,7 +37,7 @@ from gpulock.workstation.wire import (
     WAITING,
     SocketReply,
     SocketRequest,
-    encode_request,
+    encode_packet,
     new_packet_socket,
 )
 from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
@@ -159,7 +159,7 @@ def test_of_several_at_once_who_do_not_wait_each_is_served(desk: Desk) -> None:
         caller, pid = new_packet_socket(), desk.process(900 + number)
         caller.connect(str(desk.box.lock / "socket"))
         caller.setblocking(False)
-        caller.send(encode_request(SocketRequest(CLAIM, pid, 9, 1)))
+        caller.send(encode_packet(SocketRequest(CLAIM, pid, 9, 1)))
         desk.came.append(caller)
         callers.append(caller)
     for _ in range(8):  # all stand in line before the first is served
@@ -187,6 +187,7 @@ def test_everybody_may_read_who_waits_for_what_and_why(desk: Desk) -> None:
 def test_a_caller_is_cancelled_by_number_by_its_user_or_root_alone(desk: Desk) -> None:
     caller = behind_all(desk)
     ((number, _),) = desk.line()
+    assert last(caller).number == number  # it is told what to cancel
     stranger = desk.come_as(UIDS[0] + 1, 901)
     desk.ask(SocketRequest(CANCEL, 0, 0, number), stranger)
     assert (last(stranger).kind, len(desk.line())) == (INVALID_REQUEST, 1)
@@ -223,14 +224,14 @@ def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes between the claim and the answer."""
-    serving = desk.server.attempts.serve
+    serving = desk.server.claims.serve
 
     def gone(*arguments: Any) -> SocketReply:
         reply = serving(*arguments)
         desk.came[0].close()
         return reply
 
-    monkeypatch.setattr(desk.server.attempts, "serve", gone)
+    monkeypatch.setattr(desk.server.claims, "serve", gone)
     desk.ask(SocketRequest(CLAIM, ME, MINE, 2))
     assert desk.box.locks() == []
     assert desk.line() == []
@@ -357,8 +358,8 @@ def test_after_a_wish_that_cannot_be_granted_the_line_takes_a_breath(desk: Desk)
     for number in range(4):
         desk.hold(number, 900, start=9)
     first, second = desk.come(), desk.come()
-    first.send(encode_request(SocketRequest(CLAIM, ME, MINE, 1)))
-    second.send(encode_request(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)))
+    first.send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1)))
+    second.send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)))
     now = clock_boottime() + 1
     desk.go(now, rounds=1)
     assert last(first).kind == BUSY
@@ -397,7 +398,7 @@ def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     assert (reply.state, reply.kind) == (REFUSED, BROKEN)
     assert "KeyError: 'surprise'" in reply.why
     (line,) = desk.journal.said()
-    assert line.startswith(f"<3>a claim of uid {UIDS[0]} failed: KeyError: 'surprise' (")
+    assert line.startswith(f"<3>a request of uid {UIDS[0]} failed: KeyError: 'surprise' (")
     monkeypatch.undo()
     assert desk.claim(1).state == GRANTED
 
@@ -551,7 +552,7 @@ def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
     """Each may look at all files: gpulockd has its watchdog to feed, and others to serve."""
     callers = [desk.come() for _ in range(3)]
     for caller in callers:
-        caller.send(encode_request(SocketRequest(RELEASE, ME, MINE)))
+        caller.send(encode_packet(SocketRequest(RELEASE, ME, MINE)))
     desk.loop.wait(clock_boottime())
     later = clock_boottime()
     for served in range(1, 4):
@@ -564,7 +565,7 @@ def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:
 def test_a_client_gone_before_its_turn_gives_nothing_back(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
     caller = desk.come()
-    caller.send(encode_request(SocketRequest(RELEASE, ME, MINE)))
+    caller.send(encode_packet(SocketRequest(RELEASE, ME, MINE)))
     desk.loop.wait(clock_boottime())
     caller.close()
     desk.loop.wait(clock_boottime())

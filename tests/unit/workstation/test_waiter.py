@@ -16,13 +16,14 @@ import pytest
 
 from gpulock.deadline import clock_boottime
 from gpulock.workstation import waiter
-from gpulock.workstation.wire import GRANTED, WAITING, SocketReply, encode_reply
+from gpulock.workstation.wire import GRANTED, WAITING, SocketReply, encode_packet
 
 MOST = 3 << 10  # KiB that one who waits may have for itself
 AGAIN = "import os, socket; number = int(os.environ['GPULOCK_WAITED'].split()[0]); "
 READ = f"{AGAIN}print(socket.socket(fileno=number).recv(999).decode())"
-WAIT = encode_reply(SocketReply(WAITING, before=3, why="2 GPUs asked for, 1 of 4 free (0: job 3)"))
-YES = encode_reply(SocketReply(GRANTED, token="feed"))
+WHY = "2 GPUs asked for, 1 of 4 free (0: job 3)"
+WAIT = encode_packet(SocketReply(WAITING, number=7, before=3, why=WHY))
+YES = encode_packet(SocketReply(GRANTED, token="feed"))
 
 
 def start(
@@ -59,8 +60,8 @@ def test_the_last_reply_is_read_by_the_program_that_goes_on(
     with start(theirs) as process:
         out, err = process.communicate(timeout=60)
     assert "token=feed" in out.decode()
-    said = "gpulock: waiting for 2 GPUs: place 4 in the queue; 2 GPUs asked for, 1 of 4 free\n"
-    assert err.decode() == said
+    place = "number 7, place 4 in the queue; 2 GPUs asked for, 1 of 4 free"
+    assert err.decode() == f"gpulock: waiting for 2 GPUs: {place}\n"
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from gpulock.workstation.wire import (
     CLAIM,
+    FIRST_LINES,
     FOR_EVER,
     LARGEST,
     RELEASE,
-    REQUEST_LINE,
     WAITING,
     SocketReply,
     SocketRequest,
-    encode_reply,
-    encode_request,
+    encode_packet,
     parse_reply,
     parse_request,
 )
@@ -36,20 +35,20 @@ from tests.support.trees import bus
     ],
 )
 def test_a_request_is_read_as_it_was_written(request_: SocketRequest) -> None:
-    data = encode_request(request_)
+    data = encode_packet(request_)
     assert len(data) <= LARGEST
     assert parse_request(data) == request_
 
 
 @given(st.text(), st.text(), st.integers(0, 10**6))
 def test_a_reply_is_one_message_whatever_it_says(why: str, do: str, before: int) -> None:
-    found = parse_reply(encode_reply(SocketReply(WAITING, before=before, why=why, do=do)))
+    found = parse_reply(encode_packet(SocketReply(WAITING, before=before, why=why, do=do)))
     assert (found.state, found.before) == (WAITING, before)
     assert "\n" not in found.why
 
 
 def asked(*lines: str) -> bytes:
-    return "\n".join([REQUEST_LINE, *lines]).encode() + b"\n"
+    return "\n".join([FIRST_LINES[SocketRequest], *lines]).encode() + b"\n"
 
 
 @pytest.mark.parametrize(

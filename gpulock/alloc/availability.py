@@ -115,8 +115,7 @@ def pick_free_devices(
     away = [d.id for d in found if d.withheld]
     state_dir = node.settings.state_dir
     try:
-        for folder in (quarantine.QUARANTINE, quarantine.RESERVES):
-            away += quarantine.list_noted_devices(state_dir, folder)
+        away += quarantine.list_out_devices(state_dir)
     except Refusal as refusal:
         if isinstance(refusal.__cause__, FileNotFoundError):  # the next claim finds them again
             from gpulock.store import boot

@@ -84,8 +84,9 @@ def decide_reap(
     if record is not None:
         left, unseen = remaining_device_user(lock.id, record, files, held)
         if left or unseen:
-            kept = ORPHANS if left and over == DIED else HELD
-            return ReapOutcome(lock, kept, verdict, left or unseen)
+            verdict.orphans = left if over == DIED else ""
+            act = ORPHANS if verdict.orphans else HELD
+            return ReapOutcome(lock, act, verdict, left or unseen)
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
 
@@ -207,17 +208,15 @@ class Reaper:
                 one.fail(fault, "changed" if over == DIED else "freed")
 
     def _note_kept(self, outcome: ReapOutcome, over: "ClaimEnd") -> None:
-        """Note in a claim that stays why it does."""
-        store, lock, record = self.node.store, outcome.lock, outcome.lock.owner
+        """Note in a claim that stays that its job has ended."""
+        record = outcome.lock.owner
         try:
-            if outcome.act == ORPHANS and lock.orphans != outcome.reason:
-                store.mark_orphans(lock.id, outcome.reason)
-            elif over == ENDED and record and not record.draining:
-                store.mark_draining(record.token)
+            if over == ENDED and record and not record.draining:
+                self.node.store.mark_draining(record.token)
         except FileNotFoundError:
             return  # it is another claim's by now
         except OSError as fault:
-            outcome.fail(fault, "changed" if over == DIED else "freed")
+            outcome.fail(fault, "freed")
 
     def give_back(
         self, locks: list[Lock], how: str, told: "Callable[[Lock], object]" = bool

@@ -30,10 +30,21 @@ class DeviceState:
 
     `others` are the locks of a shared card, or of a card's instances, besides. `device` is None for
     a card that is only known to be missing; `noted` is the id under which one that is out of
-    service was put out: its own, or its card's.
+    service was put out: its own, or its card's. `orphans` says which process has it open although
+    the lock's owner is dead.
     """
 
-    __slots__ = ("device", "id", "lock", "noted", "others", "reason", "reserved", "state")
+    __slots__ = (
+        "device",
+        "id",
+        "lock",
+        "noted",
+        "orphans",
+        "others",
+        "reason",
+        "reserved",
+        "state",
+    )
 
     def __init__(
         self, name: str, device: "Device | None", lock: "Lock | None", state: str, reason: str
@@ -44,6 +55,7 @@ class DeviceState:
         self.state = state
         self.reason = reason
         self.noted = ""
+        self.orphans = ""
         self.reserved = False  # without a lock, for a user
         self.others: list[Lock] = []
 
@@ -90,6 +102,11 @@ class NodeView:
         """Return the locks as far as they are known."""
         return self.locks or {}
 
+    def find_orphans(self, lock: "Lock | None") -> str:
+        """Return what has a device open of the dead owner of a lock, as a clause."""
+        verdict = (self.verdicts or {}).get(lock.owner.token) if lock and lock.owner else None
+        return verdict.orphans if verdict else ""
+
 
 def device_states(
     devices: list[Device],
@@ -112,9 +129,9 @@ def device_states(
         if SHARE in name and result and result[-1].id == card:
             result[-1].others.append(lock)
             continue
-        result.append(
-            DeviceState(card, None, lock, MISSING, "locked, but the driver does not show it")
-        )
+        row = DeviceState(card, None, lock, MISSING, "locked, but the driver does not show it")
+        row.orphans = view.find_orphans(lock)
+        result.append(row)
     gone = expected - len({d.bus for d in devices}) - (len(result) - len(devices))
     for number in range(gone):
         result.append(
@@ -145,6 +162,7 @@ def shown_device_state(
     if state == HELD and lock is not None and idle.issuperset([one.id for one in over if one]):
         state = HELD_IDLE
     row = DeviceState(device.id, device, lock, state, reason)
+    row.orphans = view.find_orphans(lock)
     row.reserved = lock is None and device.id in view.reserved
     row.others = [one for one in over if one and one is not lock]
     if state == QUARANTINED:
@@ -166,11 +184,11 @@ def classify_device(
         return QUARANTINED, away[0] if away else NO_INSTANCE
     if lock is None:
         return FREE, ""
-    if lock.orphans:
-        return QUARANTINED, f"orphans: {lock.orphans}"
     if lock.owner is None:
         return NOT_KNOWN, lock.fault or "a claim is being made"
     verdict = (verdicts or {}).get(lock.owner.token)
+    if verdict is not None and verdict.orphans:
+        return QUARANTINED, f"orphans: {verdict.orphans}"
     if verdict is not None and verdict.state == DEAD:
         return STALE, verdict.proof
     if verdict is not None and verdict.state == UNKNOWN:

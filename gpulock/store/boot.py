@@ -122,11 +122,11 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
     Where STATE_DIR was emptied within this boot a file says so: nobody knows what was out of
     service. Its boot id is put back, without which LOCK_DIR could be lost unseen.
     """
-    noted = [f"{state_dir}/{name}" for name in (quarantine.QUARANTINE, quarantine.RESERVES)]
+    noted = f"{state_dir}/{quarantine.FOLDER}"
     try:
-        lost = not all(map(os.path.isdir, noted)) and store.boot_id() == boot_id
+        lost = not os.path.isdir(noted) and store.boot_id() == boot_id
         ours = (store.locks_dir, store.claims_dir, store.finished_dir)
-        for folder in (state_dir, *ours, *noted):
+        for folder in (state_dir, *ours, noted):
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
         if lost:
@@ -138,8 +138,8 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
 
 def restore_reserves(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
     """Lock again what an administrator reserved before this boot; raise OSError or Refusal."""
-    for device in quarantine.list_noted_devices(state_dir, quarantine.RESERVES):
-        note = quarantine.read_device_note(state_dir, quarantine.RESERVES, device)
+    for device in quarantine.list_noted_devices(state_dir, quarantine.RESERVE):
+        note = quarantine.read_device_note(state_dir, quarantine.RESERVE, device)
         if store.read(device).owner is None:
             grants.make_claim(store, reserve_owner(device, note, boot_id, node))
 

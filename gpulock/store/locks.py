@@ -28,19 +28,18 @@ def claims_root(lock_dir: str) -> str:
 class Lock:
     """One device that is held: the owner, or the `fault` of a lock that no record explains.
 
-    `anchors` are (pid, start, supplementary group) of further shepherds, `orphans` what stopped
-    a reap, `seen` whether a Slurm job's extern step was ever seen; empty until `read_details`.
+    `anchors` are (pid, start, supplementary group) of further shepherds, `seen` whether a Slurm
+    job's extern step was ever seen; empty until `read_details`.
     `mps` is gpulockd's word on the MPS of a share's card: `PID START`, or `! WHY` there is none.
     """
 
-    __slots__ = ("anchors", "fault", "id", "mps", "orphans", "owner", "seen")
+    __slots__ = ("anchors", "fault", "id", "mps", "owner", "seen")
 
     def __init__(self, name: str, record: "Owner | None", fault: str) -> None:
         self.id = name
         self.owner = record
         self.fault = fault
         self.anchors: list[tuple[int, int, int]] = []
-        self.orphans = ""
         self.seen = False
         self.mps = ""
 
@@ -157,9 +156,11 @@ class LockStore:
             return True
 
     def read_details(self, lock: Lock) -> None:
-        """Fill in anchors and orphans, which only a judge needs."""
-        lock.orphans = self._read_mark(lock.id, "orphans")
-        lock.mps = self._read_mark(lock.id, "mps")
+        """Fill in anchors and marks, which only a judge needs."""
+        try:
+            lock.mps = atomic.read_text(f"{self.locks_dir}/{lock.id}/mps").strip()
+        except OSError:
+            lock.mps = ""
         if lock.owner is None:
             return
         folder = f"{self.claims_dir}/{lock.owner.token}"
@@ -173,14 +174,6 @@ class LockStore:
             return
         except (OSError, ValueError) as fault:
             lock.fault = f"its anchors: {fault}"
-
-    def _read_mark(self, name: str, mark: str) -> str:
-        try:
-            return atomic.read_text(f"{self.locks_dir}/{name}/{mark}").strip()
-        except FileNotFoundError:
-            return ""
-        except OSError:
-            return "unreadable" if mark == "orphans" else ""
 
     def anchor(self, token: str, pid: int, start: int, gid: int) -> None:
         """Let one more shepherd, with the group of its task, keep a claim alive.
@@ -198,10 +191,6 @@ class LockStore:
     def mark_draining(self, token: str) -> None:
         """Note that a job is over, but not its processes; an empty file needs no room."""
         atomic.append_file(f"{self.claims_dir}/{token}/{DRAINING}")
-
-    def mark_orphans(self, name: str, text: str) -> None:
-        """Note which processes kept a dead owner's device open."""
-        atomic.replace_file(f"{self.locks_dir}/{name}/orphans", text.encode() + b"\n")
 
 
 def check_folder(path: str, make: bool) -> None:

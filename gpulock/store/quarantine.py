@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that an administrator or a policy took out, kept in STATE_DIR over a reboot.
 
-Hot: every claim lists the two folders, `quarantine/` (out of service) and `reserves/` (an
-administrator's lock to be put back after a boot). One file a device: when, by whom, why.
+Hot: every claim lists the folder `quarantine`. A note has a device's id as its name, and says when,
+by whom, why. One of an administrator's lock, to be put back after a boot, ends with `.reserve`.
 
 STATE_DIR/cards names the suspects, which claims take last. gpulockd writes it by the exporter's
 word. So it is a preference: it refuses no job a device, and what cannot be read counts as nothing.
@@ -14,7 +14,8 @@ import time
 from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, kv
 
-QUARANTINE, RESERVES = "quarantine", "reserves"
+FOLDER = "quarantine"  # in STATE_DIR
+QUARANTINE, RESERVE = "", ".reserve"  # the kinds of a note, by how its name ends
 CARDS = "cards"  # in STATE_DIR: see cards.py
 CARDS_LINE = "gpulock-cards 1"
 CARDS_LIMIT = 1 << 20  # bytes: 128 instances with twenty findings each are 0.2 MB
@@ -25,31 +26,45 @@ QUARANTINE_AGAIN = "quarantine them again, see gpulock doctor"
 POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
-def list_noted_devices(state_dir: str, folder: str) -> list[str]:
-    """Return the ids in one folder; raise Refusal when it cannot be read (fail closed)."""
+def list_out_devices(state_dir: str) -> list[str]:
+    """Return the ids of which there is any note; raise Refusal when that cannot be read."""
+    return [name.removesuffix(RESERVE) for name in list_note_names(state_dir)]
+
+
+def list_noted_devices(state_dir: str, kind: str) -> list[str]:
+    """Return the ids with a note of one kind; raise Refusal when that cannot be read."""
+    names = list_note_names(state_dir)
+    if kind == QUARANTINE:
+        return [name for name in names if not name.endswith(RESERVE)]
+    return [name.removesuffix(RESERVE) for name in names if name.endswith(RESERVE)]
+
+
+def list_note_names(state_dir: str) -> list[str]:
+    """Return the names of all notes; raise Refusal when they cannot be read (fail closed)."""
+    folder = f"{state_dir}/{FOLDER}"
     try:
-        return sorted([n for n in os.listdir(f"{state_dir}/{folder}") if not n.startswith(".")])
+        return sorted([name for name in os.listdir(folder) if not name.startswith(".")])
     except FileNotFoundError as fault:
-        raise Refusal(UNKNOWN, f"{state_dir}/{folder}{LOST}", QUARANTINE_AGAIN) from fault
+        raise Refusal(UNKNOWN, f"{folder}{LOST}", QUARANTINE_AGAIN) from fault
     except OSError as fault:
-        why = f"{state_dir}/{folder}: {fault.strerror}"
+        why = f"{folder}: {fault.strerror}"
         raise Refusal(os_error_kind(fault), why, "look at STATE_DIR") from fault
 
 
-def read_device_note(state_dir: str, folder: str, device: str) -> dict[str, str]:
+def read_device_note(state_dir: str, kind: str, device: str) -> dict[str, str]:
     """Return what is noted of one device; a note that cannot be read still counts."""
     try:
-        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{folder}/{device}"))
+        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{FOLDER}/{device}{kind}"))
     except (OSError, kv.MalformedError) as fault:
         return {"reason": f"unreadable note: {fault}"}
 
 
-def read_device_notes(state_dir: str, folder: str) -> dict[str, dict[str, str]]:
-    """Return the notes in one folder by id, none where STATE_DIR was never used; raise Refusal."""
-    if not os.path.lexists(f"{state_dir}/{folder}"):
+def read_device_notes(state_dir: str, kind: str) -> dict[str, dict[str, str]]:
+    """Return the notes of one kind by id, none where STATE_DIR was never used; raise Refusal."""
+    if not os.path.lexists(f"{state_dir}/{FOLDER}"):
         return {}
-    names = list_noted_devices(state_dir, folder)
-    return {name: read_device_note(state_dir, folder, name) for name in names}
+    names = list_noted_devices(state_dir, kind)
+    return {name: read_device_note(state_dir, kind, name) for name in names}
 
 
 def note_reason(note: dict[str, str]) -> str:
@@ -60,7 +75,7 @@ def note_reason(note: dict[str, str]) -> str:
 
 def write_device_note(
     state_dir: str,
-    folder: str,
+    kind: str,
     device: str,
     by: str,
     reason: str,
@@ -72,14 +87,14 @@ def write_device_note(
     """
     pairs = [("by", by), ("reason", reason), ("at", f"{time.time():.0f}"), *more]
     data = kv.encode_pairs(pairs).encode()
-    atomic.replace_file(f"{state_dir}/{folder}/{device}", data, durable=True)
+    atomic.replace_file(f"{state_dir}/{FOLDER}/{device}{kind}", data, durable=True)
     atomic.fsync_path(f"{state_dir}/.")
 
 
-def remove_device_note(state_dir: str, folder: str, device: str) -> None:
+def remove_device_note(state_dir: str, kind: str, device: str) -> None:
     """Take a note back; raise FileNotFoundError when there is none."""
-    os.unlink(f"{state_dir}/{folder}/{device}")
-    atomic.fsync_path(f"{state_dir}/{folder}/.")
+    os.unlink(f"{state_dir}/{FOLDER}/{device}{kind}")
+    atomic.fsync_path(f"{state_dir}/{FOLDER}/.")
 
 
 def read_suspect_cards(state_dir: str, boot_id: str) -> dict[str, str]:

@@ -31,30 +31,35 @@ STEPS: "DeathProof" = "steps"
 SLURMCTLD: "DeathProof" = "slurmctld"
 OTHER: "DeathProof" = "other"
 VERSION_LINE = "gpulock-verdicts 1"
+ORPHANS = " orphans"  # ends the key, behind a token, of what has a device of that claim open
 PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
 ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
 
 
 class Verdict:
-    """`state` with its `proof`, one clause for people; `by` is what proved a death."""
+    """`state` with its `proof`, one clause for people; `by` is what proved a death.
 
-    __slots__ = ("by", "proof", "state")
+    `orphans` says which process has a device of a dead owner open.
+    """
+
+    __slots__ = ("by", "orphans", "proof", "state")
 
     def __init__(self, state: "State", proof: str, by: "DeathProof" = OTHER) -> None:
         self.state = state
         self.proof = proof
         self.by = by
+        self.orphans = ""
 
 
 def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
     """Replace the verdicts, by token; raise OSError."""
     pairs = [("boot_id", boot_id), ("checked_boottime", f"{clock_boottime():.3f}")]
-    pairs += [
-        (token, f"{v.state} {one_line(v.proof)}")
-        for token, v in sorted(found.items())
-        if token.isalnum()
-    ]
+    for token, verdict in sorted(found.items()):
+        if token.isalnum():
+            pairs.append((token, f"{verdict.state} {one_line(verdict.proof)}"))
+            if verdict.orphans:
+                pairs.append((f"{token}{ORPHANS}", one_line(verdict.orphans)))
     data = f"{VERSION_LINE}\n{kv.encode_pairs(pairs)}"
     atomic.replace_file(f"{lock_dir}/verdicts", data.encode("utf-8", "replace"))
 
@@ -79,5 +84,10 @@ def read_dated_verdicts(
     at = min(checked, now)
     if now - at > FRESH:
         return None, at
-    words = [(token, *value.partition(" ")[::2]) for token, value in pairs.items()]
-    return {token: Verdict(STATES.get(state, UNKNOWN), proof) for token, state, proof in words}, at
+    found: dict[str, Verdict] = {}
+    for token, value in pairs.items():
+        if not token.endswith(ORPHANS):
+            state, _, proof = value.partition(" ")
+            found[token] = Verdict(STATES.get(state, UNKNOWN), proof)
+            found[token].orphans = pairs.get(f"{token}{ORPHANS}", "")
+    return found, at

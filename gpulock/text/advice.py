@@ -40,7 +40,7 @@ def advise_device_release(
         return advise_missing_card(row, name)
     if stray:
         return "its removal: it is not a directory, so it is no lock", f"rm {shlex.quote(stray)}"
-    if row.state == states.FOREIGN or (row.lock and row.lock.orphans):
+    if row.state == states.FOREIGN or row.orphans:
         return advise_open_device(row, name, pids)
     if row.state == states.QUARANTINED:
         back = quarantine_end_condition(row.reason), restore_hint(row)

@@ -27,7 +27,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import grants
 from gpulock.store.locks import Lock
-from gpulock.store.quarantine import QUARANTINE
+from gpulock.store.quarantine import FOLDER as QUARANTINE_FOLDER
 from tests.support.power_log import materialize
 from tests.support.power_model import Remainder
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
@@ -158,7 +158,7 @@ class PoweredNode:
         gpus = set(range(len(os.listdir(self.box.driver / "gpus"))))
         if not claims_first:
             self.reconcile()
-        noted = self.box.state / QUARANTINE
+        noted = self.box.state / QUARANTINE_FOLDER
         names = os.listdir(noted) if noted.is_dir() else []
         free = gpus - promised.out - {n for n in promised.maybe_out if bus(n) in names}
         grant = self.claim(len(free))

@@ -15,7 +15,7 @@ from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
 from gpulock.store import grants, quarantine
 from gpulock.store.owner import Owner
-from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVES
+from gpulock.store.quarantine import POLICY, QUARANTINE, RESERVE
 from tests.support.faults import raising
 from tests.support.power_claims import Case, fresh_node, keep, used_node
 from tests.support.power_log import recording
@@ -51,7 +51,7 @@ def quarantine_in_new_folder(root: Path, kept: bool) -> Case:
     powered = used_node(root, kept)
     state = str(powered.box.state)
     with recording(*powered.roots()) as disk:
-        os.rmdir(f"{state}/{QUARANTINE}")
+        os.rmdir(f"{state}/{quarantine.FOLDER}")
         powered.reconcile()
         disk.tell("noting 0")
         quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
@@ -65,10 +65,10 @@ def reserve_and_unreserve(root: Path, kept: bool) -> Case:
     state = str(powered.box.state)
     with recording(*powered.roots()) as disk:
         powered.reconcile()
-        quarantine.write_device_note(state, RESERVES, bus(0), "root", "driver test")
+        quarantine.write_device_note(state, RESERVE, bus(0), "root", "driver test")
         disk.tell("reserved")
         disk.tell("ending")
-        quarantine.remove_device_note(state, RESERVES, bus(0))
+        quarantine.remove_device_note(state, RESERVE, bus(0))
         disk.tell("unreserved")
 
     def check(left: Remainder) -> None:

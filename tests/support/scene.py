@@ -94,7 +94,7 @@ def configured(scene: Scene, hook: Path, name: str, settings: str) -> str:
     state, own = scene.root / "state", scene.root / f"state-{name}"
     if not own.is_dir():
         own.mkdir()
-        for notes in ("runs", "owed", "quarantine", "reserves"):
+        for notes in ("owed", "quarantine"):
             (state / notes).mkdir(parents=True, exist_ok=True)
             (own / notes).symlink_to(state / notes)
     config = scene.config.with_name(f"{name}.conf")

@@ -240,7 +240,7 @@ def find_quarantine_causes(row: states.DeviceState, out: Mapping[str, str]) -> t
 
     `out` has the reason for each id. What is not the policy's is an administrator's.
     """
-    found = [ORPHANS] if row.lock is not None and row.lock.orphans else []
+    found = [ORPHANS] if row.orphans else []
     for name, reason in out.items():
         if lock_ids_overlap(name, row.id):
             ours = reason.endswith(f" ({POLICY})")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from gpulock.alloc import reaper
-from gpulock.alloc.node_view import check_no_mps_ends
+from gpulock.alloc.node_view import check_no_mps_ends, read_node_view
 from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
@@ -31,7 +31,7 @@ from gpulock.cli.session import (
     name_config,
 )
 from gpulock.daemon.health.cards import BACK, OUT, note_card_step
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, card_bus_id, lock_ids_overlap
@@ -123,7 +123,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
         grants.make_claim(node.store, record)
         try:
             notes.write_device_note(
-                node.settings.state_dir, notes.RESERVES, name, note["by"], reason
+                node.settings.state_dir, notes.RESERVE, name, note["by"], reason
             )
         except BaseException:
             grants.undo_claim(node.store, record.token, record.devices)
@@ -148,11 +148,11 @@ def unreserve_command(session: Session, device: str) -> None:
         lock = node.store.read_all_locks().get(name)
         record = lock.owner if lock else None
         reserved = record is not None and record.scheduler == "admin"
-        noted = name in notes.list_noted_devices(node.settings.state_dir, notes.RESERVES)
+        noted = name in notes.list_noted_devices(node.settings.state_dir, notes.RESERVE)
         if not reserved and not noted and name not in users:
             raise CommandRefusedError(f"{label} is not reserved", "see gpulock status")
         if noted:
-            notes.remove_device_note(node.settings.state_dir, notes.RESERVES, name)
+            notes.remove_device_note(node.settings.state_dir, notes.RESERVE, name)
         if lock is not None and reserved:
             free_locks(node, [lock], one_line(f"unreserved by {describe_caller()}"))
     if not reserved and not noted:  # a user's own, of which gpulockd keeps the file
@@ -194,7 +194,7 @@ def restore_command(session: Session, device: str) -> None:
     node, found, name = prepare_admin_device(session, device, card=True)
     label = format_device_label(name, found)
     with make_admin_gate(node):
-        reserves = notes.list_noted_devices(node.settings.state_dir, notes.RESERVES)
+        reserves = notes.list_noted_devices(node.settings.state_dir, notes.RESERVE)
         kept = [one for one in reserves if lock_ids_overlap(one, name)]
         labels = [format_device_label(one, found).removeprefix("GPU ") for one in kept]
         undo = "; ".join(f"gpulock unreserve {one}" for one in labels)
@@ -205,14 +205,10 @@ def restore_command(session: Session, device: str) -> None:
                 f"{label} is quarantined with its card", f"gpulock restore {card}"
             )
         if name not in listed:
-            lock = node.store.read_all_locks().get(name)
-            if lock is not None:
-                node.store.read_details(lock)
-            if lock is not None and lock.orphans:
-                raise CommandRefusedError(
-                    f"{label} is quarantined because {lock.orphans}",
-                    "end that process, then gpulock reap",
-                )
+            view = read_node_view(node, clock_boottime())
+            if orphans := view.find_orphans(view.held.get(name)):
+                why = f"{label} is quarantined because {orphans}"
+                raise CommandRefusedError(why, "end that process, then gpulock reap")
             what = f"{label} is not quarantined{', but reserved' if kept else ''}"
             raise CommandRefusedError(what, undo or "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)

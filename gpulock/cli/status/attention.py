@@ -156,7 +156,7 @@ def next_command(row: DeviceState) -> str:
         return f"gpulock why {name}" if row.lock else "look at dmesg for the card"
     if row.state == states.NOT_KNOWN and row.lock and row.lock.fault:
         return f"no reap frees it, but {FORCE.format(name)}"
-    if row.state == states.QUARANTINED and not (row.lock and row.lock.orphans):
+    if row.state == states.QUARANTINED and not row.orphans:
         if row.lacks_instance():
             return f"look at {NEEDS_INSTANCE[1]}"
         if quarantine_end_condition(row.reason) == ADMINISTRATOR:

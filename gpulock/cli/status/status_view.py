@@ -68,7 +68,7 @@ class StatusView(NodeView):
             return row
         judged = states.classify_device(row.device, lock, self.quarantined or {}, self.verdicts)
         found = states.DeviceState(row.id, row.device, lock, *judged)
-        found.noted = row.noted
+        found.noted, found.orphans = row.noted, self.find_orphans(lock)
         return found
 
     def holder_state(self, row: states.DeviceState, lock: Lock) -> str:
@@ -157,16 +157,12 @@ def view_node(node: Node, judging: bool) -> StatusView:
 
 def judge_node_view(view: StatusView) -> ProcessView:
     """Fill in verdicts, orphans and foreign processes from one look at all processes."""
-    from gpulock.alloc.reaper import ORPHANS  # which costs what judging needs alone
-
     sight = ProcessView(view)
-    found = sight.outcomes()
+    found = sorted(sight.outcomes(), key=lambda one: bool(one.verdict.orphans))
     view.verdicts = dict(view.verdicts or {})
     for outcome in found:
-        lock = outcome.lock
-        lock.orphans = outcome.reason if outcome.act == ORPHANS else ""
-        if lock.owner:
-            view.verdicts[lock.owner.token] = outcome.verdict
+        if outcome.lock.owner:
+            view.verdicts[outcome.lock.owner.token] = outcome.verdict
     free = [device.id for device in view.devices if view.lock_of(device.id) is None]
     view.foreign = frozenset([name for name in free if sight.find_foreign_pids(name)])
     return sight

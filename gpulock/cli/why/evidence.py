@@ -216,8 +216,8 @@ def describe_health_steps(view: StatusView, device: str) -> FactList:
 
 def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -> list[int]:
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
-    if row.lock and row.lock.orphans:
-        told = PROCESS_IN_PROOF.search(row.lock.orphans)
+    if row.lock and row.orphans:
+        told = PROCESS_IN_PROOF.search(row.orphans)
         there = sight.holders.pids_with_open(row.id, row.lock.owner.uid if row.lock.owner else None)
         pid = int(told[1]) if told else 0
         return [pid] if pid in there or not there else there

@@ -222,7 +222,7 @@ def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> F
     if row.state == FREE:
         command = format_request_command(view.node, command)
         return [*list_queue_facts(view.node), ("next", command)]
-    if row.state == QUARANTINED and not (row.lock and row.lock.orphans):
+    if row.state == QUARANTINED and not row.orphans:
         return [("back by", freed), ("next", command)]
     if row.lock and view.is_read_only:
         freed, command = "nothing while LOCK_DIR is mounted read-only", "mount it writable"

@@ -28,7 +28,7 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER
-from gpulock.store.quarantine import RESERVES, list_noted_devices
+from gpulock.store.quarantine import RESERVE, list_noted_devices
 from gpulock.store.repair import repair_locks
 from gpulock.workstation.process_claims import make_process_owner
 
@@ -245,7 +245,7 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
         if store.boot_id() != node.boot_id:
             raise CardTakenError("no claim was made in this boot")
         held = repair_locks(store, node.boot_id).held
-        reserved = list_noted_devices(node.settings.state_dir, RESERVES)
+        reserved = list_noted_devices(node.settings.state_dir, RESERVE)
         if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
             raise CardTakenError(device.bus)
         if device.bus in cards_with_mps(node.settings, node.boot_id, None):

@@ -238,11 +238,11 @@ class HealthPolicy(Chore):
 
         Raises OSError or kv.MalformedError where it cannot be noted.
         """
-        state_dir, folder = node.settings.state_dir, notes.QUARANTINE
+        state_dir, kind = node.settings.state_dir, notes.QUARANTINE
         with Gate(node.store, Deadline(GATE_SECONDS)):
             known: dict[str, str] = {}
-            if name in notes.list_noted_devices(state_dir, folder):
-                known = notes.read_device_note(state_dir, folder, name)
+            if name in notes.list_noted_devices(state_dir, kind):
+                known = notes.read_device_note(state_dir, kind, name)
                 if not recovery.is_policy_note(known):
                     return
             flaps = recovery.is_device_flapping(cards, name)
@@ -253,7 +253,7 @@ class HealthPolicy(Chore):
             if reason == known.get("reason") and more.items() <= known.items():
                 return
             facts = tuple(more.items())
-            notes.write_device_note(state_dir, folder, name, notes.POLICY, reason, facts)
+            notes.write_device_note(state_dir, kind, name, notes.POLICY, reason, facts)
             cards.add_step(name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
@@ -309,10 +309,10 @@ class HealthPolicy(Chore):
 
         Raises OSError or ValueError where its comeback cannot be noted: then it stays out.
         """
-        state_dir, folder = node.settings.state_dir, notes.QUARANTINE
+        state_dir, kind = node.settings.state_dir, notes.QUARANTINE
         with Gate(node.store, Deadline(GATE_SECONDS)):
-            listed = name in notes.list_noted_devices(state_dir, folder)
-            if not listed or notes.read_device_note(state_dir, folder, name) != note:
+            listed = name in notes.list_noted_devices(state_dir, kind)
+            if not listed or notes.read_device_note(state_dir, kind, name) != note:
                 return
             before = cards.steps
             cards.add_step(name, BACK, f"{CLEAN}: was {note['reason']}")
@@ -323,5 +323,5 @@ class HealthPolicy(Chore):
                 raise
             if not saved:
                 return  # another has changed the file: at the next round
-            notes.remove_device_note(state_dir, folder, name)
+            notes.remove_device_note(state_dir, kind, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")

@@ -123,7 +123,11 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
     The notes of runs that are over go.
     """
     store, state_dir, outcomes = node.store, node.settings.state_dir, report.outcomes
-    left = {o.lock.owner.token: o.verdict for o in outcomes if o.act != FREED and o.lock.owner}
+    left = {
+        one.lock.owner.token: one.verdict
+        for one in sorted(outcomes, key=lambda one: bool(one.verdict.orphans))
+        if one.act != FREED and one.lock.owner
+    }
     try:
         for outcome in outcomes:
             if outcome.act != FREED and outcome.lock.owner:

@@ -85,7 +85,7 @@ def read_chore_inputs(node: Node, report: ReconcileReport) -> dict[str, object]:
     paths = {
         SAMPLE: [f"{settings.exporter_dir}/{SAMPLE_FILE}"],
         INVENTORY: [f"{settings.exporter_dir}/{INVENTORY_FILE}", f"{store}/{INVENTORY_FILE}"],
-        QUARANTINE: [f"{settings.state_dir}/{quarantine.QUARANTINE}"],
+        QUARANTINE: [f"{settings.state_dir}/{quarantine.FOLDER}"],
         EVENTS: [f"{store}/{events.NAME}"],
     }
     found: dict[str, object] = {}

@@ -109,7 +109,7 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
     if not cards:
         return "", {}
     good = {row.id for row in sensor.read_sensor_rows(node) if sensor.is_offered_row(row)}
-    good -= {*quarantine.read_device_notes(node.settings.state_dir, quarantine.RESERVES)}
+    good -= {*quarantine.read_device_notes(node.settings.state_dir, quarantine.RESERVE)}
     found: dict[str, set[str]] = {}
     for (name, card), device in cards.items():
         found.setdefault(name, set()).update([card] if device not in good else [])

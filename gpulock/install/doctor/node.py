@@ -31,7 +31,7 @@ from gpulock.node import devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
-from gpulock.store.quarantine import LOST, LOST_MARK, QUARANTINE
+from gpulock.store.quarantine import FOLDER, LOST, LOST_MARK
 from gpulock.text.words import format_count
 
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
@@ -77,10 +77,10 @@ def check_state_dir(settings: Settings) -> Iterator[Finding]:
     elif info and (why := why_unwritable(str(path))):
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
     mark = path / LOST_MARK
-    gone = not (path / QUARANTINE).is_dir() and is_of_this_boot(settings)
+    gone = not (path / FOLDER).is_dir() and is_of_this_boot(settings)
     if gone or mark.exists():
         do = f"quarantine again what was out of service, then: rm -f {shlex.quote(str(mark))}"
-        yield fault(f"{path / QUARANTINE}{LOST}", do, "quarantine")
+        yield fault(f"{path / FOLDER}{LOST}", do, "quarantine")
 
 
 def check_driver(settings: Settings) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
 def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
     ask(box, 1)
     quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    quarantine.write_device_note(str(box.state), quarantine.RESERVES, bus(2), "root", "tests")
+    quarantine.write_device_note(str(box.state), quarantine.RESERVE, bus(2), "root", "tests")
     assert ids(ask(box, 1, job_id="13")) == [bus(3)]
     assert refused(box, 1, job_id="14").kind == BUSY
 
@@ -215,7 +215,7 @@ def test_where_nobody_can_say_what_came_before_an_unknown_stays_one(
 
 def test_a_folder_of_notes_that_is_no_folder_is_not_made_again(box: Box) -> None:
     ask(box)
-    quarantined = box.state / quarantine.QUARANTINE
+    quarantined = box.state / quarantine.FOLDER
     quarantined.rmdir()
     quarantined.write_text("")
     assert refused(box, 1, job_id="20").kind == BROKEN

@@ -252,10 +252,10 @@ def test_places_of_a_card_that_fell_off_the_bus_are_the_nodes_fault(
     assert (told.kind, told.why) == (kind, why)
 
 
-@pytest.mark.parametrize("folder", [quarantine.QUARANTINE, quarantine.RESERVES])
-def test_a_card_that_is_out_of_service_gives_no_more_places(box: Box, folder: str) -> None:
+@pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
+def test_a_card_that_is_out_of_service_gives_no_more_places(box: Box, kind: str) -> None:
     take(box, 1)
-    quarantine.write_device_note(str(box.state), folder, bus(2), "root", "its fan died")
+    quarantine.write_device_note(str(box.state), kind, bus(2), "root", "its fan died")
     assert ids(take(box, 2)) == [place(3, 1)]
     assert place(2, 1) in box.locks()
 
@@ -420,7 +420,7 @@ def test_no_place_is_confined_beside_an_mps_that_was_started_before_isolation(bo
 
 def test_of_a_quarantined_card_whose_mps_ends_the_quarantine_is_told(box: Box) -> None:
     leave_mps(box.node(), bus(2), 1001)
-    (box.state / quarantine.QUARANTINE).mkdir()
+    (box.state / quarantine.FOLDER).mkdir()
     quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(2), "root", "broken")
     said = fails(box, 1, 4, share=False)
     assert "2: quarantined" in said.why

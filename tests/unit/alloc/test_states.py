@@ -126,10 +126,11 @@ def test_each_word_gives_way_to_those_before_it() -> None:
 
 
 def test_orphans_are_a_quarantine() -> None:
-    lock = locked()[bus(0)]
-    lock.orphans = "process 7 has it open"
-    row = one({bus(0): lock}, DEAD)
-    assert (row.state, "process 7" in row.reason) == ("quarantined", True)
+    left = Verdict(DEAD, "gone")
+    left.orphans = "process 7 has it open"
+    view = NodeView(locked(), {}, {record().token: left})
+    (row,) = states.device_states([card(0)], view)
+    assert (row.state, row.orphans) == ("quarantined", left.orphans)
 
 
 def test_a_lock_that_cannot_be_read_is_unknown() -> None:

@@ -25,6 +25,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
+from gpulock.store.verdicts import DEAD, Verdict, write_verdicts
 from gpulock.workstation.wire import RESERVE, UNRESERVE, SocketRequest
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
@@ -32,8 +33,8 @@ from tests.support.faults import disk_full
 from tests.support.trees import OTHER_BOOT
 
 
-def noted(site: Site, folder: str) -> list[str]:
-    return quarantine.list_noted_devices(str(site.files.state_dir), folder)
+def noted(site: Site, kind: str) -> list[str]:
+    return quarantine.list_noted_devices(str(site.files.state_dir), kind)
 
 
 def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -> None:
@@ -41,7 +42,7 @@ def test_a_reserve_locks_the_device_and_is_noted_for_the_next_boot(site: Site) -
     assert (result.exit_code, result.stdout) == (0, "GPU 3 is reserved: burn-in\n")
     held = site.json()["gpus"][3]["held"]
     assert (held["scheduler"], held["comment"]) == ("admin", "burn-in")
-    assert noted(site, "reserves") == [site.id(3)]
+    assert noted(site, quarantine.RESERVE) == [site.id(3)]
     assert site.run("run", "-n", "8", "--", "/bin/true").returncode == 1
 
 
@@ -71,7 +72,7 @@ def test_a_device_whose_lock_was_removed_is_not_reserved(site: Site) -> None:
     result = site.call("reserve", "3", "--reason", "x")
     assert result.exit_code == 1
     assert "GPU 3 is held by job 12 of alice" in result.stderr
-    assert noted(site, "reserves") == []
+    assert noted(site, quarantine.RESERVE) == []
 
 
 def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> None:
@@ -79,14 +80,14 @@ def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> No
     result = site.call("reserve", "3", "--reason", "x")
     assert result.exit_code == 1
     assert "GPU 3 is held by job 12 of alice" in result.stderr
-    assert noted(site, "reserves") == []
+    assert noted(site, quarantine.RESERVE) == []
 
 
 def test_a_device_whose_mps_still_ends_is_not_reserved(site: Site) -> None:
     leave_mps(Node(read_settings(site.config)), site.id(3), 1001)
     result = site.call("reserve", "3", "--reason", "x")
     assert (result.exit_code, "MPS of uid 1001 ends on it" in result.stderr) == (1, True)
-    assert (noted(site, "reserves"), site.json()["gpus"][3]["held"]) == ([], None)
+    assert (noted(site, quarantine.RESERVE), site.json()["gpus"][3]["held"]) == ([], None)
     assert site.call("reserve", "4", "--reason", "x").exit_code == 0
 
 
@@ -160,7 +161,7 @@ def test_unreserve_frees_it_once(site: Site) -> None:
     site.call("reserve", "3", "--reason", "x")
     assert site.call("unreserve", "3").exit_code == 0
     assert site.states()[3] == "free"
-    assert noted(site, "reserves") == []
+    assert noted(site, quarantine.RESERVE) == []
     assert site.call("unreserve", "3").exit_code == 1
 
 
@@ -186,8 +187,8 @@ def test_a_reason_is_needed_and_kept_on_one_line(site: Site, command: str) -> No
     assert site.call(command, "3").exit_code == 2
     result = site.call(command, "3", "--reason", "one\ntwo")
     assert result.exit_code == 0
-    folder = {"reserve": "reserves", "quarantine": "quarantine"}[command]
-    note = quarantine.read_device_note(str(site.files.state_dir), folder, site.id(3))
+    kind = {"reserve": quarantine.RESERVE, "quarantine": quarantine.QUARANTINE}[command]
+    note = quarantine.read_device_note(str(site.files.state_dir), kind, site.id(3))
     assert note["reason"] == "one?two"
 
 
@@ -197,8 +198,11 @@ def test_what_is_not_quarantined_is_not_restored(site: Site) -> None:
 
 
 def test_orphans_are_not_restored_by_hand(site: Site) -> None:
-    site.hold(7)
-    site.node().store.mark_orphans(site.id(7), "process 9 has it open")
+    site.hold(7, token="a")
+    dead = Verdict(DEAD, "gone")
+    dead.orphans = "process 9 has it open"
+    node = site.node()
+    write_verdicts(node.store.path, {"a": dead}, node.boot_id)
     result = site.call("restore", "7")
     assert (result.exit_code, f"{site.gpulock} reap" in result.stderr) == (1, True)
 
@@ -279,7 +283,7 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     why = " ".join(site.call("why", "0:gi2.ci0").stdout.split())
     assert why.endswith(f"next {site.gpulock} restore 0")
     assert site.call("restore", "0").exit_code == 0
-    assert noted(site, "quarantine") == []
+    assert noted(site, quarantine.QUARANTINE) == []
 
 
 def test_restore_says_what_still_keeps_a_device_from_jobs(site: Site) -> None:

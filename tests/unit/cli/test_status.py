@@ -130,7 +130,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
 def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
     node = site.node()
     quarantine.write_device_note(
-        node.settings.state_dir, "quarantine", site.id(7), "root", "Xid 79"
+        node.settings.state_dir, quarantine.QUARANTINE, site.id(7), "root", "Xid 79"
     )
     text = site.call("status").stdout
     assert line_of(text, 7)[3] == "quarantined"

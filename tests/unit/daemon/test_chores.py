@@ -118,7 +118,7 @@ class Watched:
     def rest(self) -> None:
         """Do rounds until nothing changes, with an old folder: a tick of a clock tells nothing."""
         self.go()
-        os.utime(self.box.state / quarantine.QUARANTINE, (1, 1))
+        os.utime(self.box.state / quarantine.FOLDER, (1, 1))
         self.go()
         assert self.go() == ALWAYS
 

@@ -80,7 +80,7 @@ def without_syncs(log: Log, name: str) -> Log:
         (claims.first_claim, "boot_id"),
         (writes.quarantine_and_restore, "quarantine"),
         (writes.quarantine_in_new_folder, ""),
-        (writes.reserve_and_unreserve, "reserves"),
+        (writes.reserve_and_unreserve, "quarantine"),
         (writes.replaced_note, "0000:01:00.0"),
         (writes.remembered, "cards"),
         (writes.remembered, "sge-rsmap"),

@@ -43,8 +43,8 @@ class Place:
         return self.store.boot_id(), boot.read_state_boot_id(str(self.state))
 
     def reserve(self, number: int, text: str = "by=root\nreason=fan\nat=5\n") -> None:
-        (self.state / quarantine.RESERVES).mkdir(exist_ok=True)
-        (self.state / quarantine.RESERVES / bus(number)).write_text(text)
+        (self.state / quarantine.FOLDER).mkdir(exist_ok=True)
+        (self.state / quarantine.FOLDER / f"{bus(number)}{quarantine.RESERVE}").write_text(text)
 
     def holder(self, number: int) -> str:
         found = self.store.read(bus(number)).owner
@@ -62,7 +62,7 @@ def test_the_first_claim_of_a_boot_makes_ready(place: Place, state: str) -> None
         place.state.rmdir()
     place.ready()
     assert place.ids() == (BOOT, BOOT)
-    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine", "reserves"]
+    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine"]
     assert sorted(os.listdir(place.records)) == ["boot_id", "claims", "finished"]
     assert os.listdir(place.lock) == ["locks"]
 

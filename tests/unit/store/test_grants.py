@@ -156,7 +156,7 @@ def test_a_release_that_cannot_note_when_has_released(
 
 def test_a_lock_goes_with_the_marks_in_it(store: LockStore) -> None:
     grants.make_claim(store, TWO)
-    store.mark_orphans(bus(0), "process 7 has it open")
+    Path(f"{store.locks_dir}/{bus(0)}/mps").write_text("700 1000")
     grants.remove_lock(store, bus(0))
     grants.remove_lock(store, bus(0))
     assert os.listdir(store.locks_dir) == [bus(1)]

@@ -45,17 +45,17 @@ def test_hidden_names_are_no_locks(store: LockStore) -> None:
     assert store.read_all_locks() == {}
 
 
-def test_anchors_and_orphans_are_read_when_asked_for(store: LockStore) -> None:
+def test_anchors_and_marks_are_read_when_asked_for(store: LockStore) -> None:
     place_lock(store, ONE, record())
     store.anchor(record().token, 600, 2000, 65401)
     store.anchor(record().token, 601, 2001, 0)
-    store.mark_orphans(ONE, "process 7 has it open")
+    Path(f"{store.locks_dir}/{ONE}/mps").write_text("700 1000\n")
     lock = store.read(ONE)
-    assert (lock.shepherds(), lock.orphans) == ([(500, 1000)], "")
+    assert (lock.shepherds(), lock.mps) == ([(500, 1000)], "")
     store.read_details(lock)
     assert sorted(lock.shepherds()) == [(500, 1000), (600, 2000), (601, 2001)]
     assert lock.groups() == [65400, 65401]
-    assert lock.orphans == "process 7 has it open"
+    assert lock.mps == "700 1000"
 
 
 def test_a_lock_without_owner_has_no_shepherd_and_no_group() -> None:
@@ -104,14 +104,6 @@ def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) 
     with pytest.raises(Refusal) as caught:
         store.boot_id()
     assert caught.value.kind == UNKNOWN
-
-
-def test_orphans_that_cannot_be_read_are_orphans(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    os.mkfifo(f"{store.locks_dir}/{ONE}/orphans")
-    lock = store.read(ONE)
-    store.read_details(lock)
-    assert lock.orphans == "unreadable"
 
 
 def test_a_device_is_held_by_its_record_alone(store: LockStore) -> None:

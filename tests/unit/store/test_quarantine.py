@@ -10,14 +10,13 @@ import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import kv, quarantine
-from gpulock.store.quarantine import QUARANTINE, RESERVES
+from gpulock.store.quarantine import FOLDER, QUARANTINE, RESERVE
 from tests.support.trees import bus
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
-    for name in (QUARANTINE, RESERVES):
-        (tmp_path / name).mkdir()
+    (tmp_path / FOLDER).mkdir()
     return str(tmp_path)
 
 
@@ -25,34 +24,34 @@ def test_a_note_says_when_by_whom_and_why(state: str) -> None:
     quarantine.write_device_note(state, QUARANTINE, bus(1), "root", "ECC errors")
     quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0), bus(1)]
-    assert quarantine.list_noted_devices(state, RESERVES) == []
+    assert quarantine.list_noted_devices(state, RESERVE) == []
     found = quarantine.read_device_note(state, QUARANTINE, bus(1))
     assert (found["by"], found["reason"], float(found["at"]) > 0) == ("root", "ECC errors", True)
 
 
 def test_a_note_is_taken_back_once(state: str) -> None:
-    quarantine.write_device_note(state, RESERVES, bus(0), "root", "maintenance")
-    quarantine.remove_device_note(state, RESERVES, bus(0))
-    assert quarantine.list_noted_devices(state, RESERVES) == []
+    quarantine.write_device_note(state, RESERVE, bus(0), "root", "maintenance")
+    quarantine.remove_device_note(state, RESERVE, bus(0))
+    assert quarantine.list_noted_devices(state, RESERVE) == []
     with pytest.raises(FileNotFoundError):
-        quarantine.remove_device_note(state, RESERVES, bus(0))
+        quarantine.remove_device_note(state, RESERVE, bus(0))
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "by=a\nby=b\n", "\0\0\0"])
 def test_a_note_that_is_garbage_still_counts(state: str, text: str) -> None:
-    Path(state, QUARANTINE, bus(0)).write_text(text)
+    Path(state, FOLDER, bus(0)).write_text(text)
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
     assert "by" not in quarantine.read_device_note(state, QUARANTINE, bus(0))
 
 
 def test_a_note_that_is_a_fifo_still_counts_and_nobody_waits(state: str) -> None:
-    os.mkfifo(Path(state, QUARANTINE, bus(0)))
+    os.mkfifo(Path(state, FOLDER, bus(0)))
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
     assert "unreadable" in quarantine.read_device_note(state, QUARANTINE, bus(0))["reason"]
 
 
 def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:
-    Path(state, QUARANTINE, f".{bus(0)}.abc").touch()
+    Path(state, FOLDER, f".{bus(0)}.abc").touch()
     assert quarantine.list_noted_devices(state, QUARANTINE) == []
 
 
@@ -85,19 +84,19 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_note_and_its_name_are_on_the_disk_when_it_is_put(state: str, synced: list[str]) -> None:
     quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
     written, *folders = synced
-    assert written.startswith(f"{state}/{QUARANTINE}/.{bus(0)}."), "before it has its name"
-    assert folders == [f"{state}/{QUARANTINE}", state]
+    assert written.startswith(f"{state}/{FOLDER}/.{bus(0)}."), "before it has its name"
+    assert folders == [f"{state}/{FOLDER}", state]
 
 
 def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: list[str]) -> None:
     quarantine.write_device_note(state, QUARANTINE, bus(0), "root", "fan")
     synced.clear()
     quarantine.remove_device_note(state, QUARANTINE, bus(0))
-    assert synced == [f"{state}/{QUARANTINE}"]
+    assert synced == [f"{state}/{FOLDER}"]
 
 
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(state: str) -> None:
-    folder = Path(state, QUARANTINE)
+    folder = Path(state, FOLDER)
     if folder.exists():
         folder.rmdir()
     folder.write_text("")

@@ -13,6 +13,7 @@ from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 
 BOOT = "this-boot"
 FOUND = {"aa": Verdict(ALIVE, "its shepherd 5 runs"), "bb": Verdict(DEAD, "gone, a=b")}
+FOUND["bb"].orphans = "process 7 has it open"
 
 
 def fresh(folder: Path, now: float) -> dict[str, Verdict] | None:
@@ -27,8 +28,8 @@ def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
     verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
     read = fresh(tmp_path, clock_boottime())
     assert read is not None
-    assert {t: (v.state, v.proof) for t, v in read.items()} == {
-        token: (v.state, v.proof) for token, v in FOUND.items()
+    assert {t: (v.state, v.proof, v.orphans) for t, v in read.items()} == {
+        token: (v.state, v.proof, v.orphans) for token, v in FOUND.items()
     }
     assert (tmp_path / "verdicts").stat().st_mode & 0o777 == 0o644
 

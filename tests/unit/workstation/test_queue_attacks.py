@@ -45,12 +45,13 @@ def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk)
     assert waiting[0].why.startswith("others go first while you hold the rest")
 
 
-@pytest.mark.parametrize("folder", [quarantine.QUARANTINE, quarantine.RESERVES])
+@pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
 def test_a_caller_that_waits_for_a_device_out_of_service_lets_others_by(
-    desk: Desk, folder: str
+    desk: Desk, kind: str
 ) -> None:
-    (desk.box.state / folder).mkdir()
-    (desk.box.state / folder / bus(0)).write_text("")
+    folder = desk.box.state / quarantine.FOLDER
+    folder.mkdir()
+    (folder / f"{bus(0)}{kind}").write_text("")
     waiting = desk.claim_as(ALICE, 901, 4, FOR_EVER)
     later(desk)
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED

@@ -17,7 +17,7 @@ from tests.support.trees import Box, judge_of, soon
 
 PLACES = (
     *("run", "run.claims", "run.claims/tasks", "run/refused", "state", "state/owed"),
-    *("state/quarantine", "state/reserves", "state/history", "map", "stat", "cdi"),
+    *("state/quarantine", "state/history", "map", "stat", "cdi"),
 )
 
 

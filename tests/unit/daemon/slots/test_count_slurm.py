@@ -58,7 +58,7 @@ class Site:
             **keys,
         }
         self.box = Box(root / "box", 4, **known)
-        (self.box.state / quarantine.QUARANTINE).mkdir()
+        (self.box.state / quarantine.FOLDER).mkdir()
         self.journal = HeardJournal()
         self.now = 0.0
         self.start()

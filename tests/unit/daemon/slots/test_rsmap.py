@@ -65,12 +65,12 @@ class Site:
 
     def out(self, *cards: int) -> None:
         """Have just these cards in quarantine."""
-        state, folder = str(self.box.state), quarantine.QUARANTINE
-        (self.box.state / folder).mkdir(exist_ok=True)
-        for device in quarantine.list_noted_devices(state, folder):
-            quarantine.remove_device_note(state, folder, device)
+        state, kind = str(self.box.state), quarantine.QUARANTINE
+        (self.box.state / quarantine.FOLDER).mkdir(exist_ok=True)
+        for device in quarantine.list_noted_devices(state, kind):
+            quarantine.remove_device_note(state, kind, device)
         for card in cards:
-            quarantine.write_device_note(state, folder, bus(card), "me", "XID 79")
+            quarantine.write_device_note(state, kind, bus(card), "me", "XID 79")
 
     def round(self) -> None:
         """Let one round be asked for and answered."""
@@ -215,9 +215,9 @@ def test_a_kill_after_the_note_or_after_the_change_is_made_good(site: Site) -> N
 
 
 def test_a_reserved_and_a_missing_card_leave_as_well(site: Site) -> None:
-    (site.box.state / quarantine.RESERVES).mkdir()
+    (site.box.state / quarantine.FOLDER).mkdir()
     quarantine.write_device_note(
-        str(site.box.state), quarantine.RESERVES, bus(0), "me", "driver test"
+        str(site.box.state), quarantine.RESERVE, bus(0), "me", "driver test"
     )
     text = (site.box.state / card_map.NAME).read_text()
     (site.box.state / card_map.NAME).write_text(text.replace(bus(3), "0000:ff:00.0"))

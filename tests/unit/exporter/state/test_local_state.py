@@ -37,9 +37,10 @@ def box(tmp_path: Path) -> Box:
 
 def test_everything_is_read_and_timed(box: Box) -> None:
     node = box.node()
-    node.store.mark_orphans(bus(0), "process 7")
     quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    dead = Verdict(DEAD, "gone")
+    dead.orphans = "process 7"
+    verdicts.write_verdicts(str(box.lock), {TOKEN: dead}, BOOT)
     (box.lock / "events").write_text("1.0 totals claims_granted=5\n")
     now = clock_boottime()
     facts = read_local_state(node, now, jobs=JobCgroups(node))
@@ -53,7 +54,7 @@ def test_everything_is_read_and_timed(box: Box) -> None:
         "verdicts",
     ]
     assert facts.locks is not None
-    assert facts.locks[bus(0)].orphans == "process 7"
+    assert facts.find_orphans(facts.locks[bus(0)]) == "process 7"
     assert facts.quarantined == {bus(1): "ECC (root)"}
     assert facts.verdicts is not None
     assert facts.verdicts[TOKEN].state == DEAD
@@ -77,7 +78,9 @@ def test_verdicts_that_are_old_are_not_known_and_their_time_is(box: Box) -> None
 
 
 def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
-    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
+    dead = Verdict(DEAD, "gone")
+    dead.orphans = "process 7"
+    verdicts.write_verdicts(str(box.lock), {TOKEN: dead}, BOOT)
     (box.records / "boot_id").write_text(OTHER_BOOT)
     assert read_local_state(box.node(), clock_boottime()).verdicts is None
 

@@ -125,11 +125,11 @@ def epilog_launch_time(proc: Proc, group: int) -> float:
 
     slurmd puts an Epilog into a process group of its own. A slurmd that was killed leaves it
     behind, and a script of the site's may come to us late, when the job's next run has begun: that
-    run's claims are younger than the leader. Where that is gone nobody knows: nothing is freed,
-    the reaper will.
+    run's claims are younger than the leader. A claim of the same tick may be either run's, and
+    where the leader is gone nobody knows: that is not freed here, the reaper will.
     """
     try:
-        return (proc.start(group) + 1) / TICKS
+        return proc.start(group) / TICKS
     except (OSError, ValueError):
         return 0.0
 

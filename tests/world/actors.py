@@ -30,7 +30,7 @@ from gpulock.workstation.peer import Peer
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.wire import RELEASE, SocketRequest
 from tests.world.kernel import Actor, Killed, Violation
-from tests.world.processes import INIT, Process
+from tests.world.processes import INIT, TICKS, Process
 from tests.world.site import NAME, USER, USERS, Held, Site
 
 Play = Callable[[Site], object]
@@ -191,6 +191,7 @@ def slurm_job(
             tree.end(stepd)
         site.control[str(number)]["State"] = "PENDING" if late else "COMPLETING"
         site.control[str(number)]["Restarts"] = str(restart + late)
+        kernel.now += 1 / TICKS  # slurmd takes longer than a tick of its processes' clock
         hook("epilog_slurmd", slurm_epilog.main)
         kernel.step("slurmd ends", f"job {number}")
         if not late:

@@ -73,7 +73,15 @@ def test_a_claim_that_follows_within_a_millisecond_is_a_later_one(
 
 def test_an_epilog_began_with_the_leader_of_its_group(proc: FakeProc) -> None:
     proc.add(60, name="site-epilog", ppid=1, start=1000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 1001 / TICKS
+    assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 1000 / TICKS
+
+
+def test_a_claim_of_the_same_tick_may_be_the_next_runs(site: Site) -> None:
+    """The world found it: the Epilog looked before that claim, and freed it when its job ran."""
+    site.proc.add(60, name="site-epilog", ppid=1, start=1000)
+    site.hold(0, job_id="12", claimed_boottime=1000.5 / TICKS)
+    begun = epilog.epilog_launch_time(site.node().proc, 60)
+    assert release(site, begun).freed == []
 
 
 def test_an_epilog_of_a_group_whose_leader_is_gone_began_before_every_claim(proc: FakeProc) -> None:

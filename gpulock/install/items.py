@@ -29,13 +29,6 @@ class Wanted(Enum):
     ABSENT = "uninstalled"
 
 
-class Scope(Enum):
-    """Whom an item concerns."""
-
-    NODE = "node"
-    CLUSTER = "cluster"
-
-
 @dataclass(frozen=True)
 class Remainder:
     """What a run leaves to the administrator: a clause for the verdict, and a page of what to do.
@@ -55,7 +48,6 @@ class Item:
     """
 
     title: str
-    scope: Scope = Scope.NODE
     needs: tuple[Item, ...] = ()
 
     def show(self, wanted: Wanted) -> list[str]:
@@ -159,6 +151,7 @@ class InstallParts:
     notes: list[str] = field(default_factory=list[str])
     pages: list[list[str]] = field(default_factory=list[list[str]])
     try_line: str = ""  # a job that shows its mask, for an ordinary user
+    on_node: bool = True  # else all is the cluster's, and may be written from anywhere
 
 
 @dataclass
@@ -253,15 +246,15 @@ class ItemRun:
 
 
 def run_items(
-    items: Sequence[Item], wanted: Wanted, state_dir: Path, echo: Echo, dry_run: bool = False
+    items: Sequence[Item], wanted: Wanted, state_dir: Path | None, echo: Echo, dry_run: bool = False
 ) -> Outcome:
     """Bring all items where they are wanted, one installer of a node at a time.
 
-    A dry run shows each difference and changes nothing. Raises InstallError.
+    Without `state_dir` nothing is on this node. A dry run shows each difference and changes
+    nothing. Raises InstallError.
     """
     run = ItemRun(items, wanted, echo, dry_run)
-    of_node = any(item.scope is Scope.NODE for item in items)
-    if dry_run or not of_node:
-        return run.run()  # it leaves nothing on this machine
+    if dry_run or state_dir is None:
+        return run.run()
     with files.lock_installation(state_dir):
         return run.run()

@@ -34,8 +34,6 @@ for name in sys.argv[2:]:
     if not found.startswith(sys.argv[1] + "/"):
         sys.exit(f"{name} comes from {found}")
 """
-# Signs of another hook that hands out GPUs.
-RIVALS: Final = ("CUDA_VISIBLE_DEVICES", "SGE_GPU", "lock-gpu", "gpuprolog", "gpu-prolog")
 
 
 def try_hook(
@@ -118,17 +116,3 @@ def command_program(site: str) -> Path:
     """Return the program of a site's command: `user@/path/program argument`."""
     word = site.split(maxsplit=1)[0]
     return Path(word.partition("@")[2] or word)
-
-
-def rival_hook_reason(site: str) -> str:
-    """Return why a site's hook looks as if it hands out GPUs itself, or nothing."""
-    words = site.split()
-    text = site
-    for path in (command_program(site), *map(Path, words[1:])):
-        try:
-            if path.is_absolute() and path.is_file():
-                text += path.read_bytes()[: 1 << 20].decode("utf-8", "replace")
-        except OSError:
-            continue
-    found = [sign for sign in RIVALS if sign in text]
-    return f"it names {found[0]}" if found else ""

@@ -12,7 +12,7 @@ import click
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Outcome, Scope, Wanted, run_items
+from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.systemd import manager
 from gpulock.text import table
 
@@ -30,7 +30,7 @@ def run_installation(
     """Put all items of a system in place, or show each difference; then say what is next."""
     outcome, parts = run_parts(session, parts_of, Wanted.PRESENT, dry_run)
     end_run(outcome, parts, system, Wanted.PRESENT, dry_run)
-    if not dry_run and is_of_node(parts):
+    if not dry_run and parts.on_node:
         note_missing_daemon(session)
         if parts.try_line and not outcome.clauses():
             echo_wrapped(f"try it, as an ordinary user: {parts.try_line}")
@@ -43,14 +43,9 @@ def run_removal(
     """Take all items of a system away, or show each difference."""
     outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
     end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
-    if outcome.changed and not dry_run and is_of_node(parts):
+    if outcome.changed and not dry_run and parts.on_node:
         click.echo(f"{session.config}, locks and history stay")
     leave(outcome, dry_run)
-
-
-def is_of_node(parts: InstallParts) -> bool:
-    """Say whether some item is on this node: a cluster's alone may be written from anywhere."""
-    return any(item.scope is Scope.NODE for item in parts.items)
 
 
 def run_parts(
@@ -59,7 +54,7 @@ def run_parts(
     """Run over all items; raise CommandRefusedError at the first that fails."""
     try:
         parts = parts_of()
-        state_dir = Path(session.settings().state_dir)
+        state_dir = Path(session.settings().state_dir) if parts.on_node else None
         return run_items(parts.items, wanted, state_dir, click.echo, dry_run), parts
     except InstallError as fault:
         for line in fault.page:

@@ -41,7 +41,6 @@ from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import find_plugstack
 from gpulock.install.slurm.texts import slurm_setting_advice
 from gpulock.install.trial import (
-    rival_hook_reason,
     try_slurm_hooks,
     why_users_cannot_run,
 )
@@ -174,7 +173,7 @@ class SlurmChecks:
         for hook in self.hooks():
             if not hook.ours:
                 continue  # slurm.conf says so
-            ours, target = hook.ours[0], PATHS[hook.key](self.paths)
+            ours = hook.ours[0]
             if hook.key == TASK and (why := why_users_cannot_run(ours)):
                 yield fault(f"{why}: every task fails", "let all users read and execute it")
             if wrong := misplaced_program(hook):
@@ -183,11 +182,6 @@ class SlurmChecks:
                 )
                 do = f"give {ours} another name: Slurm goes in reverse alphabetical order"
                 yield warning(f"{wrong} runs {order}: it may use GPUs that are not locked", do)
-            for path in hook.programs:
-                own = path in hook.ours and path.resolve() == target.resolve()
-                if not own and (why := rival_hook_reason(str(path))):
-                    what = f"does {path} hand out GPUs itself ({why})?"
-                    yield warning(what, "then take it out, or its part that does")
 
     def plugin(self) -> Iterator[Finding]:
         """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""

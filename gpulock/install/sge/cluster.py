@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Item, Remainder, Scope, Wanted
+from gpulock.install.items import InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import REPORTED, check_complexes, cluster_complexes
 from gpulock.install.sge.qconf import Qconf, QconfError, is_sge_none
 from gpulock.install.sge.queue_hooks import GROUP, GroupHook
 from gpulock.install.sge.site import check_release, find_own_execd, find_sge_site
 from gpulock.install.sge.texts import HOOKS, HookLine
-from gpulock.install.trial import command_program, rival_hook_reason
 from gpulock.install.versions import current_hooks
 
 VERIFIER: Final = "prolog/sge-jsv"
@@ -30,7 +29,7 @@ VERIFIER: Final = "prolog/sge-jsv"
 class Complexes(Item):
     """The complexes that count GPUs and tell of them; they stay, for the site's jobs name them."""
 
-    title, scope = "table of complexes", Scope.CLUSTER
+    title = "table of complexes"
 
     def __init__(self, qconf: Qconf, lines: Mapping[str, str]) -> None:
         self.qconf, self.lines = qconf, lines
@@ -53,7 +52,7 @@ class Complexes(Item):
 class HostGroup(Item):
     """The host group of all hosts on which gpulock is installed."""
 
-    title, scope = f"host group {GROUP}", Scope.CLUSTER
+    title = f"host group {GROUP}"
 
     def __init__(self, qconf: Qconf) -> None:
         self.qconf = qconf
@@ -74,7 +73,7 @@ class HostGroup(Item):
 class GroupMembers(Item):
     """The hosts that are in the group: each leaves it by its own uninstallation."""
 
-    title, scope = f"hosts of {GROUP}", Scope.CLUSTER
+    title = f"hosts of {GROUP}"
 
     def __init__(self, qconf: Qconf, needs: tuple[Item, ...]) -> None:
         self.qconf, self.needs = qconf, needs
@@ -112,20 +111,24 @@ class ClusterInstaller(NodePart):
         check_complexes(self.qconf.complexes(), lines)
         items = self.items(self.queues)
         for item in items:
-            if isinstance(item, GroupHook):
-                self.note_site_hook(item)
+            if isinstance(item, GroupHook) and (site := item.line().site):
+                what = (
+                    f"{item.queue}: the {item.hook} in force keeps running, with gpulock's: {site}"
+                )
+                self.note(f"{what}; if it hands out GPUs itself, take it out")
         if is_sge_none((self.qconf.configuration("global") or {}).get("jsv_url")):
             wanted = f"script:{self.current}/{VERIFIER}"
             self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
         self.note("on each execution host of the queue, now: gpulock install sge")
-        return InstallParts([Complexes(self.qconf, lines), *items], self.notes)
+        return InstallParts([Complexes(self.qconf, lines), *items], self.notes, on_node=False)
 
     def removal(self) -> InstallParts:
         """Return what is to go, of all queues."""
         table = self.qconf.complexes()
         if left := [name for name in (*self.settings.sge_complexes, *REPORTED) if name in table]:
             self.note(f"complexes stay, for the site's jobs may name them: {' '.join(left)}")
-        return InstallParts(self.items(tuple(self.qconf.names("-sql"))), self.notes)
+        items = self.items(tuple(self.qconf.names("-sql")))
+        return InstallParts(items, self.notes, on_node=False)
 
     def items(self, queues: tuple[str, ...]) -> list[Item]:
         """Return the group, each queue's hooks for it, and the hosts that keep both."""
@@ -136,15 +139,3 @@ class ClusterInstaller(NodePart):
             for queue in queues
         ]
         return [group, *hooks, GroupMembers(self.qconf, (group, *hooks))]
-
-    def note_site_hook(self, item: GroupHook) -> None:
-        """Say which hook of the site's goes on running, and what is odd about it."""
-        queue, hook, site = item.queue, item.hook, item.line().site
-        if not site:
-            return
-        self.note(f"{queue}: the {hook} in force keeps running, with gpulock's: {site}")
-        program = command_program(site)
-        if program.is_absolute() and not program.exists():
-            self.note(f"{queue}: {program} does not exist here: jobs would fail as they do now")
-        if why := rival_hook_reason(site):
-            self.note(f"{queue}: does this {hook} hand out GPUs itself ({why})? Take it out")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import Item, Scope, Wanted, difference_lines
+from gpulock.install.items import Item, Wanted, difference_lines
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_host_overrides
 from gpulock.install.sge.texts import (
@@ -30,8 +30,6 @@ GROUP: Final = "@gpulock"
 
 class QueueHook(Item):
     """One hook of a queue, as a domain of it (a host group, a host) has it."""
-
-    scope = Scope.CLUSTER
 
     def __init__(
         self, qconf: Qconf, queue: str, domain: str, line: HookLine, needs: tuple[Item, ...]

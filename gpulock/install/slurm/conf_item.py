@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
-from gpulock.install.items import Item, Remainder, Scope, Wanted, difference_lines
+from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
@@ -56,8 +56,6 @@ class SlurmOptions:
 
 class SlurmConfItem(Item):
     """The lines of slurm.conf by which Slurm starts the hooks."""
-
-    scope = Scope.CLUSTER
 
     def __init__(
         self, site: SlurmSite, settings: Settings, asked: SlurmOptions, needs: tuple[Item, ...]

@@ -36,11 +36,6 @@ class InForceHook:
     ours: tuple[Path, ...]
 
     @property
-    def others(self) -> tuple[Path, ...]:
-        """The programs that are the site's, or that call ours among other things."""
-        return tuple(path for path in self.programs if path not in self.ours)
-
-    @property
     def text(self) -> str:
         """The value as slurm.conf has it."""
         return " ".join(self.values) or "none"
@@ -86,7 +81,7 @@ def leads_to_hook(path: Path, target: Path) -> bool:
 
 def misplaced_program(hook: InForceHook) -> Path | None:
     """Return a program of the site's that runs before our Prolog, or after our Epilog."""
-    if not hook.ours or not hook.others:
+    if not hook.ours:
         return None
     at = hook.programs.index(hook.ours[0])
     wrong = hook.programs[:at] if hook.key == PROLOG else hook.programs[at + 1 :]

@@ -37,7 +37,6 @@ from gpulock.install.slurm.spank import (
     find_plugstack,
     plugstack_page,
 )
-from gpulock.install.trial import rival_hook_reason
 from gpulock.install.versions import (
     SGE,
     SLURM,
@@ -223,11 +222,6 @@ class SlurmInstaller(NodePart):
                 path and gres.has_gres_flag(path, self.site.node_names())
             ):
                 pages.append(texts.gres_conf_page(path))
-        for hook in hooks:
-            for path in hook.others:
-                if why := rival_hook_reason(str(path)):
-                    text = f"does {hook.key} {path} hand out GPUs itself ({why})? Then take it out"
-                    self.note(text)
         return [page for page in pages if page]
 
     def conf(self) -> SlurmConf:

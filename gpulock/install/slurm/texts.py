@@ -139,14 +139,19 @@ def slurm_conf_page(
 
 def keep_site_hook(hook: InForceHook, target: Path) -> tuple[list[str], list[str]]:
     """Return how the site's own hook goes on running, and what to paste (docs/slurm.md); pure."""
-    says = f"{hook.key}={hook.text} is the site's, and goes on running: on every node let"
+    says = (
+        f"{hook.key}={hook.text} is the site's. Take it out if it hands out GPUs itself; else let"
+    )
     if hook.key == TASK:
         script = ["#!/bin/sh", f"{hook.text} || exit", f"exec {target}"]
-        return [says, "TaskProlog be a script that ends with gpulock's, mode 0755, such as"], script
+        return [
+            says,
+            "TaskProlog be a script that ends with gpulock's, mode 0755 on every node, such as",
+        ], script
     order, name = ("first", "zz-gpulock") if hook.key == PROLOG else ("last", "00-gpulock")
     folder = f"/etc/slurm/{hook.key.lower()}.d"
     what = f"{hook.key} be a pattern, such as {folder}/*, that names it and, {order}, gpulock's"
-    why = "(Slurm goes in reverse alphabetical order):"
+    why = "on every node (Slurm goes in reverse alphabetical order):"
     return [says, what, why], [f"ln -s {target} {folder}/{name}"]
 
 

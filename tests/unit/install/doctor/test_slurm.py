@@ -258,14 +258,6 @@ def drained(node: SlurmNode) -> None:
     (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE+DRAIN") + reason)
 
 
-def a_site_prolog_that_hands_out_gpus(node: SlurmNode) -> None:
-    folder = node.root / "prolog.d"
-    folder.mkdir()
-    (folder / "50-site").write_text("#!/bin/sh\nexport CUDA_VISIBLE_DEVICES=0\n")
-    (folder / "90-gpulock").symlink_to(node.paths.slurm_prolog)
-    node.put("Prolog", f"{folder}/*")
-
-
 def a_site_prolog_before_ours(node: SlurmNode) -> None:
     folder = node.root / "prolog.d"
     folder.mkdir()
@@ -300,7 +292,6 @@ def nothing_listed(node: SlurmNode) -> None:
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
         (drained, "node", "broken: no driver"),
-        (a_site_prolog_that_hands_out_gpus, "hooks of the site", "CUDA_VISIBLE_DEVICES"),
         (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
         (
@@ -421,7 +412,7 @@ def test_that_a_job_can_open_any_gpu_is_said_where_nothing_closes_them(node: Slu
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
-        (a_site_prolog_that_hands_out_gpus, "hooks of the site"),
+        (a_site_prolog_before_ours, "hooks of the site"),
         (nothing_listed, "gres.conf"),
         (no_interpreter, "installation"),
     ],

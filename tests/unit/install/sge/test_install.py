@@ -279,9 +279,8 @@ def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> No
     assert site.in_force("prolog") == f"{site.hook('prolog')} {words} /site/pro $job_id"
     assert site.in_force("epilog") == f"{site.hook('epilog')} {words} sgeadmin@/site/epi $queue"
     assert (site.install().changed, site.install_cluster().changed) == ([], [])
-    assert "gpu.q: the prolog in force keeps running, with gpulock's: /site/pro $job_id" in (
-        site.cluster().parts().notes
-    )
+    notes = str(site.cluster().parts().notes)
+    assert "gpu.q: the prolog in force keeps running, with gpulock's: /site/pro $job_id;" in notes
 
 
 def test_the_load_sensors_of_all_hosts_go_on_running(site: Site) -> None:

@@ -10,7 +10,6 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.sge import texts as commands
 from gpulock.install.sge.texts import HookLine
-from gpulock.install.trial import rival_hook_reason
 
 CURRENT = Path("/usr/lib/gpulock/hooks/current")
 
@@ -55,11 +54,3 @@ def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
 def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
     with pytest.raises(InstallError, match="cannot be kept"):
         commands.make_hook_line(CURRENT, "prolog", site, commands.OWN)
-
-
-def test_a_prolog_that_hands_out_gpus_itself_is_noticed(tmp_path: Path) -> None:
-    script = tmp_path / "prolog.sh"
-    script.write_text("echo CUDA_VISIBLE_DEVICES=0 >> $SGE_JOB_SPOOL_DIR/environment\n")
-
-    assert rival_hook_reason(f"sgeadmin@{script} $job_id") == "it names CUDA_VISIBLE_DEVICES"
-    assert rival_hook_reason("/bin/true") == ""

@@ -64,19 +64,11 @@ def test_the_sites_hooks_go_on_running_beside_ours(node: SlurmNode) -> None:
         ("Epilog", f"{node.root}/epilog.d/*.sh", f"ln -s {node.paths.slurm_epilog} /etc/slurm/epi"),
         ("TaskProlog", "/etc/slurm/task-prolog", "#!/bin/sh\n    /etc/slurm/task-prolog || exit\n"),
     ):
-        assert f"{key}={named} is the site's, and goes on running" in text
+        assert f"{key}={named} is the site's. Take it out if it hands out GPUs" in text
         assert f"    {pasted}" in text
     assert f"    exec {node.paths.slurm_task}\n" in text
     lines = text.splitlines()
     assert not [line for line in lines if line.startswith(("    Prolog=", "    TaskProlog="))]
-
-
-def test_a_hook_that_hands_out_gpus_itself_is_pointed_out(node: SlurmNode) -> None:
-    site = node.root / "site-task"
-    site.write_text("#!/bin/sh\necho export CUDA_VISIBLE_DEVICES=0\n")
-    node.put("TaskProlog", str(site))
-
-    assert f"does TaskProlog {site} hand out GPUs itself" in told(node)
 
 
 def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All families of a snapshot; of devices two tables: what each is called, means, is read from.
+"""All families of a snapshot.
 
 A MIG instance is a device as a GPU is: it has the families of CLAIM. A GPU with instances has those
 of BOARD alone, so that no sum counts anything twice.
@@ -7,287 +7,18 @@ of BOARD alone, so that no sum counts anything twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from gpulock.alloc import states
 from gpulock.node.devices import SHARE, card_bus_id
+from gpulock_exporter.metrics.device_table import BOARD, CLAIM, Row, device_states, read_samples
 from gpulock_exporter.metrics.families import Sample, make_family
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
-from gpulock_exporter.metrics.node import collect_node_families, counters_by_suffix
+from gpulock_exporter.metrics.node import collect_node_families
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
-from gpulock_exporter.telemetry import CLOCK_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 
-# the samples of a device: their labels besides its own
-Samples = Callable[[DeviceSnapshot], Iterable[Sample]]
 Labelled = Sequence[tuple[DeviceSnapshot, Labels]]  # devices, with the labels of each
-
-
-def single(value: Callable[[DeviceSnapshot], float | None]) -> Samples:
-    """Return a value without labels of its own, no sample where it is not known."""
-
-    def samples(seen: DeviceSnapshot) -> Iterable[Sample]:
-        known = value(seen)
-        return () if known is None else (({}, known),)
-
-    return samples
-
-
-def attribute(name: str) -> Samples:
-    """Return what reads an attribute of a device."""
-    return single(attrgetter(name))
-
-
-def counter(name: str) -> Samples:
-    """Return what reads a counter of a device."""
-    return single(lambda seen: seen.counters.get(name))
-
-
-def gpm_ratio(name: str) -> Samples:
-    """Return what reads a GPM ratio of the last look."""
-    return single(lambda seen: (seen.gpm or {}).get(name))
-
-
-def by_label(label: str, values: Mapping[str, float]) -> list[Sample]:
-    """Return values by one label, whose words are gpulock's own or those of a frame."""
-    return [({label: of}, value) for of, value in values.items()]
-
-
-def state_set(label: str, names: Iterable[str], now: str) -> list[Sample]:
-    """Return every state that there is, and whether it is the one of now."""
-    return by_label(label, {name: name == now for name in names})
-
-
-def one_of(names: Mapping[int, str], attribute: str, label: str) -> Samples:
-    """Return a state by its number in `attribute`: 1 for the one that it is, 0 for the others."""
-
-    def samples(seen: DeviceSnapshot) -> list[Sample]:
-        now = names.get(getattr(seen, attribute))
-        return state_set(label, names.values(), now) if now else []
-
-    return samples
-
-
-def device_states(seen: DeviceSnapshot) -> list[Sample]:
-    """Return every state, and whether the device is in it.
-
-    None where locks or quarantine are not known.
-    """
-    known = seen.state is not None and seen.causes is not None
-    return state_set("state", states.STATES, seen.state or "") if known else []
-
-
-def lock_acquired_time(seen: DeviceSnapshot) -> float | None:
-    """Return when a lock was taken, None where its record does not tell."""
-    record = seen.owner
-    return record.claimed_at if record and record.claimed_at > 0 else None
-
-
-def active_reasons(seen: DeviceSnapshot) -> list[Sample]:
-    """Return each reason for a lower clock, and whether it holds."""
-    active = seen.clock_reasons
-    names = () if active is None else (*CLOCK_REASONS.values(), *active)
-    return by_label("reason", {name: name in (active or ()) for name in names})
-
-
-def ecc_errors(seen: DeviceSnapshot) -> list[Sample]:
-    """Return the errors of each type and place: `corrected.dram`."""
-    found: list[Sample] = []
-    for name, value in counters_by_suffix(seen.counters, "ecc.").items():
-        kind, _, place = name.partition(".")
-        found.append((known_labels([("type", kind), ("location", place)]), value))
-    return found
-
-
-def share_values(values: Mapping[str, float]) -> list[Sample]:
-    """Return a value of each share; of a claim of several places the first has its value."""
-    return by_label("share", {name.partition(SHARE)[2]: value for name, value in values.items()})
-
-
-def share_parts(seen: DeviceSnapshot) -> list[Sample]:
-    """Return which part of its card each share is; nobody knows that of one that Slurm counts."""
-    sharers = seen.sharers.items()
-    return share_values({name: 1 / record.places for name, record in sharers if record.places > 0})
-
-
-Row = tuple[str, str, Samples]  # name behind `gpu_`, meaning, values
-
-CLAIM: tuple[Row, ...] = (
-    (
-        "lock_acquired_timestamp_seconds",
-        "When the lock of the device was taken.",
-        single(lock_acquired_time),
-    ),
-    (
-        "idle_since_timestamp_seconds",
-        "The last sample, less the observed time since the device last worked for its claim.",
-        attribute("idle_since"),
-    ),
-    (
-        "last_busy_timestamp_seconds",
-        "When the device was last observed at work in this boot.",
-        attribute("last_busy"),
-    ),
-    (
-        "foreign_processes",
-        "Processes on the device that are neither its owner's nor a service; "
-        "absent where some cannot be seen.",
-        attribute("foreign"),
-    ),
-    (
-        "quarantine_info",
-        "Why the device is out of service; always 1.",
-        lambda seen: by_label("cause", dict.fromkeys(seen.causes or (), 1)),
-    ),
-    (
-        "responding",
-        "Whether the driver answers for the device; "
-        "0 while a call for it hangs, or the driver has lost it.",
-        attribute("responding"),
-    ),
-    (
-        "utilization_ratio",
-        "Share of time in which the device worked, at the last sample.",
-        attribute("utilization"),
-    ),
-    ("busy_seconds_total", "Time in which the device was observed at work.", counter("busy")),
-    ("observed_seconds_total", "Time in which the device was observed.", counter("observed")),
-    ("memory_used_bytes", "Memory in use on the device.", attribute("memory_used")),
-    ("memory_total_bytes", "Memory of the device.", attribute("memory_total")),
-    *(
-        (f"{name}_ratio", f"{meaning}, by GPM.", gpm_ratio(name))
-        for name, meaning in (
-            ("sm_active", "Share of time in which a multiprocessor of the device was at work"),
-            ("sm_occupancy", "Share of the warps of the device that were resident"),
-            ("tensor_active", "Share of time in which tensor cores of the device worked"),
-            ("dram_active", "Share of the memory bandwidth of the device that was used"),
-        )
-    ),
-)
-
-BOARD: tuple[Row, ...] = (
-    (
-        "memory_utilization_ratio",
-        "Share of time in which memory of the GPU was read or written.",
-        attribute("memory_utilization"),
-    ),
-    ("power_watts", "Power draw of the board.", attribute("power")),
-    ("energy_joules_total", "Energy that the board took in this boot.", counter("energy")),
-    ("power_limit_watts", "Limit of the power draw, as set.", attribute("power_limit")),
-    (
-        "power_limit_enforced_watts",
-        "Limit of the power draw that is enforced.",
-        attribute("power_limit_enforced"),
-    ),
-    ("temperature_celsius", "Temperature of the GPU.", attribute("temperature")),
-    (
-        "memory_temperature_celsius",
-        "Temperature of the GPU's memory.",
-        attribute("memory_temperature"),
-    ),
-    ("fan_ratio", "Speed of the fan, as a share of its highest.", attribute("fan")),
-    (
-        "driver_answer_seconds",
-        "Time that the driver took to answer for the GPU, at the last sample.",
-        attribute("answer"),
-    ),
-    ("pcie_generation", "Generation of the PCIe link now.", attribute("pcie_generation")),
-    (
-        "pcie_generation_max",
-        "Highest generation that GPU and slot can have.",
-        attribute("pcie_generation_max"),
-    ),
-    ("pcie_width_lanes", "Lanes of the PCIe link now.", attribute("pcie_width")),
-    ("pcie_width_max_lanes", "Most lanes that GPU and slot can have.", attribute("pcie_width_max")),
-    ("pcie_replays_total", "Packets that the PCIe link sent again.", counter("pcie_replays")),
-    ("nvlink_active_links", "NVLinks that are up.", attribute("nvlink_active")),
-    (
-        "fabric_state",
-        "How far the GPU has joined the NVLink fabric; 1 for the state that it is in.",
-        one_of(FABRIC_STATES, "fabric", "state"),
-    ),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", attribute("sm_clock")),
-    ("memory_clock_hertz", "Clock of the memory.", attribute("memory_clock")),
-    (
-        "remapped_rows_pending",
-        "Whether rows of memory wait for a reset.",
-        attribute("remap_pending"),
-    ),
-    (
-        "remapped_rows_failure",
-        "Whether a row of memory could not be remapped.",
-        attribute("remap_failure"),
-    ),
-    (
-        "recovery_action",
-        "What the driver asks for; 1 for the action that it is.",
-        one_of(RECOVERY_ACTIONS, "recovery_action", "action"),
-    ),
-    *(
-        (f"{bus}_{way}_bytes_total", f"Bytes {done} over {of}.", counter(f"{bus}_{way}"))
-        for bus, of in (("pcie", "PCIe"), ("nvlink", "all NVLinks"))
-        for way, done in (("transmit", "sent"), ("receive", "received"))
-    ),
-    (
-        "health",
-        "Whether the GPU passed a check at gpulockd's last look at it.",
-        lambda seen: by_label("check", {name: not why for name, why in seen.checks.items()}),
-    ),
-    ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
-    (
-        "clock_event_seconds_total",
-        "Time for which a reason lowered the clocks.",
-        lambda seen: by_label("reason", counters_by_suffix(seen.counters, "reason.")),
-    ),
-    (
-        "xid_errors_total",
-        "XID errors by code, in this boot.",
-        lambda seen: by_label("xid", {str(xid): count for xid, (count, _) in seen.xids.items()}),
-    ),
-    (
-        "xid_last_timestamp_seconds",
-        "When the last XID error of a code was.",
-        lambda seen: by_label("xid", {str(xid): at for xid, (_, at) in seen.xids.items()}),
-    ),
-    (
-        "ecc_errors_total",
-        "Memory errors that were found, in this boot, by type and location.",
-        ecc_errors,
-    ),
-    (
-        "nvlink_errors_total",
-        "Errors on all NVLinks, by kind.",
-        lambda seen: by_label("kind", counters_by_suffix(seen.counters, "nvlink_error.")),
-    ),
-    (
-        "remapped_rows",
-        "Rows of memory that were remapped, by cause.",
-        lambda seen: by_label("cause", seen.remapped or {}),
-    ),
-    (
-        "share_ratio",
-        "Which part of the GPU a share is, by the places that its card had at the claim.",
-        share_parts,
-    ),
-    ("share_places", "How many shares the GPU gives out, by SHARES.", attribute("places")),
-    (
-        "share_memory_used_bytes",
-        "Memory in use by the processes of a share of the GPU.",
-        lambda seen: share_values(seen.share_memory),
-    ),
-    (
-        "share_utilization_ratio",
-        "Share of time in which the processes of a share of the GPU worked, at the last sample.",
-        lambda seen: share_values(seen.share_use),
-    ),
-    (
-        "share_idle_since_timestamp_seconds",
-        "The last sample, less the observed time since the processes of a share last worked.",
-        lambda seen: share_values(seen.share_idle_since),
-    ),
-)
 
 
 def collect_families(
@@ -315,47 +46,25 @@ def collect_families(
             place = ("share", name.partition(SHARE)[2])
             yield known_labels([*owner_labels(record, label_user), place]), 1
 
-    one_each: tuple[tuple[Labelled, Row], ...] = (
-        (devices, ("info", "What a device is; always 1.", info)),
-        (
-            devices,
-            (
-                "state",
-                "Whether the device is in a state; 1 for the state that it is in.",
-                device_states,
-            ),
-        ),
-        (claimed, ("lock_info", "Which job holds the device; 1 while it does.", holder)),
-        # a family of its own, since joins need one series each
-        (
-            cards,
-            (
-                "share_info",
-                "Which jobs share the GPU, each by its own lock; 1 while they do.",
-                sharers,
-            ),
-        ),
+    held = "Which job holds the device; 1 while it does."
+    state = "Whether the device is in a state; 1 for the state that it is in."
+    shared = "Which jobs share the GPU, each by its own lock; 1 while they do."
+    tables: tuple[tuple[Labelled, Sequence[Row]], ...] = (
+        (devices, (("info", "What a device is; always 1.", info), ("state", state, device_states))),
+        (claimed, (("lock_info", held, holder),)),
+        (cards, (("share_info", shared, sharers),)),  # of its own: joins need one series each
+        (claimed, CLAIM),
+        (cards, BOARD),
     )
-    for having, row in one_each:
-        yield device_family(having, row)
-    for having, table in ((claimed, CLAIM), (cards, BOARD)):
-        for row in table:
-            yield device_family(having, row)
+    for having, rows in tables:
+        for name, meaning, source in rows:
+            samples = [
+                ({**own, **more} if more else own, value)
+                for seen, own in having
+                for more, value in read_samples(seen, source)
+            ]
+            yield make_family(f"gpu_{name}", meaning, samples)
     yield from collect_node_families(snapshot)
-
-
-def device_family(devices: Labelled, row: Row) -> Metric:
-    """Return a family of devices."""
-    name, meaning, samples = row
-    return make_family(
-        f"gpu_{name}",
-        meaning,
-        [
-            ({**own, **more} if more else own, value)
-            for seen, own in devices
-            for more, value in samples(seen)
-        ],
-    )
 
 
 def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> Labels:

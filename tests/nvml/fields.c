@@ -9,117 +9,61 @@
 #include <stdio.h>
 #include <string.h>
 
-enum scope { PLAIN, LINK, RAIL }; /* LINK: scopeId is an NVLink; RAIL: a scope of power */
-
 struct field {
     unsigned int id;
     nvmlValueType_t type;
-    enum scope scope;
+    bool of_link; /* its scope is an NVLink */
     const char *key;
 };
 
 #define UINT NVML_VALUE_TYPE_UNSIGNED_INT
 #define WIDE NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-#define SIGNED NVML_VALUE_TYPE_SIGNED_INT
 
 static const struct field fields[] = {
-    {1, UINT, PLAIN, "ecc.mode"},
-    {2, UINT, PLAIN, "ecc.mode.pending"},
-    {3, WIDE, PLAIN, "ecc.volatile.corrected"},
-    {4, WIDE, PLAIN, "ecc.volatile.uncorrected"},
-    {5, WIDE, PLAIN, "ecc.aggregate.corrected"},
-    {6, WIDE, PLAIN, "ecc.aggregate.uncorrected"},
-    {7, WIDE, PLAIN, "ecc.volatile.corrected.l1"},
-    {8, WIDE, PLAIN, "ecc.volatile.uncorrected.l1"},
-    {9, WIDE, PLAIN, "ecc.volatile.corrected.l2"},
-    {10, WIDE, PLAIN, "ecc.volatile.uncorrected.l2"},
-    {11, WIDE, PLAIN, "ecc.volatile.corrected.dram"},
-    {12, WIDE, PLAIN, "ecc.volatile.uncorrected.dram"},
-    {13, WIDE, PLAIN, "ecc.volatile.corrected.register"},
-    {14, WIDE, PLAIN, "ecc.volatile.uncorrected.register"},
-    {15, WIDE, PLAIN, "ecc.volatile.corrected.texture"},
-    {16, WIDE, PLAIN, "ecc.volatile.uncorrected.texture"},
-    {17, WIDE, PLAIN, "ecc.volatile.uncorrected.cbu"},
-    {18, WIDE, PLAIN, "ecc.aggregate.corrected.l1"},
-    {19, WIDE, PLAIN, "ecc.aggregate.uncorrected.l1"},
-    {20, WIDE, PLAIN, "ecc.aggregate.corrected.l2"},
-    {21, WIDE, PLAIN, "ecc.aggregate.uncorrected.l2"},
-    {22, WIDE, PLAIN, "ecc.aggregate.corrected.dram"},
-    {23, WIDE, PLAIN, "ecc.aggregate.uncorrected.dram"},
-    {24, WIDE, PLAIN, "ecc.aggregate.corrected.register"},
-    {25, WIDE, PLAIN, "ecc.aggregate.uncorrected.register"},
-    {26, WIDE, PLAIN, "ecc.aggregate.corrected.texture"},
-    {27, WIDE, PLAIN, "ecc.aggregate.uncorrected.texture"},
-    {28, WIDE, PLAIN, "ecc.aggregate.uncorrected.cbu"},
-    {29, UINT, PLAIN, "retired.sbe.count"},
-    {30, UINT, PLAIN, "retired.dbe.count"},
-    {31, UINT, PLAIN, "retired.pending"},
-    {38, WIDE, PLAIN, "nvlink.errors.crc_flit"},
-    {45, WIDE, PLAIN, "nvlink.errors.crc_data"},
-    {52, WIDE, PLAIN, "nvlink.errors.replay"},
-    {59, WIDE, PLAIN, "nvlink.errors.recovery"},
-    {74, WIDE, PLAIN, "violation.power"},
-    {75, WIDE, PLAIN, "violation.thermal"},
-    {76, WIDE, PLAIN, "violation.sync_boost"},
-    {77, WIDE, PLAIN, "violation.board_limit"},
-    {78, WIDE, PLAIN, "violation.low_utilization"},
-    {79, WIDE, PLAIN, "violation.reliability"},
-    {80, WIDE, PLAIN, "violation.application_clocks"},
-    {81, WIDE, PLAIN, "violation.base_clocks"},
-    {82, UINT, PLAIN, "temperature.memory"},
-    {83, WIDE, PLAIN, "energy"},
-    {91, UINT, PLAIN, "nvlink.count"},
-    {94, UINT, PLAIN, "pcie.replays"},
-    {95, UINT, PLAIN, "pcie.replays.rollover"},
-    {138, WIDE, LINK, "tx_kib"},
-    {139, WIDE, LINK, "rx_kib"},
-    {140, WIDE, LINK, "tx_raw_kib"},
-    {141, WIDE, LINK, "rx_raw_kib"},
-    {142, UINT, PLAIN, "remapped.correctable"},
-    {143, UINT, PLAIN, "remapped.uncorrectable"},
-    {144, UINT, PLAIN, "remapped.pending"},
-    {145, UINT, PLAIN, "remapped.failure"},
-    {147, UINT, PLAIN, "nvlink.switch_count"},
-    {161, WIDE, LINK, "error.replay"},
-    {162, WIDE, LINK, "error.recovery"},
-    {163, WIDE, LINK, "error.crc"},
-    {164, UINT, LINK, "speed"},
-    {165, UINT, LINK, "state"},
-    {166, UINT, LINK, "version"},
-    {185, UINT, RAIL, "power.average"},
-    {186, UINT, RAIL, "power.instant"},
-    {187, UINT, RAIL, "power.limit.min"},
-    {188, UINT, RAIL, "power.limit.max"},
-    {189, UINT, RAIL, "power.limit.default"},
-    {190, UINT, RAIL, "power.limit.enforced"},
-    {191, WIDE, RAIL, "energy"},
-    {192, UINT, RAIL, "power.limit"},
-    {193, SIGNED, PLAIN, "temperature.limit.shutdown"},
-    {194, SIGNED, PLAIN, "temperature.limit.slowdown"},
-    {195, SIGNED, PLAIN, "temperature.limit.memory_max"},
-    {196, SIGNED, PLAIN, "temperature.limit.gpu_max"},
-    {197, WIDE, PLAIN, "pcie.tx_bytes"},
-    {198, WIDE, PLAIN, "pcie.rx_bytes"},
-    {202, WIDE, LINK, "tx_bytes"},
-    {204, WIDE, LINK, "rx_bytes"},
-    {230, UINT, PLAIN, "recovery_action"},
-    {269, WIDE, PLAIN, "violation.sw_thermal"},
-    {270, WIDE, PLAIN, "violation.hw_thermal"},
-    {271, WIDE, PLAIN, "violation.hw_power_brake"},
-    {301, UINT, PLAIN, "remapped.correctable.inactive"},
-    {302, UINT, PLAIN, "remapped.uncorrectable.inactive"},
+    {7, WIDE, false, "ecc.volatile.corrected.l1"},
+    {8, WIDE, false, "ecc.volatile.uncorrected.l1"},
+    {9, WIDE, false, "ecc.volatile.corrected.l2"},
+    {10, WIDE, false, "ecc.volatile.uncorrected.l2"},
+    {11, WIDE, false, "ecc.volatile.corrected.dram"},
+    {12, WIDE, false, "ecc.volatile.uncorrected.dram"},
+    {13, WIDE, false, "ecc.volatile.corrected.register"},
+    {14, WIDE, false, "ecc.volatile.uncorrected.register"},
+    {15, WIDE, false, "ecc.volatile.corrected.texture"},
+    {16, WIDE, false, "ecc.volatile.uncorrected.texture"},
+    {17, WIDE, false, "ecc.volatile.uncorrected.cbu"},
+    {38, WIDE, false, "nvlink.errors.crc_flit"},
+    {45, WIDE, false, "nvlink.errors.crc_data"},
+    {52, WIDE, false, "nvlink.errors.replay"},
+    {59, WIDE, false, "nvlink.errors.recovery"},
+    {74, WIDE, false, "violation.power"},
+    {75, WIDE, false, "violation.thermal"},
+    {76, WIDE, false, "violation.sync_boost"},
+    {77, WIDE, false, "violation.board_limit"},
+    {79, WIDE, false, "violation.reliability"},
+    {82, UINT, false, "temperature.memory"},
+    {83, WIDE, false, "energy"},
+    {94, UINT, false, "pcie.replays"},
+    {138, WIDE, true, "tx_kib"},
+    {139, WIDE, true, "rx_kib"},
+    {142, UINT, false, "remapped.correctable"},
+    {143, UINT, false, "remapped.uncorrectable"},
+    {144, UINT, false, "remapped.pending"},
+    {145, UINT, false, "remapped.failure"},
+    {165, UINT, true, "state"},
+    {186, UINT, false, "power.instant"},
+    {197, WIDE, false, "pcie.tx_bytes"},
+    {198, WIDE, false, "pcie.rx_bytes"},
+    {230, UINT, false, "recovery_action"},
+    {269, WIDE, false, "violation.sw_thermal"},
+    {270, WIDE, false, "violation.hw_thermal"},
+    {271, WIDE, false, "violation.hw_power_brake"},
 };
 
 static const char *field_text(nvmlDevice_t device, const struct field *field,
                               const nvmlFieldValue_t *value)
 {
-    static const char *const rails[] = {"", ".module", ".memory"};
     const char *text = NULL;
-    if (field && field->scope == RAIL)
-        text = value->scopeId < 3
-                   ? text_format(device, "%s%s", field->key, rails[value->scopeId])
-                   : NULL;
-    else if (field && field->scope == LINK)
+    if (field && field->of_link)
         text = link_text(device, value->scopeId, field->key);
     else if (field)
         text = text_of(device, field->key);
@@ -130,7 +74,7 @@ static const char *field_text(nvmlDevice_t device, const struct field *field,
 
 static bool known_to_be_lost_in_mig(unsigned int id)
 {
-    return id == 142 || id == 143 || id == 144 || id == 145 || (id >= 138 && id <= 141);
+    return id == 142 || id == 143 || id == 144 || id == 145 || id == 138 || id == 139;
 }
 
 static void read_field(nvmlDevice_t device, nvmlFieldValue_t *value)

@@ -6,24 +6,12 @@
 #include "double.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct nvmlGpmSample_st {
     int gpu, mig;
     long long taken; /* 0: not yet */
-};
-
-static const struct {
-    unsigned int id;
-    char *name, *unit;
-} metrics[] = {
-    {1, "graphics_util", "%"}, {2, "sm_util", "%"},         {3, "sm_occupancy", "%"},
-    {4, "integer_util", "%"},  {5, "any_tensor_util", "%"}, {10, "dram_bw_util", "%"},
-    {11, "fp64_util", "%"},    {12, "fp32_util", "%"},      {13, "fp16_util", "%"},
-    {20, "pcie_tx", "MiB/s"},  {21, "pcie_rx", "MiB/s"},    {60, "nvlink_rx", "MiB/s"},
-    {61, "nvlink_tx", "MiB/s"},
 };
 
 static bool has_gpm(nvmlDevice_t device)
@@ -92,11 +80,6 @@ static void calculate(nvmlDevice_t device, long long from, long long to, nvmlGpm
     if (metric->nvmlReturn == NVML_SUCCESS)
         metric->value = mean_between(text, from, to);
     memset(&metric->metricInfo, 0, sizeof metric->metricInfo);
-    for (size_t n = 0; n < sizeof metrics / sizeof *metrics; n++)
-        if (metrics[n].id == metric->metricId) {
-            metric->metricInfo.shortName = metric->metricInfo.longName = metrics[n].name;
-            metric->metricInfo.unit = metrics[n].unit;
-        }
 }
 
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)

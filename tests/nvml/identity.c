@@ -15,7 +15,6 @@ NUMBER_CALL(nvmlDeviceGetNumaNodeId, "numa_node_id")
 CALL(nvmlDeviceGetAddressingMode, (nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode),
      answer_number(__func__, device, "addressing_mode", mode ? &mode->value : NULL))
 
-NUMBER_CALL(nvmlDeviceGetComputeMode, "compute_mode")
 NUMBER_CALL(nvmlDeviceGetPersistenceMode, "persistence")
 NUMBER_CALL(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.generation.max")
 NUMBER_CALL(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation")
@@ -23,7 +22,7 @@ NUMBER_CALL(nvmlDeviceGetMaxPcieLinkWidth, "pcie.width.max")
 NUMBER_CALL(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
 
 struct place {
-    unsigned int domain, bus, slot, id, subsystem;
+    unsigned int domain, bus, slot, id;
 };
 
 static nvmlReturn_t read_place(nvmlDevice_t device, struct place *place)
@@ -34,7 +33,6 @@ static nvmlReturn_t read_place(nvmlDevice_t device, struct place *place)
     if (sscanf(text, "%x:%x:%x", &place->domain, &place->bus, &place->slot) != 3)
         return NVML_ERROR_UNKNOWN;
     place->id = (unsigned int)number_or(text_of(device, "pci.device_id"), 0);
-    place->subsystem = (unsigned int)number_or(text_of(device, "pci.subsystem_id"), 0);
     return NVML_SUCCESS;
 }
 
@@ -58,7 +56,6 @@ static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPc
         pci->bus = place.bus;
         pci->device = place.slot;
         pci->pciDeviceId = place.id;
-        pci->pciSubSystemId = place.subsystem;
         print_bus(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", &place);
         print_bus(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", &place);
     }

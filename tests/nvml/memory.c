@@ -10,12 +10,12 @@ struct memory {
     unsigned long long total, reserved, used, free;
 };
 
-static nvmlReturn_t read_memory(nvmlDevice_t device, const char *key, struct memory *memory)
+static nvmlReturn_t read_memory(nvmlDevice_t device, struct memory *memory)
 {
-    nvmlReturn_t status = integer(text_format(device, "%s.total", key), &memory->total);
+    nvmlReturn_t status = integer(text_of(device, "memory.total"), &memory->total);
     if (status == NVML_SUCCESS)
-        status = integer(text_format(device, "%s.used", key), &memory->used);
-    memory->reserved = number_or(text_format(device, "%s.reserved", key), 0);
+        status = integer(text_of(device, "memory.used"), &memory->used);
+    memory->reserved = number_or(text_of(device, "memory.reserved"), 0);
     memory->free = memory->total - memory->reserved - memory->used;
     return status;
 }
@@ -25,7 +25,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     struct memory now;
     nvmlReturn_t status = begin(__func__, device);
     if (status == NVML_SUCCESS)
-        status = memory ? read_memory(device, "memory", &now) : NVML_ERROR_INVALID_ARGUMENT;
+        status = memory ? read_memory(device, &now) : NVML_ERROR_INVALID_ARGUMENT;
     if (status == NVML_SUCCESS) {
         memory->total = now.total;
         memory->used = now.used + now.reserved;
@@ -40,26 +40,12 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     nvmlReturn_t status = begin(__func__, device);
     FAIL_IF(memory->version != nvmlMemory_v2, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     if (status == NVML_SUCCESS)
-        status = read_memory(device, "memory", &now);
+        status = read_memory(device, &now);
     if (status == NVML_SUCCESS) {
         memory->total = now.total;
         memory->reserved = now.reserved;
         memory->used = now.used;
         memory->free = now.free;
-    }
-    return end(status);
-}
-
-nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
-{
-    struct memory now;
-    nvmlReturn_t status = begin(__func__, device);
-    if (status == NVML_SUCCESS)
-        status = memory ? read_memory(device, "bar1", &now) : NVML_ERROR_INVALID_ARGUMENT;
-    if (status == NVML_SUCCESS) {
-        memory->bar1Total = now.total;
-        memory->bar1Used = now.used;
-        memory->bar1Free = now.free;
     }
     return end(status);
 }

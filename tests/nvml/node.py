@@ -87,10 +87,7 @@ def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:
             )
             keys |= {f"mig{number}.{key}": value for key, value in own.items()}
     if inventory.get(f"{of}nvswitch") == "1":
-        keys |= {
-            "nvlink.*.remote.type": "2",
-            "nvlink.switch_count": CARDS[device.model]["nvlink.count"],
-        }
+        keys["nvlink.*.remote.type"] = "2"
     link = 0
     for other in devices:
         pair = sorted((device.bus, other.bus))
@@ -114,8 +111,6 @@ def instance_keys(model: str, name: str, told: Keys) -> Keys:
         "ci": ci,
         "memory.total": f"{told['memory_mib']}M",
         "memory.used": "0",
-        "bar1.total": "14809M",
-        "bar1.used": "0",
         "ecc.volatile.uncorrected.sram": "0",
         "gpm.1": "0",
         "gpm.2": "0",

@@ -41,9 +41,10 @@ enum {
 
 enum { /* nvmlValueType_t */
     NVML_VALUE_TYPE_UNSIGNED_INT = 1,
-    NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3,
-    NVML_VALUE_TYPE_SIGNED_INT = 5
+    NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3
 };
+
+enum { NVML_GPU_UTILIZATION_SAMPLES = 1 }; /* nvmlSamplingType_t */
 
 enum { /* sizes that stand in structures */
     NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE = 32,
@@ -60,7 +61,6 @@ enum { /* sizes that stand in structures */
 #define nvmlMemory_v2 NVML_STRUCT_VERSION(Memory, 2)
 #define nvmlGpuFabricInfo_v2 NVML_STRUCT_VERSION(GpuFabricInfo, 2)
 #define nvmlGpuFabricInfo_v3 NVML_STRUCT_VERSION(GpuFabricInfo, 3)
-#define nvmlProcessDetailList_v1 NVML_STRUCT_VERSION(ProcessDetailList, 1)
 #define nvmlTemperature_v1 NVML_STRUCT_VERSION(Temperature, 1)
 
 typedef struct {
@@ -104,7 +104,6 @@ typedef struct {
     unsigned int version;
     unsigned long long total, reserved, free, used;
 } nvmlMemory_v2_t;
-typedef struct { unsigned long long bar1Total, bar1Free, bar1Used; } nvmlBAR1Memory_t;
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 
 typedef union {
@@ -143,10 +142,6 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
     unsigned long long usedGpuCcProtectedMemory;
 } nvmlProcessDetail_v1_t;
-typedef struct {
-    unsigned int version, mode, numProcArrayEntries;
-    nvmlProcessDetail_v1_t *procArray;
-} nvmlProcessDetailList_v1_t, nvmlProcessDetailList_t;
 typedef struct {
     unsigned int pid;
     unsigned long long timeStamp;

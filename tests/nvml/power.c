@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Power, energy, temperature, clocks, fans, performance state, and why the clocks are low.
+ * Power, energy, temperature, clocks, fans, and why the clocks are low.
  */
 #include "double.h"
 
-NUMBER_CALL(nvmlDeviceGetPerformanceState, "pstate")
 NUMBER_CALL(nvmlDeviceGetPowerUsage, "power")
 NUMBER_CALL(nvmlDeviceGetPowerManagementLimit, "power.limit")
 NUMBER_CALL(nvmlDeviceGetEnforcedPowerLimit, "power.limit.enforced")

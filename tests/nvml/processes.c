@@ -19,11 +19,10 @@ struct process {
     unsigned long long memory;
 };
 
-struct list { /* one of four shapes to fill; all NULL: only the size is asked for */
+struct list { /* one of three shapes to fill; all NULL: only the size is asked for */
     nvmlProcessInfo_v1_t *first;
     nvmlProcessInfo_v2_t *second;
     nvmlProcessInfo_t *third; /* of the last one with `processes.wide` */
-    nvmlProcessDetail_v1_t *detail;
     unsigned int room, found;
 };
 
@@ -65,9 +64,6 @@ static void add(struct list *list, const struct process *process)
     else if (list->third) /* what nvml.h of CUDA 12.2.0 called nvmlProcessInfo_t */
         ((nvmlProcessDetail_v1_t *)list->third)[n] =
             (nvmlProcessDetail_v1_t){process->pid, process->memory, process->gi, process->ci, 0};
-    if (list->detail)
-        list->detail[n] = (nvmlProcessDetail_v1_t){process->pid, process->memory, process->gi,
-                                                   process->ci, 0};
 }
 
 /* A MIG device shows its own; a GPU in MIG mode shows all of them, to root only. */
@@ -85,14 +81,14 @@ static nvmlReturn_t collect(nvmlDevice_t device, char type, struct list *list)
     for (struct process process; text && *text != 'n';) { /* `none` */
         text = next_process(text, &process);
         bool own = device->mig == NONE || (process.gi == gi && process.ci == ci);
-        if (own && (type == '*' || process.type == type))
+        if (own && process.type == type)
             add(list, &process);
     }
     unsigned int growth =
         (unsigned int)number_or(text_at(device->gpu, NONE, "processes.growth"), 0);
     if (!growth)
         grown[device->gpu] = 0;
-    for (unsigned int n = 0; n < grown[device->gpu] && (type == 'C' || type == '*'); n++)
+    for (unsigned int n = 0; n < grown[device->gpu] && type == 'C'; n++)
         add(list, &(struct process){FIRST_PHANTOM + n, ~0U, ~0U, 'C', 0});
     if (list->found <= list->room)
         return NVML_SUCCESS;
@@ -104,7 +100,7 @@ static nvmlReturn_t answer(const char *function, nvmlDevice_t device, char type,
                            unsigned int *count, struct list list)
 {
     nvmlReturn_t status = begin(function, device);
-    bool empty = !list.first && !list.second && !list.third && !list.detail;
+    bool empty = !list.first && !list.second && !list.third;
     FAIL_IF(!count || (empty && *count), NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
         list.room = *count;
@@ -130,13 +126,3 @@ LIST_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, third, 'G
 LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, first, 'M')
 LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, second, 'M')
 LIST_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, third, 'M')
-
-nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
-                                                   nvmlProcessDetailList_t *list)
-{
-    static const char modes[] = {'C', 'G', 'M', '*'};
-    if (!list || list->version != nvmlProcessDetailList_v1 || list->mode >= sizeof modes)
-        return answer(__func__, device, 'C', NULL, (struct list){0});
-    struct list asked = {.detail = list->procArray};
-    return answer(__func__, device, modes[list->mode], &list->numProcArrayEntries, asked);
-}

@@ -3,7 +3,7 @@
  * How busy a card is: now, and in the driver's buffer of samples. In MIG mode nobody can say.
  *
  * The buffer is made of the same keys as the values of now: a sample at each whole `period`, the
- * mean over the period that ended there, the youngest `count` of them. samples.NAME=TIME:VALUE ...
+ * mean over the period that ended there, the youngest `count` of them. samples.gpu=TIME:VALUE ...
  * puts others in their place.
  */
 #include "double.h"
@@ -28,24 +28,6 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
         status = copy_number(device, "utilization.memory", &utilization->memory);
     return end(status);
 }
-
-/* By nvmlSamplingType_t: the key of the value, and of what may stand in for the buffer. Power is
- * sampled faster than the rest (nvidia-smi -q -d POWER,UTILIZATION: 119 in 2.4 s, 99 in 16.5 s). */
-static const struct series {
-    const char *key, *samples;
-    bool by_power, by_busy;
-} series[] = {
-    {"power", "samples.power", true, false},
-    {"utilization.gpu", "samples.gpu", false, true},
-    {"utilization.memory", "samples.memory", false, true},
-    {"utilization.encoder", "samples.encoder", false, true},
-    {"utilization.decoder", "samples.decoder", false, true},
-    {"clock.sm", "samples.sm_clock", false, false},
-    {"clock.memory", "samples.memory_clock", false, false},
-    {"power.module", "samples.module_power", true, false},
-    {"utilization.jpeg", "samples.jpeg", false, true},
-    {"utilization.ofa", "samples.ofa", false, true},
-};
 
 struct buffer {
     nvmlSample_t *samples; /* NULL: only the size is asked for */
@@ -79,19 +61,15 @@ static unsigned int count_given(const char *text)
     return count;
 }
 
-static nvmlReturn_t read_samples(nvmlDevice_t device, const struct series *of,
-                                 struct buffer *buffer)
+static nvmlReturn_t read_samples(nvmlDevice_t device, struct buffer *buffer)
 {
-    const char *text = text_of(device, of->key), *given = text_of(device, of->samples);
+    const char *text = text_of(device, "utilization.gpu"), *given = text_of(device, "samples.gpu");
     unsigned long long now;
     nvmlReturn_t status = integer(given ? given : text, &now);
     if (status != NVML_SUCCESS)
         return status;
-    long long period = of->by_power ? 20000 : 166667, count = of->by_power ? 119 : 99;
-    if (!of->by_power) {
-        period = (long long)number_or(text_of(device, "samples.period"), 166667);
-        count = (long long)number_or(text_of(device, "samples.count"), 99);
-    }
+    long long period = (long long)number_or(text_of(device, "samples.period"), 166667);
+    long long count = (long long)number_or(text_of(device, "samples.count"), 99);
     if (!buffer->samples) {
         buffer->found = given ? count_given(given) : (unsigned int)count;
         return NVML_SUCCESS;
@@ -109,13 +87,12 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
                                   unsigned long long since, nvmlValueType_t *value_type,
                                   unsigned int *count, nvmlSample_t *samples)
 {
-    nvmlReturn_t status = begin(__func__, device);
-    FAIL_IF(type >= sizeof series / sizeof *series || !count || !value_type || (samples && !*count),
-            NVML_ERROR_INVALID_ARGUMENT);
-    FAIL_IF(series[type].by_busy && in_mig_mode(device), NVML_ERROR_NOT_SUPPORTED);
+    nvmlReturn_t status = begin_busy(__func__, device);
+    FAIL_IF(!count || !value_type || (samples && !*count), NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(type != NVML_GPU_UTILIZATION_SAMPLES, NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
         struct buffer buffer = {samples, *count, 0, since};
-        status = read_samples(device, &series[type], &buffer);
+        status = read_samples(device, &buffer);
         *value_type = NVML_VALUE_TYPE_UNSIGNED_INT;
         *count = buffer.found;
     }

@@ -145,12 +145,6 @@ def nvml_error_text(error: int) -> str:
     return str(pynvml.NVMLError(error))
 
 
-def require_binding(name: str) -> None:
-    """Raise NVMLError, as of a driver without it, where nvidia-ml-py is older than a call."""
-    if not hasattr(pynvml, name):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-
 def has_nvml_function(name: str) -> bool:
     """Return whether the driver's library, which is loaded, has a function."""
     return hasattr(pynvml.nvmlLib, name)

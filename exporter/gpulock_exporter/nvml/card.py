@@ -10,7 +10,7 @@ from collections import Counter
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext, require_binding
+from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
 from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
 from gpulock_exporter.nvml.named_calls import calls
@@ -195,13 +195,11 @@ def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
 
 def is_numa_node(handle: pynvml.c_nvmlDevice_t) -> bool:
     """Return whether a card's memory is a NUMA node of the kernel's (GH200, GB200); 550."""
-    require_binding("nvmlDeviceGetNumaNodeId")
     return calls.nvmlDeviceGetNumaNodeId(handle) >= 0
 
 
 def is_addressed_by_ats(handle: pynvml.c_nvmlDevice_t) -> bool:
     """Return whether processor and card share their page tables; 580."""
-    require_binding("nvmlDeviceGetAddressingMode")
     return calls.nvmlDeviceGetAddressingMode(handle) == ATS
 
 

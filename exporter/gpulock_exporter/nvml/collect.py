@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext, require_binding
+from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
-from gpulock_exporter.nvml.named_calls import calls
+from gpulock_exporter.nvml.named_calls import NAMED, calls
 from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
 from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
@@ -23,6 +23,13 @@ TURNS = 8  # cards take turns within that time
 MEGA = 1e6
 WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
+
+MEMORY_V2 = NAMED.bind("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)  # 510
+TEMPERATURE = NAMED.bind("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+# as CUDA 14 will want it (nvml.h 13): the other call is to go
+TEMPERATURE_V = NAMED.bind("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+SM_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
+MEMORY_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
 
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -70,15 +77,11 @@ def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     """
     whose: list[NvmlDevice] = [card, *card.instances.all]
     for device, record in zip(whose, records):
-        found = device.query(look, "memory", _query_memory_v2, calls.nvmlDeviceGetMemoryInfo)
+        found = device.query(look, "memory", MEMORY_V2, calls.nvmlDeviceGetMemoryInfo)
         if found is not None and found.total:  # a card whose memory is the host's tells 0
             record.memory_used, record.memory_total = found.used, found.total
         elif device is card and (found or card.is_absent(look, calls.nvmlDeviceGetMemoryInfo)):
             record.memory_used = card.process_memory
-
-
-def _query_memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
-    return calls.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)  # 510
 
 
 def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -95,26 +98,13 @@ def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
 
 def collect_temperature(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Degrees Celsius of the chip."""
-    degrees = card.query(look, "temperature", _query_temperature, _query_temperature_v)
+    degrees = card.query(look, "temperature", TEMPERATURE, TEMPERATURE_V)
     records[0].temperature = None if degrees is None else float(degrees)
-
-
-def _query_temperature(handle: pynvml.c_nvmlDevice_t) -> int:
-    return calls.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-
-
-def _query_temperature_v(handle: pynvml.c_nvmlDevice_t) -> int:
-    """Ask as CUDA 14 will want it (nvml.h 13): the other call is to go."""
-    require_binding("nvmlDeviceGetTemperatureV")
-    return calls.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
 def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
     """Hertz, and what holds the clocks down now."""
-    sm, mem = (
-        card.query(look, "clocks", _query_sm_clock),
-        card.query(look, "clocks", _query_memory_clock),
-    )
+    sm, mem = (card.query(look, "clocks", clock) for clock in (SM_CLOCK, MEMORY_CLOCK))
     records[0].sm_clock = None if sm is None else sm * MEGA
     records[0].memory_clock = None if mem is None else mem * MEGA
     bits = card.query(
@@ -127,14 +117,6 @@ def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
         look.fail("clocks", card.name, f"its reasons cannot be {bits:#x}")
     elif bits is not None:
         records[0].clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
-
-
-def _query_sm_clock(handle: pynvml.c_nvmlDevice_t) -> int:
-    return calls.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-
-
-def _query_memory_clock(handle: pynvml.c_nvmlDevice_t) -> int:
-    return calls.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
 
 
 def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:

@@ -26,7 +26,7 @@ from gpulock_exporter.nvml.answers import (
     PollContext,
 )
 from gpulock_exporter.nvml.fabric import FABRIC_CALLS
-from gpulock_exporter.nvml.named_calls import call_nvml, calls
+from gpulock_exporter.nvml.named_calls import NAMED, call_nvml, calls
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
@@ -56,11 +56,6 @@ def seconds_of_nanoseconds(number: float) -> float:
 def bytes_of_kib(number: float) -> int:
     """Return KiB as bytes."""
     return int(number) * KIB
-
-
-def is_one(number: float) -> bool:
-    """Return whether a flag is set."""
-    return number == 1
 
 
 def field_table(
@@ -100,8 +95,8 @@ ECC = field_table(  # volatile: since the driver was loaded
     },
 )
 REMAPPED = field_table("remapped", "remapped", {142: "correctable", 143: "uncorrectable"})
-PENDING = NvmlField(144, 0, "remapped", "remap_pending", read=is_one)
-FAILURE = NvmlField(145, 0, "remapped", "remap_failure", read=is_one)
+PENDING = NvmlField(144, 0, "remapped", "remap_pending", read=bool)
+FAILURE = NvmlField(145, 0, "remapped", "remap_failure", read=bool)
 RECOVERY_ACTION = NvmlField(230, 0, "remapped", "recovery_action")  # 570
 PCIE = (  # bytes; 555
     NvmlField(197, 0, "pcie", "pcie_transmit"),
@@ -295,12 +290,6 @@ def _with_sram(
     return found or None
 
 
-def _sram_error_query(kind: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
-    """Return the call for the errors of a kind."""
-    place, since_load = pynvml.NVML_MEMORY_LOCATION_SRAM, pynvml.NVML_VOLATILE_ECC
-    return lambda handle: calls.nvmlDeviceGetMemoryErrorCounter(handle, kind, since_load, place)
-
-
 BOARD_CALLS: dict[str, tuple[str, Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
     "power_limit": ("power", calls.nvmlDeviceGetPowerManagementLimit, MILLI),
     "power_limit_enforced": ("power", calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
@@ -310,7 +299,11 @@ BOARD_CALLS: dict[str, tuple[str, Callable[[pynvml.c_nvmlDevice_t], int], float]
     "pcie_width": ("pcie", calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
     "pcie_width_max": ("pcie", calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
 }
+SINCE_LOAD, SRAM = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_MEMORY_LOCATION_SRAM
 SRAM_QUERIES = {
-    "corrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-    "uncorrected.sram": _sram_error_query(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    name: NAMED.bind("nvmlDeviceGetMemoryErrorCounter", kind, SINCE_LOAD, SRAM)
+    for name, kind in (
+        ("corrected.sram", pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        ("uncorrected.sram", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    )
 }

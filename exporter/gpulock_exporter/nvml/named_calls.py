@@ -23,12 +23,23 @@ class NamedCalls:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return a function, made once: what a card lacks is remembered by it."""
+        call = self.bind(name)
+        setattr(self, name, call)
+        return call
+
+    def bind(self, name: str, *last: Any) -> Callable[..., Any]:
+        """Return a function whose last arguments are these.
+
+        It raises NVMLError, as of a driver without it, where nvidia-ml-py is older than that call.
+        """
 
         def call(*arguments: Any) -> Any:
             self.note.name_call(name)
-            return getattr(pynvml, name)(*arguments)
+            function = getattr(pynvml, name, None)
+            if function is None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            return function(*arguments, *last)
 
-        setattr(self, name, call)
         return call
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 
 import gpulock
 from gpulock.alloc.process_tree import ProcessTree
@@ -53,7 +52,6 @@ from gpulock_exporter.worker.hung_cards import HungCard
 from gpulock_exporter.worker.supervisor import Supervisor
 
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
-SHOWN_STEPS = 10  # of GPUs that went out of service, on the page
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 AGAIN = (("Retry-After", "1"), ("Refresh", "5"))
@@ -140,9 +138,13 @@ class Exporter:
 
     def handler(self) -> Handler:
         """Return what answers requests."""
-        table = {"/": self._page, "/metrics": self._metrics}
-        told = {path: self._when_told(answer) for path, answer in table.items()}
-        return route_by_path({**told, "/-/healthy": self._healthy})
+        return route_by_path(
+            {
+                "/": self._when_told(self._page),
+                "/metrics": self._when_told(lambda shown, request: shown[1].response(request)),
+                "/-/healthy": self._healthy,
+            }
+        )
 
     def _when_told(self, answer: Callable[[Shown, HttpRequest], HttpResponse]) -> Handler:
         """Return what answers by the last moment, once there is one, and while it may be true."""
@@ -164,10 +166,6 @@ class Exporter:
         stuck = self._shown is not None and self._shown[0].at.boottime < oldest
         return error_response(503, STUCK, *AGAIN) if stuck else None
 
-    def _metrics(self, shown: Shown, request: HttpRequest) -> HttpResponse:
-        """Answer a scrape."""
-        return shown[1].response(request)
-
     def _page(self, shown: Shown, request: HttpRequest) -> HttpResponse:
         """Answer a person, who asks for a page that loads itself again by `/?live`."""
         live = request.query.startswith("live")
@@ -178,19 +176,10 @@ class Exporter:
             self._node.settings.max_sample_age,
             self._fault,
             live,
-            self._health_steps(),
         )
         text = render_page(shown[0], self._history, about).encode("utf-8", "replace")
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
-
-    def _health_steps(self) -> list[str]:
-        """Return the last steps of GPUs that went out of service, the latest first."""
-        shown: list[str] = []
-        for one in reversed(self._cards.read().steps[-SHOWN_STEPS:]):
-            at = datetime.fromtimestamp(one.at)
-            shown.append(f"{at:%Y-%m-%d %H:%M}  {one.device}  {one.step}: {one.words}")
-        return shown
 
     def _healthy(self, _: HttpRequest) -> HttpResponse:
         """Answer a watchdog: this process is at work, whatever the driver does."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -18,6 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from gpulock.alloc import states
+from gpulock.daemon.health.cards import CardStep
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
@@ -26,7 +28,7 @@ from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
-from gpulock_exporter.web.utilisation_history import UtilizationHistory
+from gpulock_exporter.web.utilisation_history import SPAN, UtilizationHistory, render_sparkline
 
 # nothing is fetched from anywhere, nothing is run, and nobody's page may frame it
 PAGE_HEADERS = (
@@ -39,10 +41,9 @@ PAGE_HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
 )
-SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # of the viewBox
-SPAN = "5 minutes"  # of a sparkline
 RELOAD = 5  # seconds, of a page that loads itself again
 MOST_CALLERS = 20  # of the queue
+SHOWN_STEPS = 10  # of GPUs that went out of service
 GIB = 1 << 30
 HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
 LONG = 120  # seconds that are told as minutes
@@ -67,7 +68,6 @@ class PageOptions(NamedTuple):
     limit: float = 5.0
     fault: str = ""
     live: bool = False
-    steps: Sequence[str] = ()
 
 
 def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: PageOptions) -> str:
@@ -95,6 +95,7 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
     reserved = [
         describe_reservation(one, snapshot, about) for one in snapshot.reservations[:MOST_CALLERS]
     ]
+    last_steps = snapshot.steps[-SHOWN_STEPS:]
     title = f"{about.node}: {', '.join(there) or 'no GPU'}"
     sick = sum(map(bool, warnings.values()))
     return "".join(
@@ -109,7 +110,7 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
             "" if shown else "<p class=none>No GPU is known here.</p>",
             render_lines("Queue", waiting),
             render_lines("Reserved", reserved),
-            render_lines("Health", about.steps),
+            render_lines("Health", [describe_step(one) for one in reversed(last_steps)]),
             f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
@@ -210,6 +211,12 @@ def describe_reservation(one: Reservation, snapshot: NodeSnapshot, about: PageOp
     who = about.label_user.of(Owner(user=one.user, uid=one.uid)) or "a user"
     names = {seen.id: seen.gpu_label or seen.id for seen in snapshot.devices}
     return f"GPU {names.get(one.device, one.device)}: {one.describe(who)}"
+
+
+def describe_step(one: CardStep) -> str:
+    """Return when a GPU went out of service, was reset or came back, and why."""
+    at = datetime.fromtimestamp(one.at)
+    return f"{at:%Y-%m-%d %H:%M}  {one.device}  {one.step}: {one.words}"
 
 
 # --- a device -----------------------------------------------------------------------------------
@@ -334,31 +341,6 @@ def render_memory(seen: DeviceSnapshot) -> str:
         return ""
     board = " · ".join(filter(None, heat))
     return f"{bar}<p class=small><span>{text}</span><span>{board}</span></p>"
-
-
-def render_sparkline(history: Sequence[float | None]) -> str:
-    """Return the utilisation as a line over a shade; where nothing was observed both break."""
-    step = SPARK_WIDTH / max(1, len(history) - 1)
-    line: list[str] = []
-    shade: list[str] = []
-    for known, run in groupby(enumerate(history), key=lambda one: one[1] is not None):
-        if not known:
-            continue
-        points = [
-            (place * step, 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value or 0.0))))
-            for place, value in run
-        ]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        line.append(f"M{path}" + ("h0" if len(points) == 1 else ""))
-        (first, _), (last, _) = points[0], points[-1]
-        shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{path}L{last:.1f} {SPARK_HEIGHT}z")
-    if not line:
-        return ""
-    return (
-        f'<svg viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" preserveAspectRatio=none role=img '
-        f'aria-label="utilisation of the last {SPAN}"><path class=shade d="{"".join(shade)}"/>'
-        f'<path d="{"".join(line)}"/></svg>'
-    )
 
 
 @cache

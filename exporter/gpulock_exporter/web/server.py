@@ -83,9 +83,6 @@ class Phase(Enum):
     LINGERING = auto()  # its client reads what the kernel still holds of the answer
 
 
-_AT_WORK = (Phase.HANDLING, Phase.WRITING)
-
-
 class Connection:
     """A socket that its own thread uses, and that the accepting thread may cut; with a deadline."""
 
@@ -103,7 +100,7 @@ class Connection:
     def is_awaited(self, new: float) -> bool:
         """Return whether a stop waits for it: at work, or accepted in the last `new` seconds."""
         is_new = self.phase is Phase.ARRIVING and time.monotonic() < self._accepted + new
-        return is_new or self.phase in _AT_WORK
+        return is_new or self.phase in (Phase.HANDLING, Phase.WRITING)
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Do the TLS handshake; what the context asks of a client's certificate, it checks."""
@@ -190,7 +187,7 @@ class HttpServer:
                     continue
                 self._tune(listener)
                 self._listeners.append(listener)
-                self._selector.register(listener, selectors.EVENT_READ)
+                self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def stop(self) -> None:
         """Accept no more, let the answers under way be written, and end the rest.
@@ -233,8 +230,7 @@ class HttpServer:
     def _run(self) -> None:
         while not self._is_stopping:
             for key, _ in self._selector.select(_LOOK_SECONDS):
-                if isinstance(key.fileobj, socket.socket):
-                    self._accept_from(key.fileobj)
+                self._accept_from(key.data)
             now = time.monotonic()
             if now - self._went_round < _LOOK_SECONDS:
                 continue  # a flood of newcomers

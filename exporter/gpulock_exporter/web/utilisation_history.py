@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last minutes of each device's utilisation, for the page. Pure."""
+"""The last minutes of each device's utilisation, kept and drawn for the page. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 LENGTH = 300  # values, one a second
 SHOWN = 100  # points of a sparkline
+SPAN = "5 minutes"  # of a sparkline
+SPARK_WIDTH, SPARK_HEIGHT = 240, 40  # of the viewBox
 
 
 class UtilizationHistory:
@@ -34,3 +37,28 @@ def mean_of_known(values: list[float | None]) -> float | None:
     """Return the mean of what is known, None where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def render_sparkline(history: Sequence[float | None]) -> str:
+    """Return the utilisation as a line over a shade; where nothing was observed both break."""
+    step = SPARK_WIDTH / max(1, len(history) - 1)
+    line: list[str] = []
+    shade: list[str] = []
+    for known, run in groupby(enumerate(history), key=lambda one: one[1] is not None):
+        if not known:
+            continue
+        points = [
+            (place * step, 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value or 0.0))))
+            for place, value in run
+        ]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        line.append(f"M{path}" + ("h0" if len(points) == 1 else ""))
+        (first, _), (last, _) = points[0], points[-1]
+        shade.append(f"M{first:.1f} {SPARK_HEIGHT}L{path}L{last:.1f} {SPARK_HEIGHT}z")
+    if not line:
+        return ""
+    return (
+        f'<svg viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" preserveAspectRatio=none role=img '
+        f'aria-label="utilisation of the last {SPAN}"><path class=shade d="{"".join(shade)}"/>'
+        f'<path d="{"".join(line)}"/></svg>'
+    )

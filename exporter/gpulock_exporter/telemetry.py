@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 
-# What `failures` of a frame go by. `counters` reads the last four of the second line at once, so
-# that they have no `durations` of their own.
+# What `failures` of a frame go by. `counters` reads the others of its line at once, so that they
+# have no `durations` of their own.
+WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
 COLLECTORS = (
     *("devices", "mig", "utilization", "memory", "power", "temperature", "clocks", "gpm"),
-    *("processes", "counters", "ecc", "remapped", "pcie", "nvlink"),
+    *("processes", "counters", *WITH_COUNTERS),
 )
 CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
     0x1: "gpu_idle",
@@ -171,23 +171,6 @@ class Frame:
     failures: dict[str, str] = field(default_factory=dict[str, str])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     complete: bool = False
-
-
-class FrameSource(Protocol):
-    """Where frames come from: NVML, or a simulated node."""
-
-    def open(self) -> None:
-        """Get ready; raise RuntimeError with the driver's words where that cannot be."""
-
-    def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
-        """Look once, with process lists where they are wanted.
-
-        `shared` are the cards of which it is wanted how much each process worked, by bus id.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of the driver."""
 
 
 def normalize_bus_id(text: str) -> str:

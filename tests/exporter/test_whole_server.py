@@ -117,7 +117,7 @@ def test_plain_text_is_for_who_asks_for_nothing(tmp_path: Path, nvml: Double) ->
         assert page.text.count("<article") == 8
         assert "<h2>Health</h2>" not in page.text
         note_card_step(str(nvml.node / "state"), "", "0000:06:00.0", OUT, "xid: XID 79")
-        assert "0000:06:00.0  out: xid: XID 79</p>" in exporter.get("/").text
+        assert exporter.page_says("0000:06:00.0  out: xid: XID 79</p>")
 
 
 @pytest.mark.parametrize(

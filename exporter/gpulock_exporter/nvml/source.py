@@ -39,7 +39,7 @@ ADVICE = {
 
 
 class NvmlSource:
-    """The cards of this node whose index is wanted; see telemetry.FrameSource."""
+    """The cards of this node whose index is wanted: where frames come from."""
 
     def __init__(
         self,

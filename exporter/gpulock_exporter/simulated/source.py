@@ -65,7 +65,7 @@ class SimulatedWork:
 
 
 class SimulatedSource:
-    """The simulated node in `folder`; see telemetry.FrameSource."""
+    """The simulated node in `folder`: where frames come from, as from nvml.source."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = clock_boottime) -> None:
         self._folder = folder

@@ -26,11 +26,9 @@ from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
     LostCard,
 )
-from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
+from gpulock_exporter.telemetry import COLLECTORS, WITH_COUNTERS, DeviceTelemetry, Frame, Process
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
-# read with `counters` at once, so that they take no time of their own
-WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -23,7 +22,7 @@ from gpulock.daemon.health.cards import CardStep
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
-from gpulock.text.words import format_duration, held_seconds
+from gpulock.text.words import format_duration, format_local_time, held_seconds
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
@@ -215,8 +214,7 @@ def describe_reservation(one: Reservation, snapshot: NodeSnapshot, about: PageOp
 
 def describe_step(one: CardStep) -> str:
     """Return when a GPU went out of service, was reset or came back, and why."""
-    at = datetime.fromtimestamp(one.at)
-    return f"{at:%Y-%m-%d %H:%M}  {one.device}  {one.step}: {one.words}"
+    return f"{format_local_time(one.at)}  {one.device}  {one.step}: {one.words}"
 
 
 # --- a device -----------------------------------------------------------------------------------

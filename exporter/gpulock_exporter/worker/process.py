@@ -19,10 +19,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpulock.deadline import clock_boottime
 from gpulock_exporter.driver_calls import CallNote
-from gpulock_exporter.telemetry import FrameSource, encode_frame
+from gpulock_exporter.telemetry import encode_frame
+
+if TYPE_CHECKING:
+    from gpulock_exporter.nvml.source import NvmlSource
+    from gpulock_exporter.simulated.source import SimulatedSource
+
+    FrameSource = NvmlSource | SimulatedSource
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CANNOT_OPEN = 3  # exit code: no driver, or one that does not answer as it should

@@ -21,7 +21,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
-from tests.support.exporter_contract import CONTRACT
+from tests.support.exporter_contract import CONTRACT, GOLDEN
 from tests.support.exporter_nodes import (
     Node,
     card,
@@ -33,7 +33,6 @@ from tests.support.exporter_nodes import (
 )
 from tests.support.trees import FakeProc, bus
 
-DATA = Path(__file__).parents[3] / "support/data/exporter"
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
 A, B, C, D, E = [letter * 16 for letter in "abcde"]
 
@@ -97,8 +96,8 @@ def written(scene: NodeSnapshot) -> str:
 def test_a_node_reads_as_in_the_golden_text(scene: NodeSnapshot) -> None:
     text = written(scene)
     if os.environ.get("GPULOCK_GOLDEN"):
-        (DATA / "node.prom").write_text(text)
-    assert text == (DATA / "node.prom").read_text()
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
 
 
 def test_the_families_are_the_contracts_and_each_has_a_value_here(scene: NodeSnapshot) -> None:

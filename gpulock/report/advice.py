@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpulock.report.bars import format_percent
-from gpulock.report.claims import ReportedClaim, ReportedDevice
+from gpulock.report.claims import ReportedClaim, ReportedDevice, sum_times
+from gpulock.text.words import format_percent
 
 OBSERVED: Final = 0.9  # share of each device's time that must have been observed
 LEAST: Final = 600.0  # seconds: a shorter job is over before it is clear what it does
@@ -36,19 +36,18 @@ def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
 
 def is_well_observed(card: ReportedDevice) -> bool:
     """Return whether nearly all of a device's time was observed, and it was not over at once."""
-    return card.held >= LEAST and card.busy is not None and card.observed >= OBSERVED * card.held
+    return card.times.held >= LEAST and card.times.observed >= OBSERVED * card.times.held
 
 
 def was_device_used(card: ReportedDevice) -> bool:
     """Return whether a device did more than being opened."""
-    return (card.utilization or 0.0) > BLIP or (card.busy or 0.0) > MOMENT
+    return (card.times.utilization or 0.0) > BLIP or card.times.busy > MOMENT
 
 
 def advise_low_use(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:
     """Return the advice to look what the GPUs wait for."""
-    observed = sum(card.observed for _, card in cards)
-    share = sum(card.busy or 0.0 for _, card in cards) / observed
-    if share > LITTLE:
+    share = sum_times(card for _, card in cards).utilization
+    if share is None or share > LITTLE:
         return ""
     who = "The GPU" if len(cards) == 1 else "The GPUs"
     return f"{who} worked {format_percent(share)} of the time: look what the program waits for."

@@ -1,41 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars and lines of a terminal, and how shares, bytes and joules are said; pure.
+"""Bars and lines of a terminal, and how bytes and joules are said; pure.
 
-In UTF-8 or in ASCII: a job's output file is read by whatever its owner likes.
+In ASCII alone: a job's output file is read by whatever its owner likes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.report.claims import UseTimeline
 
 GIB: Final = 1 << 30
 WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
-PERCENT: Final = 100
-HALF: Final = 0.5  # percent: what is below is not 0
+FULL: Final = "#"
+EMPTY: Final = "."
+LEVELS: Final = "_.-=+*%#"  # of a line from 0 to 1
 COLUMNS: Final = 60  # of a line of use over time: with its label it fits into 80
 
 
-class Charset(NamedTuple):
-    """What bars are drawn with: full, empty, and the levels of a line from 0 to 1."""
-
-    full: str
-    empty: str
-    levels: str
-
-
-UTF8: Final = Charset("█", "░", "▁▂▃▄▅▆▇█")
-ASCII: Final = Charset("#", ".", "_.-=+*%#")
-
-
-def detect_charset(encoding: str | None) -> Charset:
-    """Return what can be written to a stream of this encoding."""
-    return UTF8 if (encoding or "").lower().replace("-", "") == "utf8" else ASCII
-
-
-def draw_bar(share: float | None, width: int, chars: Charset) -> str:
+def draw_bar(share: float | None, width: int) -> str:
     """Return a bar; what is not nothing shows."""
     if share is None:
         return " " * width
@@ -45,17 +29,17 @@ def draw_bar(share: float | None, width: int, chars: Charset) -> str:
         full = max(1, full)
     if share < 1:
         full = min(width - 1, full)
-    return chars.full * full + chars.empty * (width - full)
+    return FULL * full + EMPTY * (width - full)
 
 
-def draw_sparkline(values: Sequence[float | None], chars: Charset) -> str:
+def draw_sparkline(values: Sequence[float | None]) -> str:
     """Return one character a value, a blank for what is not known; what is not 0 shows."""
-    top = len(chars.levels) - 1
+    top = len(LEVELS) - 1
     levels = [
         None if value is None else max(int(value > 0), round(min(1.0, max(0.0, value)) * top))
         for value in values
     ]
-    return "".join([" " if level is None else chars.levels[level] for level in levels])
+    return "".join([" " if level is None else LEVELS[level] for level in levels])
 
 
 def resample_use(
@@ -80,18 +64,6 @@ def average_value_pairs(values: Sequence[float | None]) -> list[float | None]:
         both = [value for value in values[place : place + 2] if value is not None]
         found.append(sum(both) / len(both) if both else None)
     return found
-
-
-def format_percent(share: float | None) -> str:
-    """Return `61 %`; `<1 %` is not nothing, `99 %` not everything, `-` not known."""
-    if share is None:
-        return "-"
-    value = share * PERCENT
-    if 0 < value < HALF:
-        return "<1 %"
-    if PERCENT - HALF <= value < PERCENT - 1e-9:
-        return "99 %"
-    return f"{value:.0f} %"
 
 
 def format_memory_peak(peak: int | None, total: int | None) -> str:

@@ -8,7 +8,7 @@ is not known, and no text keeps a control character.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -16,6 +16,7 @@ from gpulock.daemon.history.record import VERSION
 from gpulock.errors import one_line
 from gpulock.node.sample import BUCKETS
 from gpulock.store.owner import Owner
+from gpulock.text.words import format_percent
 
 MOST_CARDS: Final = 256  # devices of one claim
 MOST: Final = 1e15  # of any number: beyond, it is garbage
@@ -31,17 +32,56 @@ class UseTimeline:
     use: tuple[float | None, ...]
 
 
+@dataclass
+class GpuTimes:
+    """GPU seconds held, at work and observed, of one device or of some `claims`."""
+
+    held: float = 0.0
+    busy: float = 0.0
+    observed: float = 0.0
+    claims: int = 0
+
+    def add(self, held: float, busy: float | None, observed: float) -> None:
+        """Add the times of a record; of what `busy` is not known nothing was observed."""
+        self.held += held
+        if busy is not None:
+            observed = min(observed, held)
+            self.observed += observed
+            self.busy += min(busy, observed)
+
+    @property
+    def utilization(self) -> float | None:
+        """Return the share of the observed time at work, None where nothing was observed."""
+        return self.busy / self.observed if self.observed > 0 else None
+
+    @property
+    def idle(self) -> float:
+        """Return the observed seconds in which nothing was done."""
+        return self.observed - self.busy
+
+    @property
+    def unobserved(self) -> float:
+        """Return the seconds of which nothing is known."""
+        return self.held - self.observed
+
+    def shares(self) -> tuple[str, str, str]:
+        """Return how much of the time was at work, idle, and not observed."""
+        busy, idle, unseen = [
+            format_percent(seconds / self.held if self.held > 0 else None)
+            for seconds in (self.busy, self.idle, self.unobserved)
+        ]
+        return (busy, idle, unseen) if self.observed > 0 else ("-", "-", unseen)
+
+
 @dataclass(frozen=True)
 class ReportedDevice:
-    """One device of a claim; seconds, joules, bytes. None is not known.
+    """One device of a claim; joules, bytes. None is not known.
 
-    Of a share `part` is `2/4`, and the seconds are those of such a part of its card.
+    Of a share `part` is `2/4`, and the times are those of such a part of its card.
     """
 
     id: str
-    held: float
-    busy: float | None
-    observed: float
+    times: GpuTimes
     index: int | None
     minor: int | None
     model: str
@@ -50,23 +90,8 @@ class ReportedDevice:
     energy: float | None
     foreign: float | None
     shape: UseTimeline | None
-    timed: bool  # False: for how long it was held is not known, and `held` is 0
+    timed: bool  # False: for how long it was held is not known
     part: str
-
-    @property
-    def utilization(self) -> float | None:
-        """Return the share of the observed time at work, None where nothing was observed."""
-        return self.busy / self.observed if self.busy is not None and self.observed > 0 else None
-
-    @property
-    def idle(self) -> float:
-        """Return the observed seconds in which it did nothing."""
-        return max(0.0, self.observed - self.busy) if self.busy is not None else 0.0
-
-    @property
-    def unobserved(self) -> float:
-        """Return the seconds of which nothing is known."""
-        return max(0.0, self.held - self.observed) if self.busy is not None else self.held
 
     @property
     def name(self) -> str:
@@ -114,7 +139,12 @@ class ReportedClaim:
         """Return for how many seconds its longest device was held; of a share all of them."""
         if self.elapsed is not None:
             return self.elapsed
-        return max([card.held for card in self.cards], default=0.0)
+        return max([card.times.held for card in self.cards], default=0.0)
+
+    @property
+    def times(self) -> GpuTimes:
+        """Return the sum of its devices."""
+        return sum_times(self.cards)
 
     @property
     def timed(self) -> bool:
@@ -164,13 +194,12 @@ def parse_reported_device(record: Record, shapes: Record) -> ReportedDevice:
     name, held = record.text("id"), record.number("held_seconds")
     if not name:
         raise ValueError("a device without id")
-    observed = min(record.number("observed_seconds") or 0.0, held or 0.0)
-    busy = record.number("busy_seconds")
+    times = GpuTimes()
+    observed = record.number("observed_seconds") or 0.0
+    times.add(held or 0.0, record.number("busy_seconds") if observed else None, observed)
     return ReportedDevice(
         id=name,
-        held=held or 0.0,
-        busy=min(busy, observed) if busy is not None and observed > 0 else None,
-        observed=observed,
+        times=times,
         index=record.count("index"),
         minor=record.count("minor"),
         model=record.text("model"),
@@ -198,16 +227,21 @@ def merge_places(cards: Sequence[ReportedDevice]) -> list[ReportedDevice]:
             found[key] = card
             continue
         count = int(first.part.partition("/")[0]) + 1
-        busy = [one.busy for one in (first, card) if one.busy is not None]
         found[key] = replace(
             first,
-            held=first.held + card.held,
-            observed=first.observed + card.observed,
-            busy=sum(busy) if busy else None,
+            times=sum_times((first, card)),
             memory_peak=max(first.memory_peak or 0, card.memory_peak or 0) or None,
             part=f"{count}/{places}",
         )
     return list(found.values())
+
+
+def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
+    """Return the times of some devices together."""
+    found = GpuTimes(claims=1)
+    for card in cards:
+        found.add(card.times.held, card.times.busy, card.times.observed)
+    return found
 
 
 def parse_use_timeline(found: object) -> UseTimeline | None:

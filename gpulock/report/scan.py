@@ -25,7 +25,7 @@ from gpulock.daemon.history.record import (
     REAL_OR_NULL,
     TEXT,
 )
-from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.claims import GpuTimes, ReportedClaim, parse_reported_claim
 from gpulock.store.owner import Owner
 
 FOREVER: Final = float("inf")
@@ -33,6 +33,7 @@ TAIL: Final = 1 << 16  # bytes from the end of a file that are read first
 WIDER: Final = 8  # times as much is read next
 NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
 NO_JOB_TEXTS: Final = (b'"process"', b'"admin"')
+NULL: Final = b"null"
 FIRST_TASK: Final = (b'"1"', b'""')  # 12.1 may be no array
 SUMMED: Final = ("held_seconds", "busy_seconds", "observed_seconds")
 DEVICE: Final = re.compile(
@@ -213,45 +214,27 @@ def parse_history_line(line: bytes, faults: HistoryFaults) -> ReportedClaim | No
         return None
 
 
-@dataclass
-class GpuTimeSum:
-    """GPU seconds held, at work and observed of some claims."""
-
-    claims: int = 0
-    held: float = 0.0
-    busy: float = 0.0
-    observed: float = 0.0
-
-    def add(self, held: bytes, busy: bytes, observed: bytes) -> None:
-        """Add what stands in a line; what is not known adds nothing."""
-        try:
-            self.held += float(held)
-            self.observed += float(observed)
-            self.busy += float(busy)
-        except ValueError:
-            pass  # null: nothing is known of the rest
-        self.claims += 1
-
-    def times(self) -> tuple[float, float, float, float]:
-        """Return the GPU seconds held, at work, idle, and of which nothing is known."""
-        idle, unobserved = self.observed - self.busy, self.held - self.observed
-        return self.held, self.busy, max(0.0, idle), max(0.0, unobserved)
-
-
-def sum_claims(heads: Iterable[Head], by: str = "", device: str = "") -> dict[str, GpuTimeSum]:
+def sum_claims(heads: Iterable[Head], by: str = "", device: str = "") -> dict[str, GpuTimes]:
     """Return the sums by user, queue or device, or of everything under an empty name.
 
     Of a `device` that was asked for, only its own time counts, not its neighbours'.
     """
-    found: defaultdict[bytes, GpuTimeSum] = defaultdict(GpuTimeSum)
+    found: defaultdict[bytes, GpuTimes] = defaultdict(GpuTimes)
     key, own = by if by in HEAD_VALUES else "", json.dumps(device).encode()
     for head in heads:
         name = head[key] if key else b'""'
         if by != "device" and not device:
-            found[name].add(*head.group("gpu_seconds", "busy_seconds", "observed_seconds"))
+            add_times(found[name], *head.group("gpu_seconds", "busy_seconds", "observed_seconds"))
             continue
         end = head.string.find(b',"shapes":')
         for one, *times in DEVICE.findall(head.string, head.end(), end):
             if not device or one == own:
-                found[one if by == "device" else name].add(*times)
+                add_times(found[one if by == "device" else name], *times)
     return {json.loads(name): one for name, one in found.items()}
+
+
+def add_times(times: GpuTimes, held: bytes, busy: bytes, observed: bytes) -> None:
+    """Add what stands in a line; what is not known adds nothing."""
+    times.claims += 1
+    if held != NULL:
+        times.add(float(held), None if busy == NULL else float(busy), float(observed))

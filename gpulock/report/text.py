@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as people read it: at most 80 columns, with and without colour and UTF-8; pure."""
+"""A report as people read it: at most 80 columns, with and without colour, in ASCII; pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Final
 
 from gpulock.report.advice import advise_job_owner
 from gpulock.report.bars import (
-    Charset,
     draw_bar,
     draw_sparkline,
     format_energy,
     format_memory_peak,
-    format_percent,
     resample_use,
 )
-from gpulock.report.claims import ReportedClaim, ReportedDevice
+from gpulock.report.claims import ReportedClaim, ReportedDevice, sum_times
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import format_count, format_duration, format_local_time, short_model
+from gpulock.text.words import (
+    format_count,
+    format_duration,
+    format_local_time,
+    format_percent,
+    short_model,
+)
 
 BAR: Final = 20  # columns of a bar
 WHOLE: Final = 6  # claims that are told in full; more are a line each
@@ -48,7 +52,7 @@ SHORT: Final = (
 COLOURS: Final = ((0.15, "red"), (0.5, "yellow"), (1.01, "green"))  # as jobstats has them
 
 
-def format_job_report(claims: Sequence[ReportedClaim], chars: Charset) -> list[str]:
+def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     """Return the report of a job: its claims from the first to the last."""
     found: list[str] = []
     if len(claims) > WHOLE:
@@ -56,17 +60,12 @@ def format_job_report(claims: Sequence[ReportedClaim], chars: Charset) -> list[s
         found += [table.bold_text(format_claims_summary(claims))]
     else:
         for claim in claims:
-            found += [*([""] if found else []), *format_full_claim(claim, chars)]
+            found += [*([""] if found else []), *format_full_claim(claim)]
         if len(claims) > 1:
             found += ["", table.bold_text(format_claims_summary(claims))]
     said = advise_on_last_run(claims)
     found += ["", *textwrap.wrap(said, WIDTH)] if said else []
-    return [to_ascii_line(line) for line in found] if chars.full.isascii() else found
-
-
-def to_ascii_line(line: str) -> str:
-    """Return a line in ASCII; an ellipsis is a sign of its own."""
-    return line.replace("…", "~").encode("ascii", "replace").decode()
+    return [line.replace("…", "~").encode("ascii", "replace").decode() for line in found]
 
 
 def select_last_run(claims: Sequence[ReportedClaim]) -> list[ReportedClaim]:
@@ -93,10 +92,10 @@ def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
     return advise_job_owner(last) if len({claim.task_id for claim in last}) == 1 else ""
 
 
-def format_full_claim(claim: ReportedClaim, chars: Charset) -> list[str]:
+def format_full_claim(claim: ReportedClaim) -> list[str]:
     """Return one claim in full."""
     found = [format_claim_heading(claim), *format_claim_times(claim), ""]
-    rows = [report_device_cells(card, chars) for card in claim.cards]
+    rows = [report_device_cells(card) for card in claim.cards]
     found += table.render_table(COLUMNS, rows, WIDTH)
     shapes = [(card, *resample_use(card.shape, claim.held)) for card in claim.cards]
     drawn = [(card, means, width) for card, means, width in shapes if len(means) > 1]
@@ -105,7 +104,7 @@ def format_full_claim(claim: ReportedClaim, chars: Charset) -> list[str]:
         found += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
         label = max(3, *(len(card.name) for card, _, _ in drawn))
         found += [
-            f"{card.name.rjust(label)}  {draw_sparkline(means, chars)}".rstrip()
+            f"{card.name.rjust(label)}  {draw_sparkline(means)}".rstrip()
             for card, means, _ in drawn
         ]
     for card in claim.cards:
@@ -164,41 +163,20 @@ def format_claim_times(claim: ReportedClaim) -> list[str]:
     return found
 
 
-def report_device_cells(card: ReportedDevice, chars: Charset) -> list[Cell]:
+def report_device_cells(card: ReportedDevice) -> list[Cell]:
     """Return one device."""
-    use = card.utilization
-    if use is None:
-        drawn, said, idle = "not observed", "", "-"
-    else:
-        share = (card.busy or 0.0) / card.held if card.held else None
-        drawn, said = draw_bar(share, BAR, chars), format_percent(share)
-        idle = format_percent(card.idle / card.held if card.held else None)
-    unseen = format_percent(card.unobserved / card.held if card.held else None)
+    use, (said, idle, unseen) = card.times.utilization, card.times.shares()
+    drawn = draw_bar(card.times.busy / card.times.held, BAR) if use is not None else "not observed"
     colour = next((name for limit, name in COLOURS if use is not None and use < limit), None)
     return [
         Cell(card.name),
         Cell(drawn, colour),
-        Cell(said),
+        Cell(said if use is not None else ""),
         Cell(idle),
         Cell(unseen),
         Cell(format_memory_peak(card.memory_peak, card.memory)),
         Cell(format_energy(card.energy)),
     ]
-
-
-def sum_device_times(cards: Sequence[ReportedDevice]) -> tuple[float, float, float]:
-    """Return the seconds held, at work, and not observed of some devices."""
-    busy = sum(card.busy or 0.0 for card in cards)
-    return sum(card.held for card in cards), busy, sum(card.unobserved for card in cards)
-
-
-def format_claim_shares(claim: ReportedClaim) -> tuple[str, str, str]:
-    """Return how much of its time a claim was at work, idle, and not observed."""
-    held, busy, unseen = sum_device_times(claim.cards)
-    gone = format_percent(unseen / held if held > 0 else None)
-    if held <= unseen:
-        return "-", "-", gone
-    return format_percent(busy / held), format_percent((held - unseen - busy) / held), gone
 
 
 def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
@@ -209,7 +187,7 @@ def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
         Cell(format_local_time(claim.begun)[:-3]),
         Cell(format_duration(claim.held) if claim.timed else "-"),
         Cell(str(len(claim.cards))),
-        *map(Cell, format_claim_shares(claim)),
+        *map(Cell, claim.times.shares()),
         Cell(claim.how if claim.ended is not None else "runs"),
     ]
 
@@ -217,15 +195,14 @@ def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
 def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
     """Return the sum of all devices in a line."""
     cards = [card for claim in claims for card in claim.cards]
-    held, busy, unseen = sum_device_times(cards)
-    if held <= 0:
+    times = sum_times(cards)
+    if times.held <= 0:
         return "In all: no time" if any(card.timed for card in cards) else "In all: not known"
-    if unseen >= held:
-        return f"In all: {format_gpu_hours(held)}, not observed"
-    idle = held - unseen - busy
-    parts = [f"{format_percent(busy / held)} busy", f"{format_percent(idle / held)} idle"]
-    parts += [f"{format_percent(unseen / held)} not observed"] if unseen else []
-    return f"In all: {format_gpu_hours(held)}, {', '.join(parts)}"
+    hours, (busy, idle, unseen) = format_gpu_hours(times.held), times.shares()
+    if times.observed <= 0:
+        return f"In all: {hours}, not observed"
+    rest = f", {unseen} not observed" if times.unobserved else ""
+    return f"In all: {hours}, {busy} busy, {idle} idle{rest}"
 
 
 def format_gpu_hours(seconds: float) -> str:

@@ -11,6 +11,8 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store.owner import Owner
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
+PERCENT = 100
+HALF = 0.5  # percent: what is below is not 0
 UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
 FORCE = 'gpulock release {} --force --reason "TEXT"'
 MAKERS = re.compile(r"^(NVIDIA |Tesla |GeForce |Quadro (?=RTX))+| (Generation|Graphics)$")
@@ -48,6 +50,18 @@ def held_seconds(record: Owner, boot_id: str, boottime: float, now: float) -> fl
 def format_local_time(epoch: float) -> str:
     """Return a point in time as people write it, in their zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
+
+
+def format_percent(share: float | None) -> str:
+    """Return `61 %`; `<1 %` is not nothing, `99 %` not everything, `-` not known."""
+    if share is None:
+        return "-"
+    value = share * PERCENT
+    if 0 < value < HALF:
+        return "<1 %"
+    if PERCENT - HALF <= value < PERCENT - 1e-9:
+        return "99 %"
+    return f"{value:.0f} %"
 
 
 def short_model(model: str) -> str:

@@ -20,11 +20,9 @@ from gpulock.daemon.health.cards import read_cards
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
-from gpulock.report.bars import format_percent
-from gpulock.report.claims import ReportedClaim
+from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
     ClaimQuery,
-    GpuTimeSum,
     HistoryFaults,
     find_history_claims,
     find_history_heads,
@@ -33,10 +31,16 @@ from gpulock.report.scan import (
     sum_claims,
 )
 from gpulock.report.sources import find_local_claims
-from gpulock.report.text import SHARES, format_claim_shares
+from gpulock.report.text import SHARES
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import format_count, format_duration, format_local_time, parse_duration
+from gpulock.text.words import (
+    format_count,
+    format_duration,
+    format_local_time,
+    format_percent,
+    parse_duration,
+)
 
 VERSION = 1
 FIELDS = (
@@ -207,7 +211,7 @@ def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, 
     if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
     if rows or not faults.files:
-        click.echo(format_history_total(sum_claims(shown, "", query.device).get("", GpuTimeSum())))
+        click.echo(format_history_total(sum_claims(shown, "", query.device).get("", GpuTimes())))
 
 
 def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
@@ -218,18 +222,23 @@ def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
         Cell(claim.user),
         Cell(str(len(claim.cards))),
         Cell(format_duration(claim.held) if claim.timed else "-"),
-        *map(Cell, format_claim_shares(claim)),
+        *map(Cell, claim.times.shares()),
         Cell(claim.how),
     ]
 
 
-def format_history_total(total: GpuTimeSum) -> str:
+def format_history_total(total: GpuTimes) -> str:
     """Return the sum of all in a line."""
     if not total.claims:
         return "no finished claim"
-    held, busy, idle, unseen = map(format_history_hours, total.times())
+    held, busy, idle, unseen = map(format_history_hours, list_times(total))
     count = format_count(total.claims, "claim")
     return f"{count}: {held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
+
+
+def list_times(one: GpuTimes) -> tuple[float, float, float, float]:
+    """Return the GPU seconds held, at work, idle, and of which nothing is known."""
+    return one.held, one.busy, one.idle, one.unobserved
 
 
 def format_history_hours(seconds: float) -> str:
@@ -237,12 +246,12 @@ def format_history_hours(seconds: float) -> str:
     return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
 
 
-def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str | None) -> None:
+def print_history_sums(found: dict[str, GpuTimes], by: str, form: str | None) -> None:
     """Print sums, the largest first."""
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
     rows = [
         {by: name, "claims": one.claims}
-        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], one.times())}
+        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], list_times(one))}
         for name, one in ordered
     ]
     if form == "json":
@@ -255,10 +264,10 @@ def print_history_sums(found: dict[str, GpuTimeSum], by: str, form: str | None) 
         click.echo("\n".join(table.render_table(columns, shown, table.terminal_width())))
 
 
-def history_sum_cells(name: str, one: GpuTimeSum) -> list[Cell]:
+def history_sum_cells(name: str, one: GpuTimes) -> list[Cell]:
     """Return one row of sums."""
-    use = format_percent(one.busy / one.observed if one.observed > 0 else None)
-    times = [Cell(format_history_hours(value)) for value in one.times()]
+    use = format_percent(one.utilization)
+    times = [Cell(format_history_hours(value)) for value in list_times(one)]
     return [Cell(name), Cell(f"{one.claims:,}"), *times, Cell(use)]
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 
@@ -15,7 +14,6 @@ from gpulock.cli.select import SelectError, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
-from gpulock.report.bars import ASCII, detect_charset
 from gpulock.report.claims import ReportedClaim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.sources import find_job_claims
@@ -65,7 +63,7 @@ def report_command(  # noqa: PLR0913, PLR0917 (click: one an option)
     if as_json:
         click.echo(json.dumps(build_report_document(query, found), indent=2))
         return
-    click.echo("\n".join(format_job_report(found, detect_charset(sys.stdout.encoding))))
+    click.echo("\n".join(format_job_report(found)))
 
 
 def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:
@@ -82,7 +80,7 @@ def report_at_job_end(node: Node, tokens: Sequence[str], output: str) -> None:
         click.echo(f"gpulock: REPORT_DIR: {fault}", err=True)
     if not node.settings.report_at_end:
         return
-    text = "\n".join(["", "gpulock report", *format_job_report(found, ASCII), ""])
+    text = "\n".join(["", "gpulock report", *format_job_report(found), ""])
     if output:
         ending.append_report(output, click.unstyle(text))
     else:

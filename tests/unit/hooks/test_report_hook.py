@@ -87,7 +87,7 @@ def test_it_waits_for_the_exporters_last_word(site: Ended) -> None:
             site.finish(own, site.account(own, 0, busy=80.0))
 
     (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(60), pause)
-    assert (len(waits), found.cards[0].utilization) == (3, 1.0)
+    assert (len(waits), found.cards[0].times.utilization) == (3, 1.0)
 
 
 def test_it_does_not_wait_for_ever(site: Ended) -> None:
@@ -95,13 +95,13 @@ def test_it_does_not_wait_for_ever(site: Ended) -> None:
     site.sample(site.account(own, 0, busy=8.0))
     site.end(0)
     (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(0), never)
-    assert found.cards[0].utilization == pytest.approx(0.1)
+    assert found.cards[0].times.utilization == pytest.approx(0.1)
 
 
 def test_it_does_not_wait_where_no_exporter_lives(site: Ended) -> None:
     site.claim(0)
     (found,) = ending.gather_ended_claims(site.node(), ["feed"], Deadline(60), never)
-    assert found.cards[0].utilization is None
+    assert found.cards[0].times.utilization is None
 
 
 def test_a_claim_that_is_kept_for_now_is_told_as_it_stands(site: Ended) -> None:

@@ -19,9 +19,8 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.report import text
-from gpulock.report.bars import ASCII
-from gpulock.report.claims import parse_reported_claim
-from gpulock.report.scan import GpuTimeSum
+from gpulock.report.claims import GpuTimes, parse_reported_claim
+from gpulock.report.scan import add_times
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import atomic, boot, grants, owner
@@ -303,9 +302,9 @@ def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
     assert (found["held_seconds"], found["gpu_seconds"]) == (None, None)
     assert found["released_at"] == pytest.approx(own.claimed_at, abs=60)
     claim = parse_reported_claim(found)
-    assert "for how long is not known" in "\n".join(text.format_job_report([claim], ASCII))
-    total = GpuTimeSum()
-    total.add(b"null", b"null", b"0.0")
+    assert "for how long is not known" in "\n".join(text.format_job_report([claim]))
+    total = GpuTimes()
+    add_times(total, b"null", b"null", b"0.0")
     assert (total.claims, total.held) == (1, 0.0)
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
-from gpulock.report.bars import ASCII
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
 from tests.support.trees import BOOT, bus, record
@@ -114,16 +113,16 @@ def claim_of(*places: int, **told: float) -> ReportedClaim:
 
 def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
     claim = claim_of(1, busy=900.0, observed=3600.0)
-    assert (claim.held, claim.cards[0].held) == (3600.0, 900.0)
+    assert (claim.held, claim.cards[0].times.held) == (3600.0, 900.0)
     assert format_claim_times(claim)[0].endswith("for 1h00m so far")
     (card,) = claim.cards
-    assert (card.utilization, card.unobserved) == (0.25, 0.0)
+    assert (card.times.utilization, card.times.unobserved) == (0.25, 0.0)
 
 
 def test_places_of_one_card_are_one_row_and_one_gpu() -> None:
     claim = claim_of(2, 4, busy=900.0, observed=1800.0, memory_peak=1 << 30)
     (card,) = claim.cards
-    assert (card.held, card.observed, card.busy) == (1800.0, 900.0, 450.0)
+    assert (card.times.held, card.times.observed, card.times.busy) == (1800.0, 900.0, 450.0)
     assert (card.part, card.memory_peak) == ("2/4", 1 << 30)
     assert " 1 GPU" in format_claim_heading(claim)
-    assert report_device_cells(card, ASCII)[0].text.endswith(" (2/4)")
+    assert report_device_cells(card)[0].text.endswith(" (2/4)")

@@ -140,12 +140,21 @@ import json, os, shlex, signal, subprocess, sys, time
 units = os.path.dirname(os.path.abspath(__file__)) + "/units/"
 
 
+def environ_of(pid):
+    # It reads as empty for a moment while execve(2) sets a program up (docs/facts/locking.md).
+    for _ in range(300):
+        if environ := open(f"/proc/{pid}/environ", "rb").read():
+            return environ.split(b"\\0")
+        os.readlink(f"/proc/{pid}/exe")  # which what is over, and the kernel's own, has not
+        time.sleep(0.001)
+    return []
+
+
 def members(unit):
     found = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            environ = open(f"/proc/{pid}/environ", "rb").read().split(b"\\0")
-            if ("UNIT=" + units + unit).encode() in environ:
+            if ("UNIT=" + units + unit).encode() in environ_of(pid):
                 found[int(pid)] = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
         except OSError:
             continue
@@ -172,7 +181,7 @@ def end(unit, of):
         late = time.monotonic() + of["stop_seconds"]
         for pid in members(unit):
             os.kill(pid, number)
-        while members(unit) and time.monotonic() < late:
+        while members(unit) and (number == signal.SIGKILL or time.monotonic() < late):
             time.sleep(0.01)
     if os.path.exists(units + unit):
         os.unlink(units + unit)

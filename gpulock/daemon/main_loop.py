@@ -86,7 +86,7 @@ class GpulockDaemon:
         Where users are served, their calls have as much time before it as the last one took: a
         user whose claims end again and again has it look at that user's files each time.
         """
-        return max(min(self.pace.due, self.rounds.regular), self._users_first_until)
+        return max(self.pace.due, self._users_first_until)
 
     def _close(self) -> None:
         """Let go of all that the kernel gave us."""

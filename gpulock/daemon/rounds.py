@@ -8,7 +8,7 @@ tried again. Nothing that goes wrong in a round ends the daemon but another gpul
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpulock.alloc.reaper import FREED, ORPHANS
 from gpulock.daemon.core.controller import BackoffControl, ControllerSilence
@@ -17,14 +17,14 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_e
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.daemon.reconcile.schedule import ROUND, TIME, Chore, read_chore_inputs
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.verdicts import PERIOD, UNKNOWN
+from gpulock.store.verdicts import UNKNOWN
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
 CAP_SYS_PTRACE = 19  # linux/capability.h
@@ -33,8 +33,7 @@ CAP_SYS_PTRACE = 19  # linux/capability.h
 class Rounds:
     """Rounds on one node; `last` is the report of the last one, None where it failed.
 
-    `regular` is when TIME changes for the chores (CLOCK_BOOTTIME seconds): a round is due then.
-    `due` is when a chore has work before that.
+    `due` is when a chore has work before the next one (CLOCK_BOOTTIME seconds).
     """
 
     def __init__(self, node: DaemonNode, journal: DaemonJournal, chores: Sequence[Chore]) -> None:
@@ -42,22 +41,18 @@ class Rounds:
         self.single = InstanceLock()
         self.last: ReconcileReport | None = None
         self.summary = "starting"
-        self.regular = 0.0
         self.due = float("inf")
         self._journal = journal
         self._chores = chores
-        self._inputs: dict[str, object] = {}  # as they were when chores ran last
-        self._owed: set[Chore] = set(chores)  # those that run next time, whatever changed
         self._silence = ControllerSilence()
         self._missing_right = missing_ptrace(node, os.geteuid())
 
     def use_settings(self, settings: Settings) -> None:
-        """Go on with other settings; raise Refusal. A chore that they switch off runs once more."""
+        """Go on with other settings; raise Refusal."""
         fresh = DaemonNode(settings)
         fresh.caller = self.node.caller  # a driver that hangs is asked once
         self.node = fresh
         self._missing_right = missing_ptrace(fresh, os.geteuid())
-        self._owed = set(self._chores)
 
     def run_round(self, now: float) -> ReconcileReport | None:
         """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
@@ -81,12 +76,11 @@ class Rounds:
         if self.last is None:
             self._journal.log_changes("round", failed, ERROR)
             self.summary = "; ".join(failed.values())
-            self.regular = now + PERIOD
-            self._owed = set(self._chores)
             return None
         for line in report_messages.reconcile_event_messages(self.last):
             self._journal.say(NOTICE, line)
-        self._do_chores(self.last, now)  # a claim that is over does not wait for what lasts
+        report = self.last  # a claim that is over does not wait for what lasts
+        self._do_chores("chores", self._chores, lambda one: one.run(self.node, report, now))
         expected, lacks = self.node.settings.expected_gpus, self._missing_right
         lasting = report_messages.lasting_problem_messages(self.last, expected, lacks)
         self._journal.log_changes("round", {})
@@ -94,50 +88,26 @@ class Rounds:
         self.summary = report_messages.format_daemon_status(self.last, expected)
         return self.last
 
-    def _do_chores(self, report: ReconcileReport, now: float) -> None:
-        """Run the chores that are due."""
-        inputs = read_chore_inputs(self.node, report)  # before: a change meanwhile is seen later
-        changed = {what for what in inputs if inputs[what] != self._inputs.get(what)} | {ROUND}
-        if now >= self.regular:
-            changed.add(TIME)
-            self.regular = now + PERIOD
-        self._inputs = inputs
-        owed = self._owed.copy()
-        self._owed.clear()
-        failed: dict[str, str] = {}
-        for chore in self._chores:
-            needs = [chore.after[what] for what in changed & chore.after.keys()]
-            if chore not in owed and not any(
-                not names or any(getattr(self.node.settings, name) for name in names)
-                for names in needs
-            ):
-                continue
-            try:
-                chore.run(self.node, report, now)
-            except Refusal as refusal:
-                failed[f"{type(chore).__name__} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
-                self._owed.add(chore)
-            except Exception as fault:  # one that fails stops no other, and is tried again
-                name = type(chore).__name__
-                failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
-                self._owed.add(chore)
-            written = read_chore_inputs(self.node, report)  # a quarantine drains the node at once
-            changed |= {what for what in written if written[what] != inputs.get(what)}
-        self.due = min([chore.due for chore in self._chores], default=self.due)
-        self._journal.log_changes("chores", failed, ERROR)
-
     def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""
+        due = [chore for chore in self._chores if now >= chore.due]
+        self._do_chores("turns", due, lambda chore: chore.run_due(now))
+
+    def _do_chores(
+        self, part: str, chores: Sequence[Chore], act: Callable[[Chore], object]
+    ) -> None:
+        """Let chores act, one after another; one that fails stops no other."""
         failed: dict[str, str] = {}
-        for chore in self._chores:
-            if now >= chore.due:
-                try:
-                    chore.run_due(now)
-                except Exception as fault:  # likewise
-                    name = type(chore).__name__
-                    failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+        for chore in chores:
+            name = type(chore).__name__
+            try:
+                act(chore)
+            except Refusal as refusal:
+                failed[f"{name} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
+            except Exception as fault:
+                failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
         self.due = min([chore.due for chore in self._chores], default=self.due)
-        self._journal.log_changes("turns", failed, ERROR)
+        self._journal.log_changes(part, failed, ERROR)
 
     def close(self) -> None:
         """Let go of what the chores have at work, and of being this node's gpulockd."""

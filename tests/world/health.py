@@ -8,8 +8,11 @@ of a free card gives way to the claim that needs it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from gpulock.daemon.core.journal import WARNING
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.health_command import (
@@ -44,6 +47,17 @@ PAUSE = 11.0  # seconds between two rounds of which each is a check that counts
 COMEBACKS = CLEAN_CHECKS + 3  # rounds in which all that is well must be back
 
 
+class ChoresJournal(QuietJournal):
+    """gpulockd's journal; `failed` are the chores that did in the last round."""
+
+    failed: Mapping[str, str] = MappingProxyType({})
+
+    def log_changes(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
+        """Keep what concerns chores."""
+        self.failed = found if part == "chores" else self.failed
+        super().log_changes(part, found, level)
+
+
 class KnowingRounds(Rounds):
     """gpulockd's rounds; the site learns what a round that is over knew."""
 
@@ -55,7 +69,9 @@ class KnowingRounds(Rounds):
         if not self.site.silent:
             self.site.write_sample()
         done = super().run_round(now)
-        if done is not None and not self._owed:  # a policy that the gate shut out knows nothing
+        if (
+            done is not None and not self.site.journal.failed
+        ):  # a policy that the gate shut out knows nothing
             for device in sick.keys() & self.site.sick.keys():
                 self.site.known.setdefault(device, self.site.kernel.now)
         return done
@@ -93,10 +109,10 @@ class HealthSite(Site):
         atomic.replace_file(f"{self.lock_dir}-exporter/{SAMPLE}", "\n".join([*lines, ""]).encode())
 
     def make_rounds(self) -> Rounds:
-        self.journal = QuietJournal()
-        chores = (HistoryWriter(self.journal.said.append), CardChecker(self.journal))
-        policy = HealthPolicy(self.journal)
-        made = KnowingRounds(WorldNode(self.settings, NAME), self.journal, [*chores, policy])
+        self.journal: ChoresJournal = ChoresJournal()
+        history = HistoryWriter(self.journal.said.append)
+        chores = (history, HealthPolicy(self.journal), CardChecker(self.journal))
+        made = KnowingRounds(WorldNode(self.settings, NAME), self.journal, chores)
         made.site = self
         return made
 

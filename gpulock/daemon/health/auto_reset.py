@@ -10,7 +10,7 @@ Cut resets of whatever process are freed here, also where the setting is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.background_call import BackgroundCall
@@ -20,7 +20,7 @@ from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.findings import ECC, LOST, XID
 from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -37,11 +37,6 @@ REPAIRED_BY_RESET: Final = frozenset((XID, ECC, LOST))
 
 class CardResetter(Chore):
     """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
-
-    after: ClassVar[Due] = {
-        **dict.fromkeys((LOCKS, QUARANTINE), ("quarantine_reset",)),
-        TIME: (),
-    }
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import recovery
@@ -30,7 +30,7 @@ from gpulock.daemon.health.health_command import (
 from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import LOCKS, QUARANTINE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -44,8 +44,6 @@ AGAIN: Final = 600.0  # seconds until a card is tested again that failed, or tol
 
 class CardChecker(Chore):
     """The chore; `clock` is CLOCK_BOOTTIME in seconds."""
-
-    after: ClassVar[Due] = dict.fromkeys((LOCKS, QUARANTINE, TIME), ())
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal

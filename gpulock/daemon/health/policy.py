@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import findings, recovery
@@ -52,7 +52,7 @@ from gpulock.daemon.reconcile.exporter_limit import (
     limit_exporter_quarantine,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import DEVICES, LOCKS, QUARANTINE, SAMPLE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
@@ -71,8 +71,6 @@ QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 class HealthPolicy(Chore):
     """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are lifted while off, too."""
-
-    after: ClassVar[Due] = dict.fromkeys((DEVICES, LOCKS, SAMPLE, QUARANTINE, TIME), ())
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.history import pending
@@ -30,7 +30,7 @@ from gpulock.daemon.history.record import (
     encode_history_record,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -46,8 +46,6 @@ BATCH: Final = 64  # claims that are made durable at once
 
 class HistoryWriter(Chore):
     """The chore; `say` is told each fault once while it lasts."""
-
-    after: ClassVar[Due] = {ROUND: ()}
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

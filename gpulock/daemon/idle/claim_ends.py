@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
 from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -36,8 +36,6 @@ Tell = Callable[[Node, Owner, str], None]
 
 class ClaimEnds(Chore):
     """The chore that follows a reconcile; `tell` writes to the terminal of a claim's process."""
-
-    after: ClassVar[Due] = {LOCKS: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal, tell: Tell | None = None) -> None:
         self._journal = journal

@@ -11,12 +11,12 @@ observed: what was not observed is not idle, and a sample that is old counts for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import LOCKS, SAMPLE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.sample import ClaimUsage
@@ -36,8 +36,6 @@ class IdlePolicy(Chore):
     Each round finds anew of whom the command is to be told. Commands run one after another,
     between the rounds, warnings first: `run_due` starts the next and waits for none.
     """
-
-    after: ClassVar[Due] = dict.fromkeys((LOCKS, SAMPLE, TIME), ("idle_warn", "idle_kill"))
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -9,7 +9,7 @@ that runs, and stops any other.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
@@ -30,7 +30,7 @@ from gpulock.daemon.mps.unit import (
     stop_unit,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import LOCKS, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.job.mps import mps_folder, read_mps_user
@@ -132,8 +132,6 @@ class MpsKeeper(Chore):
 
     `failed` has, by card and user, when it may be tried again, and why it failed.
     """
-
-    after: ClassVar[Due] = {LOCKS: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal, programs: MpsPrograms | None = None) -> None:
         self._journal = journal

@@ -12,13 +12,13 @@ import json
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.daemon.core.journal import ERROR, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import DEVICES, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
@@ -130,8 +130,6 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
 
 class CdiSpecWriter(Chore):
     """The chore of gpulockd that keeps the spec; it waits for no file server."""
-
-    after: ClassVar[Due] = {DEVICES: ("cdi_dir",), TIME: ("cdi_dir",)}
 
     def __init__(self, journal: DaemonJournal, patience: float = SECONDS) -> None:
         self._journal = journal

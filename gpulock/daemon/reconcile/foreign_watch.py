@@ -7,14 +7,14 @@ seldom as the node is large. What one user hides is not told; nothing depends on
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -30,8 +30,6 @@ LINES: Final = 16  # processes that are named at a time
 
 class ForeignWatch(Chore):
     """Look now and then; `foreign` in LOCK_DIR and the journal say what was found."""
-
-    after: ClassVar[Due] = {TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.exporter_limit import (
@@ -20,12 +20,13 @@ from gpulock.daemon.reconcile.exporter_limit import (
     may_quarantine_card,
 )
 from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
-from gpulock.daemon.reconcile.schedule import DEVICES, INVENTORY, INVENTORY_FILE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import INVENTORY_LINE, driver_mig_instances
 from gpulock.store import atomic, kv, quarantine
 
+INVENTORY_FILE: Final = "inventory"  # in LOCK_DIR, and in the exporter's folder
 LIMIT = 1 << 16  # bytes: what a claim reads
 UUID_LENGTH = 64
 _BUS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]"
@@ -156,8 +157,6 @@ def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
 
 class InventoryPublisher(Chore):
     """The chore that publishes the inventory, and says once what is wrong with the exporter's."""
-
-    after: ClassVar[Due] = {DEVICES: (), INVENTORY: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -8,13 +8,11 @@ TaskProlog or by slurmctld's own words: a comment is theirs, and not written ove
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.core.sge_client import ANSWER_SECONDS, ask_qmaster
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import EVENTS, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line, shorten
 from gpulock.node.context import Node
@@ -29,8 +27,6 @@ RECENT = 120.0  # seconds: a refusal before gpulockd began is told within them
 
 class RefusalNotifier(Chore):
     """The chore that has refusals told, each once; one thread at a time."""
-
-    after: ClassVar[Due] = {EVENTS: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

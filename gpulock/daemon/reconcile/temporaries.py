@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import Final
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.node.context import Node
 from gpulock.store import atomic
 
@@ -21,8 +21,6 @@ NAME: Final = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # atomic.rep
 
 class TemporaryRemover(Chore):
     """The chore of gpulockd."""
-
-    after: ClassVar[Due] = {TIME: ()}
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Look once where processes can be seen."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.core.sge_client import ask_qmaster
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import QUARANTINE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.sge import card_map, sensor
@@ -196,8 +196,6 @@ def save_withdrawn_ids(state_dir: str, notes: Mapping[str, WithdrawnIds]) -> Non
 
 class RsmapSync(Chore):
     """The chore that withdraws ids of cards which no job would get, and restores them."""
-
-    after: ClassVar[Due] = {TIME: ("sge_root",), QUARANTINE: ("sge_root",)}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

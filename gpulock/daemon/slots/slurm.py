@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import DEVICES, QUARANTINE, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id
@@ -76,8 +76,6 @@ def format_drain_reason(bad: Mapping[str, str]) -> str:
 
 class SlurmDrainSync(Chore):
     """The chore."""
-
-    after: ClassVar[Due] = {DEVICES: (), QUARANTINE: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

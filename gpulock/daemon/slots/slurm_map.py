@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import DEVICES, TIME, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
@@ -41,8 +41,6 @@ class MapAnswer(NamedTuple):
 
 class SlurmMapRenewal(Chore):
     """The chore."""
-
-    after: ClassVar[Due] = {DEVICES: (), TIME: ()}
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar
 
 import pytest
 
@@ -24,7 +23,7 @@ from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutEr
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile import schedule
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import ROUND, Chore, Due
+from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.serve_policy import (
     ServePolicy,
     scheduler_from_locks,
@@ -195,8 +194,6 @@ def test_a_reconcile_that_took_long_leaves_as_much_time_to_users_calls(
     dues: list[float] = []
 
     class Long(Chore):
-        after: ClassVar[Due] = {ROUND: ()}
-
         def run(self, node: Node, report: ReconcileReport, now: float) -> None:
             clock[0] += 4.0
 

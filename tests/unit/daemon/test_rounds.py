@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon import rounds
+from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -161,6 +162,13 @@ def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
     (line,) = one.said()
     assert "Counting failed: ValueError: no such thing (faults.py:" in line
     assert len(good.seen) == 3
+
+
+def test_what_a_chore_writes_the_later_ones_see_in_the_same_round() -> None:
+    names = [type(chore).__name__ for chore in make_daemon_chores(HeardJournal())]
+    assert names[0] == "HistoryWriter", "it waits for no other"
+    after = names[names.index("HealthPolicy") :]  # a quarantine drains the node at once
+    assert {"CardChecker", "CardResetter", "RsmapSync", "SlurmDrainSync"} <= {*after}
 
 
 def test_chores_wait_for_a_round_that_can_be_done(one: Round) -> None:

@@ -184,7 +184,9 @@ class OpenFiles:
                 except (OSError, ValueError):
                     # init was there before any job, and may hide its files even from root
                     if pid != INIT and os.geteuid() in (0, self._uid(pid)):
-                        denied.append(pid)
+                        ended = scan.proc.finished(pid)  # it is hidden then, unless root asks
+                        vanished = vanished or ended
+                        denied += [] if ended else [pid]
             if denied:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
             rest = scan.complete and not (shared and scan.restless)

@@ -5,6 +5,7 @@ Hot, loaded where neither a cgroup nor a group marks a job's processes. A user w
 environment of their own processes: it proves something about that user's jobs alone.
 """
 
+import os
 import time
 
 from gpulock.node.procfs import StartingProgramError
@@ -60,14 +61,16 @@ def read_environs(
 ) -> tuple[dict[int, StartedAs], str, str]:
     """Return what a user's processes were started as, why there may be more, what is not seen.
 
-    One that is starting a program is read again once the others are. One that hangs ends it,
-    and it has an end: 1,500 processes of 640,000 strings each took more than a minute.
+    One that is starting a program is read again once the others are, and one that is hidden from
+    its own user: the kernel hides it while it ends, and while it enters namespaces. One that hangs
+    ends it, and it has an end: 1,500 processes of 640,000 strings each took more than a minute.
     """
     started: dict[int, StartedAs] = {}
     unseen, late = "", time.thread_time() + ONE_USER
     own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
     waiting = [pid for pid in own if pid != INIT]
-    starting = ""
+    later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
+    doubt = ""
     for pause in PAUSES:
         if pause and waiting:
             time.sleep(pause)
@@ -77,8 +80,9 @@ def read_environs(
                 return started, f"no time for the environment of process {pid} of uid {uid}", unseen
             try:
                 started[pid] = StartedAs(proc.read_environ(pid))
-            except StartingProgramError as fault:
-                starting = str(fault.strerror)
+            except later as fault:
+                hidden = isinstance(fault, PermissionError)
+                doubt = f"process {pid} cannot be seen: {fault}" if hidden else str(fault.strerror)
                 waiting.append(pid)
             except TimeoutError as fault:
                 return started, str(fault), unseen
@@ -86,4 +90,4 @@ def read_environs(
                 continue
             except OSError as fault:
                 unseen = f"process {pid} cannot be seen: {fault}"
-    return started, starting if waiting else "", unseen
+    return started, doubt if waiting else "", unseen

@@ -168,6 +168,9 @@ class Proc:
                     return data
             except ProcessLookupError:
                 pass  # it has no memory any more: another thread may
+            except PermissionError:  # of one that has ended as well, unless root asks
+                if not self.finished(pid):
+                    raise
             thread = self._find_living_thread(pid)
             if not thread:
                 raise ProcessLookupError(errno.ESRCH, "no such process", str(pid))

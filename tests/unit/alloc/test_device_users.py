@@ -163,6 +163,24 @@ def test_a_process_whose_files_may_not_be_seen_keeps_every_lock_of_its_user(
     assert "700" in stage.left()
 
 
+def test_one_that_ended_since_it_was_listed_has_no_files_though_the_kernel_hides_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that nobody has asked for its exit code, as an ordinary user sees it."""
+    uids = (os.geteuid(), 1000, 1000, 1000)
+    stage.fake.add(700, uids=uids)
+    real = os.listdir
+
+    def ends(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            stage.fake.add(700, state="Z", uids=uids)
+            raise PermissionError(13, "denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", ends)
+    assert stage.left() == ""
+
+
 def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_at(monkeypatch, "listdir", "/1/fd", PermissionError(13, "denied"))
     assert stage.left() == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.procfs import CHUNK, Proc, StartingProgramError, parse_stat, parse_status
-from tests.support.faults import raising
+from tests.support.faults import fail_at, raising
 from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
 
 NASTY = ["a b", ") R 1 2 3 (", "((", "))", "sh) S 1 (x", "a\nb", "\xff"]
@@ -203,3 +203,15 @@ def test_what_a_process_whose_leader_is_over_was_started_with_its_threads_tell(
     line = (fake.root / "7/task/8/stat").read_bytes().split()
     (fake.root / "7/task/8/stat").write_bytes(b" ".join([*line[:50], b"%d" % (int(line[50]) + 4)]))
     assert Proc(str(fake.root)).read_environ(7) == b"A=b\0"
+
+
+@pytest.mark.parametrize(("state", "fault"), [("Z", ProcessLookupError), ("S", PermissionError)])
+def test_one_that_has_ended_is_gone_also_where_the_kernel_hides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, fault: type[OSError]
+) -> None:
+    """A new kernel does so, unless root asks: it has no memory whose owner could be told."""
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, state=state)
+    fail_at(monkeypatch, "open", "/7/environ", PermissionError(13, "denied"))
+    with pytest.raises(fault):
+        Proc(str(fake.root)).read_environ(7)

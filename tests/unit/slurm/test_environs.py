@@ -86,6 +86,27 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
 
 
+@pytest.mark.parametrize(("times", "reason"), [(3, ""), (99, "process 900 cannot be seen")])
+def test_a_process_that_is_hidden_from_its_own_user_for_a_moment_is_read_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, times: int, reason: str
+) -> None:
+    """One that ends, or whose user namespace is new, as an ordinary user sees it."""
+    site.process(900, "python")
+    hidden = iter(range(times))
+    read_memory = Proc.read_memory
+
+    def hiding(self: Proc, pid: int, name: str) -> bytes:
+        if next(hidden, None) is not None:
+            raise PermissionError(13, "denied", name)
+        return read_memory(self, pid, name)
+
+    monkeypatch.setattr(Proc, "read_memory", hiding)
+    monkeypatch.setattr(os, "geteuid", lambda: UID)
+    monkeypatch.setattr(environs, "PAUSES", (0.0,) * 9)
+    (told,) = reasons(site, UID)
+    assert told.partition(": ")[0] == reason
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("uids", [(0, 0, 0, 0), (0, UID, 0, UID)])
 def test_a_set_user_id_program_under_the_name_of_a_step_daemon_is_none(

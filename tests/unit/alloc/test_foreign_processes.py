@@ -26,7 +26,9 @@ from tests.support.pairs import zip_equal
 from tests.support.trees import FakeProc, record
 
 ROOT = Path(__file__).resolve().parents[3]
-OWNER, OTHER, SUBORDINATE = 61_001, 61_002, 3_000_005
+# whose processes are asked for on this machine: no other process of pytest starts some of them
+OWNER = 1_000_000 + 4 * os.getpid()
+OTHER, SUBORDINATE = OWNER + 1, OWNER + 100_000_000
 DEVICE = "0000:3b:00.0"
 MINOR = 7
 CLONE_NEWUSER = 0x10000000
@@ -288,7 +290,7 @@ def given_again(fake: FakeProc, whose: int, pid: int) -> Callable[[], None]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("whose", [OWNER, OTHER])
+@pytest.mark.parametrize("whose", [OWNER, OTHER], ids=["the owner's", "another's"])
 def test_a_number_that_was_given_again_is_read_again(fake: FakeProc, whose: int) -> None:
     proc = Listed(fake, once_read=given_again(fake, whose, 701))
     assert ask(proc) == f"process 701 has {DEVICE} open"
@@ -409,9 +411,9 @@ def test_who_may_have_subordinate_uids(
     for path, text in zip_equal(paths, (subuid, nsswitch)):
         if text is not None:
             path.write_text(text)
-    assert may_have_subordinate_uids(OWNER, "owner", *map(str, paths)) is may
+    assert may_have_subordinate_uids(61_001, "owner", *map(str, paths)) is may
     if subuid:
-        assert may_have_subordinate_uids(OWNER, "", *map(str, paths))
+        assert may_have_subordinate_uids(61_001, "", *map(str, paths))
 
 
 Start = Callable[[Callable[[], object]], int]
@@ -468,7 +470,9 @@ def test_a_real_process_of_another_user_keeps_no_lock(start: Start, restrict: bo
 @pytest.mark.root
 @pytest.mark.parametrize("restrict", [True, False])
 @pytest.mark.parametrize(
-    ("effective", "dumpable"), [(OWNER, True), (OWNER, False), (0, True), (0, False), (6, False)]
+    ("effective", "dumpable"),
+    [(OWNER, True), (OWNER, False), (0, True), (0, False), (6, False)],
+    ids=["own", "own, hidden", "root's", "root's, hidden", "a service's, hidden"],
 )
 def test_a_real_process_of_the_owner_keeps_it(
     start: Start, effective: int, dumpable: bool, restrict: bool
@@ -536,7 +540,7 @@ def test_a_process_under_a_subordinate_uid_of_the_owner_keeps_it(
 
     def map_ids() -> None:
         folder = Path(f"/proc/{int(os.read(ready, 16))}")
-        (folder / "uid_map").write_text(f"0 {OWNER} 1\n1 3000001 100\n")
+        (folder / "uid_map").write_text(f"0 {OWNER} 1\n5 {SUBORDINATE} 1\n")
         (folder / "gid_map").write_text("0 65534 1\n")
         os.write(went, b"x")
 

@@ -51,23 +51,29 @@ class WebConfigFiles:
 
     def __init__(self) -> None:
         self._stamps: dict[str, tuple[int, ...]] = {}
-        self.exposed: list[str] = []  # what more users may do with a file than they ought to
+        self._modes: dict[str, int] = {}
 
-    def read(self, path: str, secret: bool = False) -> bytes:
-        """Read a file, and remember it; of a `secret` nobody else may know."""
+    def read(self, path: str) -> bytes:
+        """Read a file, and remember it."""
         self._stamps[path] = _current_stamp(path)  # before the reading: a write meanwhile is seen
         # Not blocked by a pipe: a reload must come to an end.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "this is not a regular file", path)
-            if mode & (stat.S_IWOTH | (stat.S_IROTH if secret else 0)):
-                verb = "write" if mode & stat.S_IWOTH else "read"
-                self.exposed.append(f"every user may {verb} {path}")
+            self._modes[path] = mode
             content = file.read(_LARGEST + 1)
         if len(content) > _LARGEST:
             raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
         return content
+
+    def exposed(self, secret: Collection[str]) -> list[str]:
+        """Return what more users may do with the files than they ought to."""
+        return [
+            f"every user may {'write' if mode & stat.S_IWOTH else 'read'} {path}"
+            for path, mode in self._modes.items()
+            if mode & (stat.S_IWOTH | (stat.S_IROTH if path in secret else 0))
+        ]
 
     def changed(self) -> bool:
         """Tell whether any of them is another one now, behind links too."""
@@ -82,19 +88,30 @@ def _current_stamp(path: str) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-def load_web_config(path: str, files: WebConfigFiles) -> tuple[WebSettings, str]:
-    """Return what to serve by, and what to warn of; raise WebConfigError for any mistake."""
+def load_web_config(
+    path: str, files: WebConfigFiles, secured: bool = False
+) -> tuple[WebSettings, str]:
+    """Return what to serve by, and what to warn of; raise WebConfigError for any mistake.
+
+    Where TLS or passwords are in force (`secured`) an empty file is one: a disk that is full makes
+    it so, and it would open the exporter to everybody.
+    """
     path = os.path.abspath(path)
     try:
         sections = _check_sections(_parse_yaml(files.read(path).decode()))
+        if secured and not sections:
+            raise WebConfigError(
+                "it is empty, and TLS or passwords are in force: restart to serve so"
+            )
         tls, users = sections.get(_TLS, {}), sections.get(_USERS, {})
         context = _make_tls_context(tls, os.path.dirname(path), files) if tls else None
         passwords = _make_passwords(users) if users else None
     except (OSError, ValueError) as error:  # not UTF-8, among others
-        raise WebConfigError(f"{path}: {error}") from error
+        raise WebConfigError(one_line(f"{path}: {error}")) from error
+    secret = {os.path.join(os.path.dirname(path), tls.get("key_file", "")), path if users else ""}
     clear = users and not tls
     warnings = [f"{_USERS} without {_TLS}: passwords travel in the clear"] if clear else []
-    warning = "; ".join([*warnings, *files.exposed])
+    warning = "; ".join([*warnings, *files.exposed(secret)])
     return WebSettings(context, passwords.refusal if passwords else None), warning
 
 
@@ -129,7 +146,7 @@ def _check_sections(top: Any) -> dict[str, Section]:
     for name, section in top.items():
         _check_keys(name, section, _KEYS[name])
         for key, value in section.items():
-            if key != _SUITES and not (isinstance(value, str) and value):
+            if (name, key) != (_TLS, _SUITES) and not (isinstance(value, str) and value):
                 raise WebConfigError(f"{name}.{key} is not a text: write one, or leave it out")
     found: dict[str, Section] = top
     return found
@@ -169,7 +186,7 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
     for key in ("cert_file", "key_file", "client_ca_file"):
         if key in tls:
             paths[key] = os.path.join(folder, tls[key])
-            files.read(paths[key], secret=key == "key_file")  # OpenSSL would wait at a pipe
+            files.read(paths[key])  # OpenSSL would wait at a pipe
     try:
         context.load_cert_chain(paths["cert_file"], paths["key_file"], refuse_password)
         if "client_ca_file" in tls:
@@ -181,7 +198,7 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
 
 def _make_passwords(users: Section) -> Passwords:
     for name, hashed in users.items():
-        if ":" in name or not name.isprintable():
+        if not name or ":" in name or not name.isprintable():
             raise WebConfigError(f"{_USERS}: {name!r} is no name: printable, without a colon")
         if not _HASH.fullmatch(hashed):
             what = "has no bcrypt hash of cost 4 to 15: htpasswd -nBC 10 ''"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.config import WebConfigError, WebConfigFiles, load_web_config
+from gpulock_exporter.webconfig.config import WebConfigFiles, load_web_config
 
 LOOK_SECONDS = 2.0
 SETTLE_SECONDS = 0.2  # a file that is written in its place is empty first: no TLS and no passwords
@@ -39,8 +39,9 @@ class Reloader:
             return None
         files = WebConfigFiles()
         try:
-            loaded, warning = load_web_config(self._path, files)
-        except (WebConfigError, OSError, RuntimeError) as error:  # out of descriptors, of threads
+            secured = bool(self.settings.tls or self.settings.refusal)
+            loaded, warning = load_web_config(self._path, files, secured)
+        except Exception as error:  # also out of descriptors: whatever it is, the thread looks on
             if str(error) != self._fault:
                 self._log(f"web configuration not reloaded, the old one stays: {error}")
             self._fault = str(error)

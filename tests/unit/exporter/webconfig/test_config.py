@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def understood(folder: Path, text: str) -> tuple[WebSettings, str]:
     path = folder / "web-config.yml"
     path.write_text(text, "latin-1")
+    path.chmod(0o600)
     return load_web_config(str(path), WebConfigFiles())
 
 
@@ -101,6 +102,10 @@ WRONG: list[tuple[str, str]] = [
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  'al:ice': {HASH}\n", "is no name"),
     (f'basic_auth_users:\n  "al\\nice": {HASH}\n', "is no name"),
+    (f"basic_auth_users:\n  '': {HASH}\n", "is no name"),
+    ("basic_auth_users:\n  cipher_suites: [a]\n", "basic_auth_users.cipher_suites is not a text"),
+    ('"a\\nb": 1\n', "this file: a?b is not supported"),
+    ('basic_auth_users:\n  "a\\nb": [1]\n', "basic_auth_users.a?b is not a text"),
 ]
 
 
@@ -109,6 +114,7 @@ def test_a_mistake_is_refused_with_its_file_and_key(text: str, words: str, folde
     with pytest.raises(WebConfigError, match=re.escape(words.format(folder=folder))) as caught:
         understood(folder, text)
     assert str(caught.value).startswith(f"{folder}/web-config.yml: ")
+    assert "\n" not in str(caught.value)
     assert HASH[10:] not in str(caught.value)
 
 
@@ -156,6 +162,7 @@ def test_a_package_that_is_not_there_is_named_where_it_is_needed(
 @pytest.mark.parametrize(
     ("name", "mode", "said"),
     [
+        ("web-config.yml", 0o644, "every user may read {}"),
         ("server.key", 0o644, "every user may read {}"),
         ("server.key", 0o666, "every user may write {}"),
         ("server.key", 0o640, ""),
@@ -167,11 +174,11 @@ def test_a_package_that_is_not_there_is_named_where_it_is_needed(
 def test_a_file_that_everybody_may_write_or_a_key_that_all_may_read_is_told(
     folder: Path, name: str, mode: int, said: str
 ) -> None:
-    understood(folder, TLS)
+    understood(folder, f"{TLS}basic_auth_users:\n  a: {HASH}\n")
     before = (folder / name).stat().st_mode
     (folder / name).chmod(mode)
     try:
-        _, warning = understood(folder, TLS)
+        _, warning = load_web_config(str(folder / "web-config.yml"), WebConfigFiles())
     finally:
         (folder / name).chmod(before)
     assert warning == said.format(folder / name)

@@ -110,6 +110,31 @@ def test_a_certificate_and_its_key_are_served_once_both_are_there(name: str, con
     assert reloader.last_reload_successful
 
 
+@pytest.mark.parametrize("text", ["", "# all is commented out\n"])
+def test_a_file_that_is_empty_for_long_takes_away_no_tls(config: Path, text: str) -> None:
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+    config.write_text(text)
+    assert [reloader.look(), reloader.look()] == [None, None]
+    assert not reloader.last_reload_successful
+    assert len(log) == 1 and "it is empty, and TLS or passwords are in force" in log[0]
+    config.write_text(TLS)
+    assert reloader.look() is not None
+
+
+def test_whatever_a_load_raises_the_next_good_file_is_served(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    reloader = Reloader(str(config), log.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(reload, "load_web_config", raising(TypeError("nobody thought of it")))
+        replace(config, TLS + NEWER)
+        assert reloader.look() is None
+    assert not reloader.last_reload_successful and "nobody thought of it" in log[0]
+    assert is_verifying(reloader.look())
+
+
 def test_a_certificate_behind_a_link_is_followed(config: Path) -> None:
     # As Kubernetes and certbot do it: the path stays, what it leads to changes.
     folder = config.parent
@@ -153,18 +178,18 @@ def test_a_server_serves_the_new_certificate_and_drops_no_request(config: Path) 
 def test_a_file_that_is_being_written_in_its_place_opens_the_exporter_to_nobody(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An editor empties it first, and an empty file is one without TLS and without passwords."""
+    """A part of it may be a sound file, without TLS and without passwords."""
     reloader = Reloader(str(config), lambda _: None)
     served = reloader.settings
 
-    def load_half(path: str, files: WebConfigFiles) -> tuple[WebSettings, str]:
+    def load_half(path: str, files: WebConfigFiles, secured: bool) -> tuple[WebSettings, str]:
         monkeypatch.setattr(reload, "load_web_config", load_web_config)
-        loaded = load_web_config(path, files)
+        loaded = load_web_config(path, files, secured)
         config.write_text(TLS + NEWER)
         return loaded
 
     monkeypatch.setattr(reload, "load_web_config", load_half)
-    config.write_text("")
+    config.write_text("http_server_config:\n  http2: true\n")
     assert (reloader.look(), reloader.settings) == (None, served)
     assert reloader.last_reload_successful
     assert is_verifying(reloader.look())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -36,12 +35,7 @@ from gpulock_exporter.app.folder import (
 from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.listen import (
-    AddressTakenError,
-    ListenError,
-    activated_sockets,
-    listen_on_addresses,
-)
+from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
@@ -152,8 +146,8 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     limits = WorkerTimeouts(frame=settings.sample_period + late)
     supervisor = Supervisor(worker_command(settings), clock_boottime, limits)
     web = exporter.reloader.settings if exporter.reloader else None
-    listeners, words = open_listeners(settings.exporter_listen)
-    server = HttpServer(exporter.handler(), listeners, write_stderr_line, web)
+    listening = Listening(settings.exporter_listen, os.environ)
+    server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
     exporter.listed.start()
     server.start()
     pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
@@ -162,6 +156,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
         systemd.ready(answers)
 
+    words = listening.words(RETRY)
     announce(words)
     patience = systemd.watchdog / 2
     start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
@@ -169,17 +164,16 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         exporter.reloader.start(server.adopt)
     made = os.path.isdir(settings.exporter_dir)
     try:
-        due = retry = time.monotonic()
+        due, retry = time.monotonic(), time.monotonic() + RETRY
         while not stopped.is_set() and server.is_serving:
             pulse.beat()
             supervisor.paused = is_pause_asked(settings.exporter_dir)
-            if not listeners and time.monotonic() >= retry:
+            if time.monotonic() >= retry:
                 retry = time.monotonic() + RETRY
-                listeners, said = open_listeners(settings.exporter_listen)
-                server.listen(listeners)
-                if said != words:
-                    announce(said)
-                words = said
+                server.listen(listening.open())
+                if listening.words(RETRY) != words:
+                    words = listening.words(RETRY)
+                    announce(words)
             # once a second, and at once when a frame comes
             frames = supervisor.step(max(0.0, due - time.monotonic()))
             if frames or time.monotonic() >= due:
@@ -197,24 +191,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         if exporter.reloader:
             exporter.reloader.stop()
     return 0 if serving else AT_FAULT
-
-
-def open_listeners(addresses: Sequence[str]) -> tuple[list[socket.socket], str]:
-    """Return what to listen on, and the words for people; raise ListenError.
-
-    Any user may bind the port, which keeps the exporter from answering there and from nothing else:
-    then it listens on nothing yet.
-    """
-    handed = activated_sockets(os.environ)
-    if handed:
-        return handed, "answers on systemd's sockets"
-    if not addresses:
-        raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
-    try:
-        return listen_on_addresses(addresses), f"answers on {' '.join(addresses)}"
-    except AddressTakenError as fault:
-        again = f"it tries again every {RETRY:g} s"
-        return [], f"samples, and answers nobody yet: {fault}; {again}"
 
 
 def worker_command(settings: Settings) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
@@ -15,6 +15,7 @@ _WITHOUT_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 _FIRST = 3  # SD_LISTEN_FDS_START
 _MOST = 64
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+EVERY_HOST = ("", "0.0.0.0", "::")
 
 
 class ListenError(ValueError):
@@ -25,10 +26,60 @@ class AddressTakenError(ListenError):
     """An address on which another process listens."""
 
 
-def listen_on_addresses(addresses: Iterable[str]) -> list[socket.socket]:
-    """Listen on every address, or on none of them."""
+class Listening:
+    """What an exporter listens on: systemd's sockets, or addresses, each as soon as nobody has it.
+
+    Any user may bind a port, which keeps the exporter from answering there and from nothing else.
+    """
+
+    def __init__(self, addresses: Sequence[str], environ: MutableMapping[str, str]) -> None:
+        """Check the addresses; raise ListenError."""
+        self._handed = activated_sockets(environ)
+        # those of every host first: who listens there has the port of all others, too
+        self._waiting = [] if self._handed else sorted({*addresses}, key=_width)
+        self._open: dict[str, list[socket.socket]] = {}
+        self._taken: list[str] = []
+        if not (self._handed or self._waiting):
+            raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
+
+    def open(self) -> list[socket.socket]:
+        """Return the sockets that can be had now, and could not before; raise ListenError."""
+        found, self._handed = self._handed, []
+        waiting, self._waiting, self._taken = self._waiting, [], []
+        for address in waiting:
+            try:
+                mine = [one for some in self._open.values() for one in some]
+                self._open[address] = listen_on_addresses([address], mine)
+                found += self._open[address]
+            except AddressTakenError as fault:
+                self._waiting.append(address)
+                self._taken.append(str(fault))
+        return found
+
+    def words(self, again: float) -> str:
+        """Return where it answers, for people; it tries again each so many seconds."""
+        if not (self._open or self._taken):
+            return "answers on systemd's sockets"
+        said = f"answers on {' '.join(self._open)}"
+        if not self._taken:
+            return said
+        said = said if self._open else "samples, and answers nobody yet"
+        return f"{said}: {'; '.join(self._taken)}; it tries again every {again:g} s"
+
+
+def _width(address: str) -> tuple[bool, bool, str]:
+    host, _ = parse_listen_address(address)
+    return host != "", host not in EVERY_HOST, address
+
+
+def listen_on_addresses(
+    addresses: Iterable[str], mine: Sequence[socket.socket] = ()
+) -> list[socket.socket]:
+    """Listen on every address, or on none of them; not again where `mine` listen already."""
     with ExitStack() as opened:
-        found = [opened.enter_context(one) for address in addresses for one in _listen(address)]
+        found: list[socket.socket] = []
+        for address in addresses:
+            found += [opened.enter_context(one) for one in _listen(address, [*mine, *found])]
         opened.pop_all()
     return found
 
@@ -40,14 +91,15 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
-        raise ListenError(f"{text!r} is no address: write host:port, [IPv6]:port or :port")
+    is_number = port.isascii() and port.isdigit() and len(port) <= len(str(_HIGHEST_PORT))
+    if not colon or not is_number or int(port) > _HIGHEST_PORT or host == "[]":
+        raise ListenError(f"{text[:100]!r} is no address: write host:port, [IPv6]:port or :port")
     if ":" in host and not bracketed:
         raise ListenError(f"{text!r} is no address: an IPv6 address stands in brackets, [::1]:9465")
     return host[1:-1] if bracketed else host, int(port)
 
 
-def _listen(address: str) -> Iterator[socket.socket]:
+def _listen(address: str, mine: Sequence[socket.socket]) -> Iterator[socket.socket]:
     """Yield a socket for each address of a name; of no host one for IPv6 and IPv4 together."""
     host, port = parse_listen_address(address)
     try:
@@ -55,14 +107,34 @@ def _listen(address: str) -> Iterator[socket.socket]:
             yield _listen_everywhere(port)
             return
         # A name may have both kinds of addresses, and the same one twice.
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, where in sorted({(one[0], one[4]) for one in found}, key=str):
-            yield socket.create_server(where, family=family, backlog=_BACKLOG)
+        told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = sorted({(one[0], one[4]) for one in told}, key=str)
+        is_of_both = len({family for family, _ in found}) > 1
+        for family, where in found:
+            if any(_covers(one, family, where) for one in mine):
+                continue
+            try:
+                one = socket.create_server(where, family=family, backlog=_BACKLOG)
+            except OSError as error:
+                if is_of_both and family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6:
+                    continue
+                raise
+            yield one
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
         kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
         raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+
+
+def _covers(mine: socket.socket, family: int, where: tuple[object, ...]) -> bool:
+    """Return whether who connects there comes to a socket that we have already."""
+    if mine.family == socket.AF_UNIX or mine.getsockname()[1] != where[1]:
+        return False
+    host = mine.getsockname()[0]
+    if host == "::" and not mine.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        return True
+    return mine.family == family and host in (where[0], *EVERY_HOST)
 
 
 def _listen_everywhere(port: int) -> socket.socket:

@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from typing import Any
 
 import pytest
 from gpulock_exporter.web.listen import (
     ListenError,
+    Listening,
     activated_sockets,
     listen_on_addresses,
     parse_listen_address,
     peer_address,
 )
+
+from tests.support.ports import ReservedPort
+
+LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,11 @@ def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9445", "node", "node:", ":x", ":-1", ":65536", "::1:9445", "[::1]", ":\uff11"]
+    "text",
+    [
+        *("", "9445", "node", "node:", ":x", ":-1", ":65536", "::1:9445", "[::1]", ":\uff11"),
+        *("[]:9445", ":" + "1" * 5000),
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ListenError, match=r"write host:port|brackets"):
@@ -44,6 +55,59 @@ def test_one_that_is_taken_is_named_and_the_others_are_closed() -> None:
         with pytest.raises(ListenError, match=f"127.0.0.1:{port}: Address already in use"):
             listen_on_addresses(["127.0.0.1:0", f"127.0.0.1:{port}"])
         assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
+
+
+def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listening = Listening(["127.0.0.1:0", f"127.0.0.1:{port}"], {})
+        (one,) = listening.open()
+        assert listening.words(5) == (
+            f"answers on 127.0.0.1:0: cannot listen on 127.0.0.1:{port}: Address already in use; "
+            "it tries again every 5 s"
+        )
+        assert listening.open() == []
+    (other,) = listening.open()
+    assert listening.words(5) == f"answers on 127.0.0.1:0 127.0.0.1:{port}"
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "count"),
+    [
+        (("127.0.0.1:{}", ":{}"), 1),
+        (("127.0.0.1:{}", "0.0.0.0:{}", "[::]:{}", "[::1]:{}"), 2),
+        (("127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.2:{}"), 2),
+    ],
+)
+def test_addresses_of_ours_do_not_collide(addresses: tuple[str, ...], count: int) -> None:
+    with ReservedPort() as port:
+        listening = Listening([one.format(port.number) for one in addresses], {})
+        found = listening.open()
+    for one in found:
+        one.close()
+    assert (len(found), "in use" in listening.words(5)) == (count, False)
+
+
+def test_a_name_of_both_kinds_is_served_where_there_is_no_ipv6(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = socket.create_server
+
+    def create(where: Any, **about: Any) -> socket.socket:
+        if about["family"] == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return real(where, **about)
+
+    both = [(family, 1, 6, "", (host, 0)) for family, host in LOOPBACKS]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    monkeypatch.setattr(socket, "create_server", create)
+    (one,) = listen_on_addresses(["both:0"])
+    one.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[1:])
+    with pytest.raises(ListenError, match="both:0: Cannot assign requested address"):
+        listen_on_addresses(["both:0"])
 
 
 def test_a_name_that_does_not_resolve_is_named() -> None:

@@ -3,11 +3,13 @@
 
 The cgroup may be gone when an epilog runs, so it is read once a second while the claim stands. Its
 counters are whole: what was missed before is in the next reading, and no more than the last second
-of a job is lost. A job without a cgroup of its own is looked for more and more seldom.
+of a job is lost. A job without a cgroup of its own is looked for more and more seldom, one of Slurm
+at least every other second: its cgroup may come late.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,9 @@ from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
 LONGEST_PAUSE = 32.0  # seconds between two searches for a cgroup that is not there
+SLURM_PAUSE = 2.0  # the same of a job of Slurm, whose cgroup may come once its prologs are over
+# what a file says that is not there, or not for us; any other error says nothing of it
+UNREADABLE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES, errno.EPERM})
 NO_LIMIT = 1 << 60  # bytes: version 1 writes a number near 2^63 for none
 NANO, MICRO = 1e-9, 1e-6
 
@@ -40,10 +45,10 @@ class HostUsage:
 
 
 class CgroupFiles(NamedTuple):
-    """The files of a job's cgroup, each of them may be missing."""
+    """The files of a job's cgroup, each of them may be missing; of `peaks` the first counts."""
 
     cpu: str  # `cpuacct.usage` in nanoseconds, or `cpu.stat` with `usage_usec`
-    peak: str
+    peaks: tuple[str, ...]
     limit: str
     cpus: str
 
@@ -57,6 +62,7 @@ class JobReading:
     """
 
     files: CgroupFiles | None = None
+    inode: int = 0  # of the cgroup that `last` is of
     pause: float = 0.5
     due: float = 0.0
     before: float = 0.0
@@ -72,7 +78,10 @@ class JobCgroups:
         self._jobs: dict[str, JobReading] = {}
 
     def read(self, owners: Mapping[str, Owner], now: float) -> dict[str, HostUsage]:
-        """Return what is known of each claim, by token; `now` is in seconds of a steady clock."""
+        """Return what is known of each claim, by token; raise OSError.
+
+        `now` is in seconds of a steady clock.
+        """
         self._jobs = {token: self._jobs.get(token) or JobReading() for token in owners}
         for token, job in self._jobs.items():
             if job.files is None and now >= job.due:
@@ -80,11 +89,12 @@ class JobCgroups:
                     (
                         files
                         for files in possible_cgroup_files(self._node, owners[token])
-                        if os.path.exists(files.cpu) or os.path.exists(files.peak)
+                        if cgroup_inode(files)
                     ),
                     None,
                 )
-                job.pause = min(job.pause * 2, LONGEST_PAUSE)
+                longest = SLURM_PAUSE if owners[token].scheduler == "slurm" else LONGEST_PAUSE
+                job.pause = min(job.pause * 2, longest)
                 job.due = now + job.pause
             if job.files is not None:
                 read_job_cgroup(job, job.files)
@@ -93,26 +103,41 @@ class JobCgroups:
 
 
 def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
-    """Take a reading; a cgroup that is gone is searched for again at once."""
-    spent, peak = read_cpu_seconds(files.cpu), read_cgroup_bytes(files.peak)
-    if spent is None and peak is None:
+    """Take a reading; a cgroup that is gone is searched for again at once.
+
+    Raise OSError where the kernel gives no answer now: then nothing is known to be gone.
+    """
+    inode, spent = cgroup_inode(files), read_cpu_seconds(files.cpu)
+    peaks = [one for one in map(read_cgroup_bytes, files.peaks) if one is not None]
+    if not inode:
         job.files, job.pause, job.due = None, 0.5, 0.0
-        job.before, job.last = job.before + job.last, 0.0
         return
     known = job.usage
     if spent is not None:
-        if spent < job.last:
+        if spent < job.last or inode != job.inode:  # another cgroup: its counter began at 0
             job.before += job.last
-        job.last = spent
+        job.last, job.inode = spent, inode
         known = replace(known, cpu_seconds=job.before + spent)
-    if peak is not None:
-        known = replace(known, host_memory_peak=max(peak, known.host_memory_peak or 0))
+    if peaks:
+        known = replace(known, host_memory_peak=max(peaks[0], known.host_memory_peak or 0))
     limit = read_cgroup_bytes(files.limit)
     job.usage = replace(
         known,
         cpus=count_cpu_list(read_cgroup_text(files.cpus)) or known.cpus,
         host_memory=limit if limit and limit < NO_LIMIT else known.host_memory,
     )
+
+
+def cgroup_inode(files: CgroupFiles) -> int:
+    """Return which cgroup the files are of, 0 where it is not there; raise OSError."""
+    for path in (files.cpu, *files.peaks):
+        try:
+            if os.stat(path):
+                return os.stat(os.path.dirname(path)).st_ino
+        except OSError as fault:
+            if fault.errno not in UNREADABLE:
+                raise
+    return 0
 
 
 def possible_cgroup_files(node: Node, owner: Owner) -> Iterator[CgroupFiles]:
@@ -143,7 +168,7 @@ def cgroup_files_v1(root: str, path: str) -> CgroupFiles:
     memory = f"{root}/memory{path}/memory"
     return CgroupFiles(
         f"{root}/cpuacct{path}/cpuacct.usage",
-        f"{memory}.max_usage_in_bytes",
+        (f"{memory}.max_usage_in_bytes",),
         f"{memory}.limit_in_bytes",
         f"{root}/cpuset{path}/cpuset.cpus",
     )
@@ -151,11 +176,11 @@ def cgroup_files_v1(root: str, path: str) -> CgroupFiles:
 
 def cgroup_files_v2(folder: str) -> CgroupFiles:
     """Return the files of a cgroup of version 2; before Linux 5.19 the peak is the most we see."""
-    peak = f"{folder}/memory.peak"
-    if not os.path.exists(peak):
-        peak = f"{folder}/memory.current"
     return CgroupFiles(
-        f"{folder}/cpu.stat", peak, f"{folder}/memory.max", f"{folder}/cpuset.cpus.effective"
+        f"{folder}/cpu.stat",
+        (f"{folder}/memory.peak", f"{folder}/memory.current"),
+        f"{folder}/memory.max",
+        f"{folder}/cpuset.cpus.effective",
     )
 
 
@@ -176,10 +201,14 @@ def read_cgroup_bytes(path: str) -> int | None:
 
 
 def read_cgroup_text(path: str) -> str:
-    """Return a file of the kernel's, nothing where it is not there."""
+    """Return a file of the kernel's, nothing where there is none for us; raise OSError."""
     try:
         return atomic.read_text(path)
-    except (OSError, ValueError):
+    except ValueError:
+        return ""
+    except OSError as fault:
+        if fault.errno not in UNREADABLE:
+            raise
         return ""
 
 

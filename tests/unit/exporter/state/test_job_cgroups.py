@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
 from gpulock.isolation import marks
 from gpulock.isolation.tree import cgroup_name
+from gpulock.store import atomic
 from gpulock.store.owner import Owner
 from tests.support.exporter_nodes import Node, card, facts, lock
+from tests.support.faults import raising
 from tests.support.trees import Box, bus, record
 
 GIB = 1 << 30
@@ -136,6 +139,43 @@ def test_steps_that_follow_each_other_add_up(host: Host) -> None:
     assert host.read(job()).cpu_seconds == 5.0
     version_2(host, folder, 0.5)  # gone and made again between two readings
     assert host.read(job()).cpu_seconds == 5.5
+    kept = (host.cgroups / folder).rename(host.cgroups / "kept")  # so that its inode is not reused
+    version_2(host, folder, 9.0)
+    assert host.read(job()).cpu_seconds == 14.5, "another cgroup, whatever it counted"
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_tick_without_descriptors_counts_nothing_twice(
+    host: Host, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    place = version_2(host, "system.slice/slurmstepd.scope/job_12", 100.0)
+    if not memory:  # as on Grid Engine, whose cgroup counts processor time alone
+        (place / "memory.peak").unlink()
+    assert host.read(job()).cpu_seconds == 100.0
+    with monkeypatch.context() as broken:
+        broken.setattr(atomic, "read_text", raising(OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many"):
+            host.read(job())
+    assert host.read(job()).cpu_seconds == 100.0
+    version_2(host, "system.slice/slurmstepd.scope/job_12", 101.0)
+    assert host.read(job()).cpu_seconds == 101.0
+
+
+def test_a_peak_that_comes_later_is_told_from_then_on(host: Host) -> None:
+    folder = "system.slice/slurmstepd.scope/job_12"
+    host.write(folder, cpu__stat="usage_usec 1", memory__current="5")
+    assert host.read(job()).host_memory_peak == 5
+    host.write(folder, memory__peak="70")
+    assert host.read(job()).host_memory_peak == 70
+
+
+def test_a_cgroup_of_slurm_that_comes_late_is_seen_within_two_seconds(host: Host) -> None:
+    for _ in range(60):
+        assert host.read(job()) == HostUsage()
+    version_2(host, "system.slice/slurmstepd.scope/job_12")
+    found = [host.read(job()).cpu_seconds for _ in range(3)]
+    assert 3.5 in found
 
 
 def test_a_cgroup_that_is_not_there_is_searched_for_more_and_more_seldom(host: Host) -> None:

@@ -65,12 +65,13 @@ EXPORTER = {
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }
-# Beside hot modules: the service manager is spoken to in one place, one table has the XIDs, and
-# times are said in one way.
+# Beside hot modules: the service manager is spoken to in one place, one table has the XIDs, one
+# function reads why a card is out, and times are said in one way.
 EXPORTER_WARM = frozenset(
     {
         *("gpulock.daemon.core.journal", "gpulock.daemon.health.cards"),
-        *("gpulock.daemon.health.findings", "gpulock.text.words", "gpulock.workstation.waiting"),
+        *("gpulock.daemon.health.findings", "gpulock.daemon.health.recovery"),
+        *("gpulock.text.words", "gpulock.workstation.waiting"),
     }
 )
 SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker

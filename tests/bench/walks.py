@@ -242,7 +242,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
     with tempfile.TemporaryDirectory() as place:
         node.settings.exporter_dir = place
         exporter.open()
-        exporter.listed.read()
+        exporter.device_list.read()
         supervisor: Any = SimpleNamespace(fault="", abandoned=0, hung=SimpleNamespace(out=dict))
         seen: set[str] = set()
 

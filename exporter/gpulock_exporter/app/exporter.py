@@ -81,7 +81,7 @@ class Exporter:
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
-        self.listed = DeviceList(node.devices)
+        self.device_list = DeviceList(node.devices)
         self._shown: Shown | None = None
         self.reloader: Reloader | None = None
         self._book = CollectorState(
@@ -101,8 +101,8 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
         facts = read_local_state(self._node, now.boottime, self._jobs, self._cards)
-        hung = name_hung_cards(supervisor.hung.out(), self.listed.devices)
-        over = self._book.tick(frames, facts, now, hung, self._listed_cards())
+        hung = name_hung_cards(supervisor.hung.out(), self.device_list.devices)
+        over = self._book.tick(frames, facts, now, hung, self._driver_cards())
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
@@ -110,7 +110,7 @@ class Exporter:
             abandoned=supervisor.abandoned,
             reloaded=self.reloader.last_reload_successful if self.reloader else None,
         )
-        tick = take_snapshot(self._book, self.listed.devices, facts, now, health)
+        tick = take_snapshot(self._book, self.device_list.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})
         user = self._label_user
@@ -119,12 +119,12 @@ class Exporter:
         )
         self._shown = tick, body
 
-    def _listed_cards(self) -> frozenset[str] | None:
+    def _driver_cards(self) -> frozenset[str] | None:
         """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
-        if self.listed.devices is None:
+        if self.device_list.devices is None:
             return None
         root = f"{self._node.settings.driver_root}/gpus"  # a stat takes no lock of the driver's
-        cards = {device.bus for device in self.listed.devices if not device.fault}
+        cards = {device.bus for device in self.device_list.devices if not device.fault}
         return frozenset(bus for bus in cards if os.path.lexists(f"{root}/{bus}"))
 
     def _tell(self, health: ExporterHealth, now: Moment) -> None:

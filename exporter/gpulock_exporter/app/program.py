@@ -148,7 +148,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     web = exporter.reloader.settings if exporter.reloader else None
     listening = Listening(settings.exporter_listen, os.environ)
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
-    exporter.listed.start()
+    exporter.device_list.start()
     server.start()
     pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
 
@@ -187,7 +187,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         serving = server.is_serving
         server.stop()
         supervisor.close()
-        exporter.listed.stop()
+        exporter.device_list.stop()
         if exporter.reloader:
             exporter.reloader.stop()
     return 0 if serving else AT_FAULT

@@ -28,7 +28,7 @@ def state_set(label: str, names: Iterable[str], now: str) -> list[Sample]:
     return by_label(label, {name: name == now for name in names})
 
 
-def one_of(names: Mapping[int, str], attribute: str, label: str) -> Samples:
+def numbered_state(names: Mapping[int, str], attribute: str, label: str) -> Samples:
     """Return a state by its number in `attribute`: 1 for the one that it is, 0 for the others."""
 
     def samples(seen: DeviceSnapshot) -> list[Sample]:
@@ -95,7 +95,7 @@ def read_samples(seen: DeviceSnapshot, source: str | Samples) -> Iterable[Sample
     return () if value is None else [({}, value)]
 
 
-CLAIM: tuple[Row, ...] = (
+DEVICE_ROWS: tuple[Row, ...] = (
     (
         "lock_acquired_timestamp_seconds",
         "When the lock of the device was taken.",
@@ -148,7 +148,7 @@ CLAIM: tuple[Row, ...] = (
     ),
 )
 
-BOARD: tuple[Row, ...] = (
+BOARD_ROWS: tuple[Row, ...] = (
     (
         "memory_utilization_ratio",
         "Share of time in which memory of the GPU was read or written.",
@@ -183,7 +183,7 @@ BOARD: tuple[Row, ...] = (
     (
         "fabric_state",
         "How far the GPU has joined the NVLink fabric; 1 for the state that it is in.",
-        one_of(FABRIC_STATES, "fabric", "state"),
+        numbered_state(FABRIC_STATES, "fabric", "state"),
     ),
     ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock"),
     ("memory_clock_hertz", "Clock of the memory.", "memory_clock"),
@@ -192,7 +192,7 @@ BOARD: tuple[Row, ...] = (
     (
         "recovery_action",
         "What the driver asks for; 1 for the action that it is.",
-        one_of(RECOVERY_ACTIONS, "recovery_action", "action"),
+        numbered_state(RECOVERY_ACTIONS, "recovery_action", "action"),
     ),
     *(
         (f"{bus}_{way}_bytes_total", f"Bytes {done} over {of}.", f"counters.{bus}_{way}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All families of a snapshot.
 
-A MIG instance is a device as a GPU is: it has the families of CLAIM. A GPU with instances has those
-of BOARD alone, so that no sum counts anything twice.
+A MIG instance is a device as a GPU is: it has the families of DEVICE_ROWS. A GPU with instances has
+those of BOARD_ROWS alone, so that no sum counts anything twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 
 from gpulock.node.devices import SHARE, card_bus_id
-from gpulock_exporter.metrics.device_table import BOARD, CLAIM, Row, device_states, read_samples
+from gpulock_exporter.metrics.device_table import (
+    BOARD_ROWS,
+    DEVICE_ROWS,
+    Row,
+    device_states,
+    read_samples,
+)
 from gpulock_exporter.metrics.families import Sample, make_family
 from gpulock_exporter.metrics.labels import Labels, LabelUser, known_labels, owner_labels
 from gpulock_exporter.metrics.node import collect_node_families
@@ -53,8 +59,8 @@ def collect_families(
         (devices, (("info", "What a device is; always 1.", info), ("state", state, device_states))),
         (claimed, (("lock_info", held, holder),)),
         (cards, (("share_info", shared, sharers),)),  # of its own: joins need one series each
-        (claimed, CLAIM),
-        (cards, BOARD),
+        (claimed, DEVICE_ROWS),
+        (cards, BOARD_ROWS),
     )
     for having, rows in tables:
         for name, meaning, source in rows:

@@ -2,7 +2,7 @@
 """What the exporter keeps from tick to tick: frames and facts go in, `join` makes snapshots of it.
 
 A tick is a second, with a frame or without: a driver that hangs makes its values old, and the
-locks go on. Nothing is read or written here but, through `kin`, the processes on a device.
+locks go on. Nothing is read or written here but, through `process_tree`, the processes on a device.
 """
 
 from __future__ import annotations
@@ -50,27 +50,30 @@ class ProcessList:
     who: DeviceProcesses | None = None
 
 
-@dataclass
 class CollectorState:
     """The exporter's memory and what the driver said last.
 
-    `kin` makes a fresh look at processes; it is asked only when a list is new, or when somebody
-    else holds the device.
+    `process_tree` makes a fresh look at processes; it is asked only when a list is new, or when
+    somebody else holds the device. `models` are by id, also of what is gone.
     """
 
-    boot_id: str
-    settings: Settings
-    kin: Callable[[], ProcessTree]
-    memory: ExporterMemory = field(default_factory=ExporterMemory)
-    devices: Mapping[str, DeviceTelemetry] = field(default_factory=dict[str, DeviceTelemetry])
-    listed: dict[str, ProcessList] = field(default_factory=dict[str, ProcessList])
-    last: Frame | None = None
-    lost: Mapping[str, LostCard] = field(default_factory=dict[str, LostCard])
-    models: dict[str, str] = field(default_factory=dict[str, str])  # by id, also of what is gone
-    offset: float | None = None
-
-    def __post_init__(self) -> None:
-        self.shares = ShareUse(self.settings.allowed_processes, self.kin)
+    def __init__(
+        self,
+        boot_id: str,
+        settings: Settings,
+        process_tree: Callable[[], ProcessTree],
+        memory: ExporterMemory | None = None,
+    ) -> None:
+        self.boot_id, self.settings = boot_id, settings
+        self.memory = memory or ExporterMemory()
+        self.shares = ShareUse(settings.allowed_processes, process_tree)
+        self.devices: Mapping[str, DeviceTelemetry] = {}
+        self.process_lists: dict[str, ProcessList] = {}
+        self.last: Frame | None = None
+        self.lost: Mapping[str, LostCard] = {}
+        self.models: dict[str, str] = {}
+        self.offset: float | None = None
+        self._process_tree = process_tree
 
     def tick(
         self,
@@ -78,12 +81,12 @@ class CollectorState:
         facts: LocalState,
         now: Moment,
         hung: Mapping[str, str] | None = None,
-        listed: Collection[str] | None = None,
+        driver_cards: Collection[str] | None = None,
     ) -> dict[str, Accounts]:
         """Take the frames of this tick, oldest first; return the accounts of claims now over.
 
-        `hung` has why a card is left out of the frames, by bus id; `listed` are the bus ids of the
-        cards that the driver lists, None where that is not known.
+        `hung` has why a card is left out of the frames, by bus id; `driver_cards` are the bus ids
+        of the cards that the driver lists, None where that is not known.
         """
         self.offset = steady_offset(self.offset, now)
         held = ledger_claims(facts.locks, self.boot_id, now.boottime)
@@ -94,8 +97,8 @@ class CollectorState:
             self.devices = {device_lock_id(one): one for one in frame.devices}
             self.models |= {name: one.name for name, one in self.devices.items() if one.name}
             looks = totals.advance(frame, self.devices, now.boottime)
-            self._list()
-            facts.read("foreign", lambda: self._judge(facts.locks), None)
+            self._take_process_lists()
+            facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             present = self.present()
             if self.shares.follow(facts.locks):
                 looks |= self.shares.divide(looks, self.devices, present)
@@ -104,14 +107,14 @@ class CollectorState:
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
         if not frames:
             if not self.is_fresh(now):  # no list comes that says who has ended
-                for one in self.listed.values():
+                for one in self.process_lists.values():
                     one.who = None if one.who and one.who.foreign else one.who
-            facts.read("foreign", lambda: self._judge(facts.locks), None)
+            facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
         ledger.note_host(facts.host_usage)
         fresh = self.last if self.is_fresh(now) else None
         why = find_lost_cards(
-            self.lost, fresh, {card_bus_id(name) for name in self.devices}, listed
+            self.lost, fresh, {card_bus_id(name) for name in self.devices}, driver_cards
         )
         self.lost = merge_lost_cards(self.lost, {**why, **(hung or {})}, now.boottime)
         self.memory.sequence += 1
@@ -124,9 +127,9 @@ class CollectorState:
 
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
-        return {name: one.who for name, one in self.listed.items() if one.who is not None}
+        return {name: one.who for name, one in self.process_lists.items() if one.who is not None}
 
-    def _list(self) -> None:
+    def _take_process_lists(self) -> None:
         """Take the process lists of the last frame; one that has none keeps what was listed.
 
         For a while: where the next list fails as well, who is on the device is not known.
@@ -135,24 +138,24 @@ class CollectorState:
         told = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
         for name, device in self.devices.items():
             if device.processes is not None:
-                self.listed[name] = ProcessList(device.processes, now)
-        for name, one in list(self.listed.items()):
+                self.process_lists[name] = ProcessList(device.processes, now)
+        for name, one in list(self.process_lists.items()):
             if name not in self.devices or now - (one.at or now) > told:
-                del self.listed[name]
+                del self.process_lists[name]
 
-    def _judge(self, locks: Mapping[str, Lock] | None) -> None:
+    def _classify_processes(self, locks: Mapping[str, Lock] | None) -> None:
         """Find out whose the processes are, where the list or the holder is another one."""
-        kin: ProcessTree | None = None
-        for name, one in self.listed.items():
+        tree: ProcessTree | None = None
+        for name, one in self.process_lists.items():
             if locks is None:
                 one.who = None
                 continue
             holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
-                kin = kin or self.kin()
+                tree = tree or self._process_tree()
                 who = classify_device_processes(
-                    one.processes, holders, kin, self.settings.allowed_processes
+                    one.processes, holders, tree, self.settings.allowed_processes
                 )
                 one.who = replace(who, at=one.at)
                 one.tokens = tokens
@@ -173,17 +176,19 @@ def find_lost_cards(
     before: Mapping[str, LostCard],
     frame: Frame | None,
     answering: Collection[str],
-    listed: Collection[str] | None,
+    driver_cards: Collection[str] | None,
 ) -> dict[str, str]:
     """Return why each card is lost, by bus id: those that a frame calls lost, or lacks. Pure.
 
-    `frame` is None where none is fresh, `listed` where the driver's list is not known. What was
-    lost before, and is listed, stays lost until it is among those `answering`.
+    `frame` is None where none is fresh, `driver_cards` where the driver's list is not known. What
+    was lost before, and is listed, stays lost until it is among those `answering`.
     """
-    why = {bus: one.why for bus, one in before.items() if listed is None or bus in listed}
+    why = {
+        bus: one.why for bus, one in before.items() if driver_cards is None or bus in driver_cards
+    }
     if frame is None:
         return why
-    absent = dict.fromkeys(listed or () if frame.complete else (), NOT_LISTED)
+    absent = dict.fromkeys(driver_cards or () if frame.complete else (), NOT_LISTED)
     known = {bus: words for bus, words in {**absent, **why}.items() if bus not in answering}
     return {**known, **frame.lost}
 
@@ -198,16 +203,16 @@ def merge_lost_cards(
 
 
 def classify_device_processes(
-    listed: Sequence[Process], locks: Iterable[Lock], kin: ProcessTree, services: Sequence[str]
+    listed: Sequence[Process], locks: Iterable[Lock], tree: ProcessTree, services: Sequence[str]
 ) -> DeviceProcesses:
     """Return who is on a device, `locks` being those on it, on its card or its instances.
 
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
     holders = list(locks)
-    judged = {one.pid: classify_process(one.pid, holders, kin, services) for one in listed}
+    judged = {one.pid: classify_process(one.pid, holders, tree, services) for one in listed}
     foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
-    found, memory = list(judged.values()), sum_share_memory(listed, holders, kin)
+    found, memory = list(judged.values()), sum_share_memory(listed, holders, tree)
     return DeviceProcesses(
         len(judged) - found.count(GONE), foreign, found.count(UNSEEN), share_memory=memory
     )

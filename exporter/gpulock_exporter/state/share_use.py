@@ -2,7 +2,7 @@
 """What each share of a card did: work and memory go to the owner of each process.
 
 What may be of several claims, or of a process that cannot be seen, is nobody's: the claims of the
-card are then not observed, which is not idle. Reads of the processes go through `kin`.
+card are then not observed, which is not idle. Reads of the processes go through `process_tree`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ShareUse:
     """
 
     services: Sequence[str]
-    kin: Callable[[], ProcessTree]
+    process_tree: Callable[[], ProcessTree]
     cards: dict[str, CardSharers] = field(default_factory=dict[str, CardSharers])
     before: dict[str, CardSharers] = field(default_factory=dict[str, CardSharers])
     ratios: dict[str, float] = field(default_factory=dict[str, float])
@@ -101,10 +101,10 @@ class ShareUse:
             return dict.fromkeys(sharers.first, look.busy)
         if use is None or sharers.unread:
             return {}
-        kin, earlier = self.kin(), known.pids if known else {}
+        tree, earlier = self.process_tree(), known.pids if known else {}
         parts = dict.fromkeys(sharers.first, 0.0)
         for pid in [int(word) for word, ratio in use.items() if ratio > 0]:
-            whose = find_process_claim(pid, sharers.first, kin, self.services, earlier)
+            whose = find_process_claim(pid, sharers.first, tree, self.services, earlier)
             if whose == UNKNOWN:
                 return {}
             sharers.pids[pid] = whose
@@ -136,7 +136,7 @@ def list_card_sharers(locks: Mapping[str, Lock]) -> dict[str, CardSharers]:
 def find_process_claim(
     pid: int,
     first: Mapping[str, Lock],
-    kin: ProcessTree,
+    tree: ProcessTree,
     services: Sequence[str],
     earlier: Mapping[int, str],
 ) -> str:
@@ -145,16 +145,16 @@ def find_process_claim(
     UNKNOWN is one that may be of several claims. One that has ended is whose it was `earlier`.
     """
     try:
-        of = [token for token, lock in first.items() if is_claim_process(pid, lock, kin)]
+        of = [token for token, lock in first.items() if is_claim_process(pid, lock, tree)]
         if not of:
-            return SERVICE if is_service_process(pid, kin, services) else FOREIGN
+            return SERVICE if is_service_process(pid, tree, services) else FOREIGN
     except (OSError, ValueError):
         return earlier.get(pid, UNKNOWN)
     return of[0] if len(of) == 1 else UNKNOWN
 
 
 def sum_share_memory(
-    listed: Sequence[Process], locks: Sequence[Lock], kin: ProcessTree
+    listed: Sequence[Process], locks: Sequence[Lock], tree: ProcessTree
 ) -> dict[str, int]:
     """Return the bytes in use by the processes of each share, by lock id.
 
@@ -166,7 +166,7 @@ def sum_share_memory(
         return {}
     found = {lock.id: 0 for lock in locks if SHARE in lock.id}
     for process in listed:
-        whose = find_process_claim(process.pid, first, kin, (), {})
+        whose = find_process_claim(process.pid, first, tree, (), {})
         if whose in first:
             found[first[whose].id] += process.memory or 0
     return found

@@ -31,7 +31,7 @@ class Ticking:
         self.folder = node.exporter_dir
         self.exporter = self.again()
         self.exporter.open()
-        self.exporter.listed.read()
+        self.exporter.device_list.read()
         self._supervisor = Supervisor(["/nonexistent"], self.clock)
 
     def now(self) -> Moment:

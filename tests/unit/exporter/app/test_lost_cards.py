@@ -68,7 +68,7 @@ class Site:
         """Start an exporter, which goes on from what an earlier one left."""
         self.exporter = Exporter(self.node, self.now, str)
         self.exporter.open()
-        self.exporter.listed.read()
+        self.exporter.device_list.read()
         return self.exporter
 
     def tick(self, *, after: float = 1.0, frames: bool = True) -> Frame | None:
@@ -193,7 +193,7 @@ def test_a_card_that_is_pulled_on_purpose_is_missing_and_not_lost(tmp_path: Path
         for _ in range(10):
             site.tick()  # the exporter has read the driver's list before
         assert site.suspects() == set()
-        site.exporter.listed.read()
+        site.exporter.device_list.read()
         site.pass_rounds(1)
         assert (site.lost(), site.suspects()) == ({}, set())
 

@@ -55,7 +55,7 @@ class Exporter:
         now = self.now
         facts = read_local_state(self.node, now.boottime)
         listed = [device.bus for device in self.devices.devices or ()]
-        over = self.book.tick(frames, facts, now, listed=listed)
+        over = self.book.tick(frames, facts, now, driver_cards=listed)
         self.folder.write_sample(sample_text(self.book, now))
         self.folder.write_finished(over, self.node.boot_id, now)
         self.folder.write_inventory(self.book.devices, self.node.boot_id)

@@ -71,7 +71,7 @@ class TaskRefusedError(Exception):
 def build_task_prolog_lines(
     settings: Settings, environ: "Mapping[str, str]", proc: Proc
 ) -> list[str]:
-    """Return the lines for slurmstepd; raise StopError, Refusal, OSError, LookupError."""
+    """Return the lines for slurmstepd; raise TaskRefusedError, Refusal, OSError, LookupError."""
     job, step = find_task_step(proc, environ)
     slurmd = environ.get("SLURMD_NODENAME", "")
     if not (is_slurm_number(job) and is_slurm_name(slurmd)):

@@ -31,6 +31,7 @@ ENDS: Final = (
     ("gpulock-exporter", DAEMON),
     ("gpulock.conf", FILE),
 )
+COLUMNS: Final = 78
 LONG: Final = 200  # characters of a command's first sentence
 USAGE: Final = 2  # exit code: click's own, and argparse's
 COMMON: Final = (
@@ -105,17 +106,6 @@ def escape(text: str) -> str:
     return f"\\&{shown}" if shown[:1] in {".", "'"} else shown
 
 
-def paragraphs(text: str) -> Iterator[str]:
-    r"""Yield a help text: blank lines part paragraphs, one behind `\b` is kept line by line."""
-    for part in filter(None, (one.strip("\n") for one in text.split("\n\n"))):
-        lines = part.strip().splitlines()
-        kept = lines[0].strip() == "\b"
-        yield ".PP"
-        yield from (".nf",) if kept else ()
-        yield from (escape(line.strip()) for line in (lines[1:] if kept else lines))
-        yield from (".fi",) if kept else ()
-
-
 def entries(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a list of terms, each with what it means."""
     for term, meaning in pairs:
@@ -130,30 +120,15 @@ def section(title: str, body: Iterable[str]) -> tuple[str, ...]:
 
 def command_pages(command: click.Command, context: click.Context) -> Iterator[Page]:
     """Yield the page of a command, and those of the commands below it."""
-    below = subcommands(command, context)
-    title = context.command_path
-    options = [
-        record
-        for one in command.get_params(context)
-        if isinstance(one, click.Option) and (record := one.get_help_record(context))
-    ]
-    yield Page(
-        title.replace(" ", "-"),
-        USER,
-        command.get_short_help_str(LONG).rstrip("."),
-        (
-            *section("SYNOPSIS", (f".B {escape(title)}", escape(usage(command, context)))),
-            *section("DESCRIPTION", paragraphs(command.help or "")),
-            *section(
-                "COMMANDS", entries((name, one.get_short_help_str(LONG)) for name, one in below)
-            ),
-            *section("OPTIONS", entries(options)),
-            *section("EXIT STATUS", entries(exit_codes(title.split()[-1]))),
-            *section("FILES", entries(FILES)),
-        ),
-    )
-    for name, found in below:
-        yield from command_pages(found, click.Context(found, info_name=name, parent=context))
+    title, what = context.command_path, command.get_short_help_str(LONG).rstrip(".")
+    codes = exit_codes(title.split()[-1])
+    yield program_page(title.replace(" ", "-"), USER, what, command.get_help(context), codes)
+    if not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        if below := command.get_command(context, name):
+            inner = click.Context(below, info_name=name, parent=context)
+            yield from command_pages(below, inner)
 
 
 def exit_codes(command: str) -> list[tuple[str, str]]:
@@ -162,27 +137,13 @@ def exit_codes(command: str) -> list[tuple[str, str]]:
     return [*({**dict(COMMON), **own}).items()]
 
 
-def subcommands(command: click.Command, context: click.Context) -> list[tuple[str, click.Command]]:
-    """Return the commands of a group with their names, in the order of its help."""
-    if not isinstance(command, click.Group):
-        return []
-    found = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-    return [(name, one) for name, one in found if one is not None]
-
-
-def usage(command: click.Command, context: click.Context) -> str:
-    """Return what follows the command's name."""
-    return " ".join(command.collect_usage_pieces(context))
-
-
-def service_page(name: str, what: str, text: str) -> Page:
-    """Return the page of a program that runs as a service, by its own help."""
-    body = (".nf", *map(escape, text.strip().splitlines()), ".fi")
-    status, files = (
-        section("EXIT STATUS", entries(SERVICES[name])),
-        section("FILES", entries(FILES)),
-    )
-    return Page(name, DAEMON, what, (*section("SYNOPSIS", body), *status, *files))
+def program_page(
+    name: str, number: int, what: str, text: str, codes: Iterable[tuple[str, str]]
+) -> Page:
+    """Return the page of a program or command, by its own help."""
+    body = section("DESCRIPTION", (".nf", *map(escape, text.strip().splitlines()), ".fi"))
+    ends = (*section("EXIT STATUS", entries(codes)), *section("FILES", entries(FILES)))
+    return Page(name, number, what, (*body, *ends))
 
 
 def setting_entry(key: tuple[str, str, str, str]) -> tuple[str, str]:
@@ -216,15 +177,17 @@ def settings_page() -> Page:
 
 def all_pages() -> list[Page]:
     """Return every page."""
-    top = click.Context(command_group, info_name="gpulock", **command_group.context_settings)
+    settings = {**command_group.context_settings, "terminal_width": COLUMNS}
+    top = click.Context(command_group, info_name="gpulock", **settings)
+    exporter = "tell Prometheus what each GPU does and which job holds it"
+    daemon = "free what dead owners hold, and keep a node's GPUs"
+    services = (
+        ("gpulockd", daemon, DAEMON_HELP),
+        ("gpulock-exporter", exporter, exporter_parser().format_help()),
+    )
     return [
         *command_pages(command_group, top),
-        service_page("gpulockd", "free what dead owners hold, and keep a node's GPUs", DAEMON_HELP),
-        service_page(
-            "gpulock-exporter",
-            "tell Prometheus what each GPU does and which job holds it",
-            exporter_parser().format_help(),
-        ),
+        *(program_page(name, DAEMON, what, text, SERVICES[name]) for name, what, text in services),
         settings_page(),
     ]
 

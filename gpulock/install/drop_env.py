@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gpulock.install.files import InstallError, run_program
+
 NAME: Final = "drop-env"
 SOURCE: Final = f"{NAME}.c"
 FLAGS: Final = (
@@ -25,11 +27,10 @@ FLAGS: Final = (
 )
 _SECONDS: Final = 60.0
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
-MISSING: Final = "no C compiler here: install gcc, or ziglang by pip into gpulock's Python"
-
-
-class CompilerError(RuntimeError):
-    """Say why drop-env cannot be had here, and what to do."""
+MISSING: Final = (
+    f"prolog/{NAME}, by which Grid Engine's hooks start: no C compiler here: install gcc, or"
+    " ziglang by pip into gpulock's Python"
+)
 
 
 def find_compiler() -> list[str]:
@@ -42,27 +43,25 @@ def find_compiler() -> list[str]:
 
 
 def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
-    """Return the program that a compiler makes of its source; raise CompilerError."""
+    """Return the program that a compiler makes of its source; raise InstallError."""
     with tempfile.TemporaryDirectory(prefix="gpulock-cc-") as folder:
         made = Path(folder, NAME)
         env = {"PATH": _PATH, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         command = [*compiler, *FLAGS, "-o", str(made), str(source)]
         try:
-            subprocess.run(
-                command, env=env, check=True, capture_output=True, text=True, timeout=_SECONDS
-            )
+            run_program(command, _SECONDS, env, check=True)
             return made.read_bytes()
         except subprocess.CalledProcessError as fault:
             said = fault.stderr.splitlines()
             why = next((line for line in said if "error" in line), "?")[:300]
-            raise CompilerError(f"{source} cannot be compiled: {why}") from fault
+            raise InstallError(f"{source} cannot be compiled: {why}") from fault
         except (OSError, subprocess.TimeoutExpired) as fault:
-            raise CompilerError(f"{source} cannot be compiled: {fault}") from fault
+            raise InstallError(f"{source} cannot be compiled: {fault}") from fault
 
 
 @functools.cache
 def drop_env_program(share: Path) -> tuple[bytes, str]:
-    """Return the program for this machine, and where it is from; raise CompilerError.
+    """Return the program for this machine, and where it is from; raise InstallError.
 
     `share` has the source, and in a package the program.
     """
@@ -70,5 +69,5 @@ def drop_env_program(share: Path) -> tuple[bytes, str]:
     if packaged.exists():
         return packaged.read_bytes(), "of the package"
     if not (compiler := find_compiler()):
-        raise CompilerError(MISSING)
+        raise InstallError(MISSING)
     return compile_drop_env(share / SOURCE, compiler), f"compiled by {' '.join(compiler)}"

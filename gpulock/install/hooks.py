@@ -113,19 +113,14 @@ def drop_env_file() -> dict[str, bytes]:
     """Return the program by its path; nothing where it cannot be had."""
     try:
         program, _ = drop_env.drop_env_program(find_share_folder() / "prolog")
-    except drop_env.CompilerError:
+    except InstallError:
         return {}
     return {f"prolog/{drop_env.NAME}": program}
 
 
 def describe_drop_env() -> str:
     """Return one line on where `drop-env` is from; raise InstallError where it cannot be had."""
-    try:
-        _, source = drop_env.drop_env_program(find_share_folder() / "prolog")
-    except drop_env.CompilerError as fault:
-        raise InstallError(
-            f"prolog/{drop_env.NAME}, by which Grid Engine's hooks start: {fault}"
-        ) from fault
+    _, source = drop_env.drop_env_program(find_share_folder() / "prolog")
     return f"prolog/{drop_env.NAME} is {source}"
 
 

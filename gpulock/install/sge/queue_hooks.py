@@ -98,26 +98,19 @@ class HostHook(QueueHook):
         value = self.qconf.show("-sq", self.domain)[self.hook]
         return None if is_sge_none(value) else value
 
-    def chain(self, now: str | None, inherited: str) -> HookLine:
-        """Return our line around the site's command, which is in the line now or is inherited.
+    def own_line(self, default: str, domains: Mapping[str, str]) -> HookLine | None:
+        """Return the line that the host needs of its own, None where the group's will do.
 
         Raises InstallError for a line that says that no hook runs, or that somebody edited.
         """
-        ours = parse_hook_line(now, self.hook)
-        if ours and ours.origin == OWN:
-            return make_hook_line(self.current, self.hook, ours.site, OWN)
-        if ours or now is None:
-            return make_hook_line(self.current, self.hook, inherited, INHERITED)
-        if is_sge_none(now) or is_gpulock_command(now, self.hook):
-            raise self.refusal(now)
-        return make_hook_line(self.current, self.hook, now, OWN)
-
-    def own_line(self, default: str, domains: Mapping[str, str]) -> HookLine | None:
-        """Return the line that the host needs of its own, None where the group's will do."""
         own = domains.get(self.host.name)
         ours = parse_hook_line(own, self.hook)
-        if own is not None and (ours is None or ours.origin == OWN):
-            return self.chain(own, "")
+        if ours and ours.origin == OWN:
+            return make_hook_line(self.current, self.hook, ours.site, OWN)
+        if own is not None and not ours:
+            if is_sge_none(own) or is_gpulock_command(own, self.hook):
+                raise self.refusal(own)
+            return make_hook_line(self.current, self.hook, own, OWN)
         group = parse_hook_line(domains[GROUP], self.hook)
         others = [name for name in domains if name.startswith("@") and name != GROUP]
         others = [name for name in others if self.host.name in self.qconf.hosts_of_group(name)]
@@ -127,7 +120,9 @@ class HostHook(QueueHook):
         elif below is None or not is_sge_none(default):
             return None
         site = "" if is_sge_none(below) else below
-        return None if group and group.site == site and not others else self.chain(None, site)
+        if group and group.site == site and not others:
+            return None
+        return make_hook_line(self.current, self.hook, site, INHERITED)
 
     def is_member(self) -> bool:
         """Say whether the host is in our group."""

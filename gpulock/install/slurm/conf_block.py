@@ -29,21 +29,14 @@ def block_lines(lines: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SplitConf:
-    """slurm.conf before, in and behind the block; `lines` is None where there is no block."""
+    """The block's lines in slurm.conf, None where there is none, and the file without it."""
 
-    before: str
     lines: tuple[str, ...] | None
-    after: str
-
-    @property
-    def rest(self) -> str:
-        """The file without the block."""
-        return self.before + self.after
+    rest: str
 
     def with_lines(self, lines: Sequence[str]) -> str:
         """Return the file with a block of these lines, without one where there are none."""
-        block = "".join(f"{line}\n" for line in block_lines(lines))
-        return f"{self.before}{block}{self.after}"
+        return "".join(f"{line}\n" for line in block_lines(lines)) + self.rest
 
 
 def split_slurm_conf(path: Path, text: str) -> SplitConf:
@@ -52,7 +45,7 @@ def split_slurm_conf(path: Path, text: str) -> SplitConf:
     bare = [line.rstrip("\r\n") for line in lines]
     marks = [n for n, line in enumerate(bare) if line == BEGIN or line.startswith(END)]
     if not marks:
-        return SplitConf("", None, text)
+        return SplitConf(None, text)
     first, last = marks[0], marks[-1]
     block = tuple(bare[first + 1 : last])
     if block_lines(block) != bare[first : last + 1]:
@@ -60,8 +53,4 @@ def split_slurm_conf(path: Path, text: str) -> SplitConf:
             f"{path}: somebody changed gpulock's block: put it back, or take out by hand what"
             f" stands from `{BEGIN}` to `{END.strip()} ...`, and run it again"
         )
-    if first and bare[first - 1].endswith("\\"):
-        raise InstallError(
-            f"{path}: the line above gpulock's block ends in a backslash: take it out"
-        )
-    return SplitConf("".join(lines[:first]), block, "".join(lines[last + 1 :]))
+    return SplitConf(block, "".join(lines[:first] + lines[last + 1 :]))

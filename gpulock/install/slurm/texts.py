@@ -77,7 +77,8 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
         want("PrologFlags", "a job's extern step proves that it lives", "Contain")
     if not conf.holds_exit("RequeueExit", REQUEUE_EXIT):
         want("RequeueExit", "a job that finds no GPU waits again", str(REQUEUE_EXIT))
-    if settings.isolation == "cgroup" and not opens_pam_sessions(conf):
+    pam = conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
+    if settings.isolation == "cgroup" and not pam:
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
         want("UsePAM", why, value="1")
     enough = HOOK_SECONDS
@@ -95,22 +96,12 @@ def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSetti
     if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
         why = "jobs that meet a broken node are not held"
         want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
-    if not has_submit_script(conf):
+    if not conf.has("JobSubmitPlugins", "lua", "job_submit/lua"):
         key, why = "JobSubmitPlugins", "no user's SPANK variables drain a node"
         first = f"cp {SUBMIT_SCRIPT} ."
         words, now = add_list_words(conf.words(key), "lua"), conf.get(key)
         found.append(SlurmSettingAdvice(key, words, now, why, needed=False, first=first))
     return found
-
-
-def opens_pam_sessions(conf: SlurmConf) -> bool:
-    """Return whether step daemons open PAM sessions."""
-    return conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
-
-
-def has_submit_script(conf: SlurmConf) -> bool:
-    """Return whether slurmctld asks a job_submit.lua."""
-    return conf.has("JobSubmitPlugins", "lua", "job_submit/lua")
 
 
 def slurm_conf_page(

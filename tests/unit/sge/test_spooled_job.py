@@ -132,9 +132,10 @@ def test_the_real_files_of_9_1_5_say_what_was_granted(
 @each_release
 def test_each_release_has_a_layout(release: str) -> None:
     grants = (Grant("gpu", 3), Grant("gpu", 4, "other"), Grant("card", 1, ids=(("0", 1),)))
-    job = parse_spooled_job(spooled(release, Ask("gpu", 1), Ask("h_rt", 9, NO), grants=grants))
+    asks = (Ask("gpu", 1), Ask("gpu", 2, JOB), Ask("h_rt", 9, NO))
+    job = parse_spooled_job(spooled(release, *asks, grants=grants))
     assert (job.number, job.owner) == (12, "alice")
-    assert job.requests == [("gpu", 1.0, YES), ("h_rt", 9.0, NO)]
+    assert job.requests == [("gpu", 1.0, YES), ("gpu", 2.0, JOB), ("h_rt", 9.0, NO)]
     known = None if release == SON else [(g.name, g.amount, list(g.ids), g.host) for g in grants]
     assert job.granted == known
 
@@ -154,12 +155,6 @@ def test_a_job_without_requests_has_none(release: str) -> None:
 @pytest.mark.parametrize("value", [1.5, -1.0, 1024.0, 1e300])
 def test_values_are_read_as_they_stand(release: str, value: float) -> None:
     assert parse_spooled_job(spooled(release, Ask("gpu", value))).requests == [("gpu", value, YES)]
-
-
-@each_release
-def test_a_complex_asked_for_twice_is_there_twice(release: str) -> None:
-    job = parse_spooled_job(spooled(release, Ask("gpu", 1), Ask("gpu", 2, JOB)))
-    assert job.requests == [("gpu", 1.0, YES), ("gpu", 2.0, JOB)]
 
 
 def test_names_that_are_no_text_survive() -> None:

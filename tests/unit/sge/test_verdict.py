@@ -55,24 +55,10 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_a_job_lives_while_its_shepherd_runs(host: Host) -> None:
-    host.fake.shepherd(500, host.spool("12.1"))
-    assert host.verdict().state == ALIVE
-
-
-def test_a_job_is_dead_when_shepherd_and_group_are_gone(host: Host) -> None:
-    assert host.verdict().state == DEAD
-
-
 def test_a_job_lives_while_somebody_carries_its_group(host: Host) -> None:
     host.fake.add(700, groups=[4, GID])
     found = host.verdict()
     assert (found.state, "700" in found.proof) == (ALIVE, True)
-
-
-def test_a_shepherd_with_another_start_time_is_another_jobs(host: Host) -> None:
-    host.fake.shepherd(500, host.spool("13.1"), start=1001)
-    assert host.verdict().state == DEAD
 
 
 @pytest.mark.parametrize("name", [") (", "a) S 1 500", "sge_shepherd) Z 1"])

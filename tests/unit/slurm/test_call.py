@@ -22,7 +22,8 @@ def test_a_call_is_what_slurmd_says(site: Site) -> None:
     assert (call.job, call.uid, call.restart, call.who) == ("12", UID, 2, "job 12")
     assert (call.slurmd, call.cluster, call.partition) == ("n1", "lab", "main")
     assert call.user == "alice"
-    assert (call.nodes, call.gpus, call.conf) == (1, "0,1", str(site.root / "slurm.conf"))
+    told = (1, "0,1", str(site.root / "slurm.conf"), True)
+    assert (call.nodes, call.gpus, call.conf, call.batch) == told
 
 
 @pytest.mark.parametrize("key", ["SLURM_JOB_ID", "SLURM_JOB_UID", *NAMES])
@@ -66,14 +67,7 @@ def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
         del environ[key]
     call = SlurmHookCall(environ)
     assert (call.user, call.partition, call.restart, call.nodes) == (str(UID), "", 0, 1)
-    assert (call.gpus, call.conf, call.batch) == (None, "", False)
-
-
-def test_only_a_job_with_a_script_has_a_standard_input(site: Site) -> None:
-    assert site.call().batch
-    environ = site.environ()
-    del environ["SLURM_JOB_STDIN"]
-    assert not SlurmHookCall(environ).batch
+    assert (call.gpus, call.positions(), call.conf, call.batch) == (None, [], "", False)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +153,6 @@ def test_a_list_that_is_not_unmistakable_is_refused(site: Site, text: str) -> No
 @pytest.mark.parametrize("text", ["0,0", "0-2,1", "0,00", "GPU-a,GPU-a"])
 def test_a_gpu_that_is_named_twice_is_refused(site: Site, text: str) -> None:
     assert refusal(site.call(gpus=text).positions).kind == UNKNOWN
-
-
-def test_a_job_without_the_variable_has_no_positions(site: Site) -> None:
-    assert site.call(gpus=None).positions() == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9)), min_size=1, max_size=9))

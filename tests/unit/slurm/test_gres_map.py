@@ -45,6 +45,7 @@ def test_a_boot_that_reorders_the_cards_changes_nothing(site: Site) -> None:
 
 def test_a_uuid_needs_no_map(site: Site) -> None:
     (site.state / "slurm-map").unlink()
+    assert at(site) == []
     assert at(site, "GPU-00000002-aaaa", "GPU-00000000-aaaa") == [bus(2), bus(0)]
 
 
@@ -60,11 +61,6 @@ def test_a_card_whose_uuid_the_driver_does_not_tell_is_nobodys(site: Site) -> No
 
 def test_positions_and_uuids_may_stand_together(site: Site) -> None:
     assert at(site, "3", "GPU-00000000-aaaa") == [bus(3), bus(0)]
-
-
-def test_nothing_asked_is_nothing_read(site: Site) -> None:
-    (site.state / "slurm-map").unlink()
-    assert at(site) == []
 
 
 def missing(site: Site) -> None:
@@ -113,13 +109,6 @@ def test_a_map_that_cannot_be_believed_is_a_broken_node(
 def test_a_position_beyond_the_map_breaks_no_node(site: Site, entry: str) -> None:
     found = refusal(lambda: at(site, "0", entry))
     assert (found.kind, f"position {entry}" in found.why) == (UNKNOWN, True)
-
-
-def test_a_key_of_the_map_that_is_no_position_cannot_be_asked_for(site: Site) -> None:
-    conf = site.root / "gres.conf"
-    conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
-    site.map("0", gres_conf=str(conf))
-    assert list(gres_map.read_gres_map(str(site.state))) == ["0"]
 
 
 def compared_map(site: Site) -> Path:

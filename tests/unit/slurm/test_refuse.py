@@ -78,12 +78,6 @@ def test_a_batch_job_of_one_node_needs_no_word_to_slurmctld(site: Site, kind: st
     assert site.calls() == []
 
 
-def test_a_batch_job_of_several_nodes_is_requeued(site: Site) -> None:
-    site.answers(row(12))
-    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it is requeued"
-    assert asked(site) == [["scontrol", "requeue", "12"]]
-
-
 @pytest.mark.parametrize(("job", "task"), [(15, "1"), (14, "3")])
 def test_one_task_of_an_array_is_requeued_and_never_the_array(
     site: Site, job: int, task: str
@@ -114,6 +108,7 @@ def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batc
     site.answers(row(12, BatchFlag=batch))
     assert act(site, interactive(site)) == "it is cancelled"
     assert asked(site) == [["scancel", "12"]]
+    assert ["scontrol", "notify", "12", SENTENCE] in site.calls(), "its user waits at a terminal"
 
 
 @pytest.mark.parametrize(
@@ -165,19 +160,6 @@ def test_a_later_run_of_the_job_is_left_alone(site: Site, restarts: str, left: b
     assert (told, asked(site)) == (
         ("", []) if left else ("it is requeued", [["scontrol", "requeue", "12"]])
     )
-
-
-def test_why_is_noted_where_its_user_looks(site: Site) -> None:
-    site.answers(row(12))
-    act(site, site.call(SLURM_JOB_NUM_NODES="2"))
-    expected = ["scontrol", "update", "JobId=12", f"AdminComment={SENTENCE}"]
-    assert expected in site.calls()
-
-
-def test_a_user_waiting_at_a_terminal_gets_a_message(site: Site) -> None:
-    site.answers(row(12, BatchFlag="0"))
-    act(site, interactive(site))
-    assert ["scontrol", "notify", "12", SENTENCE] in site.calls()
 
 
 @pytest.mark.parametrize(

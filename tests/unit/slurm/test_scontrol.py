@@ -67,11 +67,6 @@ def test_a_job_whose_number_begins_alike_is_not_this_job(site: Site) -> None:
     assert found is not None and found["State"] == "PENDING"
 
 
-def test_an_invalid_id_is_a_job_that_is_not_there(site: Site) -> None:
-    site.fails(INVALID)
-    assert ask(site) is None
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -91,9 +86,10 @@ def test_what_is_no_answer_is_unknown(site: Site, body: str) -> None:
     unknown(site)
 
 
-def test_an_answer_with_a_failing_exit_code_is_unknown(site: Site) -> None:
+@pytest.mark.parametrize("end", ["exit 1", "kill -9 $$"])
+def test_an_answer_of_a_program_that_fails_is_unknown(site: Site, end: str) -> None:
     site.answers(row(12, State="COMPLETED"))
-    site.program("squeue", f"cat {site.root}/answer; exit 1")
+    site.program("squeue", f"cat {site.root}/answer; {end}")
     unknown(site)
 
 
@@ -117,12 +113,6 @@ def test_a_row_cut_short_is_unknown(site: Site) -> None:
 def test_one_that_hangs_is_unknown_at_the_deadline(site: Site, body: str) -> None:
     site.program("squeue", body)
     assert "in time" in unknown(site)
-
-
-def test_one_that_is_killed_is_unknown_whatever_it_said(site: Site) -> None:
-    site.answers(row(12, State="COMPLETED"))
-    site.program("squeue", f"cat {site.root}/answer; kill -9 $$")
-    unknown(site)
 
 
 def test_a_program_that_is_not_there_is_unknown(site: Site) -> None:

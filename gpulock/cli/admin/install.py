@@ -8,12 +8,13 @@ import sys
 import syslog
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpulock.cli.admin.items import run_installation, run_removal
+from gpulock.cli.admin.items import run_installation
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.errors import one_line
 from gpulock.install.files import InstallError
@@ -159,51 +160,33 @@ def uninstall_command(
     known["sge"] = {"cluster"}
     if given - known[system]:
         raise click.UsageError(f"uninstall {system} has no such option.")
-    if system == "systemd":
-        uninstall_systemd(session, dry_run)
-    elif options["cluster"]:
-        uninstall_cell(session, dry_run)
-    else:
-        uninstall_node(session, system, dry_run, reason if force else "", options["write_conf"])
+    cluster, write_conf = options["cluster"], options["write_conf"]
+    if force and not dry_run and system != "systemd" and not cluster:
+        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
+        line = one_line(f"gpulock: {system} is uninstalled by force: {reason}")
+        syslog.syslog(syslog.LOG_WARNING, line)
+    parts = partial(removal_parts, Path(session.config), system, force, cluster, write_conf)
+    run_installation(session, CELL if cluster else system, parts, dry_run, Wanted.ABSENT)
 
 
-def uninstall_cell(session: Session, dry_run: bool) -> None:
-    """Take the cluster's part of Grid Engine away."""
+def removal_parts(
+    config: Path, system: str, force: bool, cluster: bool, write_conf: bool
+) -> InstallParts:
+    """Return the items that are to go; raise InstallError."""
     from gpulock.install.sge.cluster import ClusterInstaller
-
-    config = Path(session.config)
-    run_removal(session, CELL, lambda: ClusterInstaller(config).removal(), dry_run)
-
-
-def uninstall_node(
-    session: Session, system: str, dry_run: bool, forced: str, write_conf: bool
-) -> None:
-    """Take the items of a scheduler away; a force is logged with its reason."""
     from gpulock.install.sge.install import SgeInstaller, SgeOptions
     from gpulock.install.slurm.conf_item import SlurmOptions
     from gpulock.install.slurm.install import SlurmInstaller
-
-    config = Path(session.config)
-
-    def parts() -> InstallParts:
-        if system == "slurm":
-            asked = SlurmOptions(config, write_conf=write_conf, force=bool(forced))
-            return SlurmInstaller(asked).removal()
-        return SgeInstaller(SgeOptions(config), click.echo).removal(bool(forced))
-
-    if forced and not dry_run:
-        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-        line = one_line(f"gpulock: {system} is uninstalled by force: {forced}")
-        syslog.syslog(syslog.LOG_WARNING, line)
-    run_removal(session, system, parts, dry_run)
-
-
-def uninstall_systemd(session: Session, dry_run: bool) -> None:
-    """Take the items of the services away."""
     from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
 
-    asked = SystemdOptions(Path(session.config).absolute())
-    run_removal(session, "systemd", lambda: SystemdInstaller(asked).removal(), dry_run)
+    if system == "systemd":
+        return SystemdInstaller(SystemdOptions(config.absolute())).removal()
+    if cluster:
+        return ClusterInstaller(config).removal()
+    if system == "slurm":
+        asked = SlurmOptions(config, write_conf=write_conf, force=force)
+        return SlurmInstaller(asked).removal()
+    return SgeInstaller(SgeOptions(config), click.echo).removal(force)
 
 
 @click.command()

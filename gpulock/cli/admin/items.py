@@ -25,27 +25,28 @@ NO_SYSTEMD = (
 
 
 def run_installation(
-    session: Session, system: str, parts_of: Callable[[], InstallParts], dry_run: bool
+    session: Session,
+    system: str,
+    parts_of: Callable[[], InstallParts],
+    dry_run: bool,
+    wanted: Wanted = Wanted.PRESENT,
 ) -> None:
-    """Put all items of a system in place, or show each difference; then say what is next."""
-    outcome, parts = run_parts(session, parts_of, Wanted.PRESENT, dry_run)
-    end_run(outcome, parts, system, Wanted.PRESENT, dry_run)
-    if not dry_run and parts.on_node:
+    """Bring all items of a system where they are wanted, or show each difference.
+
+    Then say what is next. It ends with a code of its own where a person has to do the rest.
+    """
+    outcome, parts = run_parts(session, parts_of, wanted, dry_run)
+    tell_outcome(outcome, parts, system, wanted, dry_run)
+    if dry_run:
+        return
+    if parts.on_node and wanted is Wanted.PRESENT:
         note_missing_daemon(session)
         if parts.try_line and not outcome.clauses():
             echo_wrapped(f"try it, as an ordinary user: {parts.try_line}")
-    leave(outcome, dry_run)
-
-
-def run_removal(
-    session: Session, system: str, parts_of: Callable[[], InstallParts], dry_run: bool
-) -> None:
-    """Take all items of a system away, or show each difference."""
-    outcome, parts = run_parts(session, parts_of, Wanted.ABSENT, dry_run)
-    end_run(outcome, parts, system, Wanted.ABSENT, dry_run)
-    if outcome.changed and not dry_run and parts.on_node:
+    elif parts.on_node and outcome.changed:
         click.echo(f"{session.config}, locks and history stay")
-    leave(outcome, dry_run)
+    if outcome.clauses():
+        click.get_current_context().exit(NOT_IN_FORCE)
 
 
 def run_parts(
@@ -62,7 +63,7 @@ def run_parts(
         raise CommandRefusedError(str(fault)) from fault
 
 
-def end_run(
+def tell_outcome(
     outcome: Outcome, parts: InstallParts, system: str, wanted: Wanted, dry_run: bool
 ) -> None:
     """Say what there is to know, then the verdict, and below it what a person has to do."""
@@ -76,12 +77,6 @@ def end_run(
     if wanted is Wanted.PRESENT:
         for page in filter(None, pages):
             click.echo(name_config("\n" + "\n".join(page)))
-
-
-def leave(outcome: Outcome, dry_run: bool) -> None:
-    """End with a code of its own where a person has to do the rest."""
-    if outcome.clauses() and not dry_run:
-        click.get_current_context().exit(NOT_IN_FORCE)
 
 
 def echo_note(text: str) -> None:

@@ -39,32 +39,15 @@ def start(site: Site, pid: int, **keys: str) -> int:
 
 
 def test_the_first_task_claims_for_the_slots_here_and_the_next_shares(site: Site) -> None:
-    job = parallel(site, gpus(1))
-    one, two = site.task(job, FIRST), site.task(job, SECOND, "2.node")
-    assert (start(site, FIRST), start(site, SECOND)) == (0, 0)
-    assert site.locks() == [bus(0), bus(1)]
-    assert variables(one)["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert variables(two)["CUDA_VISIBLE_DEVICES"] == "0,1"
-
-
-def test_each_task_keeps_a_record_of_its_own_for_an_adoption(site: Site) -> None:
+    """Each keeps a record of its own, for an adoption; the history is owed one line."""
     job = parallel(site, gpus(1))
     folders = [site.task(job, FIRST), site.task(job, SECOND, "2.node")]
-    for pid in (FIRST, SECOND):
-        start(site, pid)
+    assert (start(site, FIRST), start(site, SECOND)) == (0, 0)
+    assert site.locks() == [bus(0), bus(1)]
+    assert [variables(one)["CUDA_VISIBLE_DEVICES"] for one in folders] == ["0,1", "0,1"]
     kept = [owner.parse_owner((folder / spool.RECORD).read_text()) for folder in folders]
     assert [one.pid for one in kept] == [FIRST, SECOND]
-    assert kept[0].token == kept[1].token
-
-
-def test_what_a_jobs_tasks_claim_is_owed_one_line_of_the_history(site: Site) -> None:
-    job = parallel(site, gpus(1))
-    folder = site.task(job, FIRST)
-    site.task(job, SECOND, "2.node")
-    for pid in (FIRST, SECOND):
-        start(site, pid)
-    token = owner.parse_owner((folder / spool.RECORD).read_text()).token
-    assert os.listdir(site.state / grants.OWED) == [token]
+    assert [one.token for one in kept] == os.listdir(site.state / grants.OWED) * 2
 
 
 SHARES = {

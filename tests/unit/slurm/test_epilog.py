@@ -106,19 +106,21 @@ def test_a_claim_of_an_earlier_boot_is_no_later_one_whatever_its_clock_said(site
     assert site.locks() == []
 
 
-def test_what_another_user_holds_under_the_same_id_stays(site: Site) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uid": OTHER_UID},
+        {"scheduler": "sge", "slurmd": "", "cluster": "lab"},
+        {"scheduler": "process", "slurmd": ""},
+    ],
+)
+def test_what_another_user_or_scheduler_holds_under_the_same_id_stays(
+    site: Site, changes: dict[str, object]
+) -> None:
     site.prolog()
-    site.hold(2, job_id="12", uid=OTHER_UID)
+    site.hold(2, job_id="12", **changes)
     site.epilog()
     assert site.locks() == [bus(2)]
-
-
-def test_other_schedulers_records_of_the_same_number_stay(site: Site) -> None:
-    site.prolog()
-    site.hold(2, job_id="12", scheduler="sge", slurmd="", cluster="lab")
-    site.hold(3, job_id="12", scheduler="process", slurmd="", token="t8")
-    site.epilog()
-    assert site.locks() == [bus(2), bus(3)]
 
 
 def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(

@@ -22,24 +22,21 @@ def sharing(site: Site, *rows: str, shared: str = "shard") -> Site:
 
 @pytest.mark.parametrize("mode", ["slurm", "gpulock"])
 @pytest.mark.parametrize(
-    "text", ["gres:shard:1", "gres/shard:1", "gres:shard", "gres:shard:a100:2"]
+    "asked",
+    [
+        *({"Gres": f"gres{text}"} for text in (":shard:1", "/shard:1", ":shard", ":shard:a100:2")),
+        *({f"tres-per-{what}": "gres:shard:1"} for what in ("job", "socket", "task")),
+    ],
 )
 def test_a_shard_job_fails_with_the_reason_and_the_node_stays(
-    site: Site, mode: str, text: str
+    site: Site, mode: str, asked: dict[str, str]
 ) -> None:
     site.set(SLURM_DEVICE_SELECTION=mode)
-    sharing(site, row(Gres=text))
+    sharing(site, row(12, **asked))
     assert site.prolog(12, "0") == RUN
     assert REASON in site.refused(12, INVALID_REQUEST, code=1)
     assert "--gres=gpu:1" in site.note().refused
     assert (site.locks(), site.drained()) == ([], [])
-
-
-@pytest.mark.parametrize("field", ["tres-per-job", "tres-per-socket", "tres-per-task"])
-def test_it_is_seen_however_it_was_asked_for(site: Site, field: str) -> None:
-    sharing(site, row(12, **{field: "gres:shard:1"}))
-    assert site.prolog(12, "0") == RUN
-    assert REASON in site.refused(12, INVALID_REQUEST, code=1)
 
 
 @pytest.mark.parametrize("gpus", ["0", None])

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+import click
+
 from gpulock.report.advice import advise_job_owner
 from gpulock.report.bars import (
     draw_bar,
@@ -57,12 +59,12 @@ def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     found: list[str] = []
     if len(claims) > WHOLE:
         found += table.render_table(SHORT, [short_claim_cells(claim) for claim in claims], WIDTH)
-        found += [table.bold_text(format_claims_summary(claims))]
+        found += [click.style(format_claims_summary(claims), bold=True)]
     else:
         for claim in claims:
             found += [*([""] if found else []), *format_full_claim(claim)]
         if len(claims) > 1:
-            found += ["", table.bold_text(format_claims_summary(claims))]
+            found += ["", click.style(format_claims_summary(claims), bold=True)]
     said = advise_on_last_run(claims)
     found += ["", *textwrap.wrap(said, WIDTH)] if said else []
     return [line.replace("…", "~").encode("ascii", "replace").decode() for line in found]
@@ -143,11 +145,8 @@ def format_claim_heading(claim: ReportedClaim) -> str:
     models = {short_model(card.model) for card in claim.cards if card.model}
     model = f", {models.pop()}" if len(models) == 1 else ""
     cards = format_count(len(claim.cards), "GPU")
-    return table.bold_text(
-        table.clip_text(
-            f"{name} of {claim.user} on {claim.node}{queue}{run}: {cards}{model}", WIDTH
-        )
-    )
+    text = f"{name} of {claim.user} on {claim.node}{queue}{run}: {cards}{model}"
+    return click.style(table.clip_text(text, WIDTH), bold=True)
 
 
 def format_claim_times(claim: ReportedClaim) -> list[str]:

@@ -80,74 +80,67 @@ def sentence_width(stream: TextIO) -> int:
 def render_table(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
 ) -> list[str]:
-    """Return the lines of a table no wider than `width` where its columns can shrink so far.
+    """Return the lines of a table no wider than `width` where its columns can shrink so far."""
+    widths = fit_columns(columns, rows, width)
+    head = format_table_line([Cell(column.title) for column in columns], columns, widths)
+    body = [format_table_line(row, columns, widths) for row in rows]
+    return [click.style(head, bold=True), *body]
+
+
+def fit_columns(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
+) -> dict[int, int]:
+    """Return how wide each column is that is shown, by number.
 
     On a narrow screen columns are rather left out than shrunk, from the last on.
     """
-    columns, rows = fit_table_columns(columns, rows, width)
-    widths = natural_column_widths(columns, rows)
-    shrink_columns(widths, columns, width)
-    head = [Cell(column.title) for column in columns]
-    lines = [click.style(format_table_line(head, columns, widths), bold=True)]
-    return [*lines, *(format_table_line(row, columns, widths) for row in rows)]
-
-
-def fit_table_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
-) -> tuple[list[Column], list[list[Cell]]]:
-    """Return the columns that fit into `width` once they have shrunk, and their cells."""
-    kept = [
-        n
+    widths = {
+        n: max([len(column.title), *(len(row[n].text) for row in rows)])
         for n, column in enumerate(columns)
         if not column.spare or any(row[n].text not in NOTHING for row in rows)
-    ]
+    }
     while True:
-        left = [columns[n] for n in kept]
-        cells = [[row[n] for n in kept] for row in rows]
-        widths = natural_column_widths(left, cells)
-        whole = width < NARROW and len(kept) > KEPT
-        last = max(kept, key=lambda n: (columns[n].drop, n if width < NARROW else 0))
-        if columns[last].drop < EARLY and not whole:
-            shrink_columns(widths, left, width)
-        if total_table_width(widths) <= width or not (columns[last].drop or whole):
-            return left, cells
-        kept.remove(last)
+        narrow = width < NARROW and len(widths) > KEPT
+        last = max(widths, key=lambda n: (columns[n].drop, n if width < NARROW else 0))
+        shrunk = shrink_columns(widths, columns, width)
+        tried = widths if narrow or columns[last].drop >= EARLY else shrunk
+        if total_width(tried) <= width or not (columns[last].drop or narrow):
+            return shrunk
+        del widths[last]
 
 
-def natural_column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """Return how wide each column is by itself."""
-    return [
-        max([len(column.title), *(len(row[n].text) for row in rows)])
-        for n, column in enumerate(columns)
-    ]
-
-
-def total_table_width(widths: Sequence[int]) -> int:
-    """Return how wide a table is."""
-    return sum(widths) + len(GAP) * (len(widths) - 1)
-
-
-def shrink_columns(widths: list[int], columns: Sequence[Column], width: int) -> None:
-    """Take columns off the widest that may shrink until the table fits."""
-    while total_table_width(widths) > width:
+def shrink_columns(
+    widths: Mapping[int, int], columns: Sequence[Column], width: int
+) -> dict[int, int]:
+    """Return the widths once the widest that may shrink did until the table fits."""
+    left = dict(widths)
+    while total_width(left) > width:
         spare = [
-            (widths[n] - column.least, n)
-            for n, column in enumerate(columns)
-            if column.least and widths[n] > max(column.least, len(column.title))
+            (left[n] - columns[n].least, n)
+            for n in left
+            if columns[n].least and left[n] > max(columns[n].least, len(columns[n].title))
         ]
         if not spare:
-            return
-        widths[max(spare)[1]] -= 1
+            break
+        left[max(spare)[1]] -= 1
+    return left
 
 
-def format_table_line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def total_width(widths: Mapping[int, int]) -> int:
+    """Return how wide a table is."""
+    return sum(widths.values()) + len(GAP) * (len(widths) - 1)
+
+
+def format_table_line(
+    row: Sequence[Cell], columns: Sequence[Column], widths: Mapping[int, int]
+) -> str:
     """Return one line: padded first, coloured then, no blanks at its end."""
     parts: list[str] = []
-    last = len(columns) - 1
-    for n, (cell, column, width) in enumerate(zip(row, columns, widths)):
-        text = clip_text(cell.text, width, cell.tail)
-        padded = text.rjust(width) if column.right else text if n == last else text.ljust(width)
-        parts.append(padded.replace(text, paint_text(text, cell.colour), 1) if text else padded)
+    for n, width in widths.items():
+        text = clip_text(row[n].text, width, row[n].tail)
+        blanks = " " * (width - len(text))
+        painted = paint_text(text, row[n].colour) if text else ""
+        parts.append(blanks + painted if columns[n].right else painted + blanks)
     return GAP.join(parts).rstrip()
 
 
@@ -170,11 +163,6 @@ def paint_text(text: str, colour: str | None) -> str:
     return click.style(text, fg=colour) if colour else text
 
 
-def bold_text(text: str) -> str:
-    """Return the text in bold."""
-    return click.style(text, bold=True)
-
-
 def format_state_counts(head: str, counts: Mapping[str, int], width: int) -> list[str]:
     """Return `head: 3 free, 1 held` in lines no longer than `width`; what is 0 is not said."""
     words = [
@@ -191,14 +179,15 @@ def format_state_counts(head: str, counts: Mapping[str, int], width: int) -> lis
     return lines
 
 
-def wrap_sentence(text: str, width: int, indent: str = "") -> list[str]:
+def wrap_sentence(text: str, width: int, indent: str = "", cut: bool = False) -> list[str]:
     """Return a text in lines no longer than `width`, all but the first below `indent`.
 
-    A path or a command's word stays whole, to be copied; so does a quoted path with blanks.
+    A path or a command's word stays whole, to be copied, unless it may be `cut`; so does a quoted
+    path with blanks.
     """
     whole = re.sub("'/[^']*'", lambda path: path[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(
-        whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        whole, width, subsequent_indent=indent, break_long_words=cut, break_on_hyphens=False
     )
     return [line.replace("\0", " ") for line in lines]
 
@@ -208,16 +197,9 @@ def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     lines: list[str] = []
     indent = max([len(label) for label, _ in pairs], default=0) + 2
     for label, text in pairs:
-        if not (label or text):
-            lines.append("")
-            continue
-        first = "  " + click.style(label.ljust(indent), dim=True)
-        wrapped = textwrap.wrap(
-            text,
-            max(20, width - indent - 2),
-            break_long_words=width < NARROW,  # a path is copied as a whole, but must fit
-            break_on_hyphens=False,
-        )
-        lines.append((first + (wrapped[0] if wrapped else "")).rstrip())
+        first = f"  {click.style(label.ljust(indent), dim=True)}" if label or text else ""
+        # a path is copied as a whole, but must fit
+        wrapped = wrap_sentence(text, max(20, width - indent - 2), cut=width < NARROW)
+        lines.append((first + "".join(wrapped[:1])).rstrip())
         lines += [" " * (indent + 2) + more for more in wrapped[1:]]
     return lines

@@ -78,7 +78,7 @@ class Demo:
 
     def play(self) -> None:
         """Play every scene."""
-        click.echo(table.bold_text("gpulock demo") + ": a DGX-1 with 8 V100, made of files")
+        click.echo(click.style("gpulock demo", bold=True) + ": a DGX-1 with 8 V100, made of files")
         self.text("No GPU, no scheduler, no root; prolog and epilog are the real ones.")
         pair = self.two_gpus()
         tasks = self.array()
@@ -227,7 +227,7 @@ class Demo:
     def scene(self, title: str) -> None:
         """Begin a scene."""
         self._scene += 1
-        click.echo(f"\n{table.bold_text(f'{self._scene}. {title}')}")
+        click.echo(f"\n{click.style(f'{self._scene}. {title}', bold=True)}")
 
     def command(self, line: str) -> None:
         """Show a command as it would be typed."""

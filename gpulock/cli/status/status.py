@@ -126,7 +126,9 @@ def draw_cluster(
 
 def watch_heading(period: float, width: int) -> list[str]:
     """Return what stands above each frame: where, when, and on a terminal how it ends."""
-    words = [table.bold_text(one) for one in (os.uname().nodename, format_local_time(time.time()))]
+    words = [
+        click.style(one, bold=True) for one in (os.uname().nodename, format_local_time(time.time()))
+    ]
     if sys.stdout.isatty():
         words.append(click.style(f"every {period:g} s, Ctrl-C ends it", dim=True))
     lines = words[:1]

@@ -175,7 +175,7 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
         found.pop()
     name = f"GPU {row.device.label()}" if row.device else row.id
     place = f"  {row.device.bus}  {short_model(row.device.model)}" if row.device else ""
-    head = f"{table.bold_text(name)}{place}  {table.paint_text(word.text, word.colour)}"
+    head = f"{click.style(name, bold=True)}{place}  {table.paint_text(word.text, word.colour)}"
     return format_answer(head, found, width)
 
 
@@ -194,7 +194,7 @@ def explain_job_claims(
         ids = [lock.id for lock in locks]
         row = next(row for row in rows if any(lock in locks for lock in row.locks()))
         row = view.row_of_lock(row, locks[0])
-        holder = table.bold_text(format_holder_and_queue(locks[0]))
+        holder = click.style(format_holder_and_queue(locks[0]), bold=True)
         head = f"{holder} holds {format_device_list(ids, view.devices)}"
         found = describe_lock(view, sight, locks[0], ids)
         found = [(label, text) for label, text in found if label != "grant"]
@@ -241,7 +241,7 @@ def explain_no_claim(
     view: StatusView, sight: ProcessView, meant: Subject, width: int
 ) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
-    head = f"{table.bold_text(meant.name())} holds nothing on {view.node.name}"
+    head = f"{click.style(meant.name(), bold=True)} holds nothing on {view.node.name}"
     refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
     if found := [*refused, *past_claim_facts(view, meant)]:
         return format_answer(head, found, width), True

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
+from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
 PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
@@ -99,24 +100,23 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
 
 RARELY = 1.0  # seconds between two lines to one who waits
 STILL_WAITING = SocketReply(WAITING)
+NO_CALLER = WaitingCaller(0, 0, 0, 0, 0.0, "", "", "")
 
 
 @dataclass(eq=False)
 class Client:
-    """One connection; `number` is its place in the queue, `until` when it waits no longer.
+    """One connection since `since`; `caller` is its place in the queue, until `until`.
 
-    `since` is when it came first, `user` its user's name. `want` is what it was refused as busy,
-    once it was, `answer` what its last claim was answered in this `round` of the queue, and `told`
-    how it was told why it waits. Times are CLOCK_BOOTTIME seconds.
+    `want` is what it was refused as busy, once it was, `answer` what its last claim was answered
+    in this `round` of the queue, and `told` how it was told why it waits. Times are
+    CLOCK_BOOTTIME seconds.
     """
 
     connection: socket.socket
     peer: Peer
     since: float
     request: SocketRequest | None = None
-    user: str = ""
-    start: int = 0
-    number: int = 0
+    caller: WaitingCaller = NO_CALLER
     until: float = 0.0
     want: ClaimRequest | None = None
     answer: SocketReply = STILL_WAITING

@@ -14,18 +14,19 @@ from typing import NamedTuple
 
 from gpulock.alloc.choose import LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
+from gpulock.node.devices import SHARE, lock_ids_overlap
 from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import NO_CLUSTER, Owner
-from gpulock.workstation.unused_cards import prefer_unused_cards
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:
@@ -106,12 +107,28 @@ class ClaimTerms(NamedTuple):
 ANY_TERMS = ClaimTerms()
 
 
-def claim_seconds(longest: float, asked: float) -> float:
-    """Return after how many seconds a claim ends, 0 for none; raise Refusal (CLAIM_MAX)."""
-    if longest and asked > longest:
-        why = f"a claim for {asked:.0f} s, CLAIM_MAX is {longest:.0f} s"
-        raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
-    return asked or longest
+def prefer_unused_cards(node: Node, held: Mapping[str, Lock], want: ClaimRequest, pid: int) -> None:
+    """Let a claim for process `pid` take the devices last that any other process has open.
+
+    Somebody may work without asking. That costs a pass over all open files, which a command may
+    take and a scheduler's hook may not. Where the request leaves no choice, nothing is read. A
+    read that fails refuses nobody.
+    """
+    want.last = {}  # a caller who waits asks again with the same request
+    free = [
+        device
+        for device in node.devices()
+        if not (device.fault or device.withheld)
+        and not any(lock_ids_overlap(device.id, name) for name in held)
+    ]
+    if not 0 < want.count < len(free):
+        return
+    try:
+        files = OpenFiles(ProcessScan(node.proc), free, node.settings)
+        used = [device.id for device in free if set(files.pids_with_open(device.id)) - {pid}]
+    except OSError:
+        return
+    want.last = dict.fromkeys(used, LATE)
 
 
 def claim_for_process(
@@ -140,11 +157,14 @@ def claim_for_process(
         return make_liveness_judge(node)
 
     if not (want.wanted or want.share):
-        prefer_unused_cards(node, want, record.pid)
+        prefer_unused_cards(node, held, want, record.pid)
     if terms.preferred:
         others = [one.id for one in node.devices() if one.id not in terms.preferred]
         want.last.update(dict.fromkeys(others, LATE))
-    seconds = claim_seconds(node.settings.claim_max, terms.seconds)
+    if 0 < (longest := node.settings.claim_max) < terms.seconds:
+        why = f"a claim for {terms.seconds:.0f} s, CLAIM_MAX is {longest:.0f} s"
+        raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
+    seconds = terms.seconds or longest
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
     grant = claim_devices(node, record, want, judge, deadline)
     if grant.fresh:

@@ -211,9 +211,7 @@ class ClaimServer:
         if (most := node.settings.user_max) and request.number > most:
             why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
             raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-        client.user = user_name(client.peer.account)
-        client.until = clock_boottime() + request.wait
-        self._line.enqueue(client)
+        self._line.enqueue(client, request, user_name(client.peer.account))
 
     def _refuse_too_many(self, client: Client, act: str) -> None:
         """Raise Refusal where a user, or all users, have too many calls of this kind.

@@ -65,7 +65,7 @@ class SocketClaims:
             if view.unreadable:
                 raise view.unreadable
             record = process_claims.make_process_owner(
-                node, request.pid, client.user, request.comment
+                node, request.pid, client.caller.user, request.comment
             )
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             grant = process_claims.claim_for_process(

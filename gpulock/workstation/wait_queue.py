@@ -19,7 +19,14 @@ from gpulock.workstation.backfill import QueueView, read_queue_view
 from gpulock.workstation.peer import Client
 from gpulock.workstation.socket_claims import BURST, SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller
-from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply, request_words
+from gpulock.workstation.wire import (
+    GRANTED,
+    REFUSED,
+    WAITING,
+    SocketReply,
+    SocketRequest,
+    request_words,
+)
 
 PAUSE = 2.0  # seconds between two looks, where nothing changed
 RETRY_DELAY = 0.05  # seconds after a claim that failed
@@ -56,20 +63,20 @@ class WaitQueue:
         self._left_until = clock_boottime() + REJOIN_SECONDS
         self._number = max([self._number, *[one.number for one in self._left]])
 
-    def enqueue(self, client: Client) -> None:
-        """Queue a client, at its old place where it waited already; raise OSError."""
-        process = client.peer.pid, self._node().proc.start(client.peer.pid)
-        client.start = process[1]
+    def enqueue(self, client: Client, request: SocketRequest, user: str) -> None:
+        """Queue a claim, at its old place where it waited already; raise OSError."""
+        pid, account = client.peer.pid, client.peer.account
+        start, since, what = self._node().proc.start(pid), clock_boottime(), request_words(request)
+        caller = WaitingCaller(self._number + 1, pid, start, account, since, user, what, "")
         for one in self._left:
-            if (one.pid, one.start) == process:
-                client.number, client.since = one.number, one.since
+            if (one.pid, one.start) == (pid, start):
+                caller = caller._replace(number=one.number, since=one.since)
                 self._left.remove(one)
                 break
-        else:
-            self._number += 1
-            client.number, client.since = self._number, clock_boottime()
+        self._number = max(self._number, caller.number)
+        client.caller, client.until = caller, since + request.wait
         self._line.append(client)
-        self._line.sort(key=lambda one: one.number)
+        self._line.sort(key=lambda one: one.caller)
         self._next = 0.0
 
     def remove(self, client: Client) -> None:
@@ -82,7 +89,7 @@ class WaitQueue:
     def find(self, number: int) -> Client:
         """Return who has a number; raise Refusal."""
         for client in self._line:
-            if client.number == number:
+            if client.caller.number == number:
                 return client
         raise Refusal(INVALID_REQUEST, f"nobody waits with number {number}", "see gpulock queue")
 
@@ -118,6 +125,7 @@ class WaitQueue:
         first: Client | None = None  # of those who wait for other users
         kept = ""  # for whom free devices are kept
         for place, client in enumerate(list(self._line)):
+            number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
                 client.told = SocketReply(WAITING, why="stopped")
                 continue
@@ -138,8 +146,8 @@ class WaitQueue:
                     first = client
                     client.kept_since = client.kept_since or now
                     if backfill.keeps_free_devices(now - client.kept_since):
-                        kept = f"free GPUs are kept for number {client.number}, which waits longest"
-            client.tell(SocketReply(WAITING, why=why, number=client.number, before=place), now)
+                        kept = f"free GPUs are kept for number {number}, which waits longest"
+            client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY
                 return False
@@ -148,7 +156,7 @@ class WaitQueue:
     def _why_not_yet(self, view: QueueView, client: Client, behind_own: bool, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
         account = client.peer.account
-        if any(one.number < client.number for one in self._left):
+        if any(one.number < client.caller.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
         if behind_own:
             return "your earlier call goes first"
@@ -184,18 +192,9 @@ class WaitQueue:
         """Tell everybody who waits, where that changed."""
         now = clock_boottime()
         callers = [
-            WaitingCaller(
-                client.number,
-                client.peer.pid,
-                client.start,
-                client.peer.account,
-                client.since,
-                client.user,
-                request_words(client.request),
-                client.told.why.partition(" (")[0],
-            )
+            client.caller._replace(why=client.told.why.partition(" (")[0])
             for client in self._line
-            if client.request and now < client.until
+            if now < client.until
         ]
         node = self._node()
         data = waiting.encode_waiting([*self._left, *callers], node.boot_id)

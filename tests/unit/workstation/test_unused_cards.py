@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.workstation.unused_cards import prefer_unused_cards
+from gpulock.workstation.process_claims import prefer_unused_cards
 from tests.support.claims import ids, never
 from tests.support.faults import fail_at
 from tests.support.trees import Box, box_with_shepherd, bus, record, soon
@@ -28,7 +28,7 @@ def claim(box: Box, count: int) -> list[str]:
     """Claim for process PID as `gpulock run` does."""
     node, want = box.node(), ClaimRequest(count)
     one = record(token="", devices=(), scheduler="process", job_id=str(PID), pid=PID, add_grp_id=0)
-    prefer_unused_cards(node, want, PID)
+    prefer_unused_cards(node, node.store.read_all_locks(), want, PID)
     return ids(claim_devices(node, one, want, never, soon()))
 
 

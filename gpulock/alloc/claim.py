@@ -174,7 +174,8 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
 
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
     held = repair_locks(node.store, node.boot_id).held
-    mine = [one for one in held.values() if one.owner and one.owner.key() == template.key()]
+    key = template.key()
+    mine = [one for one in held.values() if one.owner and one.owner.key() == key]
     if mine:
         from gpulock.alloc.same_job import LookNeededError, granted_before
 

@@ -246,7 +246,7 @@ class Reaper:
 
 def make_recorded_device(lock: Lock) -> "Device | None":
     """Return the device of a lock by its record alone; None where that does not tell the node."""
-    minor = lock.owner.minor if lock.owner else ""
+    minor = lock.owner.minor_of(lock.id) if lock.owner else ""
     if not (minor.isascii() and minor.isdigit()):
         return None
     device = Device(lock.id, -1)

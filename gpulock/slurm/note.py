@@ -127,7 +127,7 @@ def check_task_claim(store: LockStore, note: TaskNote) -> Owner:
     for device in note.devices:
         if device.id not in record.devices:
             raise lost_lock_refusal(device, "another job may have it")
-        minor = record.of_device(device.id, draining=False).minor
+        minor = record.minor_of(device.id)
         device.minor = int(minor) if is_slurm_number(minor) else -1
     return record
 

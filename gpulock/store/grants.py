@@ -119,8 +119,8 @@ def note_released(path: str, record: Owner, how: str, boot_id: str) -> None:
         boottime = f"{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}"
     lines = ["\n"]
     for name in record.devices:
-        own = record.of_device(name, draining=False)
-        words = name, at, boottime, own.minor or "-", own.uuid or "-", one_line(how)
+        minor, uuid = record.minor_of(name) or "-", record.uuid_of(name) or "-"
+        words = name, at, boottime, minor, uuid, one_line(how)
         lines.append(" ".join(words) + "\n")
     try:
         atomic.append_file(path, "".join(lines).encode("utf-8", "replace"))

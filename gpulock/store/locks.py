@@ -138,9 +138,9 @@ class LockStore:
         return atomic.read_text(f"{self.claims_dir}/{token}/{RECORD}")
 
     def list_claim_locks(self, record: Owner) -> list[Lock]:
-        """Return the locks of a claim, each with a record of its own device."""
-        draining = os.access(f"{self.claims_dir}/{record.token}/{DRAINING}", os.F_OK)
-        return [Lock(name, record.of_device(name, draining), "") for name in record.devices]
+        """Return the locks of a claim, which share its record."""
+        record.draining = int(os.access(f"{self.claims_dir}/{record.token}/{DRAINING}", os.F_OK))
+        return [Lock(name, record, "") for name in record.devices]
 
     def is_held(self, token: str, device: str = "") -> bool:
         """Return whether a claim has a record, which names `device`, or cannot be read."""

@@ -22,8 +22,7 @@ ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
 class Owner:
     """One owner record; its fields are written in this order.
 
-    A lock's view of it has three more, which are not written: `uuid` and `minor` of its device, and
-    `draining`, 1 where its job has released it and its processes are not yet gone.
+    `draining` is not written: 1 where its job has released it and its processes are not yet gone.
     """
 
     scheduler: str = ""  # sge, slurm, process or admin
@@ -57,9 +56,7 @@ class Owner:
     note: str = ""  # what its owner wrote beside it (process)
     until: float = 0.0  # CLOCK_BOOTTIME seconds of the end that its owner chose, 0: none (process)
     devices: tuple[str, ...] = ()  # ids of the whole grant; the last line: it marks a whole record
-    # a lock's view of it alone
-    uuid: str = ""
-    minor: str = ""
+    # not written
     draining: int = 0
 
     def __init__(self, **fields: object) -> None:
@@ -72,19 +69,20 @@ class Owner:
         """Return the same record with some fields changed."""
         return Owner(**{**self.__dict__, **changes})
 
-    def of_device(self, name: str, draining: bool) -> "Owner":
-        """Return a lock's view of the record: that of one of its devices."""
-        place = self.devices.index(name)
-        uuid, minor = item_or_blank(self.uuids, place), item_or_blank(self.minors, place)
-        return self.copy(uuid=uuid, minor=minor, draining=int(draining))
+    def uuid_of(self, name: str) -> str:
+        """Return the UUID of one of its devices, or nothing."""
+        return item_or_blank(self.uuids, self.devices.index(name))
+
+    def minor_of(self, name: str) -> str:
+        """Return N of the /dev/nvidiaN of one of its devices, or nothing."""
+        return item_or_blank(self.minors, self.devices.index(name))
 
     def of_devices(self, names: "list[str]") -> "Owner":
         """Return the record with some of its devices only."""
-        places = [self.devices.index(name) for name in names]
         return self.copy(
             devices=tuple(names),
-            uuids=tuple([item_or_blank(self.uuids, place) for place in places]),
-            minors=tuple([item_or_blank(self.minors, place) for place in places]),
+            uuids=tuple([self.uuid_of(name) for name in names]),
+            minors=tuple([self.minor_of(name) for name in names]),
         )
 
     def key(self) -> tuple[str, str, str, str, str]:
@@ -121,8 +119,7 @@ class Owner:
 
 TEXT, NUMBER, REAL, LIST = str, int, float, tuple[str, ...]
 FIELDS = Owner.__annotations__.keys()
-OWN_VIEW = ("uuid", "minor", "draining")
-TYPES = {key: kind for key, kind in Owner.__annotations__.items() if key not in OWN_VIEW}
+TYPES = {key: kind for key, kind in Owner.__annotations__.items() if key != "draining"}
 CONVERT: "dict[object, Callable[[str], object]]" = {
     NUMBER: int,
     REAL: float,

@@ -6,6 +6,7 @@ half done is completed or cleared: a record gets its locks, and a lock that nobo
 """
 
 import os
+import stat
 
 from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, grants, kv, owner
@@ -36,18 +37,19 @@ class Repair:
             names.append(name)
 
 
-def repair_locks(store: LockStore, boot_id: str) -> Repair:
+def repair_locks(store: LockStore, boot_id: str, thorough: bool = False) -> Repair:
     """Put back what is missing, clear what is half done, and return what is held.
 
-    The gate is held, and the boot is this one's. Raises Refusal.
+    `thorough` reads also what seems to be a whole copy of its record, which takes a third more. The
+    gate is held, and the boot is this one's. Raises Refusal.
     """
     done = Repair()
     try:
         for folder in (store.path, store.locks_dir, store.claims_dir, store.finished_dir):
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
-        copies = read_owner_copies(store)
         records = read_records(store, boot_id)
+        copies = read_owner_copies(store, {} if thorough else records)
         restore_records(store, boot_id, records, copies, done)
         for text, record in records.values():
             for lock in store.list_claim_locks(record):
@@ -115,12 +117,24 @@ def parse_or_none(text: str) -> "Owner | None":
         return None
 
 
-def read_owner_copies(store: LockStore) -> dict[str, str]:
-    """Return the text in each lock by id, nothing of one without owner; raise Refusal."""
+def read_owner_copies(store: LockStore, records: dict[str, tuple[str, Owner]]) -> dict[str, str]:
+    """Return the text in each lock by id, nothing of one without owner; raise Refusal.
+
+    A file as long as the one of `records` that names its lock is taken for its copy, and not read:
+    what was cut short, or lags behind a record that changed, is of another length.
+    """
+    expected: dict[str, tuple[str, int]] = {}
+    for text, record in records.values():
+        size = len(as_bytes(text))
+        for name in record.devices:
+            expected.setdefault(name, (text, size))
     copies: dict[str, str] = {}
     for name in list_names(store.locks_dir):
+        path, (text, size) = f"{store.locks_dir}/{name}/owner", expected.get(name, ("", 0))
         try:
-            copies[name] = atomic.read_text(f"{store.locks_dir}/{name}/owner")
+            info = os.lstat(path) if size else None
+            same = info is not None and info.st_size == size and stat.S_ISREG(info.st_mode)
+            copies[name] = text if same else atomic.read_text(path)
         except OSError:  # what cannot be read and is named by no record becomes a fault
             copies[name] = ""
     return copies

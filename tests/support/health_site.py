@@ -129,7 +129,7 @@ class Ward(Box):
         self.proc.execd(self.root)
         self.proc.shepherd(SHEPHERD, self.root)
         own = record(
-            pid=SHEPHERD, devices=(bus(number),), claimed_at=time.time(), minor=str(number)
+            pid=SHEPHERD, devices=(bus(number),), claimed_at=time.time(), minors=(str(number),)
         )
         place_lock(self.node().store, bus(number), own)
         return own

@@ -19,9 +19,7 @@ def place_lock(store: LockStore, name: str, record: Owner) -> None:
     for folder in (store.locks_dir, store.claims_dir, store.finished_dir):
         os.makedirs(folder, exist_ok=True)
     devices = record.devices if name in record.devices else (name,)
-    uuids = tuple(record.uuid if one == name else "" for one in devices)
-    minors = tuple(record.minor if one == name else "" for one in devices)
-    whole = record.copy(devices=devices, uuids=uuids, minors=minors)
+    whole = record.copy(devices=devices)
     if os.path.lexists(f"{store.claims_dir}/{record.token}"):
         before = parse_owner(store.read_record(record.token))
         kept = [one for one in before.devices if one != name]

@@ -300,7 +300,7 @@ def slurm_record(**changes: object) -> Owner:
         "pid_ns": HOST_NS,
         "token": "feedfacefeedface",
         "devices": (bus(0),),
-        "minor": "0",
+        "minors": ("0",),
         **changes,
     }
     return Owner(**fields)

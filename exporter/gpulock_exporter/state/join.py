@@ -154,7 +154,9 @@ class SnapshotJoin:
         counted = self.totals.devices.get(row.id)
         values = self.devices.get(row.id) if self.fresh else None
         record = row.lock.owner if row.lock else None
-        uuid = row.device.uuid if row.device else record.uuid if record else ""
+        uuid = row.device.uuid if row.device else ""
+        if row.lock and record and not row.device:
+            uuid = record.uuid_of(row.lock.id)
         use = self.ledger.of(row.id, record.token) if record else None
         bus, dot, part = row.id.partition(".gi")
         found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))

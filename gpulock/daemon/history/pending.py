@@ -105,7 +105,7 @@ def merge_ends(
     found = dict(released)
     for name in record.devices:
         if name not in found:
-            found[name] = rest._replace(device=name, owner=record.of_device(name, draining=False))
+            found[name] = rest._replace(device=name)
     return list(found.values())
 
 
@@ -151,7 +151,7 @@ def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice
         words = line.split(" ", 5)
         try:
             name, minor, uuid = words[0], *["" if word == "-" else word for word in words[3:5]]
-            own = record.copy(minor=minor, uuid=uuid, draining=0)
+            own = record.copy(devices=(name,), minors=(minor,), uuids=(uuid,))
             held = parse_sample_real(words[2]) - own.claimed_boottime
             seconds = held if held >= 0 else None
             at = parse_sample_real(words[1])

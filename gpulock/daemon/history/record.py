@@ -198,7 +198,7 @@ def build_history_device(
     if share:
         held, places = (held if owner.places else None), owner.places or 1
         usage["energy_joules"] = None  # all places take it
-    minor = owner.minor  # N of its /dev/nvidiaN
+    minor = owner.minor_of(part.device)  # N of its /dev/nvidiaN
     plain = minor.isascii() and minor.isdigit() and len(minor) <= MINOR_DIGITS
     times = held, usage.pop("busy_seconds"), usage.pop("observed_seconds")
     held, busy, observed = [None if one is None else one / places for one in times]
@@ -209,7 +209,7 @@ def build_history_device(
         "observed_seconds": round_to_milli(observed),
         "index": device.index if device else None,
         "minor": int(minor) if plain else None,
-        "uuid": owner.uuid or (device.uuid if device else "") or None,
+        "uuid": owner.uuid_of(part.device) or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,
         "memory_bytes": memory,

@@ -77,7 +77,7 @@ def reconcile_locks(
         else:
             boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
             boot.make_claim_folders(node.store, node.settings.state_dir, node.boot_id)
-            repair = repair_locks(node.store, node.boot_id)
+            repair = repair_locks(node.store, node.boot_id, thorough=True)
             restored, reaper.held = repair.restored, repair.held
         report = ReconcileReport(restored, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""

@@ -199,8 +199,8 @@ class Site(ABC):
 
     def device_nodes(self, job: int) -> set[str]:
         """Return the names of the device nodes of a job's GPUs."""
-        owners = self.gpus.locks(self.node).values()
-        return {f"nvidia{one.minor}" for one in owners if one.job_id == str(job)}
+        locks = self.gpus.locks(self.node).items()
+        return {f"nvidia{one.minor_of(name)}" for name, one in locks if one.job_id == str(job)}
 
     def waiting(self, name: str) -> tuple[Path, str]:
         """Return a file of Alice's that is not there, and bash lines that wait for it.

@@ -68,7 +68,8 @@ def test_a_device_that_the_owner_has_open_elsewhere_is_freed_when_it_closes(
 ) -> None:
     """A process that left the job: its lock alone stays, and no claim gets the device."""
     job, claim = begun(site, daemon)
-    minor = site.gpus.locks(site.node)[claim.devices[1]].minor
+    second = claim.devices[1]
+    minor = site.gpus.locks(site.node)[second].minor_of(second)
     device = site.gpus.drivers / site.node / "dev" / f"nvidia{minor}"
     with stranger_with(device, site.gpus.cluster.users[site.alice].uid) as stranger:
         site.leak(job)

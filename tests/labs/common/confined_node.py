@@ -27,8 +27,8 @@ class ConfinedNode(ABC):
 
     def own(self, job: int) -> set[str]:
         """Return the names of the nodes of a job's devices."""
-        locks = self._locks(self.node).values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == str(job)}
+        locks = self._locks(self.node).items()
+        return {f"nvidia{one.minor_of(name)}" for name, one in locks if one.job_id == str(job)}
 
     def left(self) -> list[str]:
         """Return what isolation has left behind; programs go with their cgroups."""

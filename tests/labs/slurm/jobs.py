@@ -73,7 +73,8 @@ def waiting_for(path: Path) -> str:
 
 def held(gpus: Gpulock, job: JobId, node: str) -> list[str]:
     """Return the minors of the devices that a job holds on a node."""
-    return sorted(r.minor for r in gpus.locks(node).values() if r.job_id == str(job))
+    locks = gpus.locks(node).items()
+    return sorted(one.minor_of(name) for name, one in locks if one.job_id == str(job))
 
 
 def record_of(gpus: Gpulock, job: JobId, node: str) -> Owner:

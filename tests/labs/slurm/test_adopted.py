@@ -91,7 +91,7 @@ def test_a_session_opens_the_gpus_of_its_job_alone(sshd: Gpulock) -> None:
     other = sshd.slurm.submit("slbob", "-w", NODE, script="exec sleep 600\n")
     sshd.slurm.wait_running(other)
     job = started(sshd, NODE, "--gres=gpu:2")
-    own = {f"nvidia{record.minor}" for record in sshd.locks(NODE).values()}
+    own = {f"nvidia{one.minor_of(name)}" for name, one in sshd.locks(NODE).items()}
     assert len(own) == len(sshd.held_by(job)[NODE]) == 2
     for user, mine in (("slalice", own), ("slbob", set[str]())):
         seen = opened_in(sshd, user, dev)

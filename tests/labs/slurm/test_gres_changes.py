@@ -53,7 +53,7 @@ def test_a_comment_and_a_line_for_another_node_stop_no_job(slurm_gpus: Gpulock) 
         job = started(slurm_gpus, NODE, "--gres=gpu:1")  # its Prolog waits for gpulockd
         assert "DRAIN" not in slurm_gpus.slurm.node_words(NODE)
         (record,) = slurm_gpus.locks(NODE).values()
-        assert (record.job_id, record.minor) == (str(job), "3")
+        assert (record.job_id, record.minors) == (str(job), ("3",))
         assert said(slurm_gpus) != before, daemon.said()
 
 
@@ -91,6 +91,6 @@ def test_another_order_is_the_map_once_slurmd_was_started_anew(slurm_gpus: Gpulo
         ]
         started(slurm_gpus, NODE, "--gres=gpu:1")
         (record,) = slurm_gpus.locks(NODE).values()
-        assert record.minor == "3"
+        assert record.minors == ("3",)
     slurm.stop_slurmd(NODE)
     slurm.start_slurmd(NODE)

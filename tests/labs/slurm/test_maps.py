@@ -120,7 +120,7 @@ def test_slurms_position_is_told_as_the_index_of_its_card(slurm_gpus: Gpulock) -
     prepare(slurm_gpus, by_slurm, order={NODE: (3, 1, 0, 2)})
     job = started(slurm_gpus, NODE, "--gres=gpu:1")
     (record,) = slurm_gpus.locks(NODE).values()
-    assert record.minor == "3"
+    assert record.minors == ("3",)
     rows = slurm_gpus.status(NODE)["gpus"]
     (index,) = [row["index"] for row in rows if row["held"]]
     assert files(slurm_gpus, DCGM) == {str(index): f"{job}\n"}

@@ -110,8 +110,8 @@ class SchedulerNode:
 
     def held_by(self, job: str) -> set[str]:
         """Return the device nodes of the GPUs that a job holds."""
-        locks = self.node.locks().values()
-        return {f"nvidia{record.minor}" for record in locks if record.job_id == job}
+        locks = self.node.locks().items()
+        return {f"nvidia{one.minor_of(name)}" for name, one in locks if one.job_id == job}
 
 
 class SlurmNode(SchedulerNode):

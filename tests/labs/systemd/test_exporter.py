@@ -86,7 +86,7 @@ def test_it_tells_a_stranger_on_a_card_from_the_jobs_own_processes(node: Node) -
     node.claim(1)
     node.machine.run("systemd-run", "--quiet", "--unit=job-stranger", "--uid=65534", "sleep", "600")
     mine, stranger = node.main_pid("job"), wait_sleeps(node, "job-stranger")
-    uuid = next(iter(node.locks().values())).uuid
+    uuid = next(one.uuid_of(name) for name, one in node.locks().items())
     on_card = [Process(mine, "1G"), Process(stranger, "2G")]
 
     node.package.double.processes(0, on_card)

@@ -85,7 +85,8 @@ def test_each_step_has_its_mask_and_opens_its_own_gpus_and_no_other(slurm: Slurm
     )
     said = slurm.wait_said(job, "over")
     own = slurm.held_by(job)
-    uuids = {record.uuid for record in slurm.node.locks().values() if record.job_id == job}
+    locks = slurm.node.locks().items()
+    uuids = {one.uuid_of(name) for name, one in locks if one.job_id == job}
     assert len(own) == 2
     batch, _, rest = said.partition("srun\n")
     step, _, child = rest.partition("left\n")

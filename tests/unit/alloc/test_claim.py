@@ -28,7 +28,7 @@ def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
     for number in (0, 1):
         found = holder(box, number)
         assert (found.devices, found.token) == ((bus(0), bus(1)), grant.owner.token)
-        assert found.uuid == grant.devices[number].uuid
+        assert found.uuid_of(bus(number)) == grant.devices[number].uuid
         assert found.claimed_at > 0 < found.claimed_boottime
     assert len(grant.owner.token) == 16
     assert (totals(box)["claims_granted"], "lock_wait_seconds" in totals(box)) == ("1", True)

@@ -54,7 +54,7 @@ def test_the_last_guard_knows_what_the_node_does_not_show_any_more(
     box: Box, name: str, inventory: tuple[str, ...]
 ) -> None:
     box.inventory(*inventory)
-    place_lock(box.node().store, name, record(devices=(name,), minor="0"))
+    place_lock(box.node().store, name, record(devices=(name,), minors=("0",)))
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     outcome = reap_all(box)[name]
     assert (outcome.act, outcome.reason) == (ORPHANS, f"process 700 has {name} open")

@@ -91,7 +91,7 @@ def test_a_record_tells_into_how_many_places_the_card_was_parted(box: Box) -> No
     grant = take(box, 1)
     found = box.node().store.read(place(2, 1)).owner
     assert found is not None
-    assert (found.places, found.devices, found.minor) == (4, (place(2, 1),), "2")
+    assert (found.places, found.devices, found.minors) == (4, (place(2, 1),), ("2",))
     assert variables(box, grant)["GPULOCK_SHARE"] == "1/4"
     assert variables(box, grant)["CUDA_VISIBLE_DEVICES"] == "2"
 

@@ -87,7 +87,7 @@ def test_the_minors_are_the_locks_and_not_the_positions(
     site.stepd(STEPD, "12.0")
 
     assert run(site) == 0
-    held = [int(site.holder(n).minor) for n in range(4) if bus(n) in site.locks()]
+    held = [int(site.holder(n).minor_of(bus(n))) for n in range(4) if bus(n) in site.locks()]
     assert sorted(kernel.confined[0][1]) == sorted(held)
 
 

@@ -44,7 +44,7 @@ def test_the_record_says_whose_it_is(site: Site) -> None:
     assert (found.user, found.uid, found.queue) == ("alice", UID, "main")
     assert (found.restart, found.het_leader, found.positions) == (2, "11", "1")
     assert (found.boot_id, found.pid_ns, found.node) == (BOOT, HOST_NS, os.uname().nodename)
-    assert (found.minor, found.uuid) == ("1", "GPU-00000001-aaaa")
+    assert (found.minors, found.uuids) == (("1",), ("GPU-00000001-aaaa",))
 
 
 def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
@@ -54,7 +54,7 @@ def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
     note = site.note()
     assert [d.id for d in note.devices] == [bus(2), bus(1)]  # in Slurm's order
     assert ([d.index for d in note.devices], note.positions) == ([2, 1], ["1", "3"])
-    assert (site.holder(1).minor, site.holder(2).minor) == ("1", "0")
+    assert [site.holder(n).minor_of(bus(n)) for n in (1, 2)] == ["1", "0"]
 
 
 def test_a_prolog_waits_while_gpulockd_compares_a_changed_gres_conf(

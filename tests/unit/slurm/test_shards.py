@@ -63,9 +63,9 @@ def test_two_shard_jobs_of_one_card_hold_a_place_each(site: Site) -> None:
     both(site)
     assert site.locks() == [FIRST, SECOND]
     owners = [site.node().store.read(name).owner for name in site.locks()]
-    assert [(o.job_id, o.uid, o.minor, o.devices) for o in owners if o] == [
-        ("12", UID, "0", (FIRST,)),
-        ("13", OTHER_UID, "0", (SECOND,)),
+    assert [(o.job_id, o.uid, o.minors, o.devices) for o in owners if o] == [
+        ("12", UID, ("0",), (FIRST,)),
+        ("13", OTHER_UID, ("0",), (SECOND,)),
     ]
     assert [d.index for d in site.note(13).devices] == [0]
 

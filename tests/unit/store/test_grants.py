@@ -35,7 +35,7 @@ def release(store: LockStore, *names: str, how: str = "epilog", boot_id: str = B
 
 def holders(store: LockStore) -> dict[str, tuple[str, str, str]]:
     return {
-        name: (lock.owner.token, lock.owner.uuid, lock.owner.minor)
+        name: (lock.owner.token, lock.owner.uuid_of(name), lock.owner.minor_of(name))
         for name, lock in store.read_all_locks().items()
         if lock.owner
     }

@@ -107,10 +107,10 @@ def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) 
 
 
 def test_a_device_is_held_by_its_record_alone(store: LockStore) -> None:
-    place_lock(store, ONE, record(uuid="GPU-1", minor="0"))
+    place_lock(store, ONE, record(uuids=("GPU-1",), minors=("0",)))
     shutil.rmtree(f"{store.locks_dir}/{ONE}")
     owner = store.read_all_locks()[ONE].owner
-    assert owner is not None and (owner.uuid, owner.minor) == ("GPU-1", "0")
+    assert owner is not None and (owner.uuid_of(ONE), owner.minor_of(ONE)) == ("GPU-1", "0")
     assert store.read(ONE).owner is None
 
 

@@ -71,7 +71,7 @@ def test_the_list_of_devices_is_the_last_line_so_it_marks_the_end() -> None:
 
 
 def test_a_record_that_is_cut_anywhere_is_not_believed() -> None:
-    text = owner.encode_owner(record(uuid="GPU-1", minor="3", devices=("a", "b")))
+    text = owner.encode_owner(record(uuids=("GPU-1",), minors=("3",), devices=("a", "b")))
     for length in range(len(text)):
         with pytest.raises(kv.MalformedError):
             owner.parse_owner(text[:length])
@@ -79,7 +79,7 @@ def test_a_record_that_is_cut_anywhere_is_not_believed() -> None:
 
 def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
     """A power cut leaves a file of the right length, in which the last blocks are zeros."""
-    text = owner.encode_owner(record(uuid="GPU-1", minor="3"))
+    text = owner.encode_owner(record(uuids=("GPU-1",), minors=("3",)))
     for length in range(len(text)):
         with pytest.raises(kv.MalformedError):
             owner.parse_owner(text[:length] + "\0" * (len(text) - length))
@@ -88,7 +88,7 @@ def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
 
 
 def test_a_record_of_an_earlier_version_is_read_and_believed_only_with_its_devices() -> None:
-    own = record(uuid="GPU-1", minor="3")
+    own = record()
     text = owner.encode_owner(record()) + "uuid=GPU-1\nminor=3\n"
     assert fields(owner.parse_owner(text)) == fields(own)
     for length in range(text.index("devices=") + len(f"devices={bus(0)}")):
@@ -138,11 +138,10 @@ def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
     assert one.places == 0
 
 
-def test_a_lock_sees_its_own_device_and_writes_the_whole_record() -> None:
+def test_a_record_tells_each_device_apart_and_is_written_whole() -> None:
     one = record(devices=("a", "b"), uuids=("GPU-a",), minors=("0", "1"))
-    seen = one.of_device("b", draining=True)
-    assert (seen.uuid, seen.minor, seen.draining) == ("", "1", 1)
-    assert owner.encode_owner(seen) == owner.encode_owner(one)
+    assert [(one.uuid_of(name), one.minor_of(name)) for name in "ab"] == [("GPU-a", "0"), ("", "1")]
+    assert owner.encode_owner(one.copy(draining=1)) == owner.encode_owner(one)
     left = one.of_devices(["b"])
     assert (left.devices, left.uuids, left.minors) == (("b",), ("",), ("1",))
 

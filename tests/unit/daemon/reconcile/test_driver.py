@@ -101,7 +101,7 @@ def run(node: Hanging) -> ReconcileReport:
 
 
 def hold(box: Box, number: int, pid: int, minor: str) -> None:
-    one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), minor=minor)
+    one = record(pid=pid, token=f"t{pid}", devices=(bus(number),), minors=(minor,))
     place_lock(box.node().store, bus(number), one)
 
 

@@ -287,7 +287,7 @@ def test_a_counter_that_cannot_be_read_is_absent_and_goes_on_once_it_can_be() ->
 
 def test_without_any_driver_locks_are_told() -> None:
     node = Node(gpus=2)
-    node.facts = facts(lock(0, A, uuid=uuid(0)))
+    node.facts = facts(lock(0, A, uuids=(uuid(0),)))
     node.silence()
     snapshot = node.snapshot([])
     assert snapshot.states is not None

@@ -61,6 +61,7 @@ class Madhouse:
         self.node = Node()
         self.began = 0.0
         self.highest: dict[tuple[str, Labels], float] = {}
+        self.uuids: dict[str, str] = {}  # of what is in each place
 
     def step(self) -> Scrape:
         """Let something happen, look, tell, and check what is told."""
@@ -89,9 +90,15 @@ class Madhouse:
 
     def check(self, found: Scrape) -> None:
         """Fail where something is told that cannot be."""
+        # what takes the place of another card, or was forgotten, begins at nothing
+        uuids = {name: one.uuid for name, one in self.node.book.memory.totals.devices.items()}
+        new = {uuid for name, uuid in uuids.items() if uuid != self.uuids.get(name)}
+        for key in [key for key in self.highest if dict(key[1]).get("uuid") in new]:
+            del self.highest[key]
         for key, value in found.totals().items():
             assert value >= self.highest.get(key, 0), key
             self.highest[key] = value
+        self.uuids = uuids
         for (name, labels), value in found.values.items():
             if name.endswith(RATIOS):
                 assert 0 <= value <= 1, (name, labels)

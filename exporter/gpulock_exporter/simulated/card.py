@@ -106,18 +106,16 @@ def fill_board(
         record.nvlink_active = sum(record.links.values())
 
 
-def fill_work(
-    record: DeviceTelemetry, model: SimulatedModel, now: float, mean: float, seconds: float
-) -> None:
-    """Say how busy a device is now, and was since the last look."""
+def fill_work(record: DeviceTelemetry, model: SimulatedModel, mean: float, seconds: float) -> None:
+    """Say how busy a device was since the last look."""
     record.observed = min(seconds, OBSERVED)
     record.busy = record.observed * mean
-    record.utilization = round(now, 2)
+    record.utilization = round(mean, 2)
     if model.capability >= HOPPER:
         shares = {"sm_active": 0.9, "sm_occupancy": 0.4, "tensor_active": 0.5, "dram_active": 0.6}
         record.gpm = {name: round(share * mean, 4) for name, share in shares.items()}
     if not record.parent:
-        record.memory_utilization = round(0.5 * now, 2)
+        record.memory_utilization = round(0.5 * mean, 2)
 
 
 def device_load(device: int, seconds: float) -> float:

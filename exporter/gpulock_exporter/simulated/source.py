@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -30,7 +29,6 @@ from gpulock_exporter.simulated.card import (
     OTHER,
     SimulatedModel,
     SimulatedState,
-    device_load,
     fill_board,
     fill_work,
     mean_device_load,
@@ -42,26 +40,8 @@ SLICES = 7  # of a card that is split
 AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
 
 
-@dataclass
-class SimulatedWork:
-    """What a device does: load now, its mean since the last look, part of memory.
-
-    `users` has of each process its mean and its part of the memory, by pid.
-    """
-
-    now: float = 0.0
-    mean: float = 0.0
-    memory: float = 0.0
-    users: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
-
-    def add(self, other: SimulatedWork, parts: int) -> None:
-        """Add what another does on so many parts of this device."""
-        self.now += other.now / parts
-        self.mean += other.mean / parts
-        self.memory += other.memory / parts
-        for pid, (mean, memory) in other.users.items():
-            before = self.users.get(pid, (0.0, 0.0))
-            self.users[pid] = (before[0] + mean / parts, before[1] + memory / parts)
+# what a device does, by pid (0: nobody tells it): mean load since the last look, part of memory
+Work = dict[int, tuple[float, float]]
 
 
 class SimulatedSource:
@@ -123,40 +103,41 @@ class SimulatedSource:
         model, seconds = MODELS.get(card.model, OTHER), self._now - self._before
         record = card_record(card, model, told)
         parts: list[DeviceTelemetry] = []
-        work = self._card_work(card)
         if record.mig:
-            work = SimulatedWork()
+            load = 0.0
             for number, instance in enumerate(mig_instances(card, told)):
-                own = self._work(instance.id, card.index + number)
+                work = self._work(instance.id, card.index + number)
                 parts.append(instance_record(card, instance))
-                fill_memory(parts[-1], own, processes)
+                fill_memory(parts[-1], work, processes)
                 if model.capability >= HOPPER:
-                    fill_work(parts[-1], model, own.now, own.mean, seconds)
-                work.mean += own.mean * mig_profile_slices(instance.profile) / SLICES
+                    fill_work(parts[-1], model, load_of(work), seconds)
+                load += load_of(work) * mig_profile_slices(instance.profile) / SLICES
             record.memory_used = sum(part.memory_used or 0 for part in parts)
         else:
+            work = self._card_work(card)
+            load = load_of(work)
             fill_memory(record, work, processes)
-            fill_work(record, model, work.now, work.mean, seconds)
+            fill_work(record, model, load, seconds)
             if shared:
-                record.process_use = {str(pid): mean for pid, (mean, _) in work.users.items()}
+                record.process_use = {str(pid): mean for pid, (mean, _) in work.items() if pid}
         state = self._states.setdefault(card.bus, SimulatedState())
-        state.advance(model, work.mean, seconds)
-        fill_board(record, model, state, work.mean)
+        state.advance(model, load, seconds)
+        fill_board(record, model, state, load)
         return [record, *parts]
 
-    def _card_work(self, card: Device) -> SimulatedWork:
+    def _card_work(self, card: Device) -> Work:
         """Return what a card does: that of its lock, or of each place its part."""
         places = [name for name in sorted(self._locks) if name.startswith(card.bus + SHARE)]
-        if not places:
-            return self._work(card.bus, card.index)
-        whole = SimulatedWork()
-        for number, name in enumerate(places):
-            owner = self._locks[name].owner
-            parts = (owner.places if owner else 0) or len(places)
-            whole.add(self._work(name, card.index + number), parts)
+        whole: Work = {}
+        for number, name in enumerate(places or [card.bus]):
+            owner = self._locks[name].owner if places else None
+            parts = (owner.places if owner else 0) or max(1, len(places))
+            for pid, (mean, memory) in self._work(name, card.index + number).items():
+                before = whole.get(pid, (0.0, 0.0))
+                whole[pid] = (before[0] + mean / parts, before[1] + memory / parts)
         return whole
 
-    def _work(self, lock_id: str, seed: int) -> SimulatedWork:
+    def _work(self, lock_id: str, seed: int) -> Work:
         """Return what a device does; its pattern is that of `seed`."""
         foreign = dict(
             entry.rpartition(":")[::2] for entry in self._script.get("foreign", "").split(",")
@@ -169,11 +150,14 @@ class SimulatedSource:
         if owner is not None and owner.scheduler in AT_WORK and not idle:
             since, pid = owner.claimed_boottime, pid or owner.pid
         if since is None:
-            return SimulatedWork()
+            return {}
         mean = mean_device_load(seed, self._before - since, self._now - since)
-        memory = memory_share(seed, self._now - since)
-        users = {pid: (mean, memory)} if pid else {}
-        return SimulatedWork(device_load(seed, self._now - since), mean, memory, users)
+        return {pid: (mean, memory_share(seed, self._now - since))}
+
+
+def load_of(work: Work) -> float:
+    """Return the load of a device since the last look."""
+    return sum(mean for mean, _ in work.values())
 
 
 def card_record(card: Device, model: SimulatedModel, told: dict[str, str]) -> DeviceTelemetry:
@@ -217,12 +201,13 @@ def instance_record(card: Device, instance: Device) -> DeviceTelemetry:
     )
 
 
-def fill_memory(record: DeviceTelemetry, work: SimulatedWork, processes: bool) -> None:
+def fill_memory(record: DeviceTelemetry, work: Work, processes: bool) -> None:
     """Say how much of its memory is in use, and by whom where that is asked."""
     total = record.memory_total or 0
-    record.memory_used = int(work.memory * total)
+    record.memory_used = int(sum(part for _, part in work.values()) * total)
     if processes:
-        record.processes = [Process(pid, int(of * total)) for pid, (_, of) in work.users.items()]
+        listed = [(pid, int(part * total)) for pid, (_, part) in work.items() if pid]
+        record.processes = [Process(pid, memory) for pid, memory in listed]
 
 
 def mig_profile_slices(profile: str) -> int:

@@ -82,13 +82,8 @@ def asked(site: Site, **keys: str) -> int:
     ]
 
 
-def test_the_request_of_a_spooled_job_is_found(site: Site) -> None:
-    site.run(gpus(2), gpus(100, "h_rt", NOT_CONSUMABLE))
-    assert asked(site) == 2
-
-
 def test_the_slots_of_this_host_count_not_those_of_all(site: Site) -> None:
-    site.run(gpus(1), pe="mpi", hosts=(("node", 2), ("other", 6)))
+    site.run(gpus(1), gpus(9, "h_rt", NOT_CONSUMABLE), pe="mpi", hosts=(("node", 2), ("other", 6)))
     assert asked(site) == 2
     assert request.count_sge_job_hosts(site.above()) == 2
 

@@ -181,12 +181,6 @@ def test_arguments_variables_and_names_that_look_like_a_request_are_none() -> No
     assert parse_spooled_job(packed(Ask("gpu", 1), **about)).requests == [("gpu", 1.0, YES)]
 
 
-def test_the_complexes_of_the_queue_are_not_the_jobs_requests() -> None:
-    data = packed(Ask("gpu", 2), pe="smp", hosts=(("node", 2),))
-    assert b"slots\0" in data
-    assert parse_spooled_job(data).requests == [("gpu", 2.0, YES)]
-
-
 # --- what fits no layout --------------------------------------------------------------------------
 
 

@@ -143,16 +143,12 @@ def test_a_list_of_gpus_is_read_with_its_ranges(site: Site, text: str, entries: 
         "",
         "3-1",
         "0,3-1",
+        *("0,0", "0-2,1", "0,00", "GPU-a,GPU-a"),  # one is named twice
     ],
 )
 def test_a_list_that_is_not_unmistakable_is_refused(site: Site, text: str) -> None:
     found = refusal(site.call(gpus=text).positions)
     assert (found.kind, len(found.why) < 120) == (UNKNOWN, True)
-
-
-@pytest.mark.parametrize("text", ["0,0", "0-2,1", "0,00", "GPU-a,GPU-a"])
-def test_a_gpu_that_is_named_twice_is_refused(site: Site, text: str) -> None:
-    assert refusal(site.call(gpus=text).positions).kind == UNKNOWN
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9)), min_size=1, max_size=9))

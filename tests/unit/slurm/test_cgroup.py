@@ -38,14 +38,6 @@ def test_a_process_in_the_jobs_cgroup_is_left(site: Site, part: str, top: str, s
     assert "900" in left_or_step(site)
 
 
-@pytest.mark.parametrize("scope", ["slurmstepd.scope", "n1_slurmstepd.scope"])
-@pytest.mark.parametrize("step", ["", "/step_0/user/task_0", "/step_extern/user/task_special"])
-def test_so_is_one_in_the_cgroup_of_version_2(site: Site, scope: str, step: str) -> None:
-    site.process(900, "sleep")
-    site.cgroup(f"system.slice/{scope}/job_12{step}", 900)
-    assert "900" in left(site)
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -77,13 +77,6 @@ def test_an_epilog_frees_its_own_run_and_earlier_ones(
     assert (len(site.locks()), len(site.notes()) * 2, len(site.claims()) * 2) == (stays,) * 3
 
 
-def test_what_two_runs_of_a_job_hold_goes_with_the_later_one(site: Site) -> None:
-    site.prolog(SLURM_JOB_RESTART_COUNT="3")
-    site.hold(2, job_id="12", restart=1)
-    site.epilog(SLURM_JOB_RESTART_COUNT="3")
-    assert site.locks() == []
-
-
 def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,13 +164,6 @@ def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str
     assert (site.locks(), site.claims()) == ([], [])
 
 
-def test_an_open_device_keeps_its_own_lock_alone(site: Site) -> None:
-    site.prolog()
-    site.process(900, "python", fds={9: site.dev / "nvidia1"})
-    site.epilog()
-    assert (site.locks(), draining(site, 1), len(site.claims())) == ([bus(1)], [1], 1)
-
-
 def test_what_is_kept_is_said_with_the_reason(
     site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,24 +211,6 @@ def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> Non
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
     site.epilog(12)
     assert draining(site, 0) == [1]
-
-
-def test_step_daemons_of_another_node_on_this_machine_keep_nothing(site: Site) -> None:
-    site.prolog(12, "0")
-    site.prolog(12, "1", SLURMD_NODENAME="n2")
-    site.stepd(700, "12.0")
-    site.epilog(12)
-    assert (site.locks(), site.notes()) == ([bus(1)], ["n2.12"])
-
-
-def test_what_is_kept_is_freed_by_the_next_prolog_that_needs_it(site: Site) -> None:
-    site.prolog()
-    site.process(900, "python", fds={9: site.dev / "nvidia1"})
-    site.epilog()
-    site.proc.remove(900)
-    assert site.prolog(13) == RUN
-    assert site.granted(13) == [bus(0), bus(1)]
-    assert site.claims() == [site.note(13).token]
 
 
 def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
@@ -348,18 +316,3 @@ def test_a_claim_of_another_format_is_left_alone(site: Site) -> None:
     assert site.locks() == [bus(0), bus(1)]
     assert site.prolog(13, "2") == RUN
     assert "has no record of its own that can be read" in site.refused(13, "unknown")
-
-
-def test_a_record_that_is_none_is_put_back_from_its_copies(site: Site) -> None:
-    site.prolog()
-    other_format(site.records / "claims" / site.note().token / "record")
-    site.epilog()
-    assert site.prolog(13) == RUN
-    assert site.granted(13) == site.locks() == [bus(0), bus(1)]
-
-
-def test_a_copy_of_the_record_that_is_none_keeps_no_lock(site: Site) -> None:
-    site.prolog()
-    other_format(site.lock / "locks" / bus(0) / "owner")
-    site.epilog()
-    assert (site.locks(), site.claims()) == ([], [])

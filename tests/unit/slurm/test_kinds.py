@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -141,11 +140,3 @@ def test_a_position_that_is_an_instance_gets_one_of_its_profile(site: Site, othe
     assert site.granted() == [one if other == "3g.40gb" else two]
     assert site.prolog(13, "2") == GO_ON
     assert site.granted(13) == [bus(1)]
-
-
-def test_a_node_of_instances_alone_gives_them(tmp_path: Path) -> None:
-    site = Site(tmp_path, 1, **COUNTED)
-    site.map("0.gi1.ci0", "0.gi2.ci0")
-    one, _ = site.mig()
-    assert site.prolog(12, "1") == GO_ON
-    assert site.granted() == [one]

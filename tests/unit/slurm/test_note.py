@@ -45,12 +45,6 @@ def facts(found: TaskNote) -> list[object]:
     return [*about, found.positions, found.refused, found.code, devices]
 
 
-def test_a_grant_is_read_as_it_was_written(site: Site) -> None:
-    written = granted(site, 2, 0)
-    note.write_task_note(site.node().store, written)
-    assert facts(site.note()) == facts(written)
-
-
 def test_instances_and_unknown_uuids_are_read_as_they_were_written(site: Site) -> None:
     site.mig()
     site.gpu(bus(1), 1, "GPU-????????-????")
@@ -68,26 +62,6 @@ def test_a_refusal_and_nothing_asked_for_are_read_as_they_were_written(
 ) -> None:
     note.write_task_note(site.node().store, made)
     assert facts(site.note()) == facts(made)
-
-
-def test_everybody_may_read_it(site: Site) -> None:
-    old = os.umask(0o022)
-    try:
-        note.write_task_note(site.node().store, granted(site, 0))
-    finally:
-        os.umask(old)
-    folder = site.records / "tasks"
-    assert (folder.stat().st_mode & 0o777, (folder / "n1.12").stat().st_mode & 0o777) == (
-        0o755,
-        0o644,
-    )
-
-
-def test_a_later_note_takes_the_place_of_an_earlier(site: Site) -> None:
-    note.write_task_note(site.node().store, granted(site, 0))
-    note.write_task_note(site.node().store, refused())
-    assert site.note().refused == refused().refused
-    assert site.notes() == ["n1.12"]
 
 
 def test_several_slurmd_of_one_machine_have_notes_of_their_own(site: Site) -> None:
@@ -248,10 +222,3 @@ def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
     note.write_task_note(site.node().store, granted(site, 0))
     note.remove_task_note(site.node().store, "n1", "12", uid, restart)
     assert site.notes() == (["n1.12"] if stays else [])
-
-
-@pytest.mark.parametrize(("slurmd", "job"), [("n1", "1"), ("n1", "123"), ("n2", "12"), ("n", "12")])
-def test_a_name_that_is_alike_is_another_jobs(site: Site, slurmd: str, job: str) -> None:
-    note.write_task_note(site.node().store, granted(site, 0))
-    note.remove_task_note(site.node().store, slurmd, job, UID, 1)
-    assert site.notes() == ["n1.12"]

@@ -108,16 +108,6 @@ def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> Non
     assert site.note().positions == ["2", "3"]
 
 
-def test_where_slurmctld_counts_it_is_asked_once(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpux")
-    assert site.requested(12, "gres:gpux:3") == RUN
-    assert [call[0] for call in site.calls()] == ["squeue"]
-    assert len(site.granted()) == 3
-    assert site.note().positions == []
-    assert site.requested(13, "gres:gpu:3") == RUN
-    assert site.granted(13) == []
-
-
 @pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_job_without_gpus_is_noted_as_such_and_needs_no_driver(
     site: Site, keys: dict[str, str]

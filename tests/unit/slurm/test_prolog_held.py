@@ -15,15 +15,6 @@ from tests.support.trees import OTHER_BOOT, bus
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
-def test_a_second_prolog_of_a_job_that_left_nothing_claims_afresh(site: Site) -> None:
-    site.prolog()
-    before = site.note().token
-    assert site.prolog() == RUN
-    assert site.granted() == site.locks() == [bus(0), bus(1)]
-    assert site.note().token != before
-    assert site.claims() == [site.note().token]
-
-
 def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site: Site) -> None:
     site.prolog(12, "0,1")
     assert site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1") == RUN

@@ -14,7 +14,7 @@ from gpulock.slurm import note, task
 from gpulock.slurm.note import TaskNote
 from tests.support.faults import fail_at
 from tests.support.slurm_site import RUN, STEPD, UID
-from tests.support.slurm_tasks import NAMES, TWINS, TaskSite, stopped
+from tests.support.slurm_tasks import TWINS, TaskSite, stopped
 from tests.support.trees import bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -93,18 +93,6 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
     ordinals = {f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS}
     assert told.unset == ordinals | OPTIONAL  # no CDI_DIR is set
     assert (told.code, told.printed) == (RUN, [])
-
-
-def test_each_line_begins_at_the_margin_and_holds_one_variable(site: TaskSite) -> None:
-    """slurmstepd takes `export NAME=value` at column 0 and nothing else (docs/facts/slurm.md)."""
-    site.prolog()
-    told = site.run(CUDA_VISIBLE_DEVICES="0,1")
-    for line in told.lines:
-        word, _, rest = line.partition(" ")
-        assert word in ("export", "unset")
-        name = rest.partition("=")[0]
-        assert name.removeprefix(TWINS[0]).removeprefix(TWINS[1]) in NAMES
-        assert ("=" in rest) is (word == "export")
 
 
 def test_a_job_of_position_minor_and_index_all_different(site: TaskSite) -> None:

@@ -201,14 +201,15 @@ def test_any_other_parent_is_refused(site: Site, kernel: Kernel, what: str) -> N
     assert kernel.confined == []
 
 
+@pytest.mark.parametrize("policy", ["stop", "requeue"])
 def test_a_step_that_cannot_be_confined_does_not_start_and_drains_the_node(
-    site: Site, kernel: Kernel
+    site: Site, kernel: Kernel, policy: str
 ) -> None:
+    site.set(ON_BROKEN=policy)
     kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
 
     stopped(site)
-    assert len(site.drained()) == 1
-    assert "no cgroups" in site.drained()[0]
+    assert ["no cgroups" in reason for reason in site.drained()] == [True] * (policy == "stop")
     assert not [call for call in site.calls() if "requeue" in call]
 
 

@@ -285,6 +285,26 @@ def test_a_group_that_slurm_does_not_tell_is_nobodys_and_the_report_is_made(
     assert (groups, site.locks()) == ([report_hook.NOBODY], [])
 
 
+@pytest.mark.parametrize(
+    ("changes", "output"),
+    [
+        ({}, "/home/alice/12.out"),
+        ({"SLURM_JOB_NUM_NODES": "2"}, ""),
+        ({"SLURM_HET_JOB_ID": "11"}, ""),
+    ],
+)
+def test_the_report_goes_to_the_output_of_a_batch_job_of_one_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], output: str
+) -> None:
+    """Nobody waits for it: a slow Epilog stops the whole node."""
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr(report_hook, "start_job_report", lambda *about: told.append(about[2:]))
+    site.set(REPORT_AT_END="yes")
+    site.prolog()
+    site.epilog(**{"SLURM_JOB_STDOUT": "/home/%u/%j.out", "SLURM_JOB_GID": "7", **changes})
+    assert told == [(False, 7, output)]
+
+
 def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> None:
     site.prolog()
     assert epilog.main(site.environ(), str(site.root / "gone")) == 0

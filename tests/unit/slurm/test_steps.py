@@ -40,6 +40,12 @@ def daemons(site: Site) -> dict[int, str]:
     return find_job_processes(slurm_lock(), scan, sight.add_members).daemons
 
 
+def is_unmarked(site: Site) -> bool:
+    """Return whether who has a device open may be ended for job 12: no cgroup marks its own."""
+    sight, scan = found(site)
+    return find_job_processes(slurm_lock(), scan, sight.add_members).unmarked
+
+
 def owned(site: Site, *pids: int, **changes: object) -> list[int]:
     """Return which of these processes are of job 12."""
     sight, scan = found(site)
@@ -184,8 +190,10 @@ def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str
 def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) -> None:
     """Any process of the user's can be started with that environment, at any time."""
     site.left_by(900)
+    assert is_unmarked(site)
     site.cgroup("freezer/slurm")
     assert "900" in left(site)  # a newer Slurm may name the job's own folder otherwise
+    assert not is_unmarked(site)
     site.cgroup(f"{freezer()}/step_0")
     assert left(site) == ""
     site.cgroup(f"{freezer()}/step_0", 901)

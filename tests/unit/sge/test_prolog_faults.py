@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -101,6 +102,40 @@ def test_a_config_of_an_unknown_grid_engine_stops_no_queue(site: Site, old: str,
         assert old in config
         (job.folder / "config").write_text(config.replace(old, new))
         assert start(site, job) == REQUEUE
+
+
+@pytest.mark.parametrize(
+    ("plant", "limited", "code"),
+    [
+        ("no driver", False, QUEUE_ERROR),
+        ("no driver", True, JOB_ERROR),
+        ("no descriptor", False, REQUEUE),
+        ("no descriptor", True, JOB_ERROR),
+        ("unforeseen", True, JOB_ERROR),
+        ("no room", True, REQUEUE),
+        ("too few", True, REQUEUE),
+    ],
+)
+def test_what_goes_wrong_under_the_jobs_own_limits_is_the_jobs_and_stops_no_queue(
+    site: Site, monkeypatch: pytest.MonkeyPatch, plant: str, limited: bool, code: int
+) -> None:
+    """drop-env says that it could not lift them; a full disk and a busy node are nobody's."""
+    if plant == "too few":
+        assert start(site, site.run(gpus(4), job_id=1)) == RUN
+    before = site.locks()
+    job = site.run(gpus(1), pid=501)
+    faults = {
+        "no descriptor": OSError(errno.EMFILE, "too many open files"),
+        "unforeseen": KeyError("x"),
+        "no room": OSError(errno.ENOSPC, "no space left"),
+    }
+    if plant == "no driver":
+        shutil.rmtree(site.driver)
+    elif plant in faults:
+        monkeypatch.setattr(environment_file, "rewrite_env_text", raising(faults[plant]))
+    environ = {**site.environ(job), **({"GPULOCK_LIMITED": "1"} if limited else {})}
+    assert prolog.main(["sge", str(site.pid)], environ, site.config()) == code
+    assert site.locks() == before
 
 
 def test_in_uuid_mode_an_unread_uuid_is_could_not_find_out_and_locks_nothing(site: Site) -> None:

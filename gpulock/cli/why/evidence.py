@@ -17,7 +17,7 @@ from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
 from gpulock.node.devices import SHARE
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import TICKS, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.text.advice import PROCESS_IN_PROOF
@@ -163,15 +163,19 @@ def absence_words(proc: Proc) -> str:
 
 
 def describe_stranger(sight: ProcessView, pid: int, record: Owner) -> str:
-    """Return whose a process is that is not of a claim's user, or is of another claim."""
+    """Return whose a process is that a claim may not be blamed for, or that it is older."""
     try:
         for lock in sight.view.held.values():
             if lock.owner and belongs_to_other_claim(pid, lock, record, sight.scan):
                 return format_lock_holder(lock.owner)
         uid = sight.scan.account(pid, sight.scan.status(pid).uids[0])
+        began = sight.scan.proc.start(pid) / TICKS
     except (OSError, ValueError):
         return ""
-    return "" if uid == record.uid else f"of {uid_to_user_name(uid)}"
+    if uid != record.uid:
+        return f"of {uid_to_user_name(uid)}"
+    here = record.boot_id == sight.view.node.boot_id and pid != record.pid
+    return "older than the claim" if here and began < record.claimed_boottime else ""
 
 
 def describe_open_device(

@@ -245,14 +245,17 @@ def test_nothing_frees_a_lock_while_lock_dir_is_mounted_read_only(
     assert "is mounted read-only: nothing is granted and nothing freed" in said
 
 
-def test_who_keeps_the_device_of_a_dead_job_open_is_named(site: Site) -> None:
+@pytest.mark.parametrize(("claimed", "older"), [(0.0, ""), (1e9, ", older than the claim")])
+def test_who_keeps_the_device_of_a_dead_job_open_is_named_and_whether_it_was_there_before(
+    site: Site, claimed: float, older: str
+) -> None:
     pid, start = dead_process()
     with site.opened(5) as user:
-        site.hold(5, pid=pid, start=start, sid=pid, uid=os.getuid())
+        site.hold(5, pid=pid, start=start, sid=pid, uid=os.getuid(), claimed_boottime=claimed)
         text = site.call("why", "5").stdout
         assert "quarantined" in text.splitlines()[0]
         found = facts(text)
-        assert found["open"] == f"GPU 5: {user.pid} (sh){SEEN}"
+        assert found["open"] == f"GPU 5: {user.pid} (sh{older}){SEEN}"
         end = f"end process {user.pid} (ps -fp {user.pid} shows it)"
         assert found["next"] == f"{end}, then {site.gpulock} reap"
 

@@ -111,8 +111,8 @@ class GpulockDaemon:
                 self._server.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)
-        slow = {"watch": f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"}
-        self._journal.log_changes("watch", slow if self._watch.fault else {})
+        slow = f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"
+        self._journal.log_state("watch", slow if self._watch.fault else "")
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
             self._notify.status(self._status)
@@ -133,8 +133,8 @@ class GpulockDaemon:
         self._why_closed = why_not
         wanted = self.rounds.node.settings.user_claims
         refused = f"users are not served although USER_CLAIMS=yes: {why_not}"
-        self._journal.log_changes("serve", {"refused": refused} if wanted and why_not else {})
-        self._journal.log_changes("socket", {"failed": failed} if failed else {}, ERROR)
+        self._journal.log_state("serve", refused if wanted and why_not else "")
+        self._journal.log_state("socket", failed, ERROR)
 
     def _reload(self) -> None:
         """Read the settings again; where the file is bad, those count that were obeyed last."""

@@ -49,9 +49,8 @@ class BackgroundCall(Generic[T]):
 
         Or NoAnswerError, where there is none in time.
         """
-        if not self._done.acquire(timeout=seconds):
+        if not self.wait(seconds):
             raise NoAnswerError
-        self._done.release()
         if self._fault is not None:
             raise self._fault
         return self._found[0]

@@ -8,6 +8,7 @@ files of one name.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, LockTimeout, Refusal
@@ -89,13 +90,9 @@ class InstanceLock:
 
 def write_pid(path: str) -> None:
     """Write for people who holds a lock; no room for that stops nobody."""
-    try:
+    with suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
-    except OSError:
-        return
-    finally:
-        os.close(fd)
+        try:
+            atomic.write_descriptor(fd, f"{os.getpid()}\n".encode())
+        finally:
+            os.close(fd)

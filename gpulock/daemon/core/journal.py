@@ -58,6 +58,10 @@ class DaemonJournal:
                 self.say(INFO, f"no longer: {text}")
         self._standing[part] = dict(found)
 
+    def log_state(self, part: str, text: str, level: int = WARNING) -> None:
+        """Say the one thing that stands now in a part; nothing where it is over."""
+        self.log_changes(part, {part: text} if text else {}, level)
+
 
 def describe_exception(what: str, fault: Exception) -> str:
     """Return what failed, and where."""

@@ -90,7 +90,7 @@ class CardResetter(Chore):
             self.due = now + POLL
             late = self._clock() - self._tries[-1] > LATE
             what = f"the reset of {card} does not end: it and its link peers stay reserved"
-            self._journal.log_changes("reset at work", {card: what} if late else {}, ERROR)
+            self._journal.log_state("reset at work", what if late else "", ERROR)
             return
         running, self._running = self._running, None
         failed = running.answer()

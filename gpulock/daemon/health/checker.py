@@ -125,8 +125,8 @@ class CardChecker(Chore):
                 note_test(node, device.bus, None)
             except OSError as failed:
                 fault = str(failed)
-        said = {words[0]: f"HEALTH_COMMAND {words[0]} is not run: {fault}"} if fault else {}
-        self._journal.log_changes("health command", said, ERROR)
+        said = f"HEALTH_COMMAND {words[0]} is not run: {fault}" if fault else ""
+        self._journal.log_state("health command", said, ERROR)
 
     def _find_due_card(
         self, node: Node, report: ReconcileReport, cards: NodeCards, now: float

@@ -86,7 +86,7 @@ class HealthPolicy(Chore):
         """Put out what is bad, and back what is clean; raise what the first part raised."""
         self._seen, self.due = (node, report), now + SUSPECT_PERIOD
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        self._journal.log_changes("cards", {"lost": cards.fault} if cards.fault else {})
+        self._journal.log_state("cards", cards.fault)
         look = HealthSnapshot(node, report, self._clock(), cards)
         failed: Exception | None = None
         parts: tuple[Callable[[], object], ...] = (
@@ -193,14 +193,14 @@ class HealthPolicy(Chore):
 
     def _read_kernel_log(self, node: Node, cards: NodeCards) -> None:
         """Count the XIDs since the last look."""
-        unknown: dict[str, str] = {}
+        unknown = ""
         try:
             if self._log.read(node.settings.dev_root, cards.xids):
                 self._journal.say(WARNING, XIDS_MISSED)
         except OSError as fault:
             self._log.close()
-            unknown["kmsg"] = f"XIDs are not known: the kernel's log cannot be read: {fault}"
-        self._journal.log_changes("kernel log", unknown)
+            unknown = f"XIDs are not known: the kernel's log cannot be read: {fault}"
+        self._journal.log_state("kernel log", unknown)
 
     # --- out ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
-from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
+from gpulock.daemon.idle.command import IdleClaim, IdleCommand
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
@@ -80,11 +80,9 @@ class ClaimEnds(Chore):
         if self._command is None and self._commands and self._node is not None:
             claim, path = self._commands.pop(0), self._node.settings.idle_command
             try:
-                if fault := check_program_trust(path):
-                    raise OSError(fault)
                 self._command = IdleCommand(self._node.settings, claim, "end", now)
             except OSError as failed:
-                self._journal.say(WARNING, f"IDLE_COMMAND {path} is not run: {failed}")
+                self._journal.say(WARNING, f"IDLE_COMMAND {path} is not run: {failed.strerror}")
         self.due = now + POLL if self._command or self._commands else float("inf")
 
     def close(self) -> None:

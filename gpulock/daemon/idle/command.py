@@ -9,6 +9,7 @@ is not led astray.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -50,10 +51,12 @@ class IdleCommand:
     """A command that runs since `now` (CLOCK_BOOTTIME); it leads a session of its own."""
 
     def __init__(self, settings: Settings, claim: IdleClaim, event: str, now: float) -> None:
-        """Start it; raise OSError."""
+        """Start it; raise OSError, also for one that others could have written."""
         self.claim = claim
         self.event = event
         path = settings.idle_command
+        if fault := check_program_trust(path):
+            raise OSError(errno.EACCES, fault)
         environ = build_idle_environment(settings, claim, event, now)
         self._what = f"IDLE_COMMAND {path} {event} about {environ['GPULOCK_JOB']}"
         self._end = now + SECONDS

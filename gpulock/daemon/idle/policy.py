@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpulock.alloc.reaper import HELD
-from gpulock.daemon.idle.command import IdleClaim, IdleCommand, check_program_trust
+from gpulock.daemon.idle.command import IdleClaim, IdleCommand
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.node import sample
@@ -108,14 +108,11 @@ class IdlePolicy(Chore):
         path = settings.idle_command
         if not path:
             return  # the setting went since the round
-        fault = check_program_trust(path)
-        if not fault:
-            try:
-                self.command = IdleCommand(settings, idler, event, now)
-                return
-            except OSError as failed:
-                fault = f"{failed.strerror}"
-        self._say_once("", fault, f"IDLE_COMMAND {path} is not run: {fault}")
+        try:
+            self.command = IdleCommand(settings, idler, event, now)
+        except OSError as fault:
+            why = str(fault.strerror)
+            self._say_once("", why, f"IDLE_COMMAND {path} is not run: {why}")
 
     def _take_outcome(self, command: IdleCommand, fault: str, now: float) -> None:
         """Note a command that has ended: a warning is done, a `kill` only where it succeeded."""

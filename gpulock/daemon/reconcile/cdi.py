@@ -140,15 +140,15 @@ class CdiSpecWriter(Chore):
         del report, now
         if not node.settings.cdi_dir:
             return
-        hindered: dict[str, str] = {}
+        hindered = ""
         settings, found = node.settings, node.devices()
         try:
             text = self._caller.ask(lambda: format_cdi_spec(build_cdi_spec(settings, found)))
             update_cdi_spec(settings, text)
         except NoAnswerError:
-            hindered["cdi"] = f"no CDI spec: {settings.driver_dir} does not answer; see its mount"
+            hindered = f"no CDI spec: {settings.driver_dir} does not answer; see its mount"
         except Refusal as refusal:
-            hindered["cdi"] = one_line(f"no CDI spec: {refusal.why}; {refusal.do}")
+            hindered = one_line(f"no CDI spec: {refusal.why}; {refusal.do}")
         except OSError as fault:
-            hindered["cdi"] = one_line(f"no CDI spec: {fault}")
-        self._journal.log_changes("cdi", hindered, ERROR)
+            hindered = one_line(f"no CDI spec: {fault}")
+        self._journal.log_state("cdi", hindered, ERROR)

@@ -214,15 +214,15 @@ class RsmapSync(Chore):
         if now < self._next or not settings.sge_root:
             return
         self._next = now + EVERY
-        fault = dict[str, str]()
+        fault = ""
         try:
             host, bad = bad_card_ids(node)
             if not any(bad.values()) and not load_withdrawn_ids(settings.state_dir):
                 host = ""  # a thousand nodes where all is well ask qmaster nothing
         except (Refusal, OSError, ValueError) as reason:
             host, bad = "", {}
-            fault["map"] = f"the ids of cards stay as they are: {reason}"
-        self._journal.log_changes("sge ids", fault)
+            fault = f"the ids of cards stay as they are: {reason}"
+        self._journal.log_state("sge ids", fault)
         if host:
             ask = partial(ask_qmaster, settings)
             self.asking = BackgroundCall(lambda: sync_card_ids(settings.state_dir, host, bad, ask))

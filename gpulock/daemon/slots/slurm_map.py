@@ -76,7 +76,7 @@ class SlurmMapRenewal(Chore):
             if answer.written:
                 self._journal.say(NOTICE, f"{gres_map.NAME}: {answer.written}")
             fault = f"{gres_map.NAME} is not renewed: {answer.fault}"
-            self._journal.log_changes("slurm map", {"fault": fault} if answer.fault else {})
+            self._journal.log_state("slurm map", fault if answer.fault else "")
         if now >= self._next and self._cards:
             cards, compared = self._cards, self._compared
             self.asking = BackgroundCall(lambda: compare_map(settings, cards, compared))

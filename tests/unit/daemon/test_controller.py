@@ -57,12 +57,6 @@ def site(tmp_path: Path, clock: VirtualClock) -> Site:
     return Site(tmp_path, clock)
 
 
-def test_what_it_answers_is_returned_each_time(site: Site, clock: VirtualClock) -> None:
-    site.answer("slurm_load_jobs error: Invalid job id specified")
-    assert [site.ask(), site.ask()] == [None, None]
-    assert site.asked() == 2
-
-
 def test_after_silence_it_is_left_alone(site: Site, clock: VirtualClock) -> None:
     site.answer(NO_CONTACT)
     for _ in range(3):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.daemon.core.journal import ERROR, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, LENGTH, DaemonJournal
 
 
 @pytest.fixture
@@ -26,51 +26,37 @@ def read(fd: int) -> list[str]:
         return []
 
 
-def test_a_line_has_its_level_for_the_journal(pipe: tuple[int, int]) -> None:
-    DaemonJournal(pipe[1], levels=True).say(ERROR, "the disk is full")
-    assert read(pipe[0]) == ["<3>the disk is full"]
-
-
-def test_elsewhere_a_line_says_who_speaks(pipe: tuple[int, int]) -> None:
-    DaemonJournal(pipe[1], quiet=True).say(ERROR, "the disk is full")
-    assert read(pipe[0]) == ["gpulockd: the disk is full"]
-
-
-def test_nobody_can_forge_a_line(pipe: tuple[int, int]) -> None:
-    DaemonJournal(pipe[1], levels=True).say(ERROR, "token\n<0>the end is near\x1b[2J")
-    assert read(pipe[0]) == ["<3>token?<0>the end is near?[2J"]
-
-
-def test_a_line_has_an_end(pipe: tuple[int, int]) -> None:
-    DaemonJournal(pipe[1], levels=True).say(ERROR, "x" * 100_000)
-    assert [len(line) for line in read(pipe[0])] == [603]
-
-
-def test_what_lasts_is_said_once(pipe: tuple[int, int]) -> None:
-    journal = DaemonJournal(pipe[1], levels=True)
-    for _ in range(3):
-        journal.log_changes("locks", {"a": "a is of nobody"})
-    assert read(pipe[0]) == ["<4>a is of nobody"]
-
-
-def test_the_end_of_what_lasted_is_said(pipe: tuple[int, int]) -> None:
-    journal = DaemonJournal(pipe[1], levels=True)
-    journal.log_changes("locks", {"a": "a is of nobody", "b": "b is of nobody"})
-    journal.log_changes("locks", {"b": "b is of somebody else"})
-    assert read(pipe[0])[2:] == ["<6>no longer: a is of nobody"]
-
-
-def test_the_parts_do_not_disturb_each_other(pipe: tuple[int, int]) -> None:
-    journal = DaemonJournal(pipe[1], levels=True)
-    journal.log_changes("locks", {"a": "a is of nobody"})
-    journal.log_changes("disk", {})
-    journal.log_changes("locks", {"a": "a is of nobody"})
-    assert len(read(pipe[0])) == 1
-
-
 def test_a_log_that_cannot_be_written_stops_nobody() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         DaemonJournal(full, levels=True).say(ERROR, "nobody hears this")
     finally:
         os.close(full)
+
+
+@pytest.mark.parametrize(
+    ("levels", "text", "line"),
+    [
+        (True, "the disk is full", "<3>the disk is full"),
+        (False, "the disk is full", "gpulockd: the disk is full"),
+        (True, "token\n<0>the end is near\x1b[2J", "<3>token?<0>the end is near?[2J"),
+        (True, "x" * 100_000, f"<3>{'x' * LENGTH}"),
+    ],
+)
+def test_a_line_has_its_level_or_its_author_an_end_and_nothing_forged(
+    pipe: tuple[int, int], levels: bool, text: str, line: str
+) -> None:
+    DaemonJournal(pipe[1], levels=levels, quiet=True).say(ERROR, text)
+    assert read(pipe[0]) == [line]
+
+
+def test_what_lasts_is_said_once_and_so_is_its_end(pipe: tuple[int, int]) -> None:
+    journal = DaemonJournal(pipe[1], levels=True)
+    both = {"a": "a is of nobody", "b": "b is of nobody"}
+    for found in (both, both, {"b": "b is of somebody else"}):
+        journal.log_changes("locks", found)
+        journal.log_state("disk", "it is full")  # of another part, which disturbs none
+    assert read(pipe[0]) == [
+        *("<4>a is of nobody", "<4>b is of nobody", "<4>it is full"),
+        "<6>no longer: a is of nobody",
+    ]

@@ -139,16 +139,6 @@ def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
     assert ward.out() == []
 
 
-def test_the_only_card_of_a_node_is_out_and_the_node_is_not(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path, 1)
-    ward.log_xid(0)
-    ward.round()
-    assert ward.out() == [bus(0)]
-    with pytest.raises(Refusal) as refused:
-        next_job(ward, "1", 1)
-    assert refused.value.kind == BUSY
-
-
 def test_memory_puts_nothing_out(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.tell(0, "c.ecc.uncorrected.dram=2,2,90.0,0.0")

@@ -202,12 +202,6 @@ def test_what_went_out_for_its_memory_comes_back_once_the_policy_is_off(tmp_path
 # --- back -----------------------------------------------------------------------------------------
 
 
-def test_after_an_xid_clean_looks_alone_bring_nothing_back(ward: Ward) -> None:
-    ward.log_xid(1)
-    ward.round(20)
-    assert ward.out() == [bus(1)]
-
-
 def test_it_does_not_come_back_before_the_command_passed_on_it(tmp_path: Path) -> None:
     ward = Ward(tmp_path, HEALTH_COMMAND="/bin/true")
     ward.log_xid(1)

@@ -131,17 +131,6 @@ def test_killed_before_a_new_month_its_line_is_still_known(site: Ended) -> None:
     assert (fresh(site), site.waiting(), site.tokens()) == (0, [], ["feed"])
 
 
-def test_a_line_that_was_cut_short_is_taken_back(site: Ended) -> None:
-    site.claim(0)
-    site.write()
-    whole = site.path.read_bytes()
-    site.path.write_bytes(whole + whole[:100])
-    site.claim(1, token="beef")
-    fresh(site)
-    assert site.tokens() == ["feed", "beef"]
-    assert site.path.read_bytes().startswith(whole)
-
-
 @pytest.mark.parametrize("tail", [b"\0" * 700, b"[" * 100_000, b'{"version":1,"rel'])
 def test_what_a_power_cut_leaves_at_the_end_is_taken_back(site: Ended, tail: bytes) -> None:
     site.path.parent.mkdir()

@@ -373,15 +373,6 @@ def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(si
     assert [(found["how"], found["proof"]) for found in site.lines()] == [("unknown", "")]
 
 
-def test_claims_wait_for_a_disk_that_is_full(site: Ended) -> None:
-    site.run_job(0)
-    site.reboot()
-    (site.state / "history").touch()
-    assert (site.write(), site.owed()) == (0, ["feed"])
-    (site.state / "history").unlink()
-    assert (site.write(), site.owed()) == (1, [])
-
-
 @pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge"])
 def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
     site: Ended, kind: str

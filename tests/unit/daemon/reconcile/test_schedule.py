@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpulock.daemon.reconcile.schedule import FIRST, SETTLING, SPACING, ReconcileSchedule
 from gpulock.store.verdicts import PERIOD
 
 
-def test_the_first_is_due_at_the_start() -> None:
-    assert ReconcileSchedule(100.0).due == 100.0
-
-
-def test_the_next_is_a_period_later() -> None:
-    pace = ReconcileSchedule(100.0)
-    pace.record_reconcile(101.0, restless=False)
-    assert pace.due == 101.0 + PERIOD
-
-
-def test_a_change_brings_it_forward() -> None:
-    pace = ReconcileSchedule(100.0)
-    pace.record_reconcile(101.0, restless=False)
-    pace.request_reconcile(110.0)
-    assert pace.due == 110.0 + SETTLING
+@pytest.mark.parametrize(
+    ("changed", "due"),
+    [
+        (None, 100.0 + PERIOD),
+        (110.0, 110.0 + SETTLING),
+        (100.0 + PERIOD - SETTLING / 2, 100.0 + PERIOD),  # it is never put off
+    ],
+)
+def test_the_next_is_due_after_a_period_or_a_change(changed: float | None, due: float) -> None:
+    pace = ReconcileSchedule(90.0)
+    assert pace.due == 90.0, "the first, at once"
+    pace.record_reconcile(100.0, restless=False)
+    if changed:
+        pace.request_reconcile(changed)
+    assert pace.due == due
 
 
 def test_a_storm_of_changes_is_one_reconcile_now_and_then() -> None:
@@ -35,13 +37,6 @@ def test_a_storm_of_changes_is_one_reconcile_now_and_then() -> None:
             pace.record_reconcile(now, restless=False)
             done += 1
     assert done <= 10 / SPACING + 1
-
-
-def test_a_change_never_puts_it_off() -> None:
-    pace = ReconcileSchedule(100.0)
-    pace.record_reconcile(100.0, restless=False)
-    pace.request_reconcile(100.0 + PERIOD - SETTLING / 2)
-    assert pace.due == 100.0 + PERIOD
 
 
 def test_what_is_about_to_be_free_is_looked_at_after_longer_and_longer_pauses() -> None:

@@ -169,16 +169,6 @@ def test_when_the_key_is_changed_our_drain_is_taken_back(site: Site, restarted: 
     assert site.shown() == ("IDLE", "")
 
 
-def test_a_gpulockd_that_is_started_again_takes_our_drain_back(site: Site) -> None:
-    site.out(1)
-    site.round()
-    assert site.shown()[0] == "IDLE+DRAIN"
-    site.back(1)
-    site.start()
-    site.round()
-    assert site.shown() == ("IDLE", "")
-
-
 def test_a_slurmctld_that_is_down_is_told_once_and_asked_again(site: Site) -> None:
     site.put("down", "")
     site.out(1)

@@ -8,20 +8,22 @@ is not known, and no text keeps a control character.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from gpulock.daemon.history.record import VERSION
 from gpulock.errors import one_line
-from gpulock.node.sample import BUCKETS
+from gpulock.node.sample import BUCKETS, MILLI
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_percent
 
 MOST_CARDS: Final = 256  # devices of one claim
-MOST: Final = 1e15  # of any number: beyond, it is garbage
+LARGEST: Final = 1e15  # number: beyond, it is garbage
 LONGEST: Final = 256  # characters of a text
-MILLI: Final = 1000
+
+Fields = dict[str, Any]  # of a JSON object
+Kinds = Mapping[str, Callable[[object], Any]]  # of its values, by key
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class ReportedClaim:
     host_memory_peak: int | None
     host_memory: int | None
     cards: tuple[ReportedDevice, ...]
-    record: Mapping[str, Any]
+    record: Fields
 
     @property
     def held(self) -> float:
@@ -163,53 +165,66 @@ class ReportedClaim:
         return self.owner.job()
 
 
+def check_record(found: object) -> Fields:
+    """Return what is known in a record of a claim, as it may be shown; raise ValueError."""
+    told = as_object(found)
+    if told.get("version") != VERSION:
+        raise ValueError(f"a record of version {str(told.get('version'))[:20]}")
+    record = check_fields(told, CLAIM_FIELDS)
+    if not (record.get("token") and record.get("job_id")):
+        raise ValueError("a record without token or job")
+    if record.get("claimed_at") is None or record.get("uid") is None:
+        raise ValueError("a record without time or user")
+    found = as_array(told.get("devices"))
+    devices = [check_fields(as_object(one), DEVICE_FIELDS) for one in found]
+    if not all(one.get("id") for one in devices):
+        raise ValueError("a device without id")
+    shapes = told.get("shapes")
+    drawn = shapes if isinstance(shapes, dict) else {}
+    drawn = {name: check_shape(drawn[name]) for one in devices if (name := one["id"]) in drawn}
+    return {"version": VERSION, **record, "devices": devices, "shapes": drawn}
+
+
 def parse_reported_claim(found: object) -> ReportedClaim:
     """Return the claim that a record tells of; raise ValueError where it tells of none."""
-    record = Record(found)
-    if record.get("version") != VERSION:
-        raise ValueError(f"a record of version {str(record.get('version'))[:20]}")
-    begun, shapes = record.number("claimed_at"), Record(record.get("shapes", {}))
-    if begun is None or not (record.text("token") and record.text("job_id")):
-        raise ValueError("a record without token, job or time")
-    cards = [parse_reported_device(Record(one), shapes) for one in record.array("devices")]
+    record = check_record(found)
+    shapes = record["shapes"]
+    cards = [make_reported_device(one, shapes.get(one["id"])) for one in record["devices"]]
     keys = ("token", "scheduler", "cluster", "node", "job_id", "task_id", "user", "queue")
     return ReportedClaim(
-        **{key: record.text(key) for key in (*keys, "how", "proof")},
-        restart=record.count("restart") or 0,
-        uid=record.count("uid") or 0,
-        begun=begun,
-        ended=record.number("released_at"),
-        elapsed=record.number("held_seconds"),
-        cpu_seconds=record.number("cpu_seconds"),
-        cpus=record.count("cpus"),
-        host_memory_peak=record.count("host_memory_peak_bytes"),
-        host_memory=record.count("host_memory_bytes"),
+        **{key: record.get(key) or "" for key in (*keys, "how", "proof")},
+        restart=record.get("restart") or 0,
+        uid=record["uid"],
+        begun=record["claimed_at"],
+        ended=record.get("released_at"),
+        elapsed=record.get("held_seconds"),
+        cpu_seconds=record.get("cpu_seconds"),
+        cpus=record.get("cpus"),
+        host_memory_peak=record.get("host_memory_peak_bytes"),
+        host_memory=record.get("host_memory_bytes"),
         cards=tuple(merge_places(cards)),
-        record=record.fields,
+        record=cast("Fields", found),
     )
 
 
-def parse_reported_device(record: Record, shapes: Record) -> ReportedDevice:
-    """Return one device of a record; raise ValueError."""
-    name, held = record.text("id"), record.number("held_seconds")
-    if not name:
-        raise ValueError("a device without id")
-    times = GpuTimes()
-    observed = record.number("observed_seconds") or 0.0
-    times.add(held or 0.0, record.number("busy_seconds") if observed else None, observed)
+def make_reported_device(record: Fields, shape: Fields | None) -> ReportedDevice:
+    """Return one device of a checked record."""
+    held, times = record.get("held_seconds"), GpuTimes()
+    observed = record.get("observed_seconds") or 0.0
+    times.add(held or 0.0, record.get("busy_seconds") if observed else None, observed)
     return ReportedDevice(
-        id=name,
+        id=record["id"],
         times=times,
-        index=record.count("index"),
-        minor=record.count("minor"),
-        model=record.text("model"),
-        memory=record.count("memory_bytes"),
-        memory_peak=record.count("memory_peak_bytes"),
-        energy=record.number("energy_joules"),
-        foreign=record.number("foreign_seconds"),
-        shape=parse_use_timeline(shapes.get(name)),
+        index=record.get("index"),
+        minor=record.get("minor"),
+        model=record.get("model") or "",
+        memory=record.get("memory_bytes"),
+        memory_peak=record.get("memory_peak_bytes"),
+        energy=record.get("energy_joules"),
+        foreign=record.get("foreign_seconds"),
+        shape=make_use_timeline(shape),
         timed=held is not None,
-        part=f"1/{record.count('places') or '?'}" if record.get("share") else "",
+        part=f"1/{record.get('places') or '?'}" if record.get("share") else "",
     )
 
 
@@ -244,52 +259,68 @@ def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
     return found
 
 
-def parse_use_timeline(found: object) -> UseTimeline | None:
+def make_use_timeline(shape: Fields | None) -> UseTimeline | None:
     """Return use over time, None where it makes no sense."""
-    record = Record(found if isinstance(found, dict) else {})
-    width = record.number("width")
-    if width is None or width < 1:
+    if shape is None or (shape.get("width") or 0) < 1:
         return None
-    use = [as_number(value) for value in record.array("use")[:BUCKETS]]
-    return UseTimeline(
-        width, tuple([None if one is None else min(1.0, one / MILLI) for one in use])
-    )
+    use = [None if one is None else min(1.0, one / MILLI) for one in shape["use"]]
+    return UseTimeline(shape["width"], tuple(use))
 
 
-class Record:
-    """A JSON object that anybody may have written; raises ValueError for anything else."""
+def as_object(found: object) -> Fields:
+    """Return a JSON object; raise ValueError for anything else."""
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return cast("Fields", found)
 
-    def __init__(self, found: object) -> None:
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-        self.fields = cast("dict[str, Any]", found)
 
-    def get(self, key: str, otherwise: object = None) -> Any:
-        """Return a value as it is."""
-        return self.fields.get(key, otherwise)
-
-    def number(self, key: str) -> float | None:
-        """Return a number from 0."""
-        return as_number(self.get(key))
-
-    def count(self, key: str) -> int | None:
-        """Return a whole number from 0."""
-        value = self.get(key)
-        return value if isinstance(value, int) and as_number(value) is not None else None
-
-    def text(self, key: str) -> str:
-        """Return a text as it may be shown."""
-        value = self.get(key)
-        return one_line(value[:LONGEST]) if isinstance(value, str) else ""
-
-    def array(self, key: str) -> Sequence[object]:
-        """Return a JSON array, of no more values than a claim has devices, or nothing."""
-        value = self.get(key)
-        return cast("list[object]", value)[:MOST_CARDS] if isinstance(value, list) else ()
+def as_array(found: object) -> list[object]:
+    """Return a JSON array, of no more values than a claim has devices, or nothing."""
+    return cast("list[object]", found)[:MOST_CARDS] if isinstance(found, list) else []
 
 
 def as_number(value: object) -> float | None:
     """Return a number from 0, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if 0 <= value <= MOST and math.isfinite(value) else None
+    return value if 0 <= value <= LARGEST and math.isfinite(value) else None
+
+
+def as_count(value: object) -> int | None:
+    """Return a whole number from 0, None for anything else."""
+    return value if isinstance(value, int) and as_number(value) is not None else None
+
+
+def as_text(value: object) -> str | None:
+    """Return a text as it may be shown, None for anything else."""
+    return one_line(value[:LONGEST]) if isinstance(value, str) else None
+
+
+def check_fields(found: Fields, kinds: Kinds) -> Fields:
+    """Return the fields that are known; a value that is not of its kind is null."""
+    return {key: kinds[key](value) for key, value in found.items() if key in kinds}
+
+
+def check_shape(found: object) -> Fields:
+    """Return a shape, of no more buckets than there are."""
+    fields = found if isinstance(found, dict) else {}
+    use = [as_number(value) for value in as_array(fields.get("use"))[:BUCKETS]]
+    return {"width": as_number(fields.get("width")), "use": use}
+
+
+CLAIM_FIELDS: Final[Kinds] = {
+    **dict.fromkeys(("token", "user", "scheduler", "job_id", "task_id", "queue"), as_text),
+    **dict.fromkeys(("cluster", "node", "het_leader", "comment", "how", "proof"), as_text),
+    **dict.fromkeys(("released_at", "claimed_at", "held_seconds", "gpu_seconds"), as_number),
+    **dict.fromkeys(("busy_seconds", "observed_seconds", "utilization"), as_number),
+    **dict.fromkeys(("energy_joules", "last_busy", "foreign_seconds", "cpu_seconds"), as_number),
+    **dict.fromkeys(("gpus", "restart", "uid", "memory_peak_bytes", "cpus"), as_count),
+    **dict.fromkeys(("host_memory_peak_bytes", "host_memory_bytes"), as_count),
+}
+DEVICE_FIELDS: Final[Kinds] = {
+    **dict.fromkeys(("id", "uuid", "model", "profile", "how"), as_text),
+    **dict.fromkeys(("held_seconds", "busy_seconds", "observed_seconds"), as_number),
+    **dict.fromkeys(("utilization", "energy_joules", "last_busy", "foreign_seconds"), as_number),
+    **dict.fromkeys(("index", "minor", "memory_bytes", "memory_peak_bytes", "places"), as_count),
+    "share": bool,
+}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """REPORT_DIR: a folder that the nodes share, with a file for each claim of a job.
 
-Everybody may write there (it is like /tmp: sticky, mode 1777 or 1733), so nobody is believed but
-about himself: a file counts only for the user it belongs to. Names end in what nobody can guess,
-so nobody can take a name before its owner does; links and FIFOs are never followed or waited for.
+Everybody may write there (it is like /tmp: sticky, mode 1777), so no user is believed but about
+that user: a file counts only for who owns it, root's for anybody. Names end in what nobody can
+guess, so nobody can take a name before its owner does; links and FIFOs are never followed or
+waited for.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ import pwd
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from gpulock.daemon.history.files import LINE_LIMIT
 from gpulock.daemon.history.record import encode_history_record
-from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.claims import ReportedClaim, check_record, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.store import atomic
 
 SUFFIX: Final = ".json"
-MOST: Final = 10_000  # files of one job that are read
+MOST_FILES: Final = 10_000  # of one job, that are read
 UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -47,7 +47,7 @@ def read_shared_reports(
     faults: HistoryFaults,
     uids: Collection[int] = (),
     others: bool = True,
-    most: int = MOST,
+    most: int = MOST_FILES,
 ) -> list[ReportedClaim]:
     """Return the claims of a job that its owner's processes wrote there.
 
@@ -69,7 +69,7 @@ def read_shared_reports(
         try:
             claim = read_report_file(f"{path}/{name}")
         except (OSError, ValueError, RecursionError):
-            faults.lines += 1
+            faults.reports += 1
             continue
         if query.fits(claim):
             found.append(claim)
@@ -96,15 +96,15 @@ def read_report_file(path: str) -> ReportedClaim:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > LINE_LIMIT:
             raise ValueError("no report")
-        claim = parse_reported_claim(json.loads(file.read(LINE_LIMIT)))
-    if info.st_uid not in (0, claim.uid):
-        raise ValueError(f"a report of uid {claim.uid} that uid {info.st_uid} wrote")
-    return replace(claim, user=report_user_name(claim.uid, claim.user))
+        record = check_record(json.loads(file.read(LINE_LIMIT)))
+    if info.st_uid not in (0, record["uid"]):
+        raise ValueError(f"a report of uid {record['uid']} that uid {info.st_uid} wrote")
+    return parse_reported_claim({**record, "user": report_user_name(record["uid"])})
 
 
-def report_user_name(uid: int, told: str) -> str:
+def report_user_name(uid: int) -> str:
     """Return a user's name, which the file may not choose; where none is known its number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
-        return told if not told or told.isdigit() else f"uid {uid}"
+        return f"uid {uid}"

@@ -27,6 +27,7 @@ from gpulock.daemon.history.record import (
 )
 from gpulock.report.claims import GpuTimes, ReportedClaim, parse_reported_claim
 from gpulock.store.owner import Owner
+from gpulock.text.words import format_count
 
 FOREVER: Final = float("inf")
 TAIL: Final = 1 << 16  # bytes from the end of a file that are read first
@@ -100,15 +101,17 @@ class ClaimQuery:
 
 @dataclass
 class HistoryFaults:
-    """What could not be read: lines that are no records, and files with their reason."""
+    """What could not be read: lines and files of REPORT_DIR by number, files with their reason."""
 
     lines: int = 0
+    reports: int = 0
     files: list[str] = field(default_factory=list[str])
 
     def as_sentences(self) -> list[str]:
         """Return it as sentences."""
-        lines = [f"{self.lines} lines of the history cannot be read"] if self.lines else []
-        return [*lines, *self.files]
+        lines = f"{format_count(self.lines, 'line')} of the history cannot be read"
+        reports = f"{format_count(self.reports, 'file')} of REPORT_DIR cannot be believed"
+        return [*[lines][: self.lines], *[reports][: self.reports], *self.files]
 
 
 def find_history_heads(folder: str, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:

@@ -244,7 +244,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     ),
     "inventory": lambda root: read_nvml_inventory(str(root), BOOT),
     "exporter's inventory": lambda root: read_inventory_file(str(root / "inventory"), BOOT),
-    "history": lambda root: parse_reported_claim(json.loads((root / "history").read_bytes())),
+    "history": lambda root: read_history_facts(root / "history"),
     "task": lambda root: parse_task_note((root / "task").read_text()),
     "slurm-map": read_gres,
     "sge-map": lambda root: [str(part) for part in read_card_map(str(root))],
@@ -253,6 +253,18 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "request": lambda root: parse_request((root / "request").read_bytes()),
     "reply": lambda root: parse_reply((root / "reply").read_bytes()),
 }
+
+
+def read_history_facts(path: Path) -> Any:
+    """Return what a line of the history says, the times of a device beside its other facts.
+
+    Of a device that was not observed no busy time is known.
+    """
+    claim = plain_value(parse_reported_claim(json.loads(path.read_bytes())))
+    for card in claim["cards"]:
+        card.update(card["times"])
+        card["busy"] = card["busy"] if card["observed"] else None
+    return claim
 
 
 def read_formats(root: Path) -> dict[str, Any]:

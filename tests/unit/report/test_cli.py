@@ -235,7 +235,7 @@ def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str
             os.chown(bad, NOBODY, -1)
     faults = HistoryFaults()
     found = folder.read_shared_reports(str(shared), ClaimQuery(job="12"), faults)
-    assert (len(found), faults.lines) == (1, 1)
+    assert (len(found), faults.as_sentences()) == (1, ["1 file of REPORT_DIR cannot be believed"])
 
 
 def flooded(shared: Path, *names: str) -> None:
@@ -253,11 +253,31 @@ def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) ->
 
     Stopped by: where there are so many, the job's own user is read alone, or who asks.
     """
-    flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST)])
+    flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST_FILES)])
     folder.write_report_file(str(shared), own())
     assert len(json.loads(desk.call("report", "12", "--json").stdout)["claims"]) == 1
     mine = desk.call("report", "12", "--json", "--uid", str(os.getuid())).stdout
     assert len(json.loads(mine)["claims"]) == 1
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["1001", "²", "root"])
+def test_a_file_chooses_nothing_that_is_shown_but_its_own_numbers(
+    desk: Desk, shared: Path, name: str
+) -> None:
+    """Tried: another's name, escape sequences and 300 devices in one's own file of REPORT_DIR.
+
+    Stopped by: the name is the owner's, and what is shown is what was checked, as JSON too.
+    """
+    told = own(user=name, queue="\x1b[2J", proof="x" * 999, cpus="\x1b[2J", other="\x1b[2J")
+    told["devices"] = [card(0, uuid="\x1b[2J", other="\x1b[2J")] * 300
+    told |= {"uid": 4242} if os.getuid() == 0 else {}
+    folder.write_report_file(str(shared), told)
+    words = ["report", "12", *(("--uid", "4242") if os.getuid() == 0 else ())]
+    (found,) = json.loads(desk.text(*words, "--json"))["claims"]
+    assert (found["user"] == name, found["cpus"], len(found["devices"])) == (False, None, 256)
+    assert "\x1b" not in found["queue"] + found["devices"][0]["uuid"]
+    assert "other" not in [*found, *found["devices"][0]]
 
 
 def test_no_more_than_so_many_files_are_read_and_that_is_told(shared: Path) -> None:
@@ -436,7 +456,7 @@ def test_a_line_that_a_power_cut_tore_is_in_no_sum(desk: Desk) -> None:
     desk.path.write_bytes(torn + whole)
     done = desk.call("history", "--by", "user", "--json")
     assert [one["claims"] for one in json.loads(done.stdout)["sums"]] == [1]
-    assert "1 lines of the history cannot be read" in done.stderr
+    assert "1 line of the history cannot be read" in done.stderr
 
 
 def test_csv_has_a_line_a_claim(busy: Desk) -> None:

@@ -293,7 +293,7 @@ def test_numbers_are_said_with_the_digits_that_count() -> None:
 
 NO_RECORDS: list[object] = [
     *(None, [], "x", {}, {"version": 2}, {"version": 1}, record(card(0)) | {"token": 5}),
-    *(record(card(0)) | {"devices": [5]}, record(card(0)) | {"shapes": 5}),
+    *(record(card(0)) | {"devices": [5]}, record(card(0)) | {"uid": "0"}),
     *(record(card(0)) | {"claimed_at": float("nan")}, record({"held_seconds": 5})),
 ]
 
@@ -309,10 +309,11 @@ def test_a_record_is_believed_as_far_as_it_can_be() -> None:
         0, busy_seconds=1e300, observed_seconds=1e9, index=-1, model="a\x1b[2J", energy_joules="x"
     )
     shapes = {bus(0): {"width": 1.0, "use": [5e9, "x", None, -1, True] * 100}}
-    found = claim(wild, shapes=shapes, user="al\nice", uid="0", restart=True)
+    found = claim(wild, shapes=shapes, user="al\nice", restart=True)
     (one,) = found.cards
     assert (one.times.observed, one.times.busy, one.index, one.energy) == (0.0, 0.0, None, None)
-    assert (one.model, found.user, found.uid, found.restart) == ("a?[2J", "al?ice", 0, 0)
+    assert (one.model, found.user, found.restart) == ("a?[2J", "al?ice", 0)
+    assert claim(card(0), shapes=None).cards[0].shape is None
     assert one.shape is not None and set(one.shape.use) == {1.0, None} and len(one.shape.use) == 64
 
 

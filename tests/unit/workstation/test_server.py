@@ -52,10 +52,6 @@ def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None
     held = desk.node.store.read(reply.devices[0]).owner
     assert held is not None
     assert (held.pid, held.start, held.uid, held.token) == (ME, MINE, UIDS[0], reply.token)
-
-
-def test_a_claim_leaves_no_place_in_the_queue_behind(desk: Desk) -> None:
-    desk.claim(2)
     assert desk.line() == []
 
 
@@ -77,6 +73,7 @@ def test_a_process_that_runs_with_roots_rights_holds_nothing_for_us(desk: Desk) 
 
 def test_a_number_that_is_another_process_by_now_holds_nothing(desk: Desk) -> None:
     assert desk.claim(1, start=MINE - 1).state == REFUSED
+    assert desk.claim(1, pid=10**22).state == REFUSED
     assert desk.box.locks() == []
 
 
@@ -405,6 +402,7 @@ def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
 
 def test_what_is_ours_is_given_back(desk: Desk) -> None:
     granted = desk.claim(2)
+    assert last(desk.ask(SocketRequest(RELEASE, ME + 1, MINE))).kind == INVALID_REQUEST
     reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
     assert (reply.state, sorted(reply.devices)) == (RELEASED, sorted(granted.devices))
     assert desk.box.locks() == []
@@ -419,11 +417,13 @@ def test_one_device_is_given_back_by_its_name(desk: Desk) -> None:
 
 def test_what_is_anothers_is_not_given_back(desk: Desk) -> None:
     desk.hold(0, 900, uid=UIDS[0] + 1)
-    desk.hold(1, 900, uid=UIDS[0], scheduler="sge", job_id="12")
-    for number in (0, 1):
-        reply = last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=(bus(number),))))
+    desk.hold(1, ME, uid=UIDS[0], start=MINE, scheduler="sge", job_id="12")
+    desk.hold(2, ME, uid=UIDS[0], start=MINE - 1)  # of an earlier process of that number
+    named = [SocketRequest(RELEASE, ME, 0, devices=(bus(number),)) for number in (0, 1)]
+    for asked in (*named, SocketRequest(RELEASE, ME, MINE)):
+        reply = last(desk.ask(asked))
         assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
-    assert desk.box.locks() == [bus(0), bus(1)]
+    assert desk.box.locks() == [bus(0), bus(1), bus(2)]
 
 
 def test_of_several_devices_none_is_given_back_when_one_is_anothers(desk: Desk) -> None:

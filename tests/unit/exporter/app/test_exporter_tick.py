@@ -60,13 +60,6 @@ def test_before_the_first_tick_nobody_is_told_anything(ticking: Ticking) -> None
     assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [503, 503, 200]
 
 
-def test_while_it_ticks_it_answers_without_any_driver(ticking: Ticking) -> None:
-    for _ in range(3):
-        ticking.tick()
-        ticking.clock.now += 1
-        assert [ticking.status(path) for path in ("/metrics", "/", "/-/healthy")] == [200] * 3
-
-
 @pytest.mark.parametrize(("query", "refresh"), [("", []), ("live", ["5"]), ("live=1", ["5"])])
 def test_the_page_loads_itself_again_only_for_who_asks(
     ticking: Ticking, query: str, refresh: list[str]

@@ -48,12 +48,6 @@ def test_a_link_in_place_of_a_pause_is_not_followed(tmp_path: Path) -> None:
     assert stat.S_ISREG((tmp_path / PAUSE).lstat().st_mode)
 
 
-def test_a_second_one_is_refused(tmp_path: Path) -> None:
-    why = f"another gpulock-exporter writes {tmp_path}"
-    with hold_exporter_folder(str(tmp_path)), pytest.raises(Refusal, match=why):
-        hold_exporter_folder(str(tmp_path)).__enter__()
-
-
 def test_a_folder_that_was_removed_is_made_again_and_held(tmp_path: Path) -> None:
     folder = tmp_path / "exporter"
     hold = FolderHold(str(folder))

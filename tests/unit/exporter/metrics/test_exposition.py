@@ -139,12 +139,6 @@ def test_every_sample_and_meaning_is_read_back(scene: NodeSnapshot) -> None:
         assert (family.type, family.documentation) == (told.type, told.documentation)
 
 
-def test_what_a_user_calls_himself_is_read_back(scene: NodeSnapshot) -> None:
-    found = flat(text_of(written(scene)))
-    users = [dict(key[1])["user"] for key in found if key[0] == "gpulock_gpu_lock_info"]
-    assert users[:2] == ["alice", 'o"h\nno\\ {}=,\ufffd\ufffd\ufffd€']
-
-
 @pytest.mark.parametrize(
     ("how", "user"), [(LabelUser.NAME, "alice"), (LabelUser.UID, "1000"), (LabelUser.NONE, None)]
 )

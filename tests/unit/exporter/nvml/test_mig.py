@@ -67,14 +67,6 @@ def test_instances_are_devices_of_their_own_and_have_nothing_of_the_board(tmp_pa
     assert device(frame, 2).mig is False
 
 
-def test_without_gpm_an_instance_is_neither_busy_nor_idle(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
-        nvml.load(0, 90)
-        for _ in range(4):
-            for one in eye.look(after=3).devices:
-                assert (one.utilization, one.busy, one.observed) == (None, None, None)
-
-
 def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
         split(nvml)

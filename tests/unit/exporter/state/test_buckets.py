@@ -46,15 +46,6 @@ def test_a_time_that_cannot_be_does_no_harm(at: float) -> None:
     assert sum(buckets.used) == pytest.approx(0.5)
 
 
-def test_what_was_written_is_read_back() -> None:
-    buckets = filled(77, 0.123)
-    words = buckets.texts()
-    lists = [tuple(int(word) for word in text.split(",")) for text in words]
-    again = restore_buckets(100.0, buckets.width, *lists)
-    assert again.used == pytest.approx(buckets.used, abs=0.001)
-    assert (again.width, again.covered) == (buckets.width, buckets.covered)
-
-
 @pytest.mark.parametrize("width", [None, 0.0, -1.0, 1e300])
 def test_an_invalid_width_starts_empty_buckets(width: float | None) -> None:
     assert restore_buckets(5.0, width, (1,), (1,)) == Buckets(5.0)

@@ -2,7 +2,7 @@
 """What one look at the driver gives: the frame that the worker sends and the exporter believes.
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
-The worker imports this module, gpulock.deadline, pynvml and the standard library, no more. A frame
+The worker imports this module, small ones of gpulock's own, pynvml and the standard library. A frame
 crosses the pipe as one line of JSON. Each field of a device says what can be true of it, and
 `frame_decoder` believes nothing else.
 """

@@ -99,15 +99,12 @@ class ExporterFolder:
             self._inventory = text
 
     def _replace(self, name: str, text: str) -> None:
-        replace_exporter_file(f"{self.path}/{name}", text)
-
-
-def replace_exporter_file(path: str, text: str) -> None:
-    """Put a text in the place of a file; raise OSError that names the file."""
-    try:
-        atomic.replace_file(path, text.encode("utf-8", "surrogateescape"))
-    except OSError as fault:  # a write that fails names nothing
-        raise OSError(fault.errno, fault.strerror, path) from None
+        """Put a text in the place of a file; raise OSError that names the file."""
+        path = f"{self.path}/{name}"
+        try:
+            atomic.replace_file(path, text.encode("utf-8", "surrogateescape"))
+        except OSError as fault:  # a write that fails names nothing
+            raise OSError(fault.errno, fault.strerror, path) from None
 
 
 def make_exporter_folders(path: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulock.deadline import clock_boottime
+from gpulock.store.atomic import write_descriptor
 from gpulock_exporter.driver_calls import CallNote
 from gpulock_exporter.telemetry import encode_frame
 
@@ -48,13 +49,15 @@ def main(argv: list[str]) -> int:
     source = make_frame_source(
         name, note, lambda card: str(card) == only if only else str(card) not in without
     )
-
-    def send(line: bytes) -> None:
-        write_frame_line(frames, line)
-
     try:
         source.open()
-        run_worker(source, note, (period, process_period), send, int(words.get("looks", 0)))
+        run_worker(
+            source,
+            note,
+            (period, process_period),
+            lambda line: write_descriptor(frames, line),
+            int(words.get("looks", 0)),
+        )
     except BrokenPipeError:
         pass
     except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
@@ -116,13 +119,6 @@ def run_worker(
         taken += 1
         # a look that took long does not make the next hurry
         due = max(due + periods[0], clock_boottime())
-
-
-def write_frame_line(fd: int, line: bytes) -> None:
-    """Write a whole frame; the parent reads whatever comes."""
-    view = memoryview(line)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 if __name__ == "__main__":

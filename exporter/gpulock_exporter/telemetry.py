@@ -2,8 +2,8 @@
 """What one look at the driver gives: the frame that the worker sends and the exporter believes.
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds.
-The worker imports this module, small ones of gpulock's own, pynvml and the standard library. A frame
-crosses the pipe as one line of JSON. Each field of a device says what can be true of it, and
+The worker imports this module, small ones of gpulock's own, pynvml and the standard library. A
+frame crosses the pipe as one line of JSON. Each field of a device says what can be true of it, and
 `frame_decoder` believes nothing else.
 """
 

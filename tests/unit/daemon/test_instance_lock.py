@@ -6,14 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.core import instance_lock
 from gpulock.daemon.core.instance_lock import NAME, InstanceLock, find_running_daemon
 from gpulock.errors import BROKEN, BUSY, Refusal
-from tests.support.faults import raising
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -113,29 +116,36 @@ def test_the_file_is_private(first: InstanceLock, folder: Path) -> None:
     assert (folder / NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_daemon_is_seen_to_run_by_the_file_that_it_holds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_daemon_is_seen_to_run_by_the_lock_that_it_holds_and_no_file_of_others_is_looked_at(
+    folder: Path, tmp_path: Path
 ) -> None:
     assert find_running_daemon(str(folder), "/proc") is None
     lock = InstanceLock()
     lock.take(str(folder))
-    fds = ["9999", *os.listdir("/proc/self/fd")]  # and one that is closed meanwhile
-
-    def listed(_: str) -> list[str]:
-        return fds
-
-    monkeypatch.setattr(os, "listdir", listed)
     assert find_running_daemon(str(folder), "/proc") == os.getpid()
+    assert find_running_daemon(str(folder), str(tmp_path)) is None, "nothing is to be seen"
     lock.release()
-    assert (folder / NAME).read_text() == f"{os.getpid()}\n"
-    assert find_running_daemon(str(folder), "/proc") is None, "its pid is another process's by now"
+    with (folder / NAME).open():  # who has it open has no lock
+        assert find_running_daemon(str(folder), "/proc") is None
 
 
-def test_a_daemon_whose_files_may_not_be_seen_is_believed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.another_user
+def test_every_user_sees_that_a_daemon_runs(first: InstanceLock, folder: Path) -> None:
+    for above in (folder, *folder.parents):
+        if not above.stat().st_mode & stat.S_IXOTH:
+            above.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os._exit(find_running_daemon(str(folder), "/proc") != os.getppid())
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_who_is_refused_is_told_where_to_look(
+    first: InstanceLock, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / NAME).write_text("77\n")
-    monkeypatch.setattr(os, "listdir", raising(PermissionError(13, "Permission denied")))
-    assert find_running_daemon(str(folder), "/proc") == 77
-    monkeypatch.setattr(os, "listdir", raising(FileNotFoundError(2, "No such process")))
-    assert find_running_daemon(str(folder), "/proc") is None
+    assert refused(folder).do == f"see systemctl status {os.getpid()}"
+    monkeypatch.setattr(instance_lock, "find_running_daemon", lambda *_: None)
+    assert refused(folder).do == f"see fuser -v {folder}/daemon"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ def told(box: Box) -> list[Finding]:
 
 
 def run_daemon(box: Box) -> None:
-    file = box.lock / "daemon"
-    file.write_text("77\n")
-    box.proc.add(77, fds={3: file})
+    (box.lock / "daemon").touch()
+    file = (box.lock / "daemon").stat()
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    (box.proc.root / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n")
+    box.proc.add(77)
 
 
 def test_a_daemon_that_runs_is_well(box: Box) -> None:
@@ -45,7 +48,7 @@ def test_a_daemon_that_runs_is_well(box: Box) -> None:
 
 def test_without_a_daemon_it_is_a_warning_with_both_ways(box: Box) -> None:
     run_daemon(box)
-    box.proc.add(77)  # another process's pid by now
+    (box.proc.root / "locks").write_text("")  # it ended
     (check,) = told(box)
     assert check.state == WARNING
     assert check.what == "it does not run: what a hook could not free stays locked"
@@ -100,6 +103,6 @@ def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
         patch.setattr(daemon, "clock_boottime", lambda: later)
         (check,) = told(box)
     assert (check.state, check.what[:30]) == (FAULT, "pid 77 does not answer; it las")
-    box.proc.add(77, fds={3: box.lock / "daemon"}, state="T")
+    box.proc.add(77, state="T")
     (check,) = told(box)
     assert (check.state, "pid 77 does not answer" in check.what) == (FAULT, True)

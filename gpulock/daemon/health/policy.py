@@ -65,6 +65,7 @@ from gpulock.store.gate import Gate
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
+LOOK: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
 
@@ -152,7 +153,7 @@ class HealthPolicy(Chore):
             if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
         }
         lasting = {
-            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last"
+            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last; {LOOK}"
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lasting)

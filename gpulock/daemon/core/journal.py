@@ -9,6 +9,7 @@ a message, none without a NOTIFY_SOCKET. What cannot be written or sent stops no
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ from gpulock.system_log import ERROR, INFO, NOTICE, WARNING, log_to_system
 __all__ = ["ERROR", "INFO", "NOTICE", "WARNING", "DaemonJournal"]
 WHO = "gpulockd"
 LENGTH = 600  # characters of a line
+QUIET = 30.0  # seconds between two texts of what lasts
+DIGITS = re.compile("[0-9]+")
+Said = tuple[str, float]  # a text, and when that was said
 
 
 class DaemonJournal:
@@ -31,7 +35,7 @@ class DaemonJournal:
         self._fd = fd
         self._levels = levels
         self.quiet = quiet
-        self._standing: dict[str, dict[str, str]] = {}
+        self._standing: dict[str, dict[str, Said]] = {}
 
     def say(self, level: int, text: str) -> None:
         """Say one line."""
@@ -48,15 +52,20 @@ class DaemonJournal:
         """Say what of `found` is new; the rest was said when it began.
 
         `found` is all that stands now in that part, by a key that stays the same while it lasts.
+        Another text of a key is said, once in QUIET seconds; another number in it is none.
         """
-        known = self._standing.get(part, {})
+        known, now, stands = self._standing.get(part, {}), time.monotonic(), dict[str, Said]()
         for key, text in found.items():
-            if key not in known:
+            said, at = known.get(key, ("", -QUIET))
+            other = now - at >= QUIET and DIGITS.sub("", text) != DIGITS.sub("", said)
+            if key not in known or other:
                 self.say(level, text)
-        for key, text in known.items():
+                said, at = text, now
+            stands[key] = said, at
+        for key, (said, _) in known.items():
             if key not in found:
-                self.say(INFO, f"no longer: {text}")
-        self._standing[part] = dict(found)
+                self.say(INFO, f"no longer: {said}")
+        self._standing[part] = stands
 
     def log_state(self, part: str, text: str, level: int = WARNING) -> None:
         """Say the one thing that stands now in a part; nothing where it is over."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.daemon.core.journal import ERROR, LENGTH, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, LENGTH, QUIET, DaemonJournal
+from tests.support.clock import VirtualClock
 
 
 @pytest.fixture
@@ -50,13 +51,21 @@ def test_a_line_has_its_level_or_its_author_an_end_and_nothing_forged(
     assert read(pipe[0]) == [line]
 
 
-def test_what_lasts_is_said_once_and_so_is_its_end(pipe: tuple[int, int]) -> None:
+def test_what_lasts_is_said_once_and_so_are_another_text_and_its_end(
+    pipe: tuple[int, int], clock: VirtualClock
+) -> None:
     journal = DaemonJournal(pipe[1], levels=True)
-    both = {"a": "a is of nobody", "b": "b is of nobody"}
-    for found in (both, both, {"b": "b is of somebody else"}):
-        journal.log_changes("locks", found)
+    said: list[list[str]] = []
+    for a, b in (("a of pid 7", "b"), ("a of pid 8", "another b"), ("a of pid 9", "b in a third")):
+        journal.log_changes("locks", {"a": a, "b": b})
         journal.log_state("disk", "it is full")  # of another part, which disturbs none
-    assert read(pipe[0]) == [
-        *("<4>a is of nobody", "<4>b is of nobody", "<4>it is full"),
-        "<6>no longer: a is of nobody",
+        said.append(read(pipe[0]))
+        clock.now += QUIET / 2
+    journal.log_changes("locks", {"a": "a of pid 9"})
+    said.append(read(pipe[0]))
+    assert said == [
+        ["<4>a of pid 7", "<4>b", "<4>it is full"],
+        [],
+        ["<4>b in a third"],
+        ["<6>no longer: b in a third"],
     ]

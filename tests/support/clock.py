@@ -17,6 +17,7 @@ import pytest
 
 WALL = 1_795_000_000.0  # seconds since the epoch, when a virtual machine was booted
 LONGEST = 1.0  # seconds of a sleep among programs that sleep
+MOMENT = 0.01  # real seconds at most that a pause takes
 ENOUGH = 2_000  # sleeps that a program at work may hold up: it is one that never ends
 _REAL = time.clock_gettime
 _REAL_SLEEP, _REAL_POLL = time.sleep, select.poll
@@ -71,13 +72,18 @@ class VirtualClock:
         return sum(self.sleeps)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, but not while a program that this process has started is at work."""
+        """Let time pass, but not while a program that this process has started is at work.
+
+        Others have a moment: a pause may be for what is about to end, or to start a program.
+        """
         self.sleeps.append(seconds)
         if self._ahead is not None:
             _REAL_SLEEP(seconds)
         elif self._withheld < ENOUGH and self._is_child_at_work():
             self._withheld, self._rest = self._withheld + 1, 0.0
             return
+        else:
+            _REAL_SLEEP(min(seconds, MOMENT))
         self._withheld = 0
         self.now += max(seconds, self._rest)
         self._rest = min(LONGEST, 2 * max(seconds, self._rest)) if self._seen else 0.0

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_site import Site
-from tests.support.clock import VirtualClock
 from tests.support.samples import Sampled
 
 
 @pytest.fixture
-def site(tmp_path: Path, clock: VirtualClock) -> Site:
-    """Give a simulated DGX-1 on this machine's /proc, whose processes a pause is for."""
-    clock.run()
+def site(tmp_path: Path) -> Site:
+    """Give a simulated DGX-1."""
     return Site(tmp_path)
 
 

@@ -366,7 +366,7 @@ def test_gpulockd_frees_what_it_could_not_free_at_the_end_of_a_reset(bench: Benc
 
 
 def test_a_process_that_cannot_be_seen_keeps_a_gpu_from_a_reset(bench: Bench) -> None:
-    bench.proc.add(700, "python")
+    bench.proc.add(700, "python", uids=(os.geteuid(), 1000, 1000, 1000))
     (bench.proc.root / "700/fd").rmdir()
     (bench.proc.root / "700/fd").write_text("no folder")
     found = refused(bench.node(), 2)

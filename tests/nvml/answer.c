@@ -88,7 +88,6 @@ nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char
     return end(status);
 }
 
-/* A list `1,2,3`; too little room is answered with the room that is needed. */
 bool privileged(void)
 {
     return number_or(text_at(NONE, NONE, "root"), geteuid() == 0) != 0;

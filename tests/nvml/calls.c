@@ -20,7 +20,7 @@ static unsigned int uses; /* nvmlInit less nvmlShutdown */
 static unsigned long long loaded; /* the key `reload` when the library was initialised */
 static int held = -1; /* locked while the library is in use: README.md, "held" */
 
-void block_for(unsigned long long microseconds)
+static void block_for(unsigned long long microseconds)
 {
     struct timespec left = {(time_t)(microseconds / 1000000),
                             (long)(microseconds % 1000000) * 1000};
@@ -110,15 +110,6 @@ nvmlReturn_t begin(const char *function, nvmlDevice_t device)
     if (!is_handle(device))
         return NVML_ERROR_INVALID_ARGUMENT;
     return is_gone(device) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
-}
-
-/* Within a call that let the lock go to wait: not counted once more. */
-nvmlReturn_t begin_again(const char *function)
-{
-    pthread_mutex_lock(&lock);
-    control_refresh();
-    suffer(function, NULL);
-    return uses ? told_to_fail(function, NULL) : NVML_ERROR_UNINITIALIZED;
 }
 
 nvmlReturn_t end(nvmlReturn_t status)

@@ -54,10 +54,8 @@ unsigned long long amount(const char *text, char **rest);
 nvmlReturn_t begin(const char *function, nvmlDevice_t device);
 nvmlReturn_t begin_system(const char *function);
 nvmlReturn_t begin_without_init(const char *function);
-nvmlReturn_t begin_again(const char *function);
 nvmlReturn_t end(nvmlReturn_t status);
 nvmlReturn_t told_to_fail(const char *function, nvmlDevice_t device);
-void block_for(unsigned long long microseconds);
 nvmlReturn_t enter_library(void);
 nvmlReturn_t leave_library(void);
 

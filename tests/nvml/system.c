@@ -4,24 +4,15 @@
  */
 #include "double.h"
 
-nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+static nvmlReturn_t enter(const char *function)
 {
-    nvmlReturn_t status = begin_without_init(__func__);
-    (void)flags;
+    nvmlReturn_t status = begin_without_init(function);
     return end(status == NVML_SUCCESS ? enter_library() : status);
 }
 
-nvmlReturn_t nvmlInit_v2(void)
-{
-    nvmlReturn_t status = begin_without_init(__func__);
-    return end(status == NVML_SUCCESS ? enter_library() : status);
-}
-
-nvmlReturn_t nvmlInit(void)
-{
-    nvmlReturn_t status = begin_without_init(__func__);
-    return end(status == NVML_SUCCESS ? enter_library() : status);
-}
+CALL(nvmlInitWithFlags, (unsigned int flags), ((void)flags, enter(__func__)))
+CALL(nvmlInit_v2, (void), enter(__func__))
+CALL(nvmlInit, (void), enter(__func__))
 
 nvmlReturn_t nvmlShutdown(void)
 {

@@ -68,8 +68,7 @@ static nvmlReturn_t read_samples(nvmlDevice_t device, struct buffer *buffer)
     nvmlReturn_t status = integer(given ? given : text, &now);
     if (status != NVML_SUCCESS)
         return status;
-    long long period = (long long)number_or(text_of(device, "samples.period"), 166667);
-    long long count = (long long)number_or(text_of(device, "samples.count"), 99);
+    const long long period = 166667, count = 99; /* nvidia-smi -q -d UTILIZATION: 99 in 16.5 s */
     if (!buffer->samples) {
         buffer->found = given ? count_given(given) : (unsigned int)count;
         return NVML_SUCCESS;

@@ -172,14 +172,16 @@ def test_field_values_that_nobody_filled_in_are_absent_and_no_zeros(
     assert (card.power, frame.failures) == (77.67, {})
 
 
-def test_no_memory_at_all_and_a_mode_that_is_none_are_not_told(tmp_path: Path) -> None:
+def test_no_memory_no_sensor_of_it_and_a_mode_that_is_none_are_not_told(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.set("gpu0.temperature.memory", 0)
         nvml.update({"gpu0.memory.total": 0, "gpu0.memory.used": 0, "gpu0.memory.reserved": 0})
         nvml.set("gpu0.persistence", 0xFFFFFFFF)
         with Eye(nvml) as eye:
             frame = eye.look()
             card = device(frame)
             assert (card.memory_total, card.memory_used, card.persistence) == (None, None, None)
+            assert card.memory_temperature is None
             nvml.set("gpu0.persistence", 0)
             assert device(eye.look(after=6)).persistence is False
 

@@ -146,25 +146,22 @@ def usable_value(value: Any, rule: FieldRule) -> Any:
     if rule.by_name:
         if not isinstance(value, dict):
             return None
-        some = islice(cast("JsonObject", value).items(), MOST_NAMES)
-        usable = {name: usable_number(one, rule) for name, one in some if NAME.match(name)}
-        return {name: one for name, one in usable.items() if one is not None}
+        one, some = rule._replace(by_name=False), cast("JsonObject", value).items()
+        usable = {of: usable_value(own, one) for of, own in islice(some, MOST_NAMES) if is_name(of)}
+        return {name: own for name, own in usable.items() if own is not None}
     if rule.kind is list:
         names = cast("list[object]", value) if isinstance(value, list) else []
-        return [one for one in names[:MOST_NAMES] if isinstance(one, str) and NAME.match(one)]
-    if rule.kind is bool:
-        return value if type(value) is bool else None
-    return usable_number(value, rule)
-
-
-def usable_number(value: Any, rule: FieldRule) -> Any:
-    """Return a number of a type and within its range, None for another one."""
+        return [name for name in names[:MOST_NAMES] if is_name(name)]
     kind: Any = rule.kind
-    if type(value) is kind or (kind is float and type(value) is int):
-        number: float = value
-        if rule.least <= number <= rule.most:
-            return kind(number)
-    return None
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return None
+    number: float = value
+    return kind(number) if kind is bool or rule.least <= number <= rule.most else None
+
+
+def is_name(value: object) -> bool:
+    """Return whether this may be a key of a file, and a label."""
+    return isinstance(value, str) and NAME.match(value) is not None
 
 
 def note_impossible_value(failures: dict[str, str], bus: str, key: str, value: object) -> None:

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpulock.store.locks import Lock
+
 EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
@@ -25,7 +27,8 @@ class ClaimRequest:
 
     `join`: a task may share what its job holds here already. `share`: places on cards are enough,
     on each of the `wanted` cards where there are some, beside others' (gpulock.alloc.shares);
-    `counted`: the caller has counted them. `check` refuses what was chosen. `last` are ids that
+    `counted`: the caller has counted them. `check` refuses what was chosen, `check_held` locks
+    that the job has here already. `last` are ids that
     are taken only where there are not enough others, and how late: LATE or SUSPECT. `kinds` are
     (kind, count) of gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST
     says. `kept` are ids that this user does not get, each with why. `uid` is whose claim it is,
@@ -34,8 +37,8 @@ class ClaimRequest:
     """
 
     __slots__ = (
-        *("asked", "check", "count", "counted", "join", "kept", "kinds", "last", "patience"),
-        *("share", "uid", "wanted"),
+        *("asked", "check", "check_held", "count", "counted", "join", "kept", "kinds", "last"),
+        *("patience", "share", "uid", "wanted"),
     )
 
     def __init__(
@@ -48,6 +51,7 @@ class ClaimRequest:
         kinds: "tuple[tuple[str, int], ...]" = (),
     ) -> None:
         self.check = check
+        self.check_held: "Callable[[list[Lock]], object]" = list
         self.last: dict[str, int] = {}
         self.count = count
         self.wanted = wanted

@@ -177,6 +177,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     key = template.key()
     mine = [one for one in held.values() if one.owner and one.owner.key() == key]
     if mine:
+        want.check_held(mine)
         from gpulock.alloc.same_job import LookNeededError, granted_before
 
         try:

@@ -12,37 +12,31 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import NamedTuple
+from functools import cached_property
 
 from gpulock.alloc.availability import pick_free_devices, shortage_refusal
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE, Device
+from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
-from gpulock.store.reservations import Reservation, read_reservations
+from gpulock.store.reservations import read_reservations
 
 FIRST_TURN, LONGEST_TURN = 600.0, 14400.0  # seconds
 
 
-class QueueView(NamedTuple):
-    """What one turn of the queue goes by; where it cannot be read, `unreadable` says why."""
+class QueueView:
+    """What one turn of the queue goes by; `held` are the locks, which most turns do without."""
 
-    node: Node
-    devices: list[Device]
-    held: dict[str, Lock]
-    reservations: list[Reservation]
-    now: float
-    unreadable: Refusal | None = None
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.now = time.time()
+        self.reservations = read_reservations(node.settings.state_dir)
 
-
-def read_queue_view(node: Node) -> QueueView:
-    """Return what the node has now."""
-    every, now = read_reservations(node.settings.state_dir), time.time()
-    try:
-        return QueueView(node, node.devices(), node.store.read_all_locks(), every, now)
-    except Refusal as refusal:
-        return QueueView(node, [], {}, every, now, refusal)
+    @cached_property
+    def held(self) -> dict[str, Lock]:
+        """Return the locks by id; raise Refusal."""
+        return self.node.store.read_all_locks()
 
 
 def keeps_free_devices(waited: float) -> bool:
@@ -59,21 +53,26 @@ def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
 
     `want` is as that claim left it: with its user, and its kinds resolved.
     """
-    settings = view.node.settings
+    node = view.node
     try:
-        chosen, out = pick_free_devices(view.node, view.devices, view.held, want)
+        devices = node.devices()
+        chosen, out = pick_free_devices(node, devices, view.held, want)
     except Refusal as refusal:
         return refusal
-    return None if chosen else shortage_refusal(view.devices, view.held, out, want, settings)
+    return None if chosen else shortage_refusal(devices, view.held, out, want, node.settings)
 
 
 def must_yield(view: QueueView, want: ClaimRequest) -> bool:
     """Return whether a request stays refused although all other users gave their devices back."""
-    node = copy.copy(view.node)
-    node.settings = copy.copy(node.settings)
-    node.settings.mps_dir = ""  # an MPS ends with the shares that it is for
-    kept = {name: lock for name, lock in view.held.items() if stays_held(lock, want.uid)}
-    alone = view._replace(node=node, held=kept)
+    try:
+        kept = {name: lock for name, lock in view.held.items() if stays_held(lock, want.uid)}
+    except Refusal:
+        return False  # the claim says why
+    alone = copy.copy(view)
+    alone.node = copy.copy(view.node)
+    alone.node.settings = copy.copy(view.node.settings)
+    alone.node.settings.mps_dir = ""  # an MPS ends with the shares that it is for
+    alone.held = kept
     return find_shortage(alone, want) is not None
 
 

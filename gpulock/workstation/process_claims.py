@@ -9,7 +9,7 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from gpulock.alloc.choose import LATE, ClaimRequest
@@ -25,7 +25,7 @@ from gpulock.node.kinds import is_of_kind
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
-from gpulock.store.locks import Lock
+from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import NO_CLUSTER, Owner
 
 
@@ -54,25 +54,22 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
     )
 
 
-def find_other_process_grant(
-    node: Node, held: Mapping[str, Lock], record: Owner, want: ClaimRequest
-) -> tuple[str, ...]:
-    """Return what the process of `record` holds in another grant: it may have one."""
-    for lock in held.values():
+def refuse_other_claim(node: Node, record: Owner, want: ClaimRequest, mine: list[Lock]) -> None:
+    """Raise Refusal where the process of `record` has another claim than this: it may have one."""
+    for lock in mine:
         other = lock.owner
-        if other is None or other.key() != record.key():
-            continue
-        if other.run() != record.run() or other.boot_id != record.boot_id:
+        if other is None or other.run() != record.run() or other.boot_id != record.boot_id:
             continue  # of an earlier process of this number
         cards = {name.partition(SHARE)[0] for name in other.devices}
+        found = [device for device in node.devices() if device.id in cards]
         same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
         if same and not want.wanted and not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
-            mine = [device for device in node.devices() if device.id in other.devices]
-            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in mine)
+            same = all(any(is_of_kind(device, kind) for kind in kinds) for device in found)
         if not same or (want.wanted and set(want.wanted) != cards):
-            return other.devices
-    return ()
+            labels = ", ".join([device.label() for device in found])
+            why = f"pid {record.pid} holds GPU {labels} already"
+            raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
 
 
 def ensure_node_dirs(node: Node) -> None:
@@ -107,7 +104,7 @@ class ClaimTerms(NamedTuple):
 ANY_TERMS = ClaimTerms()
 
 
-def prefer_unused_cards(node: Node, held: Mapping[str, Lock], want: ClaimRequest, pid: int) -> None:
+def prefer_unused_cards(node: Node, want: ClaimRequest, pid: int) -> None:
     """Let a claim for process `pid` take the devices last that any other process has open.
 
     Somebody may work without asking. That costs a pass over all open files, which a command may
@@ -115,11 +112,12 @@ def prefer_unused_cards(node: Node, held: Mapping[str, Lock], want: ClaimRequest
     read that fails refuses nobody.
     """
     want.last = {}  # a caller who waits asks again with the same request
+    taken = list_names(node.store.locks_dir)
     free = [
         device
         for device in node.devices()
         if not (device.fault or device.withheld)
-        and not any(lock_ids_overlap(device.id, name) for name in held)
+        and not any(lock_ids_overlap(device.id, name) for name in taken)
     ]
     if not 0 < want.count < len(free):
         return
@@ -132,24 +130,9 @@ def prefer_unused_cards(node: Node, held: Mapping[str, Lock], want: ClaimRequest
 
 
 def claim_for_process(
-    node: Node,
-    record: Owner,
-    want: ClaimRequest,
-    deadline: Deadline,
-    terms: ClaimTerms = ANY_TERMS,
-    held: Mapping[str, Lock] | None = None,
+    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, terms: ClaimTerms = ANY_TERMS
 ) -> Grant:
-    """Claim for a process, which has one claim at a time; raise Refusal.
-
-    `held` are the locks as they were read a moment ago, if they were.
-    """
-    if held is None:
-        held = node.store.read_all_locks() if node.store.exists() else {}
-    if other := find_other_process_grant(node, held, record, want):
-        cards = {name.partition(SHARE)[0] for name in other}
-        labels = [device.label() for device in node.devices() if device.id in cards]
-        why = f"pid {record.pid} holds GPU {', '.join(labels)} already"
-        raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
+    """Claim for a process, which has one claim at a time; raise Refusal."""
 
     def judge() -> Judge:
         if not terms.may_reap:
@@ -157,7 +140,7 @@ def claim_for_process(
         return make_liveness_judge(node)
 
     if not (want.wanted or want.share):
-        prefer_unused_cards(node, held, want, record.pid)
+        prefer_unused_cards(node, want, record.pid)
     if terms.preferred:
         others = [one.id for one in node.devices() if one.id not in terms.preferred]
         want.last.update(dict.fromkeys(others, LATE))
@@ -166,6 +149,7 @@ def claim_for_process(
         raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
     seconds = terms.seconds or longest
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
+    want.check_held = partial(refuse_other_claim, node, record, want)
     grant = claim_devices(node, record, want, judge, deadline)
     if grant.fresh:
         grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)

@@ -58,18 +58,16 @@ class SocketClaims:
         preferred = find_own_devices(view.reservations, view.now, account) or request.preferred
         others = [one for one in view.reservations if one.uid != account]
         coming = {one.device for one in others if one.begin > view.now}
-        if coming and not preferred:
-            preferred = tuple(one.id for one in view.devices if one.id not in coming)
-        terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
         try:
-            if view.unreadable:
-                raise view.unreadable
+            if coming and not preferred:
+                preferred = tuple(one.id for one in node.devices() if one.id not in coming)
+            terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
             )
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             grant = process_claims.claim_for_process(
-                node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms, view.held
+                node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms
             )
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None

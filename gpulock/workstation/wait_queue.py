@@ -15,7 +15,7 @@ from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
-from gpulock.workstation.backfill import QueueView, read_queue_view
+from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client
 from gpulock.workstation.socket_claims import BURST, SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller
@@ -115,7 +115,7 @@ class WaitQueue:
         self._next = now + PAUSE
         if now >= self._left_until:
             self._left = []
-        if self._serve_line(read_queue_view(self._node()), now):
+        if self._serve_line(QueueView(self._node()), now):
             self._round += 1
         self._publish()
 
@@ -165,7 +165,10 @@ class WaitQueue:
                 f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
             )
         if (most := view.node.settings.user_max) and client.request:
-            mine = backfill.count_cards(view.held, account)
+            try:
+                mine = backfill.count_cards(view.held, account)
+            except Refusal as refusal:
+                return refusal.why
             if mine + client.request.number > most:
                 return f"you hold {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""

@@ -14,11 +14,12 @@ import pytest
 
 from gpulock.alloc.choose import CHECK_SECONDS
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.gate import Gate
+from gpulock.store.locks import LockStore
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.workstation import server as server_module
 from gpulock.workstation import socket_claims
@@ -53,6 +54,23 @@ def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None
     assert held is not None
     assert (held.pid, held.start, held.uid, held.token) == (ME, MINE, UIDS[0], reply.token)
     assert desk.line() == []
+
+
+def test_a_claim_that_is_granted_reads_the_locks_once_under_the_gate(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LockStore, "read_all_locks", raising(AssertionError("read once more")))
+    assert desk.claim(1).state == GRANTED
+
+
+def test_where_the_locks_cannot_be_counted_nobody_is_granted_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.node = Node(Settings({**desk.box.settings, "USER_MAX": "2"}))
+    gone = Refusal(UNKNOWN, "no descriptor is left", "wait")
+    monkeypatch.setattr(LockStore, "read_all_locks", raising(gone))
+    reply = desk.claim(1)
+    assert (reply.state, reply.why) == (REFUSED, gone.why)
 
 
 def test_everybody_may_connect(desk: Desk) -> None:

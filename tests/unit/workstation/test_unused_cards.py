@@ -28,7 +28,7 @@ def claim(box: Box, count: int) -> list[str]:
     """Claim for process PID as `gpulock run` does."""
     node, want = box.node(), ClaimRequest(count)
     one = record(token="", devices=(), scheduler="process", job_id=str(PID), pid=PID, add_grp_id=0)
-    prefer_unused_cards(node, node.store.read_all_locks(), want, PID)
+    prefer_unused_cards(node, want, PID)
     return ids(claim_devices(node, one, want, never, soon()))
 
 

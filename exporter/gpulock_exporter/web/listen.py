@@ -39,11 +39,16 @@ class Listening:
         self._waiting = [] if self._handed else sorted({*addresses}, key=_width)
         self._open: dict[str, list[socket.socket]] = {}
         self._taken: list[str] = []
+        self._is_begun = False
         if not (self._handed or self._waiting):
             raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
 
     def open(self) -> list[socket.socket]:
-        """Return the sockets that can be had now, and could not before; raise ListenError."""
+        """Return the sockets that can be had now, and could not before.
+
+        The first time raise ListenError, but for an address that is taken: whatever keeps it from
+        one later, it serves the others.
+        """
         found, self._handed = self._handed, []
         waiting, self._waiting, self._taken = self._waiting, [], []
         for address in waiting:
@@ -51,9 +56,12 @@ class Listening:
                 mine = [one for some in self._open.values() for one in some]
                 self._open[address] = listen_on_addresses([address], mine)
                 found += self._open[address]
-            except AddressTakenError as fault:
+            except ListenError as fault:
+                if not (self._is_begun or isinstance(fault, AddressTakenError)):
+                    raise
                 self._waiting.append(address)
                 self._taken.append(str(fault))
+        self._is_begun = True
         return found
 
     def words(self, again: float) -> str:

@@ -18,6 +18,7 @@ from gpulock_exporter.web.listen import (
     peer_address,
 )
 
+from tests.support.faults import raising
 from tests.support.ports import ReservedPort
 
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
@@ -57,7 +58,9 @@ def test_one_that_is_taken_is_named_and_the_others_are_closed() -> None:
         assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
-def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free() -> None:
+def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listening = Listening(["127.0.0.1:0", f"127.0.0.1:{port}"], {})
@@ -67,6 +70,10 @@ def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free() ->
             "it tries again every 5 s"
         )
         assert listening.open() == []
+    with monkeypatch.context() as broken:
+        broken.setattr(socket, "getaddrinfo", raising(socket.gaierror("no name server")))
+        assert listening.open() == [], "what is served already goes on"
+        assert "no name server; it tries again" in listening.words(5)
     (other,) = listening.open()
     assert listening.words(5) == f"answers on 127.0.0.1:0 127.0.0.1:{port}"
     one.close()

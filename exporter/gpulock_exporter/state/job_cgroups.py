@@ -108,7 +108,8 @@ def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
     Raise OSError where the kernel gives no answer now: then nothing is known to be gone.
     """
     inode, spent = cgroup_inode(files), read_cpu_seconds(files.cpu)
-    peaks = [one for one in map(read_cgroup_bytes, files.peaks) if one is not None]
+    known_peaks = (one for one in map(read_cgroup_bytes, files.peaks) if one is not None)
+    peak = next(known_peaks, None)  # the other is read where the first is not there
     if not inode:
         job.files, job.pause, job.due = None, 0.5, 0.0
         return
@@ -118,8 +119,8 @@ def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:
             job.before += job.last
         job.last, job.inode = spent, inode
         known = replace(known, cpu_seconds=job.before + spent)
-    if peaks:
-        known = replace(known, host_memory_peak=max(peaks[0], known.host_memory_peak or 0))
+    if peak is not None:
+        known = replace(known, host_memory_peak=max(peak, known.host_memory_peak or 0))
     limit = read_cgroup_bytes(files.limit)
     job.usage = replace(
         known,

@@ -31,15 +31,11 @@ CAP_SYS_PTRACE = 19  # linux/capability.h
 
 
 class Rounds:
-    """Rounds on one node; `last` is the report of the last one, None where it failed.
-
-    `due` is when a chore has work before the next one (CLOCK_BOOTTIME seconds).
-    """
+    """Rounds on one node; `due` is when a chore has work before the next (CLOCK_BOOTTIME)."""
 
     def __init__(self, node: DaemonNode, journal: DaemonJournal, chores: Sequence[Chore]) -> None:
         self.node = node
         self.single = InstanceLock()
-        self.last: ReconcileReport | None = None
         self.summary = "starting"
         self.due = float("inf")
         self._journal = journal
@@ -56,37 +52,35 @@ class Rounds:
 
     def run_round(self, now: float) -> ReconcileReport | None:
         """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
-        self.last = None
-        failed: dict[str, str] = {}
+        report, failed = None, ""
         settings, silence = self.node.settings, self._silence
         try:
             self.node.store.check(make=True)
             self.single.take(self.node.store.path)
             judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
-            self.last = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
-            self.last.cards = self.node.cards
+            report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
+            report.cards = self.node.cards
         except AlreadyRunningError:
             raise
         except Refusal as refusal:
-            failed[refusal.kind] = f"{refusal.why}; {refusal.do}"
+            failed = f"{refusal.why}; {refusal.do}"
         except OSError as fault:
-            failed[str(fault.errno)] = f"LOCK_DIR: {fault}"
+            failed = f"LOCK_DIR: {fault}"
         except Exception as fault:  # whatever it is, the next round may go well
-            failed[type(fault).__name__] = describe_exception("a reconcile", fault)
-        if self.last is None:
-            self._journal.log_changes("round", failed, ERROR)
-            self.summary = "; ".join(failed.values())
+            failed = describe_exception("a reconcile", fault)
+        self._journal.log_state("round", failed, ERROR)
+        if report is None:
+            self.summary = failed
             return None
-        for line in report_messages.reconcile_event_messages(self.last):
+        for line in report_messages.reconcile_event_messages(report):
             self._journal.say(NOTICE, line)
-        report = self.last  # a claim that is over does not wait for what lasts
+        # a claim that is over does not wait for what lasts
         self._do_chores("chores", self._chores, lambda one: one.run(self.node, report, now))
-        expected, lacks = self.node.settings.expected_gpus, self._missing_right
-        lasting = report_messages.lasting_problem_messages(self.last, expected, lacks)
-        self._journal.log_changes("round", {})
+        expected, lacks = settings.expected_gpus, self._missing_right
+        lasting = report_messages.lasting_problem_messages(report, expected, lacks)
         self._journal.log_changes("node", lasting)
-        self.summary = report_messages.format_daemon_status(self.last, expected)
-        return self.last
+        self.summary = report_messages.format_daemon_status(report, expected)
+        return report
 
     def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""

@@ -52,13 +52,14 @@ class DaemonJournal:
         """Say what of `found` is new; the rest was said when it began.
 
         `found` is all that stands now in that part, by a key that stays the same while it lasts.
-        Another text of a key is said, once in QUIET seconds; another number in it is none.
+        Another text of an error is said, once in QUIET seconds; another number in it is none. Why a
+        lock is in doubt may go to and fro while slurmctld is silent.
         """
         known, now, stands = self._standing.get(part, {}), time.monotonic(), dict[str, Said]()
         for key, text in found.items():
             said, at = known.get(key, ("", -QUIET))
-            other = now - at >= QUIET and DIGITS.sub("", text) != DIGITS.sub("", said)
-            if key not in known or other:
+            other = level == ERROR and DIGITS.sub("", text) != DIGITS.sub("", said)
+            if key not in known or (other and now - at >= QUIET):
                 self.say(level, text)
                 said, at = text, now
             stands[key] = said, at

@@ -57,15 +57,16 @@ def test_what_lasts_is_said_once_and_so_are_another_text_and_its_end(
     journal = DaemonJournal(pipe[1], levels=True)
     said: list[list[str]] = []
     for a, b in (("a of pid 7", "b"), ("a of pid 8", "another b"), ("a of pid 9", "b in a third")):
-        journal.log_changes("locks", {"a": a, "b": b})
+        journal.log_changes("faults", {"a": a, "b": b}, ERROR)
+        journal.log_changes("locks", {"b": b})
         journal.log_state("disk", "it is full")  # of another part, which disturbs none
         said.append(read(pipe[0]))
         clock.now += QUIET / 2
-    journal.log_changes("locks", {"a": "a of pid 9"})
+    journal.log_changes("faults", {"a": "a of pid 9"}, ERROR)
     said.append(read(pipe[0]))
     assert said == [
-        ["<4>a of pid 7", "<4>b", "<4>it is full"],
+        ["<3>a of pid 7", "<3>b", "<4>b", "<4>it is full"],
         [],
-        ["<4>b in a third"],
+        ["<3>b in a third"],
         ["<6>no longer: b in a third"],
     ]

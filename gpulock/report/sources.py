@@ -18,13 +18,12 @@ from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_
 from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import ClaimQuery, HistoryFaults, find_latest_claim
 from gpulock.report.scan import find_history_claims as scan_claims
 from gpulock.store.kv import MalformedError
-from gpulock.store.locks import LockStore, list_names
+from gpulock.store.locks import list_names
 from gpulock.store.owner import Owner, parse_owner
 
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
@@ -120,8 +119,10 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     standing: dict[str, list[ClaimedDevice]] = {}
     over: dict[str, list[ClaimedDevice]] = {}
     now, wall = clock_boottime(), time.time()
+    finished: list[str] = []
     try:
-        held = node.store.read_all_locks() if node.store.exists() else {}
+        finished = list_names(node.store.finished_dir)
+        held = node.store.read_all_locks()
         for name, lock in held.items():
             record = lock.owner
             if record is not None and wanted(record):
@@ -131,13 +132,14 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
                 standing.setdefault(record.token, []).append(own)
     except Refusal:
         pass
-    for token in released_tokens(node.store, standing):
+    for token in (*standing, *finished):  # of one that stands some devices may be released
         parts = read_claim_ends(node, token, wall)
         if parts and wanted(parts[0].owner):
             over[token] = parts
     if not standing and not over:
         return []
-    advice, devices = ExporterSamples(node.settings.exporter_dir), node_devices_by_id(node)
+    advice = ExporterSamples(node.settings.exporter_dir)
+    devices = {device.id: device for device in node.devices_if_driver()}
     found = [
         build_history_record([*parts, *over.pop(token, [])], advice, devices, standing=True)
         for token, parts in standing.items()
@@ -145,33 +147,14 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     return [*found, *(build_history_record(parts, advice, devices) for parts in over.values())]
 
 
-def released_tokens(store: LockStore, standing: Collection[str]) -> list[str]:
-    """Return the claims that are over, and those that stand, of which some devices may be."""
-    try:
-        return [*standing, *list_names(store.finished_dir)]
-    except Refusal:
-        return []
-
-
 def read_claim_ends(node: Node, token: str, now: float) -> list[ClaimedDevice]:
     """Return what is released of a claim, whether it is over or stands; `now` is the epoch."""
     try:
-        record = parse_owner(node.store.read_record(token))
+        try:
+            record = parse_owner(node.store.read_record(token))
+        except FileNotFoundError:
+            return read_ended_claim(node, token, now)
         released = read_released_devices(f"{node.store.claims_dir}/{token}", record)
         return [part for name, part in released.items() if name not in record.devices]
-    except FileNotFoundError:
-        pass  # it is over
     except (OSError, MalformedError):
         return []
-    try:
-        return read_ended_claim(node, token, now)
-    except (OSError, MalformedError):
-        return []
-
-
-def node_devices_by_id(node: Node) -> dict[str, Device]:
-    """Return the node's devices by id, none without a driver."""
-    try:
-        return {device.id: device for device in node.devices()}
-    except Refusal:
-        return {}

@@ -20,7 +20,6 @@ from gpulock.node.context import Node
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
-from gpulock.store.quarantine import CARDS
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
@@ -61,12 +60,10 @@ def read_local_state(
     node: Node,
     now: float,
     jobs: JobCgroups | None = None,
-    cards: CardsCache | None = None,
 ) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
 
-    `jobs` are the jobs' cgroups, and `cards` what gpulockd knows, as they were read before, for a
-    caller that reads them each second.
+    `jobs` are the jobs' cgroups as they were read before, for a caller that reads them each second.
     """
     facts = LocalState()
     facts.locks = facts.read("locks", lambda: read_boot_locks(node), None)
@@ -81,7 +78,7 @@ def read_local_state(
     facts.open_foreign = facts.read(
         "foreign", lambda: read_foreign_uses(node.store.path, now, node.boot_id) or {}, {}
     )
-    facts.cards = (cards or CardsCache(node)).read()
+    facts.cards = read_cards(node.settings.state_dir, node.boot_id)
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if jobs is not None:
         owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
@@ -124,24 +121,3 @@ def ledger_claims(
         ours = record.boot_id == boot_id and 0 < record.claimed_boottime <= now
         found[name] = LedgerClaim(record.token, record.claimed_boottime if ours else now)
     return found
-
-
-class CardsCache:
-    """What gpulockd knows of the cards, read again once its file has changed."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._mark: tuple[int, ...] = ()
-        self._cards = NodeCards(node.boot_id)
-
-    def read(self) -> NodeCards:
-        """Return it; nothing where gpulockd has written nothing."""
-        state_dir = self._node.settings.state_dir
-        try:
-            info = os.stat(f"{state_dir}/{CARDS}")
-        except OSError:
-            return NodeCards(self._node.boot_id)
-        mark = (info.st_ino, info.st_size, info.st_mtime_ns)
-        if mark != self._mark:
-            self._cards, self._mark = read_cards(state_dir, self._node.boot_id), mark
-        return self._cards

@@ -8,11 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.state import local_state
 from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
-from gpulock.daemon.health.cards import NodeCards, note_card_step, read_cards
 from gpulock.deadline import clock_boottime
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.locks import Lock
@@ -153,23 +151,3 @@ def test_records_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     facts = read_local_state(box.node(), clock_boottime())
     assert facts.locks is None
     assert facts.failures["locks"].startswith("the records of this boot's claims were lost: ")
-
-
-def test_what_gpulockd_knows_is_read_again_once_its_file_has_changed(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = list[str]()
-
-    def count(state_dir: str, boot_id: str) -> NodeCards:
-        read.append(state_dir)
-        return read_cards(state_dir, boot_id)
-
-    monkeypatch.setattr(local_state, "read_cards", count)
-    state_dir, cache = str(box.state), local_state.CardsCache(box.node())
-    assert cache.read().steps == []
-    note_card_step(state_dir, BOOT, bus(0), "out", "xid: XID 79")
-    assert len(cache.read().steps) == 1
-    assert len(cache.read().steps) == 1
-    assert read == [state_dir]
-    note_card_step(state_dir, BOOT, bus(0), "back", "clean")
-    assert len(cache.read().steps) == 2

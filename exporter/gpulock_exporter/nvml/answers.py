@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pynvml
 
-from gpulock_exporter.driver_calls import NO_CARD, CallNote
+from gpulock_exporter.driver_calls import NO_CARD
 
 _T = TypeVar("_T")
 
@@ -62,20 +62,11 @@ class PollContext:
     Of one card a collector tells the first failure.
 
     `processes` says whether process lists are wanted, `shared` has the cards of which it is wanted
-    how much each process worked, by bus id; `note` names each call.
+    how much each process worked, by bus id.
     """
 
-    def __init__(
-        self,
-        now: float,
-        processes: bool = False,
-        note: CallNote | None = None,
-        shared: Collection[str] = (),
-    ) -> None:
-        self.now = now
-        self.processes = processes
-        self.shared = shared
-        self.note = note or CallNote()
+    def __init__(self, now: float, processes: bool = False, shared: Collection[str] = ()) -> None:
+        self.now, self.processes, self.shared = now, processes, shared
         self.failures: dict[str, str] = {}
         self._failed: set[tuple[str, str]] = set()  # collector, and which card
 

@@ -220,7 +220,7 @@ class SlowCounters:
 
     def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
-        now = PollContext(look.now, note=look.note)
+        now = PollContext(look.now)
         self.values, self.failures = {}, now.failures
         values = read_fields(card, now, slow_fields(nvlink, pcie))
         self._leave_out_narrow(card, now, values)

@@ -16,7 +16,7 @@ from gpulock_exporter.driver_calls import CallNote
 
 
 class NamedCalls:
-    """The functions of pynvml, by name; `note` is where a call is named."""
+    """The functions of pynvml, by name; `note` is where a call, and its card, is named."""
 
     def __init__(self) -> None:
         self.note = CallNote()

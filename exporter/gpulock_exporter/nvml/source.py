@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 import pynvml
 
 from gpulock.deadline import clock_boottime
-from gpulock_exporter.driver_calls import CallNote
 from gpulock_exporter.nvml import collect
 from gpulock_exporter.nvml.answers import (
     LOST,
@@ -25,7 +24,7 @@ from gpulock_exporter.nvml.answers import (
     nvml_error_text,
 )
 from gpulock_exporter.nvml.card import NvmlCard, Records
-from gpulock_exporter.nvml.named_calls import calls
+from gpulock_exporter.nvml.named_calls import NAMED, calls
 from gpulock_exporter.telemetry import Frame
 
 REST = 5.0  # seconds between two initialisations that could wait: each may take a second
@@ -45,10 +44,8 @@ class NvmlSource:
         self,
         clock: Callable[[], float] = clock_boottime,
         sys_root: str = "/sys",
-        note: CallNote | None = None,
         wanted: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        self._note_call = note or CallNote()
         self._wanted = wanted
         self._clock = clock
         self._sys_root = sys_root
@@ -66,12 +63,12 @@ class NvmlSource:
 
     def open(self) -> None:
         """Initialise NVML; raise RuntimeError with the driver's words where that cannot be."""
-        self._open(PollContext(self._clock(), note=self._note_call))
-        self._note_call.leave_card()
+        self._open(PollContext(self._clock()))
+        NAMED.note.leave_card()
 
     def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = PollContext(self._clock(), processes, self._note_call, shared)
+        look = PollContext(self._clock(), processes, shared)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         began = time.perf_counter()
@@ -82,7 +79,7 @@ class NvmlSource:
             began = time.perf_counter()
             for card in self._cards:
                 if card.index not in lost:
-                    look.note.enter_card(card.index, card.name)
+                    NAMED.note.enter_card(card.index, card.name)
                     asked = time.perf_counter()
                     records = found[card.index]
                     try:
@@ -94,18 +91,18 @@ class NvmlSource:
                         self._stale = True
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
             frame.durations[name] = time.perf_counter() - began
-        look.note.leave_card()
+        NAMED.note.leave_card()
         here = [found[card.index] for card in self._cards if card.index not in lost]
         frame.devices = [record for records in here for record in records]
         self._keep_failure(look)
         frame.driver, frame.failures = self._driver, look.failures
         self._note(look, lost, frame)
-        look.note.leave_card()
+        NAMED.note.leave_card()
         return frame
 
     def close(self) -> None:
         """Let go of the driver."""
-        self._note_call.leave_card()
+        NAMED.note.leave_card()
         for card in self._cards:
             card.close()
         self._cards = []
@@ -134,7 +131,7 @@ class NvmlSource:
         for index in range(self._count):
             if not self._wanted(index):
                 continue
-            look.note.enter_card(index, "")
+            NAMED.note.enter_card(index, "")
             card = self._card(index, look)
             if card is not None:
                 self._cards.append(card)
@@ -170,7 +167,7 @@ class NvmlSource:
             self._reopen(look)
         lost = dict(self._missing)
         for place, card in enumerate(list(self._cards)):
-            look.note.enter_card(card.index, card.name)
+            NAMED.note.enter_card(card.index, card.name)
             self._check(place, card, look, lost)
         if not lost:
             self._patience, self._retry_at = FIRST_PATIENCE, 0.0

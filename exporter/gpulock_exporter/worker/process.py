@@ -96,7 +96,7 @@ def make_frame_source(name: str, note: CallNote, wanted: Callable[[int], bool]) 
     from gpulock_exporter.nvml.source import NvmlSource
 
     NAMED.note = note
-    return NvmlSource(note=note, wanted=wanted)
+    return NvmlSource(wanted=wanted)
 
 
 def run_worker(

@@ -203,3 +203,8 @@ def render_facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
         lines.append((first + "".join(wrapped[:1])).rstrip())
         lines += [" " * (indent + 2) + more for more in wrapped[1:]]
     return lines
+
+
+def percent_cell(ratio: float | None) -> Cell:
+    """Return `87%`, `-` where it is not known."""
+    return Cell("-" if ratio is None else f"{min(ratio, 1.0):.0%}")

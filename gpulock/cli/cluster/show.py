@@ -84,7 +84,7 @@ def count_cells(one: ClusterSum) -> list[Cell]:
         Cell(one.name),
         Cell(f"{one.devices:g}"),
         *(state_count_cell(one, name) for name in USUAL),
-        percent_cell(one.utilization),
+        table.percent_cell(one.utilization),
         Cell(", ".join(words), table.COLOURS[others[0]] if others else None),
     ]
 
@@ -95,7 +95,7 @@ def user_cells(one: ClusterSum) -> list[Cell]:
         Cell(one.name),
         Cell(f"{round(one.devices, 2):g}" if one.devices else "-"),
         state_count_cell(one, states.HELD_IDLE),
-        percent_cell(one.utilization),
+        table.percent_cell(one.utilization),
         Cell(str(len(one.jobs))),
         Cell(str(len(one.nodes))),
     ]
@@ -106,11 +106,6 @@ def state_count_cell(one: ClusterSum, name: str) -> Cell:
     return Cell(
         f"{round(one.states[name], 2):g}", table.COLOURS[name] if one.states[name] else None
     )
-
-
-def percent_cell(ratio: float | None) -> Cell:
-    """Return `87%`."""
-    return Cell("-" if ratio is None else f"{ratio:.0%}")
 
 
 def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]:

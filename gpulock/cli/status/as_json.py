@@ -18,17 +18,10 @@ VERSION = 1
 
 def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
     """Return the document: devices of `shown`, totals of `rows`."""
-    return json.dumps(build_status_document(view, rows, shown), indent=2)
-
-
-def build_status_document(
-    view: StatusView, rows: list[DeviceState], shown: list[DeviceState]
-) -> dict[str, object]:
-    """Return the document as a value."""
     node = view.node
     room = view.share_room(rows)
     cards = {row.device.bus if row.device else row.id for row in rows}
-    return {
+    document = {
         "version": VERSION,
         "node": node.name,
         "boot_id": node.boot_id,
@@ -40,6 +33,7 @@ def build_status_document(
             "expected": node.settings.expected_gpus or len(cards),
         },
     }
+    return json.dumps(document, indent=2)
 
 
 def status_device_entry(

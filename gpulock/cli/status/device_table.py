@@ -122,7 +122,7 @@ def use_cells(use: SampleView, row: DeviceState) -> Cells:
         return dict.fromkeys(OBSERVED, UNKNOWN)
     strangers = count_seen_foreign(seen)
     return {
-        "UTIL": use_percent_cell(seen.utilization),
+        "UTIL": table.percent_cell(seen.utilization),
         "MEM GIB": memory_use_cell(seen.memory_used, seen.memory_total),
         "TEMP": number_cell(seen.temperature, "C"),
         "POWER": number_cell(seen.power, "W"),
@@ -134,18 +134,13 @@ def use_cells(use: SampleView, row: DeviceState) -> Cells:
 def claim_use_cells(use: SampleView, row: DeviceState, lock: Lock | None) -> Cells:
     """Return how much a device worked for a claim, and when last; that of nobody's where free."""
     name = lock.id if lock else row.id
-    mean = use_percent_cell(use.mean(name, lock)) if lock else Cell("")
+    mean = table.percent_cell(use.mean(name, lock)) if lock else Cell("")
     return {"MEAN": mean, "LAST BUSY": last_busy_cell(use, name, lock)}
 
 
 def number_cell(value: float | None, unit: str) -> Cell:
     """Return `61C` or `287W`."""
     return UNKNOWN if value is None else Cell(f"{min(value, MOST):.0f}{unit}")
-
-
-def use_percent_cell(ratio: float | None) -> Cell:
-    """Return `87%`."""
-    return UNKNOWN if ratio is None else Cell(f"{min(ratio, 1.0):.0%}")
 
 
 def memory_use_cell(used: int | None, total: int | None) -> Cell:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 
 import pytest
 
@@ -319,22 +319,30 @@ def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site
     assert sorted(daemons(site)) == [700, 701]
 
 
+Hung = Callable[..., None]
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_read, "SECONDS", 0.05)
+def hung(site: Site, monkeypatch: pytest.MonkeyPatch) -> Hung:
+    """Let processes be there whose memory nobody can read in time: they hang in mmap."""
+    pids: set[int] = set()
+    real = timed_read.TimedReader.read
+
+    def read(self: timed_read.TimedReader, pid: int, act: Callable[[], bytes]) -> bytes:
+        if pid in pids:
+            raise timed_read.hung_error(pid)
+        return real(self, pid, act)
+
+    def add(pid: int, uid: int, name: str = "python") -> None:
+        site.process(pid, name, uid=uid)
+        pids.add(pid)
+
+    monkeypatch.setattr(timed_read.TimedReader, "read", read)
+    return add
 
 
-def hung(site: Site, pid: int, uid: int, name: str = "python") -> None:
-    """Let a process be there whose memory nobody can read: it hangs in mmap."""
-    site.process(pid, name, uid=uid)
-    for file in ("cmdline", "environ"):
-        (site.proc.root / str(pid) / file).unlink(missing_ok=True)
-        os.mkfifo(site.proc.root / str(pid) / file)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site) -> None:
-    hung(site, 900, UID)
+def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site, hung: Hung) -> None:
+    hung(900, UID)
     sight, scan = found(site)
     assert "process 900 hangs" in find_job_processes(slurm_lock(), scan, sight.add_members).doubt
     other = slurm_lock(uid=OTHER_UID)
@@ -342,23 +350,23 @@ def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site) -> Non
     assert (sight.find_running_hook(record_of(), scan), scan.blind) == (0, "")
 
 
-@pytest.mark.usefixtures("impatient")
-def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site) -> None:
-    hung(site, 900, ROOT)
+def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site, hung: Hung) -> None:
+    hung(900, ROOT)
     sight, scan = found(site)
     assert sight.find_running_hook(record_of(), scan) == 0
     assert "process 900 hangs" in scan.blind
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_step_daemon_that_hangs_is_of_any_job(site: Site) -> None:
-    hung(site, 900, ROOT, "slurmstepd")
+def test_a_step_daemon_that_hangs_is_of_any_job(site: Site, hung: Hung) -> None:
+    hung(900, ROOT, "slurmstepd")
     sight, scan = found(site)
     assert sight.daemons(scan) == {"": {900: ""}}
 
 
-def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(site: Site) -> None:
-    hung(site, 900, UID)
+def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(
+    site: Site, hung: Hung
+) -> None:
+    hung(900, UID)
     site.cgroup(f"{freezer()}/step_0", 900)
     assert left(site) == "process 900 is in the job's cgroup"
 

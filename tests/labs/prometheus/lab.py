@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -22,12 +21,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 from typing_extensions import Self
 
 from tests.support.evidence import unwatch, watch
+from tests.support.ports import ReservedPort
 from tests.support.wait import LabError, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,6 +43,7 @@ SHORTER = (
     (re.compile(r">= 600\b"), ">= 6"),
     (re.compile(r"< 900\b"), "< 20"),
 )
+_RESERVED: Final[list[ReservedPort]] = []
 UNSEEN = "min_over_time(up[3s]) == 0"  # whose series may be missing for that reason alone
 
 
@@ -79,10 +80,9 @@ def shortened(rules: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_address() -> str:
-    """Return an address on loopback that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    """Return an address on loopback that is kept from others as long as this process lives."""
+    _RESERVED.append(ReservedPort())
+    return _RESERVED[-1].address
 
 
 class Program:

@@ -20,7 +20,6 @@ from tests.support.trees import record
 from tests.support.wait import let_work
 
 SECRET = "hunter2-correct-horse"
-SUCCESS = "gpulock_collector_success"
 LOOKED = "gpulock_sample_timestamp_seconds"
 USER = 'o"h\\ {}=,#€\u2028'
 

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.node.devices import Device
 from tests.gpu.check import compare_devices, masked
 from tests.gpu.compare import ASKED, RULES, Finding, Round, compare_values
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_device_that_nvml_knows_otherwise_is_named() -> None:

@@ -98,17 +98,6 @@ def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site
         assert said.count("is out of service") == said.count("is back in service") == 1, said
 
 
-def test_memory_that_nobody_gives_back_keeps_a_free_device_from_the_next_job(site: Site) -> None:
-    names = prepare(site, **KEYS)
-    place = site.gpus.cluster.path_in(site.node, PLACE)
-    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
-        told.tell(names[0], f"memory_used={3 << 30}")
-        wait_out(site, daemon, names[0])
-        assert names[0] not in site.held(site.start(site.count - 1))
-        told.tell(names[0])
-        wait_out(site, daemon)
-
-
 def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(site: Site) -> None:
     """The driver still lists it, so it looks free to whoever asks the driver alone."""
     names = prepare(site)

@@ -20,7 +20,6 @@ from tests.support.wait import LabError, wait_ended, wait_until
 SLEEP = "exec sleep 600\n"
 ENDS_QSUB = ("GLIBC_TUNABLES", "LD_AUDIT")
 # a daemon of its own, and itself: two that sleep
-DAEMONISES = "(setsid sh -c 'setsid sleep 600 >/dev/null 2>&1 & exit' &)\nexec sleep 600\n"
 
 
 def on(node: str, *more: str) -> tuple[str, ...]:

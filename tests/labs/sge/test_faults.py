@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.labs.common.installed import (
-    driver_settings,
     gate_file,
     reap,
     script,
@@ -36,7 +34,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
-SLEEP = "exec sleep 600\n"
 # by the job's name: `lost*` loses execd's file of the job, `strange*`
 # makes it an unknown Grid Engine's, `wait*` waits for a file
 AROUND = """#!/bin/sh
@@ -187,12 +184,3 @@ def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finish
     assert [r["failed"].split()[0] for r in records(gpus, ended)] == ["0"]
     assert gpus.sge.queue_states("cpu.q")[OTHER] == ""
     assert reap(gpus, OTHER).acts() == [("freed", "dead")]
-
-
-def machine(gpus: Gpulock, node: str, preset: str, **keys: str) -> Path:
-    """Give a node the GPUs of another machine; return its tree."""
-    found = gpus.write_machine(node, preset)
-    count = str(len(found.machine.gpus))
-    gpus.configure(node, EXPECTED_GPUS=count, **driver_settings(found.directory), **keys)
-    gpus.sge.set_exechost(node, "gpu=16,gpuj=16,slots=16")
-    return found.directory

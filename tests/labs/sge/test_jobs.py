@@ -14,7 +14,6 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ON_NODE = ("-l", f"h={NODE}", "-q", "gpu.q")
 SHOW = "env | grep -E '^(CUDA|NVIDIA|GPU|SGE_GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
-SLEEP = "echo over\nsleep 600\n"
 
 
 def output(gpus: Gpulock, job: JobId, name: str = "STDIN", suffix: str = "") -> str:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.simulate.presets import PRESETS
+from tests.labs.common.installed import driver_settings
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import held, on
 from tests.labs.sge.lab import JobId
-from tests.labs.sge.test_faults import machine
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -26,7 +26,8 @@ SLEEP = "exec sleep 600\n"
 @pytest.fixture
 def two_models(gpus: Gpulock) -> Iterator[Gpulock]:
     """Let NODE have four A100 and four H200, and Grid Engine count them by model as well."""
-    machine(gpus, NODE, "two-models", SGE_COMPLEXES=COMPLEXES)
+    tree = gpus.write_machine(NODE, "two-models").directory
+    gpus.configure(NODE, **driver_settings(tree), SGE_COMPLEXES=COMPLEXES)
     for name in ("gpu_a100", "gpu_h200"):
         gpus.sge.set_complex(f"{name} {name} INT <= YES YES 0 0")
     counts = f"gpu={GPUS},gpuj={GPUS},slots=16,gpu_a100=4,gpu_h200=4"

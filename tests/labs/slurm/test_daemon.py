@@ -7,7 +7,6 @@ held against a witness of its own, and is in the log with its proof and in the h
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Generator
@@ -129,27 +128,6 @@ def test_a_job_of_which_nothing_is_left_is_held_while_slurmctld_says_that_it_run
 
 
 # --- the Epilog does not run ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["its steps were seen", "never seen"])
-def test_a_job_whose_epilog_did_not_run_is_freed_on_slurmctlds_word(
-    slurm_gpus: Gpulock, hooks: Stops, seen: bool
-) -> None:
-    with contextlib.ExitStack() as stack:
-        job = started(slurm_gpus, NODE, TWO)
-        early = [stack.enter_context(daemon_on(slurm_gpus, NODE))] if seen else []
-        pids = slurm_gpus.slurm.job_processes(job, NODE)
-        hooks.set("Epilog", NODE, "instead")
-        slurm_gpus.slurm.scancel(job)
-        hooks.wait("Epilog", NODE, "instead", job)
-        wait_until(lambda: not slurm_gpus.slurm.job_processes(job, NODE), why="its end")
-        daemon = early[0] if seen else stack.enter_context(daemon_on(slurm_gpus, NODE))
-        claim = daemon.claim(job)
-        assert pids
-        assert_held(daemon, claim, "its prolog or epilog")
-        hooks.go("Epilog", NODE, "instead")
-        slurm_gpus.slurm.wait_done(job)
-        assert_freed(daemon, claim, "slurmctld says CANCELLED")
 
 
 @pytest.mark.parametrize("setup", [{"extra": UNASKED}])

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.labs.slurm.gpulock import Gpulock
@@ -23,7 +21,6 @@ from tests.labs.slurm.modes import (
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-TASKS = 200 if os.environ.get("GPULOCK_SOAK") else 24
 STEP = "sh -c 'echo $SLURMD_NODENAME.$SLURM_PROCID=$CUDA_VISIBLE_DEVICES'"
 
 

@@ -18,7 +18,6 @@ from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, by_gpulock, settings, wait_said
 
 pytestmark = pytest.mark.lab
-CARDS = 4
 PLACES = 4
 ONE = f"3:{PLACES}"  # SHARES: the card that has places
 SHOW = f"echo share=${{GPULOCK_SHARE-none}}.\n{SHOW_MASK}"

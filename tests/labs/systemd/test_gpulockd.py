@@ -161,13 +161,6 @@ def test_a_sites_idle_command_is_given_what_sending_mail_takes(node: Node) -> No
     assert [bit for bit in range(64) if bounds >> bit & 1] == [1, 2, 5, 6, 7, 19, 34]
 
 
-def test_only_one_gpulockd_runs(node: Node) -> None:
-    done = node.machine.run(f"{OPT}/bin/gpulockd", check=False)
-
-    assert done.returncode == 1
-    assert f"gpulockd runs already, pid {node.main_pid(DAEMON)}" in done.stderr
-
-
 def test_without_sight_the_daemon_says_so_and_frees_nothing(
     node: Node,
 ) -> None:

@@ -83,15 +83,6 @@ def test_locks_survive_restart_stop_reload_and_every_clean_up(node: Node) -> Non
     assert show(node, "job", "ActiveState") == "active"
 
 
-def test_daemon_reload_disturbs_neither_service(node: Node) -> None:
-    before = [node.main_pid(unit) for unit in (DAEMON, EXPORTER)]
-
-    node.machine.run("systemctl", "daemon-reload")
-
-    assert [node.main_pid(unit) for unit in (DAEMON, EXPORTER)] == before
-    node.wait_metric("gpulock_nvml_up", 1)
-
-
 def test_hooks_need_no_daemon(node: Node) -> None:
     node.machine.run("systemctl", "stop", DAEMON)
     assert show(node, DAEMON, "Result") == "success"

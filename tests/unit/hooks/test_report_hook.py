@@ -32,7 +32,6 @@ from tests.support.runner import command_runner
 from tests.support.wait import wait_until
 
 NOBODY = 65534
-ROOT = os.geteuid() == 0
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Proces
 from tests.support.exporter_nvml import Eye, device
 
 PERIOD = 166_667  # microseconds between two samples
-ERROR_NOT_SUPPORTED = 3
 ERROR_INSUFFICIENT_SIZE = 7
 
 

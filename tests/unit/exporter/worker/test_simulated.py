@@ -20,7 +20,6 @@ from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
 from tests.support.locks import end_lock, place_lock
 
-ROOT = Path(__file__).resolve().parents[4]
 START = 50_000.0
 
 

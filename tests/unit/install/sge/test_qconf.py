@@ -18,7 +18,6 @@ DENIED = """#!/bin/sh
 echo 'denied: host "node1" is not an admin host' >&2
 exit 1
 """
-RECORDED = Path(__file__).parents[3] / "support/data/qconf-8.1.9"
 BROKEN_UP = """\
 qname                 gpu.q
 prolog                NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id \\

@@ -71,16 +71,16 @@ def claim_sge_job(
     try:
         found = hook.find_spool(node, call)
         who.user = found.need("job_owner")
-        count, job = request.read_sge_job_gpus(found, node.settings)
+        kinds, job = request.read_sge_job_gpus(found, node.settings)
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
             who.user = who.user or f"job {call.job}"
             count_unknown_refusal(node, refusal, who, deadline)
         raise
-    check_host_count(node, found, job if count or job.granted else None)
+    check_host_count(node, found, job if kinds or job.granted else None)
     check_isolation(node.settings, found)
-    if count == 0:
+    if not kinds:
         for name in request.list_unknown_gpu_requests(job):
             line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
             log_hook_line(node.settings, f"gpulock: {line}; see gpulock doctor", error=True)
@@ -91,17 +91,39 @@ def claim_sge_job(
         return None
     binds = environment.driver_binds(node.settings) if node.settings.driver_dir else ""
     template = hook.make_sge_owner(node, found, job.uid)
-    want = ClaimRequest(
-        count,
-        request.wanted_devices(found, node.settings, job) if job.granted else (),
-        check=lambda chosen: environment.grant_variables(chosen, node.settings, EXTRA_MASK_NAMES),
-    )
-    if node.settings.sge_kinds:
-        request.add_requested_kinds(want, found, node.settings, job)
+    want = make_sge_claim(node.settings, found, job, kinds)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     who.token = grant.owner.token
     complete_sge_claim(node, found, grant, grant.owner, binds, deadline)
     return grant
+
+
+def make_sge_claim(
+    settings: Settings,
+    found: Spool,
+    job: SgeJob,
+    kinds: tuple[tuple[str, int], ...],
+    join: bool = False,
+) -> ClaimRequest:
+    """Return what to claim; raise Refusal. Of ids that qmaster chose (RSMAP) kind is no question.
+
+    With `join` a task shares what its job has here.
+    """
+    want = ClaimRequest(
+        sum([count for _, count in kinds]),
+        request.wanted_devices(found, settings, job) if job.granted else (),
+        join=join,
+        check=lambda chosen: environment.grant_variables(chosen, settings, EXTRA_MASK_NAMES),
+    )
+    if want.wanted:
+        if len(want.wanted) != want.count:
+            why = "GPUs are asked for by id and by count"
+            raise Refusal(INVALID_REQUEST, why, "ask for GPUs of complexes that have ids")
+    elif request.SHARE in dict(kinds):
+        want.share = True
+    elif settings.sge_kinds:
+        want.kinds = kinds
+    return want
 
 
 def complete_sge_claim(

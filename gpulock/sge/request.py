@@ -13,11 +13,11 @@ from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.choose import ClaimRequest
     from gpulock.sge.spooled_job import Granted
 
 JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 GPU = "gpu"
+SHARE = "share"  # SHARE_KIND of gpulock.node.kinds, whose import would cost each job
 MOST = 4096  # GPUs: more is a typing error, and too much for a message
 GLOBAL = "global"  # qmaster's host of what is no single host's
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
@@ -102,11 +102,6 @@ def list_other_hosts(job: SgeJob, complexes: tuple[str, ...], host: str) -> list
     return sorted({one[3] for one in ours if one[1] > 0 and not is_of_host(one, host)})
 
 
-def count_host_gpus(spool: Spool, settings: Settings, job: SgeJob) -> int:
-    """Return how many GPUs of this host a job was granted; raise Refusal."""
-    return sum([count for _, count in count_job_kinds(spool, settings, job)])
-
-
 def count_job_kinds(spool: Spool, settings: Settings, job: SgeJob) -> tuple[tuple[str, int], ...]:
     """Return (kind, count) of what was granted on this host; raise Refusal."""
     slots = None if spool.need("pe") == "none" else spool.number("host_slots")
@@ -141,31 +136,10 @@ def count_gpus_by_kind(
         for one in asked
     ]
     found = [(kind, count) for kind, count in zip(kinds, counts) if count]
-    if len(found) > 1 and "share" in dict(found):
+    if len(found) > 1 and SHARE in dict(found):
         why = "a share and other GPUs are asked for in one job"
         raise Refusal(INVALID_REQUEST, why, "ask for one of them")
     return tuple(found)
-
-
-def add_requested_kinds(
-    want: "ClaimRequest", spool: Spool, settings: Settings, job: SgeJob
-) -> "ClaimRequest":
-    """Say of which kinds the devices of a claim are to be; raise Refusal.
-
-    Of ids that qmaster chose (RSMAP) it is no question.
-    """
-    from gpulock.node.kinds import SHARE_KIND
-
-    kinds = count_job_kinds(spool, settings, job)
-    if want.wanted:
-        if len(want.wanted) != want.count:
-            why = "GPUs are asked for by id and by count"
-            raise Refusal(INVALID_REQUEST, why, "ask for GPUs of complexes that have ids")
-    elif SHARE_KIND in dict(kinds):
-        want.share = True
-    else:
-        want.kinds = kinds
-    return want
 
 
 def wanted_devices(spool: Spool, settings: Settings, job: SgeJob) -> tuple[str, ...]:
@@ -213,12 +187,14 @@ def count_sge_job_hosts(spool: Spool) -> int:
     return len({line.split()[0] for line in lines if line.strip()})
 
 
-def read_sge_job_gpus(spool: Spool, settings: Settings, up: str = "../..") -> tuple[int, SgeJob]:
-    """Return how many GPUs of this host the job was granted, and the job itself."""
-    job = read_execd_job(spool, up)
+def read_sge_job_gpus(
+    spool: Spool, settings: Settings
+) -> tuple[tuple[tuple[str, int], ...], SgeJob]:
+    """Return (kind, count) of the GPUs of this host that the job was granted, and the job."""
+    job = read_execd_job(spool)
     if job.granted:
         check_host_name(spool, settings, job)
-    return count_host_gpus(spool, settings, job), job
+    return count_job_kinds(spool, settings, job), job
 
 
 def list_unknown_gpu_requests(job: SgeJob) -> list[str]:

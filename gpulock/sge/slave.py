@@ -10,7 +10,6 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
@@ -24,6 +23,7 @@ from gpulock.sge.prolog import (
     check_isolation,
     complete_sge_claim,
     isolate_sge_job,
+    make_sge_claim,
     write_sge_variables,
 )
 from gpulock.sge.spool import RECORD
@@ -67,11 +67,10 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
     """Give the task the GPUs of its job on this host; raise Refusal."""
     job = request.read_execd_job(found, UP)
     home = on_master_host(found)
-    count = request.count_host_gpus(found, node.settings, job)
+    kinds = request.count_job_kinds(found, node.settings, job)
     per_job = request.is_per_job_request(job.requests, node.settings.sge_complexes)
-    if job.granted is None and not home and per_job:
-        count = 0  # a per-job complex is debited on the master host alone
-    if count == 0:
+    # a per-job complex is debited on the master host alone
+    if not kinds or (job.granted is None and not home and per_job):
         if node.settings.hide_unrequested:
             write_sge_variables(found, None, node.settings, "")
         return None
@@ -79,10 +78,7 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
     template = hook.make_sge_owner(node, found, job.uid)
     if home and not job_holds_lock(node, template.key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
-    wanted = request.wanted_devices(found, node.settings, job) if job.granted else ()
-    want = ClaimRequest(count, wanted, join=True)
-    if node.settings.sge_kinds:
-        request.add_requested_kinds(want, found, node.settings, job)
+    want = make_sge_claim(node.settings, found, job, kinds, join=True)
     grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
     own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     complete_sge_claim(node, found, grant, own, binds, deadline)

@@ -91,7 +91,8 @@ def asked(site: Site, data: bytes, **about: object) -> int:
     """Let execd have spooled these bytes as the job that runs; return its GPUs of this host."""
     site.run(**about).job_file.write_bytes(data)  # type: ignore[arg-type]
     settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
-    return request.read_sge_job_gpus(site.above(), settings)[0]
+    kinds, _ = request.read_sge_job_gpus(site.above(), settings)
+    return sum(number for _, number in kinds)
 
 
 @pytest.mark.parametrize("release", RELEASES)

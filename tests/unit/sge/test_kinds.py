@@ -8,8 +8,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import request
-from gpulock.sge.request import add_requested_kinds, count_job_kinds
+from gpulock.sge import prolog, request
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import PER_JOB, PER_SLOT
 
@@ -18,11 +17,7 @@ SETTINGS = Settings({"SGE_COMPLEXES": COMPLEXES})
 
 
 def kinds(site: Site) -> tuple[tuple[str, int], ...]:
-    spool = site.above(site.pid)
-    count, job = request.read_sge_job_gpus(spool, SETTINGS)
-    found = count_job_kinds(spool, SETTINGS, job)
-    assert count == sum(number for _, number in found)
-    return found
+    return request.read_sge_job_gpus(site.above(site.pid), SETTINGS)[0]
 
 
 def why_refused(site: Site) -> str:
@@ -34,8 +29,8 @@ def why_refused(site: Site) -> str:
 
 def wanted(site: Site) -> ClaimRequest:
     spool = site.above(site.pid)
-    count, job = request.read_sge_job_gpus(spool, SETTINGS)
-    return add_requested_kinds(ClaimRequest(count), spool, SETTINGS, job)
+    found, job = request.read_sge_job_gpus(spool, SETTINGS)
+    return prolog.make_sge_claim(SETTINGS, spool, job, found)
 
 
 def test_each_complex_counts_its_kind(site: Site) -> None:

@@ -76,10 +76,10 @@ def test_the_file_of_a_job_is_where_execd_puts_it(job: str, path: str) -> None:
     assert request.execd_job_path(job, "1") == path
 
 
-def asked(site: Site, **keys: str) -> int:
-    return request.read_sge_job_gpus(site.above(), Settings({"SGE_COMPLEXES": "gpu gpuj", **keys}))[
-        0
-    ]
+def asked(site: Site) -> int:
+    settings = Settings({"SGE_COMPLEXES": "gpu gpuj"})
+    kinds, _ = request.read_sge_job_gpus(site.above(), settings)
+    return sum(number for _, number in kinds)
 
 
 def test_the_slots_of_this_host_count_not_those_of_all(site: Site) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,16 +130,28 @@ def test_fresh_verdicts_are_taken_as_they_are(site: Site) -> None:
     assert values(site)["gpu"] == "3"
 
 
-def test_several_complexes_are_offered_the_same(site: Site) -> None:
-    site.settings["SGE_COMPLEXES"] = "gpu gpuj"
-    found = values(site)
-    assert found["gpu"] == found["gpuj"] == "4"
-
-
-def test_a_node_without_a_driver_offers_nothing(site: Site) -> None:
+def no_driver(site: Box) -> None:
     shutil.rmtree(site.driver)
-    found = values(site)
-    assert (found["gpu"], found["gpu.free"]) == ("0", "0")
+
+
+def lost_locks(site: Box) -> None:
+    (site.state / "boot_id").write_text(BOOT)
+
+
+def garbage_record(site: Box) -> None:
+    spoil_record(site.node().store, "garbage")  # at which every claim stops
+
+
+def no_boot_id(site: Box) -> None:
+    ask(site, 1)
+    (site.records / "boot_id").unlink()
+    (site.records / "boot_id").mkdir()
+
+
+@pytest.mark.parametrize("spoil", [no_driver, lost_locks, garbage_record, no_boot_id])
+def test_a_node_in_doubt_offers_nothing(site: Site, spoil: Callable[[Box], None]) -> None:
+    spoil(site)
+    assert values(site) == {"gpu": "0", "gpu.free": "0"}
 
 
 def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> None:
@@ -148,30 +161,12 @@ def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> 
     assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
 
 
-def test_a_node_that_lost_its_locks_offers_nothing(site: Site) -> None:
-    (site.state / "boot_id").write_text(BOOT)
-    assert values(site)["gpu"] == "0"
-
-
-def test_a_node_whose_claims_all_stop_at_a_record_offers_nothing(site: Site) -> None:
-    assert values(site)["gpu"] != "0"
-    spoil_record(site.node().store, "garbage")
-    assert values(site)["gpu"] == "0"
-
-
 def test_a_lock_that_somebody_removed_is_counted_by_its_record(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     hold(site, 3)
     shutil.rmtree(site.lock / "locks" / bus(0))
     found = values(site)
     assert (found["gpu"], found["gpu.free"]) == ("4", "1")
-
-
-def test_a_node_whose_boot_id_cannot_be_read_offers_nothing(site: Site) -> None:
-    ask(site, 1)
-    (site.records / "boot_id").unlink()
-    (site.records / "boot_id").mkdir()
-    assert values(site)["gpu"] == "0"
 
 
 def test_a_quarantine_counts_before_the_first_claim_of_a_boot(site: Site) -> None:

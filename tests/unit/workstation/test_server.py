@@ -43,7 +43,7 @@ from gpulock.workstation.wire import (
 )
 from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
 from tests.support.faults import raising
-from tests.support.locks import place_lock, retire_lock
+from tests.support.locks import place_lock
 from tests.support.trees import bus, record, soon
 
 
@@ -140,24 +140,6 @@ def test_who_does_not_wait_waits_for_gpulockd_to_end_a_health_check(
         desk.give_back(3)
     desk.go(clock_boottime() + CHECK_SECONDS)
     assert last(caller).state == (GRANTED if ends else REFUSED)
-
-
-def test_who_waits_is_served_when_devices_are_given_back(desk: Desk) -> None:
-    desk.process(900)
-    for number in range(4):
-        desk.hold(number, 900, start=9)
-    caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-    assert last(caller).state == WAITING
-    retire_lock(desk.node.store, desk.node.store.read(bus(2)), "release")
-    desk.server.retry_now()
-    desk.go()
-    assert last(caller) == SocketReply(GRANTED, token=last_token(desk, 2), devices=(bus(2),))
-
-
-def last_token(desk: Desk, number: int) -> str:
-    held = desk.node.store.read(bus(number)).owner
-    assert held is not None
-    return held.token
 
 
 def behind_all(desk: Desk, number: int = 1) -> socket.socket:
@@ -426,11 +408,11 @@ def test_what_is_ours_is_given_back(desk: Desk) -> None:
     assert desk.box.locks() == []
 
 
-def test_one_device_is_given_back_by_its_name(desk: Desk) -> None:
-    granted = desk.claim(2)
-    reply = last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=granted.devices[:1])))
-    assert reply.devices == granted.devices[:1]
-    assert desk.box.locks() == list(granted.devices[1:])
+def test_devices_are_given_back_by_name(desk: Desk) -> None:
+    granted = desk.claim(3)
+    reply = last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=granted.devices[:2])))
+    assert reply.devices == granted.devices[:2]
+    assert desk.box.locks() == list(granted.devices[2:])
 
 
 def test_what_is_anothers_is_not_given_back(desk: Desk) -> None:

@@ -102,10 +102,10 @@ def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_d
 ) -> None:
     monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
     desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
-    desk.claim_as(BOB, 901, 2, FOR_EVER)
-    large = desk.claim_as(BOB, 902, 4, FOR_EVER)
     reserve(desk, ALICE, 3, 1)
+    large = desk.claim_as(BOB, 902, 3, FOR_EVER)
     assert last(large).state == WAITING
+    assert "are kept for number" in last(desk.claim_as(CAROL, 905, 1)).why
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(3),)
 
 
@@ -181,6 +181,17 @@ def test_one_that_is_ended_before_it_begins_costs_nothing(desk: Desk) -> None:
     reserve(desk, ALICE, 2, 4, ahead=1)
     assert unreserve(desk, ALICE, 2).state == RELEASED
     assert reserve(desk, ALICE, 1, 4).state == RELEASED
+
+
+def test_what_was_used_of_one_that_is_ended_counts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(desk, ALICE, 2, 2)
+    later = time.time() + HOUR
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert unreserve(desk, ALICE, 2).state == RELEASED
+    assert reserve(desk, ALICE, 1, 4).kind == INVALID_REQUEST
+    assert reserve(desk, ALICE, 1, 2.9).state == RELEASED
 
 
 def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:

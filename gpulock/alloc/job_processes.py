@@ -69,9 +69,8 @@ def find_job_processes(
     """
     job = JobProcesses()
     record = lock.owner
+    assert record is not None
     job.add_doubt(lock.fault)
-    if record is None:
-        return job
     for pid, start, _ in lock.anchors:
         if scan.proc.running(pid, start):
             job.add_doubt(f"shepherd {pid} of a task runs")

@@ -71,15 +71,10 @@ class Judge:
         self._rules = rules
         self._members = members or {}
 
-    def renew(self) -> "Judge":
-        """Return a judge by the same rules that has not looked yet."""
-        scan = ProcessScan(self.scan.proc, self.scan.members)
-        return Judge(self.boot_id, scan, self._rules, self._members)
-
     def job_processes(self, lock: Lock) -> JobProcesses:
         """Return the processes of a lock's job, by all that marks them."""
-        members = self._members.get(lock.owner.scheduler) if lock.owner else None
-        return find_job_processes(lock, self.scan, members)
+        assert lock.owner is not None
+        return find_job_processes(lock, self.scan, self._members.get(lock.owner.scheduler))
 
     def verdict(self, lock: Lock) -> Verdict:
         """Return the verdict on one lock (its details read already).

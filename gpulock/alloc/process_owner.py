@@ -77,8 +77,7 @@ def is_claim_process(
     well proves nothing. Raises OSError or ValueError where the process cannot be seen.
     """
     record = lock.owner
-    if record is None:
-        return False
+    assert record is not None
     status = tree.status(pid)
     shared = (beside.add_grp_id, beside.sid) if beside else (0, 0)
     if any([gid in status.groups and gid != shared[0] for gid in lock.groups()]):

@@ -72,8 +72,9 @@ def decide_reap(
         ended = True  # its epilog gave it up: only what it left is alive, and decides
     if over == DIED and not ended and verdict.state != DEAD:
         return ReapOutcome(lock, HELD, verdict, verdict.proof)
+    assert record is not None  # of a lock without one nothing is known, or asked
     left = ""
-    if record is not None and (ended or (over == DIED and record.boot_id == judge.boot_id)):
+    if ended or (over == DIED and record.boot_id == judge.boot_id):
         left = judge.job_processes(lock).reason()
     if left:
         return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
@@ -81,12 +82,11 @@ def decide_reap(
         verdict = Verdict(DEAD, "released by its job, whose processes are gone", RELEASED)
     if lock.id.partition(SHARE)[0] not in files.ids:
         add_recorded_device(files, lock)
-    if record is not None:
-        left, unseen = remaining_device_user(lock.id, record, files, held)
-        if left or unseen:
-            verdict.orphans = left if over == DIED else ""
-            act = ORPHANS if verdict.orphans else HELD
-            return ReapOutcome(lock, act, verdict, left or unseen)
+    left, unseen = remaining_device_user(lock.id, record, files, held)
+    if left or unseen:
+        verdict.orphans = left if over == DIED else ""
+        act = ORPHANS if verdict.orphans else HELD
+        return ReapOutcome(lock, act, verdict, left or unseen)
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
 

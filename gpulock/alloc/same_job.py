@@ -53,11 +53,9 @@ def granted_before(
 
 
 def is_same_job(record: Owner, template: Owner) -> bool:
-    """Return whether a record is of the job that asks: not of another user who got its id again,
-    nor of a later run.
+    """Return whether a record of its key is of the job that asks: not of another user who got its
+    id again, nor of a later run.
     """
-    if record.key() != template.key():
-        return False
     other = record.uid != template.uid or record.restart > template.restart
     return not (record.scheduler == "slurm" and other)
 

@@ -131,27 +131,21 @@ def bpf_syscall(command: int, attributes: bytes) -> tuple[int, bytearray]:
     return result, attr.data
 
 
-def load_bpf_program(kind: int, code: bytes, name: bytes, more: "tuple[int, int]" = (0, 0)) -> int:
-    """Load a program; return its file descriptor; raise OSError.
+def load_device_program(code: bytes) -> int:
+    """Load the program of a cgroup; return its file descriptor; raise OSError.
 
-    `more` is the way in which it will be attached, and the id of the kernel's type for that. Where
-    programs count against RLIMIT_MEMLOCK, the job's own limit is lifted and it is tried once more.
+    Where programs count against RLIMIT_MEMLOCK, the job's own limit is lifted and it is tried once
+    more.
     """
     text, licence = KernelBuffer(code), KernelBuffer(b"GPL\0")
-    head = pack("<IIQQ", kind, len(code) // 8, text.address, licence.address)
-    attach, type_id = more
-    attributes = head + pack("<IIQII16sII36xI", 0, 0, 0, 0, 0, name, 0, attach, type_id)
+    head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // 8, text.address, licence.address)
+    attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, NAME)
     try:
         return bpf_syscall(LOAD, attributes)[0]
     except PermissionError:
         unlimited = KernelBuffer(pack("<QQ", UNLIMITED, UNLIMITED))
         libc_function("setrlimit")(Long(MEMLOCK), Long(unlimited.address))
         return bpf_syscall(LOAD, attributes)[0]
-
-
-def load_device_program(code: bytes) -> int:
-    """Load the program of a cgroup; return its file descriptor; raise OSError."""
-    return load_bpf_program(CGROUP_DEVICE_PROGRAM, code, NAME)
 
 
 def attach_device_program(folder: str, code: bytes) -> None:

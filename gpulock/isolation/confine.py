@@ -140,7 +140,7 @@ def device_node_minors(dev_root: str) -> dict[int, set[int]]:
 def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
     """Return the processes in the cgroups of a label, and below them; raise OSError.
 
-    A cgroup whose process still runs is left out, but for that of process `keeper`.
+    A cgroup whose process still runs is left out, but for that of the job's own, `keeper`.
     """
     found: set[int] = set()
     for top in list_job_cgroups(node):

@@ -65,39 +65,22 @@ def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> 
         ) from fault
 
 
-def isolated_job_pids(node: Node, label: str, keeper: int) -> list[int]:
-    """Return the processes in the cgroups of a job, and of its tasks that are over.
-
-    `keeper` is the process of the job itself. Raises OSError where that cannot be seen.
-    """
-    return confine.confined_pids(node, label, keeper)
-
-
 def enter_closed_cgroup(node: Node, label: str) -> None:
     """Move this process into a cgroup of its own that opens no GPU; raise Refusal."""
     pid = os.getpid()
     confine.confine_process(node, label, pid, node.proc.start(pid), [])
 
 
-def end_job_isolation(node: Node, who: IsolatedJob) -> str:
+def end_job_isolation(node: Node, prefix: str, who: "IsolatedJob | None" = None) -> str:
     """Take a job's cgroup away, before its devices are released; return what went wrong.
 
-    And those of its tasks here that are over: a task of `qrsh -inherit` has no epilog.
+    And those of its tasks or steps here that are over, whose labels begin with `prefix`: a task of
+    `qrsh -inherit` has no epilog. Without `who` only these.
     """
     try:
-        confine.end_confinement(node, who.label, who.pid, who.start)
-        confine.remove_step_cgroups(node, f"{tree.PREFIX}{who.label}-")
-    except (OSError, ValueError) as fault:
-        return str(fault)
-    except Refusal as refusal:
-        return refusal.why
-    return ""
-
-
-def end_step_isolation(node: Node, number: str) -> str:
-    """Take away what the steps of a Slurm job left of theirs; return what went wrong."""
-    try:
-        confine.remove_step_cgroups(node, f"{tree.PREFIX}{number}.")
+        if who is not None:
+            confine.end_confinement(node, who.label, who.pid, who.start)
+        confine.remove_step_cgroups(node, f"{tree.PREFIX}{prefix}")
     except (OSError, ValueError) as fault:
         return str(fault)
     except Refusal as refusal:

@@ -76,7 +76,7 @@ def release_sge_job(
         from gpulock.isolation import job
 
         who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
-        return job.end_job_isolation(node, who)
+        return job.end_job_isolation(node, f"{who.label}-", who)
 
     ours = SgeJobMatcher(node, found)
     released = release_job(node, run, call.who, ours, lambda: hook.make_sge_observer(node), free)

@@ -70,12 +70,12 @@ class SgeMembers:
 
     def _add_confined(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         from gpulock.hooks.cleanup import own_ancestor_pids
-        from gpulock.isolation.job import isolated_job_pids
+        from gpulock.isolation.confine import confined_pids
 
         record = lock.owner
         assert record is not None
         label = f"{record.job_id}.{record.task_id or 1}"
-        confined = isolated_job_pids(self._node, label, record.pid)
+        confined = confined_pids(self._node, label, record.pid)
         spared = own_ancestor_pids(scan) if confined else set[int]()  # an epilog that cannot leave
         for pid in confined:
             try:

@@ -81,7 +81,7 @@ def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseR
     def free() -> str:
         from gpulock.isolation import job
 
-        return job.end_step_isolation(node, call.job)
+        return job.end_job_isolation(node, f"{call.job}.")
 
     try:
         return release_job(

@@ -55,7 +55,7 @@ def confine_or_free_step(node: Node, who: job.IsolatedJob, user: str, closing: b
     if not closing:
         devices = find_step_devices(node, who.label.partition(".")[0], user)
         job.begin_job_isolation(node, who, devices)
-    elif left := job.end_job_isolation(node, who):
+    elif left := job.end_job_isolation(node, f"{who.label}-", who):
         line = f"gpulock: step {who.label}: its isolation is kept: {left}"
         log_hook_line(node.settings, line, error=True)
 

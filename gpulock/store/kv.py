@@ -48,14 +48,12 @@ def decode_pairs(text: str, version: str = "") -> dict[str, str]:
         pass
     if len(pairs) == len(lines) and "" not in pairs:
         return pairs
-    seen: set[str] = set()
     for line in lines:
         if len(line) == 1 or not line[0]:
             raise MalformedError(f"not a key=value line: {'='.join(line)[:80]!r}")
-        if line[0] in seen:
-            raise MalformedError(f"{line[0]} is given twice")
-        seen.add(line[0])
-    return pairs
+    keys = sorted([line[0] for line in lines])
+    twice = next(one for one, other in zip(keys, keys[1:]) if one == other)
+    raise MalformedError(f"{twice} is given twice")
 
 
 def int_or_zero(text: str) -> int:

@@ -17,24 +17,20 @@ from gpulock.store.owner import Owner
 class Repair:
     """What is held once it is whole: `held` by id; `restored` has records of what was put back.
 
-    Each of them names only the devices that were.
+    These are by token, and name only the devices that were.
     """
 
-    __slots__ = ("_restored", "held")
+    __slots__ = ("held", "restored")
 
     def __init__(self) -> None:
         self.held: dict[str, Lock] = {}
-        self._restored: dict[str, tuple[Owner, list[str]]] = {}
-
-    @property
-    def restored(self) -> list[Owner]:
-        return [record.copy(devices=tuple(names)) for record, names in self._restored.values()]
+        self.restored: dict[str, Owner] = {}
 
     def add_restored(self, record: Owner, name: str) -> None:
         """Note that a device of a claim was put back."""
-        names = self._restored.setdefault(record.token, (record, []))[1]
-        if name not in names:
-            names.append(name)
+        before = self.restored.get(record.token)
+        names = [*(before.devices if before else ()), name]
+        self.restored[record.token] = record.copy(devices=tuple(dict.fromkeys(names)))
 
 
 def repair_locks(store: LockStore, boot_id: str, thorough: bool = False) -> Repair:

@@ -78,7 +78,7 @@ def reconcile_locks(
             boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
             boot.make_claim_folders(node.store, node.settings.state_dir, node.boot_id)
             repair = repair_locks(node.store, node.boot_id, thorough=True)
-            restored, reaper.held = repair.restored, repair.held
+            restored, reaper.held = [*repair.restored.values()], repair.held
         report = ReconcileReport(restored, reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
         mark = f"{node.settings.state_dir}/{quarantine.LOST_MARK}"

@@ -12,9 +12,14 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store import atomic, grants
-from tests.support.faults import Failing, returning
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
+from gpulock.store import atomic, events, grants
+from gpulock.store.gate import Gate
+from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
+from tests.support.claims import never
+from tests.support.faults import Failing, disk_full, returning
+from tests.support.locks import place_lock
 from tests.support.trees import Box, bus, judging, record, soon
 
 CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
@@ -157,3 +162,40 @@ def test_a_claim_that_is_stopped_between_two_locks_keeps_none(
     with pytest.raises(KeyboardInterrupt):
         ask(box)
     assert box.locks() == [bus(0), bus(1)]
+
+
+def test_a_log_of_events_that_is_long_is_folded(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "CAP", 0)
+    monkeypatch.setattr(events, "SHUT_CAP", 0)
+    ask(box)
+    assert " totals " in (box.lock / "events").read_text()
+    with Gate(box.node().store, soon()), pytest.raises(LockTimeout):
+        claim_devices(
+            box.node(), record(token="", devices=()), ClaimRequest(1), never, Deadline(0.0)
+        )
+    assert " timeout " in (box.lock / "events").read_text()
+
+
+def test_a_gate_that_stays_shut_is_told_although_it_cannot_be_noted(box: Box) -> None:
+    ask(box)
+    (box.lock / "events").unlink()
+    (box.lock / "events").mkdir()
+    with Gate(box.node().store, soon()), pytest.raises(LockTimeout):
+        claim_devices(
+            box.node(), record(token="", devices=()), ClaimRequest(1), never, Deadline(0.0)
+        )
+
+
+def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(box)
+    check = {"scheduler": "process", "user": HEALTH_USER, "comment": HEALTH_COMMENT}
+    for number in (2, 3):
+        own = record(token=f"c{number}", devices=(bus(number),), sid=500, **check)
+        place_lock(box.node().store, bus(number), own)
+    box.proc.shepherd(500, box.root)
+    monkeypatch.setattr(grants, "rewrite_claim", disk_full)
+    with pytest.raises(Refusal) as caught:
+        ask(box, job_id="13")
+    assert caught.value.kind == BUSY

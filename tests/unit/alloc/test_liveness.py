@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import liveness
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, UNKNOWN, Verdict
-from tests.support.faults import fail_at
+from tests.support.faults import fail_at, raising
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, record
 
 
@@ -300,7 +301,12 @@ def test_an_owner_that_ends_after_the_processes_were_listed_is_unknown(
 ) -> None:
     """What it has started since is in no list."""
     fake.add(500, session=1)
-    judge = Judge(BOOT, ProcessScan(Proc(str(fake.root))), {"process": liveness.process_verdict})
+
+    def make_judge() -> Judge:
+        scan = ProcessScan(Proc(str(fake.root)))
+        return Judge(BOOT, scan, {"process": liveness.process_verdict})
+
+    judge = make_judge()
     assert judge.verdict(process(pid=499, sid=499)).state == DEAD
     if state == "over":
         fake.add(500, state="Z", session=1)
@@ -309,9 +315,23 @@ def test_an_owner_that_ends_after_the_processes_were_listed_is_unknown(
     found = judge.verdict(process())
     assert found.state == UNKNOWN
     assert "process 500 ended while the processes were looked at" in found.proof
-    assert judge.renew().verdict(process()).state == DEAD
+    assert make_judge().verdict(process()).state == DEAD
 
 
 def test_an_owner_whose_number_another_process_has_is_dead(fake: FakeProc) -> None:
     fake.add(500, start=2000, session=1)
     assert verdict(fake, process()) == DEAD
+
+
+@pytest.mark.parametrize(
+    ("fault", "doubt"),
+    [(ProcessLookupError(), ""), (PermissionError(13, "denied"), "process 700 cannot be seen")],
+)
+def test_a_process_of_its_session_that_cannot_be_seen_is_a_doubt(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, fault: OSError, doubt: str
+) -> None:
+    fake.add(700, session=499)
+    monkeypatch.setattr(ProcessScan, "is_process_of", raising(fault))
+    scan = ProcessScan(Proc(str(fake.root)))
+    found = find_job_processes(process(pid=499, sid=499), scan)
+    assert (found.pids, found.doubt.partition(":")[0]) == ({}, doubt)

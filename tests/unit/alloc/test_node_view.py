@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.node_view import are_records_lost, read_node_verdicts
+from gpulock.alloc.node_view import are_records_lost, read_node_verdicts, read_node_view
 from gpulock.deadline import clock_boottime
 from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
 from tests.support.trees import BOOT, OTHER_BOOT, Box
@@ -39,3 +39,12 @@ def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:
     (box.records / "boot_id").write_text(f"{BOOT}\n")
     found, _ = read_node_verdicts(box.node(), clock_boottime())
     assert found is not None and list(found) == ["feed"]
+
+
+def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:
+    box.lock.mkdir()
+    box.records.mkdir()
+    (box.records / "boot_id").write_text(f"{BOOT}\n")
+    (box.lock / "verdicts").write_text("garbage")
+    view = read_node_view(box.node(), clock_boottime())
+    assert (view.verdicts, view.fault) == (None, "")

@@ -25,7 +25,7 @@ from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock
-from tests.support.faults import fail_at
+from tests.support.faults import fail_at, raising
 from tests.support.trees import HOST_NS, FakeProc, bus, record
 
 ROOT = (0, 0, 0, 0)
@@ -293,3 +293,36 @@ def test_the_command_of_a_claim_runs_elsewhere_where_it_lives_and_is_not_above_u
     assert not elsewhere(command, 600, tree)
     assert not elsewhere(command.copy(start=999), 800, tree)
     assert not elsewhere(command.copy(comment=""), 800, tree)
+
+
+@pytest.mark.parametrize(
+    ("pid", "mark", "whose"),
+    [
+        (801, "800 7", OWNERS),  # below the daemon
+        (802, "800 7", OWNERS),  # of its session
+        (803, "800 7", FOREIGN),
+        (801, "800 8", FOREIGN),  # another process has its number
+        (801, "900 7", FOREIGN),  # it is gone
+        (801, "! it does not start", FOREIGN),
+    ],
+)
+def test_what_the_mps_of_a_card_started_is_its_holders(
+    proc: FakeProc, pid: int, mark: str, whose: str
+) -> None:
+    proc.add(800, session=800, start=7)
+    proc.add(801, ppid=800)
+    proc.add(802, session=800)
+    proc.add(803)
+    held = lock(add_grp_id=0)
+    held.mps = mark
+    assert judged(proc, pid, held) == whose
+
+
+def test_what_is_below_a_shepherd_that_cannot_be_seen_is_not_proven_to_be_its(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.add(SHEPHERD, "sge_shepherd", uids=ROOT)
+    proc.add(JOB, ppid=SHEPHERD)
+    assert judged(proc, JOB, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == OWNERS
+    monkeypatch.setattr(Proc, "running", raising(PermissionError(13, "denied")))
+    assert judged(proc, JOB, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == FOREIGN

@@ -10,8 +10,9 @@ import pytest
 
 from gpulock.alloc import process_scan
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.process_tree import ProcessTree, is_root_program
 from gpulock.node.procfs import Proc
-from tests.support.faults import raising
+from tests.support.faults import raising, returning
 from tests.support.trees import FakeProc
 
 HERE, GONE = 64_001, 64_002  # users
@@ -76,3 +77,50 @@ def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_som
     assert not process_scan.may_have_subordinate_uids(1000, "alice", **paths)
     (tmp_path / unread).mkdir()
     assert process_scan.may_have_subordinate_uids(1000, "alice", **paths)
+
+
+def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_scan, "ROUNDS", 1)
+    scan = look(proc)
+    scan.statuses()
+    assert (scan.restless, "faster than" in scan.blind) == (True, True)
+    proc.add(700)
+    (proc.root / "700/status").write_text("garbage")
+    scan = look(proc)
+    scan.statuses()
+    assert (scan.restless, "process 700 cannot be seen" in scan.blind) == (False, True)
+
+
+def test_who_has_no_process_is_not_the_one_who_forks(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.add(700, uids=(0, 0, 0, 0))
+    numbers = iter((699, 700))
+    monkeypatch.setattr(process_scan, "SAMPLES", 1)
+    monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
+    scan = look(proc)
+    scan.blind, scan.restless = "processes came and went", True
+    assert scan.why_blind_about(HERE) == scan.blind
+    monkeypatch.setattr(ProcessScan, "may_run", returning(False))
+    assert scan.why_blind_about(HERE) == ""
+
+
+def test_a_process_of_a_user_who_is_not_asked_for_is_not_read(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat_result((0, 0, 0, 0, GONE, 0, 0, 0, 0, 0))
+    scan = look(proc)
+    monkeypatch.setattr(os, "stat", returning(stat))
+    monkeypatch.setattr(Proc, "namespace_owner", returning(0))
+    assert not scan.is_process_of(700, HERE)
+
+
+def test_programs_that_may_not_be_seen_are_believed(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = ProcessTree(Proc(str(proc.root)))
+    assert tree.sees_all() and tree.sees_all()
+    monkeypatch.setattr(Proc, "link", raising(PermissionError(13, "denied")))
+    assert is_root_program(tree.proc, 700, "slurmd")

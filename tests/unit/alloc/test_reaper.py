@@ -14,6 +14,9 @@ from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
+from gpulock.alloc.release import ReleaseResult
+from gpulock.errors import BROKEN, Refusal
+from gpulock.store import grants
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at, raising
@@ -232,3 +235,36 @@ def test_what_keeps_a_device_is_told_although_it_cannot_be_noted(
     monkeypatch.setattr(LockStore, "mark_draining", raising(fault))
     (outcome,) = engine.finish(list(engine.held.values()), reaper.ENDED)
     assert (outcome.act == FREED, outcome.fault) == (False, told)
+
+
+def test_the_mps_of_a_card_keeps_no_lock(box: Box) -> None:
+    """gpulockd ends it, and closes the card until then."""
+    lock(box)
+    box.proc.add(700, start=7, fds={9: box.dev / "nvidia0"})
+    assert act(box) == ORPHANS
+    (box.lock / "locks" / bus(0) / "mps").write_text("700 7\n")
+    assert act(box) == FREED
+
+
+def test_a_claim_that_is_over_by_now_is_neither_freed_nor_kept(box: Box) -> None:
+    one = lock(box)
+    node = box.node()
+    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
+    grants.undo_claim(node.store, one.token, one.devices)
+    (outcome,) = reaper.reap_locks(engine)
+    assert (outcome.act, outcome.changed) == (HELD, True)
+    result = ReleaseResult()
+    result.add(outcome)
+    assert (result.freed, result.kept) == ([], [])
+
+
+def test_a_lock_that_cannot_be_given_back_is_refused(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock(box)
+    node = box.node()
+    held = node.store.read_all_locks()
+    monkeypatch.setattr(grants, "release_devices", raising(OSError(errno.EROFS, "read-only")))
+    with pytest.raises(Refusal, match="cannot be freed") as caught:
+        reaper.free_locks(node, [*held.values()], "given back")
+    assert caught.value.kind == BROKEN

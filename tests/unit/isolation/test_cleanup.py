@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.isolation import confine, sessions
-from gpulock.isolation.job import IsolatedJob, end_job_isolation, end_step_isolation
+from gpulock.isolation.job import IsolatedJob, end_job_isolation
 from gpulock.isolation.marks import MARK
 from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
@@ -112,7 +112,7 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
         (cell.proc.root / str(pid) / "cgroup").write_text(f"4:devices:{path}\n")
     cell.settings["ISOLATION"] = "cgroup"
 
-    assert end_job_isolation(cell.node(), IsolatedJob("12.1", 500, 1000)) == ""
+    assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
 
     assert cell.jobs() == {running, OTHER}
 
@@ -120,7 +120,7 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
 def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell) -> None:
     cell.settings["ISOLATION"] = "cgroup"
 
-    assert end_step_isolation(cell.node(), "13") == ""
+    assert end_job_isolation(cell.node(), "13.") == ""
 
     assert cell.jobs() == {JOB}
 

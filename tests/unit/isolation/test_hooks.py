@@ -58,8 +58,8 @@ class Kernel:
         if self.refusal:
             raise self.refusal
 
-    def end(self, node: Node, who: job.IsolatedJob) -> str:
-        del node
+    def end(self, node: Node, prefix: str, who: job.IsolatedJob) -> str:
+        del node, prefix
         self.ends.append((who.label, self._site.locks()))
         return self.says
 

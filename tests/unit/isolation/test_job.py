@@ -13,7 +13,6 @@ from gpulock.isolation.job import (
     IsolatedJob,
     begin_job_isolation,
     end_job_isolation,
-    end_step_isolation,
     prepare_slurm_isolation,
 )
 from tests.support.faults import raising
@@ -53,8 +52,8 @@ def test_an_end_that_fails_says_why(
     monkeypatch.setattr(confine, "end_confinement", raising(fault))
     monkeypatch.setattr(confine, "remove_step_cgroups", raising(fault))
 
-    assert end_job_isolation(box.node(), JOB) == "no cgroups"
-    assert end_step_isolation(box.node(), "12") == "no cgroups"
+    assert end_job_isolation(box.node(), "12-", JOB) == "no cgroups"
+    assert end_job_isolation(box.node(), "12.") == "no cgroups"
 
 
 def test_a_slurmd_that_ends_while_it_is_closed_makes_its_job_wait(

@@ -41,8 +41,8 @@ class Kernel:
         assert (who.pid, who.start) == (STEPD, 1000)
         self.confined.append((who.label, [getattr(d, "minor", -1) for d in granted]))
 
-    def end(self, node: Node, who: job.IsolatedJob) -> str:
-        del node
+    def end(self, node: Node, prefix: str, who: job.IsolatedJob) -> str:
+        del node, prefix
         self.freed.append(who.label)
         return ""
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.isolation import job
+from gpulock.isolation import confine
 from gpulock.node.procfs import Proc
 from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
@@ -109,7 +109,7 @@ def test_an_epilog_in_the_jobs_own_cgroup_is_not_what_is_left(
     def pids(*_: object) -> list[int]:
         return found
 
-    monkeypatch.setattr(job, "isolated_job_pids", pids)
+    monkeypatch.setattr(confine, "confined_pids", pids)
     box.proc.remove(700)
     assert members(box, isolation="cgroup").reason() == ""
     box.proc.add(703)
@@ -123,7 +123,7 @@ def test_a_cgroup_that_cannot_be_read_keeps_the_lock(
     def denied(*_: object) -> list[int]:
         raise PermissionError(13, "denied")
 
-    monkeypatch.setattr(job, "isolated_job_pids", denied)
+    monkeypatch.setattr(confine, "confined_pids", denied)
     box.proc.remove(700)
     assert "cannot be read" in members(box, isolation="cgroup").doubt
 

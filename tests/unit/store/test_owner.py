@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,3 +170,7 @@ def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
 )
 def test_people_read_a_job_as_they_name_it(changes: dict[str, object], said: str) -> None:
     assert record(**changes).job() == said
+
+
+def test_an_anchor_that_was_forgotten_since_it_was_listed_is_none(tmp_path: Path) -> None:
+    assert owner.read_anchor(str(tmp_path / "65401")) is None

@@ -37,7 +37,7 @@ def holders(repair: Repair) -> dict[str, str]:
 
 
 def restored(repair: Repair) -> dict[str, set[str]]:
-    return {one.token: set(one.devices) for one in repair.restored}
+    return {one.token: set(one.devices) for one in repair.restored.values()}
 
 
 ALL = {bus(0): TOKEN, bus(1): TOKEN, bus(2): "cafe"}
@@ -45,7 +45,7 @@ ALL = {bus(0): TOKEN, bus(1): TOKEN, bus(2): "cafe"}
 
 def assert_whole(store: LockStore) -> None:
     again = repair_locks(store, BOOT)
-    assert (holders(again), again.restored) == (ALL, [])
+    assert (holders(again), again.restored) == (ALL, {})
     for name, token in ALL.items():
         text = Path(store.locks_dir, name, "owner").read_text()
         assert text == store.read_record(token)

@@ -25,7 +25,8 @@ def fresh(folder: Path, now: float) -> dict[str, Verdict] | None:
 
 
 def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
-    verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
+    strange = {"a=b\n": Verdict(DEAD, "gone")}
+    verdicts.write_verdicts(str(tmp_path), {**FOUND, **strange}, BOOT)
     read = fresh(tmp_path, clock_boottime())
     assert read is not None
     assert {t: (v.state, v.proof, v.orphans) for t, v in read.items()} == {

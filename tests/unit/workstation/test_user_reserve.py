@@ -201,8 +201,8 @@ def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:
     (read,) = read_reservations(folder)
     assert (read.device, read.uid, read.begin, read.end) == (bus(1), ALICE, 1.0, 2.5)
     assert (read.user, read.why) == ("alice", "x; a = b; c")
-    for text in ("", "gpulock-reservations 1\n0 x=1\n", "gpulock-reservations 1\n0 x=1 nan\n"):
-        (desk.box.state / NAME).write_text(text)
+    for times in ("", "0 x=1", "0 x=1 nan", "0 x=1 5.0 2.0 alice; its end is before it begins"):
+        (desk.box.state / NAME).write_text(f"gpulock-reservations 1\n{times}\n" if times else "")
         assert read_reservations(folder) == []
 
 

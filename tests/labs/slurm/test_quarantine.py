@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpulock.daemon.slots.slurm import PREFIX
-from gpulock.store import quarantine
-from tests.labs.common.installed import reap
+from tests.labs.common.installed import STATE_DIR, out_of_service, reap
 from tests.labs.common.told import BOOT, PLACE, exporter
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.slurm.gpulock import Gpulock
@@ -22,16 +21,14 @@ KEYS = {
 USED = f"memory_used={3 << 30}"
 
 
-def out(gpus: Gpulock) -> list[str]:
-    """Return the minors of the node's devices that are out of service."""
-    state = str(gpus.slurm.path_in(NODE, "/var/lib/gpulock"))
-    names = quarantine.list_noted_devices(state, quarantine.QUARANTINE)
-    return [str(device.minor) for device in gpus.node(NODE).devices() if device.id in names]
+def devices(gpus: Gpulock) -> list[str]:
+    """Return the lock ids of the node's devices."""
+    return [device.id for device in gpus.node(NODE).devices()]
 
 
-def wait_out(gpus: Gpulock, daemon: Daemon, *minors: str) -> None:
-    """Wait until these devices are out of service, and no other."""
-    daemon.rounds_until(lambda: out(gpus) == list(minors), f"{minors} to be out")
+def out(gpus: Gpulock) -> set[str]:
+    """Return the devices that are out of service."""
+    return {*out_of_service(str(gpus.slurm.path_in(NODE, STATE_DIR)))}
 
 
 def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
@@ -42,28 +39,23 @@ def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
     return gpus.slurm.node_state(NODE)[1]
 
 
-def names_of(gpus: Gpulock) -> dict[str, str]:
-    """Return the lock ids of the node's devices, by minor."""
-    return {str(device.minor): device.id for device in gpus.node(NODE).devices()}
-
-
 def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
     slurm_gpus: Gpulock,
 ) -> None:
     by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
     reap(slurm_gpus, NODE)
-    slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
+    slurm, names = slurm_gpus.slurm, devices(slurm_gpus)
     place = slurm.path_in(NODE, PLACE)
-    with exporter(place, [*names.values()]) as told, daemon_on(slurm_gpus, NODE) as daemon:
+    with exporter(place, names) as told, daemon_on(slurm_gpus, NODE) as daemon:
         job = started(slurm_gpus, NODE, "--gres=gpu:1")
-        free = next(minor for minor in names if minor not in held(slurm_gpus, job, NODE))
-        told.tell(names[free], USED)
-        wait_out(slurm_gpus, daemon, free)
+        free = next(name for name in names if name not in slurm_gpus.held_by(job)[NODE])
+        told.tell(free, USED)
+        daemon.rounds_until(lambda: out(slurm_gpus) == {free}, "it to be out")
         reason = wait_drained(slurm_gpus, daemon, drained=True)
-        assert reason.startswith(f"{PREFIX}{names[free]}: memory: 3072 MiB are in use")
+        assert reason.startswith(f"{PREFIX}{free}: memory: 3072 MiB are in use")
         assert slurm.state(job) == "RUNNING"
-        told.tell(names[free])
-        wait_out(slurm_gpus, daemon)
+        told.tell(free)
+        daemon.rounds_until(lambda: not out(slurm_gpus), "it to be back")
         wait_drained(slurm_gpus, daemon, drained=False)
         assert slurm.state(job) == "RUNNING"
         started(slurm_gpus, NODE, "--gres=gpu:3")
@@ -100,13 +92,13 @@ def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(
     """
     mode(slurm_gpus, {**KEYS, "QUARANTINE_ON": "xid missing memory"})
     reap(slurm_gpus, NODE)
-    slurm, names = slurm_gpus.slurm, names_of(slurm_gpus)
+    slurm, names = slurm_gpus.slurm, devices(slurm_gpus)
     told, published = (slurm.path_in(NODE, f"{d}/inventory") for d in (PLACE, "/run/gpulock"))
     told.parent.mkdir(parents=True, exist_ok=True)
     head = ["gpulock-inventory 1", f"boot_id={BOOT.read_text().strip()}"]
     with daemon_on(slurm_gpus, NODE) as daemon:
         daemon.goes_round()
-        told.write_text("\n".join([*head, *[f"gpu.{one}.mig=1" for one in names.values()]]) + "\n")
+        told.write_text("\n".join([*head, *[f"gpu.{one}.mig=1" for one in names]]) + "\n")
         try:
             daemon.rounds_until(
                 lambda: published.exists() and published.read_text().count("mig=1") == 2,
@@ -116,7 +108,7 @@ def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(
             wait_requeued(slurm_gpus, four)
             slurm.scancel(four)
             daemon.goes_round()
-            assert out(slurm_gpus) == []
+            assert out(slurm_gpus) == set()
             assert "DRAIN" not in slurm.node_words(NODE)
             if mode is by_gpulock:
                 assert len(held(slurm_gpus, started(slurm_gpus, NODE, "--gres=gpu:2"), NODE)) == 2

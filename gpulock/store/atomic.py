@@ -149,11 +149,13 @@ def list_oldest(folder: str, keep: int) -> "list[str]":
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder of plain files and of folders of plain files; raise OSError."""
+    """Remove a folder with all in it, or what stands in its place; no link is followed.
+
+    Raises OSError.
+    """
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
     for name in os.listdir(path):
-        inner = f"{path}/{name}"
-        if stat.S_ISDIR(os.lstat(inner).st_mode):
-            remove_folder(inner)
-        else:
-            os.unlink(inner)
+        remove_folder(f"{path}/{name}")
     os.rmdir(path)

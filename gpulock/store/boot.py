@@ -77,7 +77,7 @@ def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
     for token in os.listdir(store.claims_dir):
         try:
             text = store.read_record(token)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             text = ""
         if f"\nboot_id={boot_id}\n" in text:
             kept.add(token)  # a reserve, of a beginning that was cut short

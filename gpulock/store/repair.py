@@ -137,7 +137,7 @@ def read_owner_copies(store: LockStore, records: dict[str, tuple[str, Owner]]) -
 
 
 def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]:
-    """Return text and record of each claim of this boot by token; raise OSError.
+    """Return text and record of each claim of this boot by token; raise OSError, Refusal.
 
     Those of another boot are finished. Hidden folders are of writers that were killed.
     """
@@ -150,6 +150,9 @@ def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]
             text = store.read_record(token)
         except FileNotFoundError:
             continue
+        except NotADirectoryError as fault:
+            path = f"{store.claims_dir}/{token}"
+            raise Refusal(UNKNOWN, f"{path} is no folder of a claim", f"rm {path}") from fault
         record = parse_or_none(text)
         if record and record.boot_id != boot_id:
             grants.finish_claim(store, token)

@@ -203,3 +203,14 @@ def test_a_file_that_says_it_is_empty_is_read_up_to_the_limit_as_well() -> None:
     with pytest.raises(OSError) as caught:
         atomic.read_file(path, 100)
     assert caught.value.errno == errno.EFBIG
+
+
+def test_a_link_in_the_place_of_a_folder_goes_and_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/file").touch()
+    for name in ("top", "folder/inner"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    atomic.remove_folder(str(tmp_path / "top"))
+    atomic.remove_folder(str(tmp_path / "folder"))
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["elsewhere", "file"]

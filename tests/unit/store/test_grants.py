@@ -12,9 +12,9 @@ import pytest
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
-from tests.support.faults import disk_full, raising
+from tests.support.faults import disk_full, raising, returning
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
@@ -71,6 +71,16 @@ def test_a_full_disk_leaves_nothing_of_the_claim(
         grants.make_claim(store, TWO)
     assert [name for name in os.listdir(store.claims_dir) if name[0] != "."] == []
     assert os.listdir(store.locks_dir) == []
+
+
+def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", disk_full)
+    monkeypatch.setattr(grants, "undo_claim", returning(None))  # as if it were killed
+    with pytest.raises(OSError, match="No space"):
+        grants.make_claim(store, TWO)
+    assert list_names(store.claims_dir) == []
 
 
 def test_what_cannot_be_undone_is_left_to_the_reaper(

@@ -83,7 +83,7 @@ def test_an_owner_that_is_lost_or_spoilt_is_written_again(
     assert_whole(store)
 
 
-@pytest.mark.parametrize("how", ["folder", "record", "garbage"])
+@pytest.mark.parametrize("how", ["folder", "record", "garbage", "cut short", "zeros"])
 def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: str) -> None:
     folder = Path(store.claims_dir, TOKEN)
     if how == "folder":
@@ -91,7 +91,9 @@ def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: 
     elif how == "record":
         (folder / "record").unlink()
     else:
-        (folder / "record").write_text("gpulock-owner 2\n")
+        text = (folder / "record").read_text()
+        spoilt = {"cut short": text[:-1], "zeros": text.replace("user=alice", "user=al\0\0\0")}
+        (folder / "record").write_text(spoilt.get(how, "gpulock-owner 2\n"))
     done = repair_locks(store, BOOT)
     assert holders(done) == ALL
     assert TOKEN in restored(done)
@@ -215,3 +217,15 @@ def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockSto
     text = encode_owner(record(token="copied", devices=(bus(5),)))
     Path(store.locks_dir, bus(5), "owner").write_text(text)
     assert sorted(find_unreadable_records(store)) == ["folder", "garbage"]
+
+
+def test_a_stray_file_among_the_claims_is_named_and_a_hidden_one_goes(store: LockStore) -> None:
+    """An editor's, or a note of root's: no queue is stopped for it."""
+    hidden, note = Path(store.claims_dir, ".note.swp"), Path(store.claims_dir, "note")
+    hidden.touch()
+    assert_whole(store)
+    assert not hidden.exists()
+    note.touch()
+    with pytest.raises(Refusal) as caught:
+        repair_locks(store, BOOT)
+    assert (caught.value.kind, caught.value.do) == (UNKNOWN, f"rm {note}")

@@ -109,11 +109,11 @@ def complete_claim(
             from gpulock.job import mps
 
             mps.wait_for_mps(node, grant.owner, deadline)
-        tell()
         if settings.job_map_dir or settings.gpustat_dir:
             from gpulock.job import job_map
 
             job_map.write_job_map(node, grant.owner, grant.devices, deadline)
+        tell()
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo()
         raise

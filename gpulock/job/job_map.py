@@ -10,6 +10,7 @@ A mapping never stops a job: what cannot be written is left, and `gpulock doctor
 import os
 
 from gpulock.deadline import Deadline
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.node.settings import Settings
@@ -22,15 +23,19 @@ from gpulock.store.owner import Owner
 def write_job_map(node: Node, record: Owner, devices: list[Device], deadline: Deadline) -> None:
     """Write the files of a grant, where the site has set a folder for them.
 
-    Those of a share need the gate; raises Refusal where it stays shut.
+    Those of a share need the gate. Where it stays shut, or no driver answers, the next claim or
+    release of a place of the card writes them.
     """
     settings = node.settings
     shares = [device.id for device in devices if SHARE in device.id]
     if shares:
-        found = node.devices()  # before the gate: such a read may never return
-        with Gate(node.store, deadline):
-            for name in shares:
-                write_shared_map(settings, node.store, found, name)
+        try:
+            found = node.devices()  # before the gate: such a read may never return
+            with Gate(node.store, deadline):
+                for name in shares:
+                    write_shared_map(settings, node.store, found, name)
+        except Refusal:
+            return
         return
     for device in devices:
         for path, text in job_map_files(settings, record, device):

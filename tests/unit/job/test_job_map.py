@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline
 from gpulock.job import job_map
+from gpulock.node.devices import place_device
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.sge import epilog, prolog
+from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 from tests.support.driver_reads import observe_driver_reads
 from tests.support.jobs import Site as SgeSite
 from tests.support.jobs import child_of, gpus
 from tests.support.slurm_site import RUN, UID, Site, slurm_record
-from tests.support.trees import bus, soon
+from tests.support.trees import Box, bus, record, soon
 
 
 @pytest.fixture
@@ -268,3 +271,11 @@ def test_a_job_is_named_as_people_do(site: Site, changes: dict[str, object], job
     record: Owner = slurm_record(**changes)
     job_map.write_job_map(site.node(), record, site.node().devices()[:1], soon())
     assert dcgm(site) == {"0": f"{job}\n"}
+
+
+def test_a_gate_that_stays_shut_stops_no_claim_of_a_share(tmp_path: Path) -> None:
+    node = Box(tmp_path, JOB_MAP_DIR=str(tmp_path / "dcgm")).node()
+    node.store.check(make=True)
+    place = place_device(node.devices()[0], f"{bus(0)}.share1", 4)
+    with Gate(node.store, soon()):
+        job_map.write_job_map(node, record(), [place], Deadline(0.0))

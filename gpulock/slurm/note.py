@@ -114,7 +114,7 @@ def is_task_claim_held(store: LockStore, note: TaskNote) -> bool:
 
 
 def check_task_claim(store: LockStore, note: TaskNote) -> Owner:
-    """Return the record of the claim that a note is of; raise Refusal unless it has every device.
+    """Return the record of the claim that a note is of; raise Refusal unless both name the same.
 
     The record gives each device its minor. A lock that was removed is made again by the next claim.
     """
@@ -129,6 +129,8 @@ def check_task_claim(store: LockStore, note: TaskNote) -> Owner:
             raise lost_lock_refusal(device, "another job may have it")
         minor = record.minor_of(device.id)
         device.minor = int(minor) if is_slurm_number(minor) else -1
+    if {device.id for device in note.devices} != {*record.devices}:
+        raise lost_lock_refusal(note.devices[0], "its claim has more devices than the job's note")
     return record
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpulock.errors import Refusal
 from gpulock.slurm import note
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, kv
 from tests.support.driver_reads import is_gate_held
-from tests.support.slurm_site import OTHER_UID, UID, Site
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Site
 from tests.support.trees import bus
 
 
@@ -222,3 +223,13 @@ def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
     note.write_task_note(site.node().store, granted(site, 0))
     note.remove_task_note(site.node().store, "n1", "12", uid, restart)
     assert site.notes() == (["n1.12"] if stays else [])
+
+
+def test_a_note_that_names_fewer_devices_than_its_claim_starts_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert site.prolog(12, "0,1") == RUN
+    found = site.note()
+    note.check_task_claim(site.node().store, found)
+    found.devices.pop()
+    with pytest.raises(Refusal, match="its claim has more devices"):
+        note.check_task_claim(site.node().store, found)

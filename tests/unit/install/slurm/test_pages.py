@@ -54,21 +54,35 @@ def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
 
 def test_the_sites_hooks_go_on_running_beside_ours(node: SlurmNode) -> None:
     node.put("Prolog", "/site/prolog")
+    (node.root / "epilog.d").mkdir()
     node.put("Epilog", f"{node.root}/epilog.d/*.sh")
     node.put("TaskProlog", "/etc/slurm/task-prolog")
 
-    text = told(node)
+    lines = told(node).splitlines()
 
-    for key, named, pasted in (
-        ("Prolog", "/site/prolog", f"ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-"),
-        ("Epilog", f"{node.root}/epilog.d/*.sh", f"ln -s {node.paths.slurm_epilog} /etc/slurm/epi"),
-        ("TaskProlog", "/etc/slurm/task-prolog", "#!/bin/sh\n    /etc/slurm/task-prolog || exit\n"),
+    assert (
+        sum("is the site's: take it out if it hands out GPUs itself," in line for line in lines)
+        == 3
+    )
+    for line in (
+        "Prolog=/etc/slurm/prolog.d/*",
+        "ln -s /site/prolog /etc/slurm/prolog.d/50-prolog",
+        f"ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-gpulock",
+        f"ln -s {node.paths.slurm_epilog} {node.root}/epilog.d/00-gpulock.sh"
+        f"  # {node.root}/epilog.d/*.sh names it",
+        "mkdir -p /etc/slurm/prolog.d",
+        "TaskProlog=/etc/slurm/task-prolog-gpulock",
+        "/etc/slurm/task-prolog || exit",
+        f"exec {node.paths.slurm_task}",
     ):
-        assert f"{key}={named} is the site's. Take it out if it hands out GPUs" in text
-        assert f"    {pasted}" in text
-    assert f"    exec {node.paths.slurm_task}\n" in text
-    lines = text.splitlines()
-    assert not [line for line in lines if line.startswith(("    Prolog=", "    TaskProlog="))]
+        assert f"    {line}" in lines
+    assert not [line for line in lines if line.startswith("    Epilog=")]
+    into = lines[lines.index("Into slurm.conf, the same on every node and at the controller:") :]
+    assert into.index("    Prolog=/etc/slurm/prolog.d/*") < into.index("", 2)
+
+    node.put("TaskProlog", "/etc/slurm/task-prolog-gpulock")
+    assert "    /etc/slurm/task-prolog-gpulock || exit" in (text := told(node))
+    assert "    TaskProlog=/etc/slurm/task-prolog\n" in text
 
 
 def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
@@ -79,7 +93,7 @@ def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
 
     assert "Unable to contact slurm controller" in text
     assert f"compared with {node.conf}, which may not be in force" in text
-    assert "Prolog=/site/prolog is the site's" in text
+    assert "ln -s /site/prolog" in text
 
 
 def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:

@@ -30,13 +30,14 @@ def test_a_block_at_the_head_is_taken_out_to_the_byte_whatever_the_file_is(text:
     assert split_slurm_conf(CONF, text).with_lines([]) == text
 
 
-@pytest.mark.parametrize("above", ["A=1\n", "A=1 \\\n"])
-def test_a_block_that_was_moved_is_at_the_head_again_once_its_lines_change(above: str) -> None:
-    moved = f"{above}{split_slurm_conf(CONF, '').with_lines(LINES)}B=2\n"
+def test_a_block_that_was_moved_is_at_the_head_again_once_its_lines_change() -> None:
+    block, other = ["".join(f"{line}\n" for line in block_lines(one)) for one in (LINES, LINES[1:])]
+    moved = f"A=1\n{block}B=2\n"
 
-    assert split_slurm_conf(CONF, moved).rest == f"{above}B=2\n"
-    written = split_slurm_conf(CONF, moved).with_lines(LINES[1:])
-    assert written == "".join(f"{line}\n" for line in block_lines(LINES[1:])) + f"{above}B=2\n"
+    assert split_slurm_conf(CONF, moved).rest == "A=1\nB=2\n"
+    assert split_slurm_conf(CONF, moved).with_lines(LINES[1:]) == f"{other}A=1\nB=2\n"
+    with pytest.raises(InstallError, match="ends in a backslash: take it out"):
+        split_slurm_conf(CONF, f"A=1 \\\n{block}")
 
 
 BLOCK = "".join(f"{line}\n" for line in block_lines(LINES))

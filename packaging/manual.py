@@ -44,7 +44,7 @@ COMMON: Final = (
     (str(NODE_BROKEN), "The node or its driver is at fault."),
     (str(INTERRUPTED), "Ctrl-C."),
 )
-# What a code means in one command, in place of COMMON's; the last words of its path name it.
+# What a code means in one command, in place of COMMON's; a word of its path names it.
 OWN: Final = {
     "status": ((str(REFUSED), "It was refused. With --free or --idle: no GPU is to be shown."),),
     "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
@@ -121,7 +121,7 @@ def section(title: str, body: Iterable[str]) -> tuple[str, ...]:
 def command_pages(command: click.Command, context: click.Context) -> Iterator[Page]:
     """Yield the page of a command, and those of the commands below it."""
     title, what = context.command_path, command.get_short_help_str(LONG).rstrip(".")
-    codes = exit_codes(title.split()[-1])
+    codes = exit_codes(title.split())
     yield program_page(title.replace(" ", "-"), USER, what, command.get_help(context), codes)
     if not isinstance(command, click.Group):
         return
@@ -131,9 +131,9 @@ def command_pages(command: click.Command, context: click.Context) -> Iterator[Pa
             yield from command_pages(below, inner)
 
 
-def exit_codes(command: str) -> list[tuple[str, str]]:
-    """Return what each exit code of a command means."""
-    own = dict(OWN.get(command, ()))
+def exit_codes(words: list[str]) -> list[tuple[str, str]]:
+    """Return what each exit code of a command means, by the words of its path."""
+    own = dict(pair for word in words for pair in OWN.get(word, ()))
     return [*({**dict(COMMON), **own}).items()]
 
 

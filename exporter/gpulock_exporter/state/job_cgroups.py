@@ -78,28 +78,31 @@ class JobCgroups:
         self._jobs: dict[str, JobReading] = {}
 
     def read(self, owners: Mapping[str, Owner], now: float) -> dict[str, HostUsage]:
-        """Return what is known of each claim, by token; raise OSError.
+        """Return what is known of each claim, by token; raise OSError once each was tried.
 
         `now` is in seconds of a steady clock.
         """
         self._jobs = {token: self._jobs.get(token) or JobReading() for token in owners}
+        fault: OSError | None = None
         for token, job in self._jobs.items():
-            if job.files is None and now >= job.due:
-                job.files = next(
-                    (
-                        files
-                        for files in possible_cgroup_files(self._node, owners[token])
-                        if cgroup_inode(files)
-                    ),
-                    None,
-                )
-                longest = SLURM_PAUSE if owners[token].scheduler == "slurm" else LONGEST_PAUSE
-                job.pause = min(job.pause * 2, longest)
-                job.due = now + job.pause
-            if job.files is not None:
-                read_job_cgroup(job, job.files)
+            try:
+                self._read_job(job, owners[token], now)
+            except OSError as error:
+                fault = error
+        if fault:
+            raise fault
         blank = HostUsage()
         return {token: job.usage for token, job in self._jobs.items() if job.usage != blank}
+
+    def _read_job(self, job: JobReading, owner: Owner, now: float) -> None:
+        if job.files is None and now >= job.due:
+            possible = possible_cgroup_files(self._node, owner)
+            job.files = next((files for files in possible if cgroup_inode(files)), None)
+            longest = SLURM_PAUSE if owner.scheduler == "slurm" else LONGEST_PAUSE
+            job.pause = min(job.pause * 2, longest)
+            job.due = now + job.pause
+        if job.files is not None:
+            read_job_cgroup(job, job.files)
 
 
 def read_job_cgroup(job: JobReading, files: CgroupFiles) -> None:

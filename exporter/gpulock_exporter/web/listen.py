@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import ExitStack
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
@@ -26,6 +26,10 @@ class AddressTakenError(ListenError):
     """An address on which another process listens."""
 
 
+class AddressMissingError(ListenError):
+    """An address of IPv6 that this node lacks, or has not yet; those of IPv4 are served."""
+
+
 class Listening:
     """What an exporter listens on: systemd's sockets, or addresses, each as soon as nobody has it.
 
@@ -35,8 +39,10 @@ class Listening:
     def __init__(self, addresses: Sequence[str], environ: MutableMapping[str, str]) -> None:
         """Check the addresses; raise ListenError."""
         self._handed = activated_sockets(environ)
-        # those of every host first: who listens there has the port of all others, too
-        self._waiting = [] if self._handed else sorted({*addresses}, key=_width)
+        whole = {port for host, port in map(parse_listen_address, addresses) if not host}
+        # a port of every address has that of each; those of one family come before their addresses
+        rest = {one for one in addresses if not self._handed and _is_needed(one, whole)}
+        self._waiting = sorted(rest, key=_width)
         self._open: dict[str, list[socket.socket]] = {}
         self._taken: list[str] = []
         self._is_begun = False
@@ -52,12 +58,16 @@ class Listening:
         found, self._handed = self._handed, []
         waiting, self._waiting, self._taken = self._waiting, [], []
         for address in waiting:
+            mine = [one for some in self._open.values() for one in some]
             try:
-                mine = [one for some in self._open.values() for one in some]
-                self._open[address] = listen_on_addresses([address], mine)
-                found += self._open[address]
+                new, missing = _listen(address, mine)
+                self._open.setdefault(address, []).extend(new)
+                found += new
+                if missing:
+                    raise AddressMissingError(missing)
             except ListenError as fault:
-                if not (self._is_begun or isinstance(fault, AddressTakenError)):
+                later = (AddressTakenError, AddressMissingError)
+                if not (self._is_begun or isinstance(fault, later)):
                     raise
                 self._waiting.append(address)
                 self._taken.append(str(fault))
@@ -75,19 +85,22 @@ class Listening:
         return f"{said}: {'; '.join(self._taken)}; it tries again every {again:g} s"
 
 
-def _width(address: str) -> tuple[bool, bool, str]:
+def _is_needed(address: str, whole: set[int]) -> bool:
+    host, port = parse_listen_address(address)
+    return not host or port not in whole
+
+
+def _width(address: str) -> tuple[bool, str]:
     host, _ = parse_listen_address(address)
-    return host != "", host not in EVERY_HOST, address
+    return host not in EVERY_HOST, address
 
 
-def listen_on_addresses(
-    addresses: Iterable[str], mine: Sequence[socket.socket] = ()
-) -> list[socket.socket]:
-    """Listen on every address, or on none of them; not again where `mine` listen already."""
+def listen_on_addresses(addresses: Iterable[str]) -> list[socket.socket]:
+    """Listen on every address, or on none of them; not twice where two are one."""
     with ExitStack() as opened:
         found: list[socket.socket] = []
         for address in addresses:
-            found += [opened.enter_context(one) for one in _listen(address, [*mine, *found])]
+            found += [opened.enter_context(one) for one in _listen(address, found)[0]]
         opened.pop_all()
     return found
 
@@ -107,32 +120,41 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     return host[1:-1] if bracketed else host, int(port)
 
 
-def _listen(address: str, mine: Sequence[socket.socket]) -> Iterator[socket.socket]:
-    """Yield a socket for each address of a name; of no host one for IPv6 and IPv4 together."""
+def _listen(address: str, mine: Sequence[socket.socket]) -> tuple[list[socket.socket], str]:
+    """Return a socket for each address of a name that `mine` have not, and what is missing.
+
+    For no host it is one for IPv6 and IPv4 together.
+    """
     host, port = parse_listen_address(address)
-    try:
-        if not host:
-            yield _listen_everywhere(port)
-            return
-        # A name may have both kinds of addresses, and the same one twice.
-        told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        found = sorted({(one[0], one[4]) for one in told}, key=str)
-        is_of_both = len({family for family, _ in found}) > 1
-        for family, where in found:
-            if any(_covers(one, family, where) for one in mine):
-                continue
-            try:
-                one = socket.create_server(where, family=family, backlog=_BACKLOG)
-            except OSError as error:
-                if is_of_both and family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6:
+    new, missing = list[socket.socket](), ""
+    with ExitStack() as opened:
+        try:
+            if not host:
+                return [_listen_everywhere(port)], ""
+            # A name may have both kinds of addresses, and the same one twice.
+            told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            addresses = sorted({(one[0], one[4]) for one in told}, key=str)
+            is_of_both = len({family for family, _ in addresses}) > 1
+            for family, where in addresses:
+                if any(_covers(one, family, where) for one in mine):
                     continue
-                raise
-            yield one
-    except (socket.gaierror, UnicodeError) as error:
-        raise ListenError(f"cannot listen on {address}: {error}") from error
-    except OSError as error:
-        kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
-        raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+                try:
+                    one = socket.create_server(where, family=family, backlog=_BACKLOG)
+                except OSError as error:
+                    can_wait = is_of_both and family == socket.AF_INET6
+                    if not (can_wait and error.errno in _WITHOUT_IPV6):
+                        raise
+                    if error.errno == errno.EADDRNOTAVAIL:
+                        missing = f"{address} has no IPv6 yet"
+                    continue
+                new.append(opened.enter_context(one))
+        except (socket.gaierror, UnicodeError) as error:
+            raise ListenError(f"cannot listen on {address}: {error}") from error
+        except OSError as error:
+            kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
+            raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+        opened.pop_all()
+    return new, missing
 
 
 def _covers(mine: socket.socket, family: int, where: tuple[object, ...]) -> bool:

@@ -57,8 +57,7 @@ class PageOptions(NamedTuple):
     """What a page needs besides a snapshot.
 
     `limit` is the age in seconds from which samples are old, `fault` says why they are, in the
-    driver's words, `live` whether the page loads itself again. `steps` are of GPUs that went out of
-    service, were reset or came back, the latest first.
+    driver's words, `live` whether the page loads itself again.
     """
 
     node: str

@@ -143,7 +143,7 @@ class SgeInstaller(NodePart):
         here = installed_schedulers(self.settings)
         lost_map = not here and version_in_force(hooks_folder(self.settings))
         if not (SGE in here or lost_map):
-            return InstallParts([])
+            return InstallParts([], on_node=False)
         try:
             self._installed_as = read_card_map(self.settings.state_dir)[0]
         except (OSError, ValueError) as fault:

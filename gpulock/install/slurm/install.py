@@ -130,7 +130,7 @@ class SlurmInstaller(NodePart):
         here, folder = installed_schedulers(self.settings), hooks_folder(self.settings)
         lost_map = not here and version_in_force(folder)
         if not (SLURM in here or lost_map or self.options.write_conf):
-            return InstallParts([])
+            return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
         items: list[Item] = [positions]
         if SGE in here:  # it then has the others, too

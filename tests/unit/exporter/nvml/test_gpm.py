@@ -46,6 +46,7 @@ def test_traffic_is_a_rate_times_the_window() -> None:
         "nvlink_receive": 6 * MIB,
         "nvlink_transmit": 8 * MIB,
     }
+    assert measure_gpm_window({20: -10, 60: -0.5}, 2.0).traffic == {}
 
 
 @dataclass

@@ -162,6 +162,29 @@ def test_a_tick_without_descriptors_counts_nothing_twice(
     assert host.read(job()).cpu_seconds == 101.0
 
 
+def test_a_job_that_cannot_be_read_now_keeps_no_other_from_being_read(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = {f"{number:016x}": job(job_id=str(number)) for number in (12, 13)}
+    for number in (12, 13):
+        version_2(host, f"system.slice/slurmstepd.scope/job_{number}", number)
+    real = atomic.read_text
+
+    def read_text(path: str, *limits: int) -> str:
+        if "job_12" in path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *limits)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(atomic, "read_text", read_text)
+        with pytest.raises(OSError, match="Input/output"):
+            host.reader.read(owners, host.now)
+    (place := host.cgroups / "system.slice/slurmstepd.scope/job_13/cpu.stat").unlink()
+    place.parent.rename(place.parent.with_name("over"))
+    used = host.reader.read(owners, host.now + 1)
+    assert [one.cpu_seconds for one in used.values()] == [12.0, 13.0]
+
+
 def test_a_peak_that_comes_later_is_told_from_then_on(host: Host) -> None:
     folder = "system.slice/slurmstepd.scope/job_12"
     host.write(folder, cpu__stat="usage_usec 1", memory__current="5")

@@ -112,6 +112,18 @@ def test_a_name_of_both_kinds_is_served_where_there_is_no_ipv6(
     monkeypatch.setattr(socket, "create_server", create)
     (one,) = listen_on_addresses(["both:0"])
     one.close()
+    listening = Listening(["both:0"], {})
+    (one,) = listening.open()
+    assert (
+        listening.words(5) == "answers on both:0: both:0 has no IPv6 yet; it tries again every 5 s"
+    )
+    monkeypatch.setattr(socket, "create_server", real)
+    two = listening.open()  # IPv4's port was drawn by the kernel, and is another one
+    assert socket.AF_INET6 in {other.family for other in two}
+    assert listening.words(5) == "answers on both:0"
+    for other in (one, *two):
+        other.close()
+    monkeypatch.setattr(socket, "create_server", create)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[1:])
     with pytest.raises(ListenError, match="both:0: Cannot assign requested address"):
         listen_on_addresses(["both:0"])

@@ -45,7 +45,9 @@ def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> Non
 
 
 def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNode) -> None:
+    before = sorted(node.root.rglob("*"))
     assert call(node, "uninstall", "slurm").stdout.startswith("nothing to do: slurm")
+    assert sorted(node.root.rglob("*")) == before
     install(node)
 
     said = call(node, "uninstall", "slurm").stdout.splitlines()

@@ -184,7 +184,7 @@ class OpenFiles:
                 except (OSError, ValueError):
                     # init was there before any job, and may hide its files even from root
                     if pid != INIT and os.geteuid() in (0, self._uid(pid)):
-                        ended = scan.proc.finished(pid)  # it is hidden then, unless root asks
+                        ended = self._has_ended(pid)  # it is hidden then, unless root asks
                         vanished = vanished or ended
                         denied += [] if ended else [pid]
             if denied:
@@ -198,6 +198,12 @@ class OpenFiles:
         if uid is not None and not self.scan.may_fork(uid):
             return ""
         return "processes came and went faster than their files could be read"
+
+    def _has_ended(self, pid: int) -> bool:
+        try:
+            return self.scan.proc.finished(pid)
+        except (OSError, ValueError):
+            return False
 
     def _opened_in_time(self, pid: int, uid: "int | None") -> set[str]:
         """Return the devices that anybody's process has open; raise OSError.

@@ -165,7 +165,7 @@ class Reaper:
 
     def look(self, locks: "Iterable[Lock]") -> None:
         """Look at processes and open files now, before the gate is taken, which is held briefly."""
-        mine = list(locks)
+        mine = [lock for lock in locks if lock.owner]
         for uid in {lock.owner.uid for lock in mine if lock.owner}:
             self.files.look(uid)
         for lock in mine:

@@ -240,4 +240,5 @@ def add_times(times: GpuTimes, held: bytes, busy: bytes, observed: bytes) -> Non
     """Add what stands in a line; what is not known adds nothing."""
     times.claims += 1
     if held != NULL:
-        times.add(float(held), None if busy == NULL else float(busy), float(observed))
+        known = None if NULL in (busy, observed) else float(busy)
+        times.add(float(held), known, 0.0 if observed == NULL else float(observed))

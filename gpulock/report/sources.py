@@ -121,7 +121,6 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
     now, wall = clock_boottime(), time.time()
     finished: list[str] = []
     try:
-        finished = list_names(node.store.finished_dir)
         held = node.store.read_all_locks()
         for name, lock in held.items():
             record = lock.owner
@@ -130,6 +129,7 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
                 known = record.boot_id == node.boot_id and seconds >= 0
                 own = ClaimedDevice(name, record, wall, held=seconds if known else None)
                 standing.setdefault(record.token, []).append(own)
+        finished = list_names(node.store.finished_dir)  # last: what ends meanwhile is in both
     except Refusal:
         pass
     for token in (*standing, *finished):  # of one that stands some devices may be released

@@ -7,6 +7,7 @@ folder, and nothing is granted until a person has looked (`gpulock forget-locks`
 first claim of a boot makes ready.
 """
 
+import errno
 import os
 import time
 
@@ -15,6 +16,7 @@ from gpulock.store import atomic, events, grants, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
+from gpulock.store.repair import NO_CLAIM
 
 EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
@@ -77,7 +79,9 @@ def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
     for token in os.listdir(store.claims_dir):
         try:
             text = store.read_record(token)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as fault:
+            if fault.errno not in (errno.ENOENT, *NO_CLAIM):
+                raise
             text = ""
         if f"\nboot_id={boot_id}\n" in text:
             kept.add(token)  # a reserve, of a beginning that was cut short

@@ -5,6 +5,7 @@ Hot. What an administrator removed of either is put back from the other. What a 
 half done is completed or cleared: a record gets its locks, and a lock that nobody names goes.
 """
 
+import errno
 import os
 import stat
 
@@ -12,6 +13,9 @@ from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, grants, kv, owner
 from gpulock.store.locks import RECORD, Lock, LockStore, list_names
 from gpulock.store.owner import Owner
+
+# what reading a claim's record fails with where root put something else there
+NO_CLAIM = (errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
 
 
 class Repair:
@@ -150,9 +154,11 @@ def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]
             text = store.read_record(token)
         except FileNotFoundError:
             continue
-        except NotADirectoryError as fault:
+        except OSError as fault:
+            if fault.errno not in NO_CLAIM:
+                raise
             path = f"{store.claims_dir}/{token}"
-            raise Refusal(UNKNOWN, f"{path} is no folder of a claim", f"rm {path}") from fault
+            raise Refusal(UNKNOWN, f"{path} is no claim's", f"rm -r {path}") from fault
         record = parse_or_none(text)
         if record and record.boot_id != boot_id:
             grants.finish_claim(store, token)

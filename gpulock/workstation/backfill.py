@@ -18,7 +18,7 @@ from gpulock.alloc.availability import pick_free_devices, shortage_refusal
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
+from gpulock.node.devices import SHARE, Device
 from gpulock.store.locks import Lock
 from gpulock.store.reservations import read_reservations
 
@@ -32,6 +32,14 @@ class QueueView:
         self.node = node
         self.now = time.time()
         self.reservations = read_reservations(node.settings.state_dir)
+
+    @cached_property
+    def devices(self) -> list[Device] | Refusal:
+        """Return the node's devices, or why they are not known: the driver is asked once."""
+        try:
+            return self.node.devices()
+        except Refusal as refusal:
+            return refusal
 
     @cached_property
     def held(self) -> dict[str, Lock]:
@@ -53,9 +61,10 @@ def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
 
     `want` is as that claim left it: with its user, and its kinds resolved.
     """
-    node = view.node
+    node, devices = view.node, view.devices
+    if isinstance(devices, Refusal):
+        return devices
     try:
-        devices = node.devices()
         chosen, out = pick_free_devices(node, devices, view.held, want)
     except Refusal as refusal:
         return refusal
@@ -69,6 +78,7 @@ def must_yield(view: QueueView, want: ClaimRequest) -> bool:
     except Refusal:
         return False  # the claim says why
     alone = copy.copy(view)
+    alone.devices = view.devices
     alone.node = copy.copy(view.node)
     alone.node.settings = copy.copy(view.node.settings)
     alone.node.settings.mps_dir = ""  # an MPS ends with the shares that it is for

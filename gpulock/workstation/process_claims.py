@@ -55,13 +55,16 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
 
 
 def refuse_other_claim(node: Node, record: Owner, want: ClaimRequest, mine: list[Lock]) -> None:
-    """Raise Refusal where the process of `record` has another claim than this: it may have one."""
+    """Raise Refusal where the process of `record` has another claim than this: it may have one.
+
+    The gate is held.
+    """
     for lock in mine:
         other = lock.owner
         if other is None or other.run() != record.run() or other.boot_id != record.boot_id:
             continue  # of an earlier process of this number
         cards = {name.partition(SHARE)[0] for name in other.devices}
-        found = [device for device in node.devices() if device.id in cards]
+        found = [device for device in node.known_devices() if device.id in cards]
         same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
         if same and not want.wanted and not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))

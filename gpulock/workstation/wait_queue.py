@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.errors import BUSY, INVALID_REQUEST, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
@@ -168,6 +168,8 @@ class WaitQueue:
             try:
                 mine = backfill.count_cards(view.held, account)
             except Refusal as refusal:
+                if not isinstance(refusal, LockTimeout):
+                    client.answer = refuse_request(refusal)
                 return refusal.why
             if mine + client.request.number > most:
                 return f"you hold {mine} of the {most} GPUs that a user may hold (USER_MAX)"

@@ -106,16 +106,23 @@ class Field:
         )
 
     def work(self, seed: int, claims: int) -> None:
-        """Claim, log, log, release, so many times; a worker's whole life."""
+        """Claim, log, log, release, so many times; a worker's whole life.
+
+        A link to a process that is gone would come and go in every look of the others, for good.
+        """
         luck = random.Random(seed)
-        for _ in range(claims):
-            grant = self.insist(luck.randint(1, MOST), luck, bool(luck.randrange(3)))
-            ids = [device.id for device in grant.devices]
-            self.note("take", ids)
-            self.note("give", ids)
-            released = self.release(grant.owner.token)
+        try:
+            for _ in range(claims):
+                grant = self.insist(luck.randint(1, MOST), luck, bool(luck.randrange(3)))
+                ids = [device.id for device in grant.devices]
+                self.note("take", ids)
+                self.note("give", ids)
+                released = self.release(grant.owner.token)
+                self.hide(os.getpid())
+                left = [name for name, _ in released.kept]
+                assert sorted([*released.freed, *left]) == sorted(ids)
+        finally:
             self.hide(os.getpid())
-            assert sorted([*released.freed, *[name for name, _ in released.kept]]) == sorted(ids)
 
     def insist(self, count: int, luck: random.Random, share: bool = False) -> Grant:
         """Claim until it is granted, and be seen by every judge from before the claim on.

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, grants
+from gpulock.store.boot import finish_earlier_claims
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import encode_owner
 from gpulock.store.repair import Repair, find_unreadable_records, repair_locks
@@ -219,13 +221,34 @@ def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockSto
     assert sorted(find_unreadable_records(store)) == ["folder", "garbage"]
 
 
-def test_a_stray_file_among_the_claims_is_named_and_a_hidden_one_goes(store: LockStore) -> None:
-    """An editor's, or a note of root's: no queue is stopped for it."""
-    hidden, note = Path(store.claims_dir, ".note.swp"), Path(store.claims_dir, "note")
+def test_a_hidden_stray_file_among_the_claims_goes(store: LockStore) -> None:
+    hidden = Path(store.claims_dir, ".note.swp")
     hidden.touch()
     assert_whole(store)
     assert not hidden.exists()
-    note.touch()
+
+
+def make_record_folder(place: Path) -> None:
+    (place / "record").mkdir(parents=True)
+
+
+def make_record_link(place: Path) -> None:
+    place.mkdir()
+    (place / "record").symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Path.touch, lambda place: place.symlink_to(place), make_record_folder, make_record_link],
+)
+def test_what_is_no_claim_among_the_claims_is_named_and_stops_no_queue(
+    store: LockStore, make: Callable[[Path], object]
+) -> None:
+    """An editor's, or a note of root's. A boot takes it away."""
+    note = Path(store.claims_dir, "note")
+    make(note)
     with pytest.raises(Refusal) as caught:
         repair_locks(store, BOOT)
-    assert (caught.value.kind, caught.value.do) == (UNKNOWN, f"rm {note}")
+    assert (caught.value.kind, caught.value.do) == (UNKNOWN, f"rm -r {note}")
+    finish_earlier_claims(store, BOOT)
+    assert not os.path.lexists(note)

@@ -41,7 +41,8 @@ from gpulock.workstation.wire import (
     encode_packet,
     new_packet_socket,
 )
-from tests.support.desk import ME, MINE, UIDS, Desk, answers, last
+from tests.support.desk import LATER, ME, MINE, UIDS, Desk, answers, last
+from tests.support.driver_reads import observe_driver_reads
 from tests.support.faults import raising
 from tests.support.locks import place_lock
 from tests.support.trees import bus, record, soon
@@ -61,6 +62,27 @@ def test_a_claim_that_is_granted_reads_the_locks_once_under_the_gate(
 ) -> None:
     monkeypatch.setattr(LockStore, "read_all_locks", raising(AssertionError("read once more")))
     assert desk.claim(1).state == GRANTED
+
+
+def test_nobody_reads_the_driver_with_the_gate_held_whatever_is_held_already(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = observe_driver_reads(Path(desk.node.store.root), monkeypatch)
+    assert [desk.claim(count).state for count in (1, 1, 2)] == [GRANTED, GRANTED, REFUSED]
+    assert (bool(reads), any(reads)) == (True, False)
+
+
+def test_the_driver_is_read_once_however_many_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind_all(desk)
+    for pid in range(901, 906):
+        desk.claim_as(UIDS[0] + pid, pid, 1, FOR_EVER)
+    desk.go(clock_boottime() + LATER, rounds=1)
+    reads = observe_driver_reads(Path(desk.node.store.root), monkeypatch)
+    desk.go(clock_boottime() + 2 * LATER, rounds=1)
+    assert len(desk.line()) == 6
+    assert reads == [False]
 
 
 def test_where_the_locks_cannot_be_counted_nobody_is_granted_more(
@@ -93,6 +115,17 @@ def test_a_number_that_is_another_process_by_now_holds_nothing(desk: Desk) -> No
     assert desk.claim(1, start=MINE - 1).state == REFUSED
     assert desk.claim(1, pid=10**22).state == REFUSED
     assert desk.box.locks() == []
+
+
+def test_nor_does_one_that_ended_while_its_call_waited(desk: Desk) -> None:
+    behind_all(desk)
+    desk.process(901)
+    caller = desk.ask(SocketRequest(CLAIM, 901, 9, 1, wait=FOR_EVER))
+    desk.process(901, UIDS[0] + 1, start=10)
+    desk.give_back(0)
+    desk.give_back(1)
+    assert last(caller).state == REFUSED
+    assert len(desk.box.locks()) == 3
 
 
 def test_another_process_of_ours_may_hold(desk: Desk) -> None:
@@ -244,6 +277,16 @@ def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(desk: Desk) -> Non
     desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
     (again,) = desk.waiting()
     assert (again.number, again.pid, again.since) == (mine.number, ME, mine.since)
+
+
+def test_a_new_call_gets_no_number_of_one_that_has_not_come_back_yet(desk: Desk) -> None:
+    behind_all(desk)
+    desk.claim_as(UIDS[0] + 1, 902, 1, FOR_EVER)
+    desk.server.close()
+    desk.server.open()
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    desk.claim_as(UIDS[0] + 2, 903, 1, FOR_EVER)
+    assert desk.line() == [(1, ME), (2, 902), (3, 903)]
 
 
 def test_where_a_scheduler_owns_the_node_those_who_wait_are_told(desk: Desk) -> None:

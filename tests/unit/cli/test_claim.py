@@ -199,6 +199,14 @@ def test_nothing_held_is_refused(site: Site) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
 
 
+def test_a_lock_whose_owner_cannot_be_read_is_not_released_without_force(site: Site) -> None:
+    site.hold(3)
+    site.spoil(3)
+    result = site.call("release", "3")
+    assert result.exit_code == 1
+    assert "use --force" in result.stderr
+
+
 def test_a_jobs_devices_are_not_released_without_force(site: Site) -> None:
     site.hold(1, 2)
     result = site.call("release", "--job", "12")

@@ -111,8 +111,8 @@ def prefer_unused_cards(node: Node, want: ClaimRequest, pid: int) -> None:
     """Let a claim for process `pid` take the devices last that any other process has open.
 
     Somebody may work without asking. That costs a pass over all open files, which a command may
-    take and a scheduler's hook may not. Where the request leaves no choice, nothing is read. A
-    read that fails refuses nobody.
+    take and a scheduler's hook may not. Where the request leaves no choice, nothing is read.
+    Files that cannot be read refuse nobody.
     """
     want.last = {}  # a caller who waits asks again with the same request
     taken = list_names(node.store.locks_dir)

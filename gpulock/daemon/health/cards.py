@@ -164,7 +164,7 @@ def read_cards(state_dir: str, boot_id: str) -> NodeCards:
         cards = NodeCards(boot_id)
     except NOT_CARDS as fault:
         cards = NodeCards(boot_id)
-        cards.fault = f"what was known of the GPUs is lost: {state_dir}/{CARDS}: {fault!r}"
+        cards.fault = f"{state_dir}/{CARDS} cannot be understood, and begins anew: {fault!r}"
     cards.stored = stored
     return cards
 

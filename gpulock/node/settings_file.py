@@ -56,10 +56,18 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
         except OSError:
             of = 0
         if of != int(info.st_ctime):
-            from gpulock.node.last_settings import write_copy
-
-            write_copy(found, text, info)
+            keep_copy(found, text, info)
     return found
+
+
+def keep_copy(settings: Settings, text: str, info: os.stat_result) -> None:
+    """Make the file the last one that was obeyed; without the program for it there is none."""
+    try:
+        from gpulock.node.last_settings import write_copy
+    except ImportError:  # its folder could not be read, and no hook is lost for a copy
+        atomic.remove_quietly(settings.copy_path)
+    else:
+        write_copy(settings, text, info)
 
 
 def check_file_owner(path: str, info: os.stat_result, caller: int) -> None:

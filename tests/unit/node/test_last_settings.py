@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,18 @@ def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) ->
     file.write("nonsense\n")
 
     assert file.read().expected_gpus == 5
+
+
+def test_a_program_that_cannot_be_loaded_for_the_copy_costs_the_copy_alone(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prolog that began again without settings left the mask of the job's run before."""
+    file.write("EXPECTED_GPUS=4\n")
+    assert file.read(keep=True).expected_gpus == 4
+    file.write("EXPECTED_GPUS=5\n")
+    monkeypatch.setitem(sys.modules, "gpulock.node.last_settings", None)
+    assert file.read(keep=True).expected_gpus == 5
+    assert not file.copy.exists()
 
 
 def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -543,8 +543,8 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     (ward.state / "cards").write_text("gpulock-cards 1\nboot_id=x\n{}\n")
     ward.round(2)
     assert ward.out() == [bus(1)]
-    lost, over = [line for line in ward.said() if "what was known" in line]
-    assert "cards: KeyError('steps')" in lost and "no longer" in over
+    lost, over = [line for line in ward.said() if "cannot be understood" in line]
+    assert "begins anew: KeyError('steps')" in lost and "no longer" in over
 
 
 @pytest.mark.parametrize("part", ["KernelLog.read", "judge_card", "HealthPolicy._name_suspects"])

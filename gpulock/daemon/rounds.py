@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gpulock.alloc.reaper import FREED, ORPHANS
 from gpulock.daemon.core.controller import BackoffControl, ControllerSilence
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
-from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception
+from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception, run_each
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -91,15 +92,7 @@ class Rounds:
         self, part: str, chores: Sequence[Chore], act: Callable[[Chore], object]
     ) -> None:
         """Let chores act, one after another; one that fails stops no other."""
-        failed: dict[str, str] = {}
-        for chore in chores:
-            name = type(chore).__name__
-            try:
-                act(chore)
-            except Refusal as refusal:
-                failed[f"{name} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
-            except Exception as fault:
-                failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+        failed = run_each([(type(one).__name__, partial(act, one)) for one in chores])
         self.due = min([chore.due for chore in self._chores], default=self.due)
         self._journal.log_changes(part, failed, ERROR)
 

@@ -12,9 +12,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from gpulock.errors import one_line
+from gpulock.errors import Refusal, one_line
 from gpulock.system_log import ERROR, INFO, NOTICE, WARNING, log_to_system
 
 __all__ = ["ERROR", "INFO", "NOTICE", "WARNING", "DaemonJournal"]
@@ -71,6 +71,19 @@ class DaemonJournal:
     def log_state(self, part: str, text: str, level: int = WARNING) -> None:
         """Say the one thing that stands now in a part; nothing where it is over."""
         self.log_changes(part, {part: text} if text else {}, level)
+
+
+def run_each(parts: Iterable[tuple[str, Callable[[], object]]]) -> dict[str, str]:
+    """Run parts, one after another, and return what failed: one that fails stops no other."""
+    failed: dict[str, str] = {}
+    for name, part in parts:
+        try:
+            part()
+        except Refusal as refusal:
+            failed[f"{name} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
+        except Exception as fault:
+            failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+    return failed
 
 
 def describe_exception(what: str, fault: Exception) -> str:

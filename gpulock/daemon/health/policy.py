@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
+from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import CardHistory, CardLook, describe_serious, judge_card
 from gpulock.daemon.health.cards import (
@@ -84,26 +84,19 @@ class HealthPolicy(Chore):
         self._seen: tuple[Node, ReconcileReport] | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Put out what is bad, and back what is clean; raise what the first part raised."""
+        """Put out what is bad, and back what is clean; tell of each part that fails."""
         self._seen, self.due = (node, report), now + SUSPECT_PERIOD
         cards = read_cards(node.settings.state_dir, node.boot_id)
         self._journal.log_state("cards", cards.fault)
         look = HealthSnapshot(node, report, self._clock(), cards)
-        failed: Exception | None = None
-        parts: tuple[Callable[[], object], ...] = (
-            lambda: self._read_kernel_log(node, cards),
-            lambda: self._check_cards(look, report),
-            lambda: self._name_suspects(node, report, look.told, cards),
-            lambda: self._judge_cards(look),
-            lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
-        )
-        for part in parts:
-            try:
-                part()
-            except Exception as fault:  # one that fails stops no other
-                failed = failed or fault
-        if failed is not None:
-            raise failed
+        parts: dict[str, Callable[[], object]] = {
+            "kernel log": lambda: self._read_kernel_log(node, cards),
+            "checks of cards": lambda: self._check_cards(look, report),
+            "suspects": lambda: self._name_suspects(node, report, look.told, cards),
+            "policy": lambda: self._judge_cards(look),
+            "cards": lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
+        }
+        self._journal.log_changes("parts of health", run_each(parts.items()), ERROR)
 
     def run_due(self, now: float) -> None:
         """Look for cards that do not answer, between the reconciles; raise OSError."""

@@ -135,7 +135,7 @@ else:
 
 
 MANAGER = """#!{python} -IS
-import json, os, shlex, signal, subprocess, sys, time
+import contextlib, json, os, shlex, signal, subprocess, sys, time
 
 units = os.path.dirname(os.path.abspath(__file__)) + "/units/"
 
@@ -180,7 +180,9 @@ def end(unit, of):
     for number in (signal.SIGTERM, signal.SIGKILL):
         late = time.monotonic() + of["stop_seconds"]
         for pid in members(unit):
-            os.kill(pid, number)
+            # One may end of another's end: who asks MPS, once its daemon is gone.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         while members(unit) and (number == signal.SIGKILL or time.monotonic() < late):
             time.sleep(0.01)
     if os.path.exists(units + unit):

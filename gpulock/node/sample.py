@@ -87,10 +87,6 @@ class ClaimUsage:
     energy: float | None  # joules
     memory_peak: int | None  # bytes, the most that was seen in use
     foreign: float | None  # seconds in which foreign processes were seen beside it
-    cpu_seconds: float | None  # processor time of the cgroup of the claim's job on this host
-    cpus: int | None  # processors that the job may use
-    host_memory_peak: int | None  # bytes of the host's memory, the most of that cgroup
-    host_memory: int | None  # bytes of it that the job may use
     width: float | None  # seconds of a bucket
     used: tuple[int, ...]  # milliseconds at work in each bucket
     covered: tuple[int, ...]  # milliseconds observed in each bucket

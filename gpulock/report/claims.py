@@ -110,8 +110,6 @@ class ReportedClaim:
     """All devices that one job held on one node; `ended` is None while it stands.
 
     `elapsed` is for how many seconds, None where the record does not say.
-    Of that host the job used `cpu_seconds` of its `cpus`, and `host_memory_peak` bytes of its
-    `host_memory`, as far as its cgroup told.
     """
 
     token: str
@@ -129,10 +127,6 @@ class ReportedClaim:
     elapsed: float | None
     how: str
     proof: str
-    cpu_seconds: float | None
-    cpus: int | None
-    host_memory_peak: int | None
-    host_memory: int | None
     cards: tuple[ReportedDevice, ...]
     record: Fields
 
@@ -198,10 +192,6 @@ def parse_reported_claim(found: object) -> ReportedClaim:
         begun=record["claimed_at"],
         ended=record.get("released_at"),
         elapsed=record.get("held_seconds"),
-        cpu_seconds=record.get("cpu_seconds"),
-        cpus=record.get("cpus"),
-        host_memory_peak=record.get("host_memory_peak_bytes"),
-        host_memory=record.get("host_memory_bytes"),
         cards=tuple(merge_places(cards)),
         record=cast("Fields", found),
     )
@@ -313,9 +303,8 @@ CLAIM_FIELDS: Final[Kinds] = {
     **dict.fromkeys(("cluster", "node", "het_leader", "comment", "how", "proof"), as_text),
     **dict.fromkeys(("released_at", "claimed_at", "held_seconds", "gpu_seconds"), as_number),
     **dict.fromkeys(("busy_seconds", "observed_seconds", "utilization"), as_number),
-    **dict.fromkeys(("energy_joules", "last_busy", "foreign_seconds", "cpu_seconds"), as_number),
-    **dict.fromkeys(("gpus", "restart", "uid", "memory_peak_bytes", "cpus"), as_count),
-    **dict.fromkeys(("host_memory_peak_bytes", "host_memory_bytes"), as_count),
+    **dict.fromkeys(("energy_joules", "last_busy", "foreign_seconds"), as_number),
+    **dict.fromkeys(("gpus", "restart", "uid", "memory_peak_bytes"), as_count),
 }
 DEVICE_FIELDS: Final[Kinds] = {
     **dict.fromkeys(("id", "uuid", "model", "profile", "how"), as_text),

@@ -24,7 +24,6 @@ from gpulock.text.words import (
     format_count,
     format_duration,
     format_local_time,
-    format_percent,
     short_model,
 )
 
@@ -114,27 +113,9 @@ def format_full_claim(claim: ReportedClaim) -> list[str]:
             found.append(
                 f"GPU {card.name} had other processes on it for {format_duration(card.foreign)}"
             )
-    host = format_host_usage(claim)
-    if len(claim.cards) > 1 or host:
-        found += ["", *([format_claims_summary([claim])] if len(claim.cards) > 1 else []), *host]
+    if len(claim.cards) > 1:
+        found += ["", format_claims_summary([claim])]
     return found
-
-
-def format_host_usage(claim: ReportedClaim) -> list[str]:
-    """Return in a line what the job used of its host, nothing where nobody knows."""
-    parts: list[str] = []
-    if claim.cpu_seconds is not None:
-        share, count = "", ""
-        if claim.cpus:
-            count = f" on {format_count(claim.cpus, 'CPU')}"
-            if claim.held > 0:
-                used = min(1.0, claim.cpu_seconds / (claim.held * claim.cpus))
-                share = f", {format_percent(used)} of the time held"
-        parts.append(f"{format_duration(claim.cpu_seconds)} of processor time{count}{share}")
-    if claim.host_memory_peak is not None:
-        peak = format_memory_peak(claim.host_memory_peak, claim.host_memory)
-        parts.append(f"memory peak {peak}")
-    return textwrap.wrap(f"Host: {'; '.join(parts)}", WIDTH) if parts else []
 
 
 def format_claim_heading(claim: ReportedClaim) -> str:

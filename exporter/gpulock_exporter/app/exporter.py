@@ -28,7 +28,6 @@ from gpulock_exporter.metrics.families import PROCESS, render_families
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
-from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
@@ -73,7 +72,6 @@ class Exporter:
         self._hold_folder = hold_folder  # makes it again where it was removed
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
-        self._jobs = JobCgroups(node)
         self._folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
@@ -96,7 +94,7 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
-        facts = read_local_state(self._node, now.boottime, self._jobs)
+        facts = read_local_state(self._node, now.boottime)
         hung = name_hung_cards(supervisor.hung.out(), self.device_list.devices)
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
         self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from gpulock_exporter.state.buckets import Buckets
 from gpulock_exporter.state.device_totals import DeviceActivity
-from gpulock_exporter.state.job_cgroups import HostUsage
 
 LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
 PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
@@ -35,8 +34,7 @@ class LedgerAccount:
     """What one device did for one claim; None is not known.
 
     `idle` are the observed seconds since it was last at work, `foreign` the seconds in which
-    processes of others were seen beside it, `seen` is when it was last observed at all. What the
-    claim's job uses of the host is the same for each of its devices.
+    processes of others were seen beside it, `seen` is when it was last observed at all.
     """
 
     since: float
@@ -50,10 +48,6 @@ class LedgerAccount:
     memory_peak: int | None = None
     seen: float | None = None
     buckets: Buckets = field(default_factory=lambda: Buckets(0.0))
-    cpu_seconds: float | None = None
-    cpus: int | None = None
-    host_memory_peak: int | None = None
-    host_memory: int | None = None
 
     @property
     def mean(self) -> float | None:
@@ -82,15 +76,6 @@ class LedgerAccount:
         """Take the memory in use at the end of a look."""
         if look.memory is not None:
             self.memory_peak = max(self.memory_peak or 0, look.memory)
-
-    def note_host(self, used: HostUsage) -> None:
-        """Take what the job used of its host; a new exporter may have seen less of it."""
-        if used.cpu_seconds is not None:
-            self.cpu_seconds = max(self.cpu_seconds or 0.0, used.cpu_seconds)
-        if used.host_memory_peak is not None:
-            self.host_memory_peak = max(self.host_memory_peak or 0, used.host_memory_peak)
-        self.cpus = used.cpus or self.cpus
-        self.host_memory = used.host_memory or self.host_memory
 
 
 class Ledger:
@@ -130,12 +115,6 @@ class Ledger:
                 if claim and name in looks and claim.since <= looks[name].at:
                     self.accounts[claim.token][name].note_memory(looks[name])
         return over
-
-    def note_host(self, usage: Mapping[str, HostUsage]) -> None:
-        """Take what the jobs of claims used of this host, by token."""
-        for token, used in usage.items():
-            for account in self.accounts.get(token, {}).values():
-                account.note_host(used)
 
     def of(self, device: str, token: str) -> LedgerAccount | None:
         """Return the account of a device for a claim."""

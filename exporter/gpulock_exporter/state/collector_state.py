@@ -111,7 +111,6 @@ class CollectorState:
                     one.who = None if one.who and one.who.foreign else one.who
             facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
-        ledger.note_host(facts.host_usage)
         fresh = self.last if self.is_fresh(now) else None
         why = find_lost_cards(
             self.lost, fresh, {card_bus_id(name) for name in self.devices}, driver_cards

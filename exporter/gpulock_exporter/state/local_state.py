@@ -23,7 +23,6 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
-from gpulock_exporter.state.job_cgroups import HostUsage, JobCgroups
 
 _T = TypeVar("_T")
 Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
@@ -40,7 +39,6 @@ class LocalState(NodeView):
         self.counters: dict[str, float] = {}
         self.cards = NodeCards("")  # what gpulockd knows of them
         self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
-        self.host_usage: dict[str, HostUsage] = {}  # by token
         self.failures: dict[str, str] = {}
         self.durations: dict[str, float] = {}
 
@@ -56,15 +54,8 @@ class LocalState(NodeView):
             self.durations[source] = time.perf_counter() - begun
 
 
-def read_local_state(
-    node: Node,
-    now: float,
-    jobs: JobCgroups | None = None,
-) -> LocalState:
-    """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds.
-
-    `jobs` are the jobs' cgroups as they were read before, for a caller that reads them each second.
-    """
+def read_local_state(node: Node, now: float) -> LocalState:
+    """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds."""
     facts = LocalState()
     facts.locks = facts.read("locks", lambda: read_boot_locks(node), None)
     facts.quarantined = facts.read(
@@ -80,9 +71,6 @@ def read_local_state(
     )
     facts.cards = read_cards(node.settings.state_dir, node.boot_id)
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
-    if jobs is not None:
-        owners = {lock.owner.token: lock.owner for lock in facts.held.values() if lock.owner}
-        facts.host_usage = facts.read("jobs", lambda: jobs.read(owners, now), {})
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
     return facts
 

@@ -48,7 +48,6 @@ FIELDS = (
     *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
     *("utilization", "energy_joules", "memory_peak_bytes", "last_busy", "foreign_seconds"),
     *("how", "proof", "token"),
-    *("cpu_seconds", "cpus", "host_memory_peak_bytes", "host_memory_bytes"),
 )
 HOUR = 3600.0
 REFUSED = 1  # exit code

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpulock.errors import one_line
@@ -39,7 +38,6 @@ RELEASE_REASONS: Final = (  # how a lock says it was released, and the word for 
 SLACK: Final = 2.0  # seconds: a look begins before the claim and ends after the release
 MOST_WATTS: Final = 20_000.0  # of one device: no board comes near to it
 MOST_MEMORY: Final = 1 << 50  # bytes
-MOST_PROCESSORS: Final = 1 << 13  # of a host that does not tell
 FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
 REAL: Final = rb"[0-9.]+"
@@ -165,7 +163,6 @@ def build_history_record(
         "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
         "last_busy": max(known("last_busy"), default=None),
         "foreign_seconds": total("foreign_seconds"),
-        **host_usage_fields(accounts.values(), held or 0.0),
         "devices": found,
         "shapes": shapes,
     }
@@ -257,24 +254,6 @@ def use_over_time(account: ClaimUsage) -> dict[str, Any] | None:
     pairs = zip(account.used, covered)
     use = [round(MILLI * min(used, most) / most) if most else None for used, most in pairs]
     return {"width": width, "use": use}
-
-
-def host_usage_fields(accounts: Collection[ClaimUsage], held: float) -> dict[str, Any]:
-    """Return what a claim's job used of its host in `held` seconds, as each account has it."""
-
-    def largest(key: str, most: float) -> float | None:
-        found = max([getattr(one, key) or 0 for one in accounts], default=0)
-        return found if 0 < found <= most else None
-
-    processors = os.cpu_count() or MOST_PROCESSORS
-    spent = [one.cpu_seconds for one in accounts if one.cpu_seconds is not None]
-    believed = bool(spent) and max(spent) <= (held + SLACK) * processors
-    return {
-        "cpu_seconds": round_to_milli(max(spent)) if believed else None,
-        "cpus": largest("cpus", processors),
-        "host_memory_peak_bytes": largest("host_memory_peak", MOST_MEMORY),
-        "host_memory_bytes": largest("host_memory", MOST_MEMORY),
-    }
 
 
 def parse_release_reason(how: str) -> tuple[str, str]:

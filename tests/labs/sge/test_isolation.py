@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,22 +10,18 @@ import pytest
 from tests.labs.common.device_nodes import (
     opened,
 )
-from tests.labs.common.installed import gate_file, reap, script
-from tests.labs.common.report_node import observed
-from tests.labs.sge import jobs
+from tests.labs.common.installed import gate_file, reap
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.confined import Site, isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.install import INSTALLATION
-from tests.labs.sge.jobs import said, wait_said, waiting_for
+from tests.labs.sge.jobs import wait_said, waiting_for
 from tests.labs.sge.test_parallel import MPI, until_wrapped
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
-BURNT = 3  # seconds of a processor
-BURN = f"import time\nwhile time.process_time() < {BURNT}:\n    pass\n"
 
 
 @pytest.fixture
@@ -94,26 +87,6 @@ def test_a_task_of_a_job_of_one_host_opens_what_the_job_holds(parallel: Site) ->
     assert {name for name in seen["ENXIO"] if name != "nvidiactl"} < ALL
     assert len(seen["ENXIO"]) == 2
     assert seen["EPERM"] == ALL - seen["ENXIO"]
-
-
-def test_a_confined_jobs_record_has_the_processor_time_that_its_cgroup_counted(
-    site: Site,
-) -> None:
-    burn = script(site.gpus, "burn.py", BURN)
-    folder = site.gpus.sge.lab / "report" / NODE
-    with observed(site.gpus, NODE, folder, site.configure):
-        job = site.submit("-l", "gpu=1", script=f"/usr/bin/python3 -IS {burn}\nsleep 3\n")
-        site.gpus.sge.wait_settled(job)
-        assert "of processor time" in said(site.gpus, job)
-        jobs.command(site.gpus, NODE, "reap")
-        told = jobs.command(site.gpus, NODE, "report", str(job), "--json")
-        (found,) = json.loads(told)["claims"]
-        assert BURNT <= found["cpu_seconds"] <= BURNT + 2
-        assert found["host_memory_peak_bytes"] is None, "execd is in the cgroup above"
-        listed = jobs.command(site.gpus, NODE, "history", "--job", str(job), "--csv")
-        (row,) = csv.DictReader(io.StringIO(listed))
-        assert row["cpu_seconds"] == str(found["cpu_seconds"])
-        assert row["host_memory_peak_bytes"] == ""
 
 
 def test_a_slave_task_opens_what_its_job_holds_on_its_own_host(parallel: Site) -> None:

@@ -269,13 +269,13 @@ def test_a_file_chooses_nothing_that_is_shown_but_its_own_numbers(
 
     Stopped by: the name is the owner's, and what is shown is what was checked, as JSON too.
     """
-    told = own(user=name, queue="\x1b[2J", proof="x" * 999, cpus="\x1b[2J", other="\x1b[2J")
+    told = own(user=name, queue="\x1b[2J", proof="x" * 999, gpus="\x1b[2J", other="\x1b[2J")
     told["devices"] = [card(0, uuid="\x1b[2J", other="\x1b[2J")] * 300
     told |= {"uid": 4242} if os.getuid() == 0 else {}
     folder.write_report_file(str(shared), told)
     words = ["report", "12", *(("--uid", "4242") if os.getuid() == 0 else ())]
     (found,) = json.loads(desk.text(*words, "--json"))["claims"]
-    assert (found["user"] == name, found["cpus"], len(found["devices"])) == (False, None, 256)
+    assert (found["user"] == name, found["gpus"], len(found["devices"])) == (False, None, 256)
     assert "\x1b" not in found["queue"] + found["devices"][0]["uuid"]
     assert "other" not in [*found, *found["devices"][0]]
 

@@ -35,7 +35,7 @@ def test_its_readers_can_read_the_comment() -> None:
         "gpu_utilization": {"0": 25.0},
         "gpu_total_memory": {"0": 80 * GIB},
         "gpu_used_memory": {"0": 40 * GIB},
-    }, "what no cgroup told is left out, not 0"
+    }, "what gpulock does not measure is left out, not 0"
 
 
 @pytest.mark.parametrize("places", [1, 3])
@@ -51,30 +51,6 @@ def test_instances_of_a_card_keep_apart() -> None:
     both = [card(n, id=f"{bus(0)}.gi{n + 1}.ci0", minor=3) for n in range(2)]
     (node,) = decoded(record(*both))["nodes"].values()
     assert {*node["gpu_utilization"]} == {"3.1", "3.2"}
-
-
-def test_what_a_job_used_of_its_host_is_there_as_its_readers_divide_it() -> None:
-    whole = {"cpu_seconds": 7200.0, "cpus": 4, "host_memory_peak_bytes": GIB}
-    found = decoded(record(card(0), host_memory_bytes=4 * GIB, **whole))
-    node = found["nodes"]["node1"]
-    assert node["total_time"] / node["cpus"] / found["total_time"] * 100 == 50
-    assert node["used_memory"] / node["total_memory"] == 0.25
-
-
-@pytest.mark.parametrize(
-    ("known", "keys"),
-    [
-        ({"cpu_seconds": 9.0}, set[str]()),
-        ({"cpus": 4}, set[str]()),
-        ({"host_memory_peak_bytes": 9}, set[str]()),
-        ({"host_memory_bytes": 9}, set[str]()),
-        ({"cpu_seconds": 0.0, "cpus": 4}, {"cpus", "total_time"}),
-    ],
-)
-def test_a_use_without_the_size_beside_it_is_left_out(
-    known: dict[str, Any], keys: set[str]
-) -> None:
-    assert SCRIPT["describe_host"](record(card(0), **known)).keys() == keys
 
 
 def test_a_short_job_and_one_that_was_not_seen_have_jobstats_own_words() -> None:

@@ -102,16 +102,6 @@ def test_a_report_says_what_each_device_did() -> None:
     assert found[-1] == "GPU 1 was never used: ask for 1."
 
 
-def test_a_report_says_what_the_job_used_of_its_host() -> None:
-    known = {"cpu_seconds": HOUR, "cpus": 4, "host_memory_peak_bytes": 3 * GIB}
-    found = text_of(claim(card(0), **known, host_memory_bytes=8 * GIB))
-    line = "Host: 1h00m of processor time on 4 CPUs, 25 % of the time held; memory peak 3 of 8 GiB"
-    assert " ".join(found).count(line) == 1
-    found = text_of(claim(card(0), host_memory_peak_bytes=3 * GIB))
-    assert "Host: memory peak 3 GiB" in found
-    assert not any(words.startswith("Host") for words in text_of(claim(card(0))))
-
-
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]

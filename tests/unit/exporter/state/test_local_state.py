@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.state.job_cgroups import JobCgroups
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
 from gpulock.deadline import clock_boottime
@@ -41,12 +40,11 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     verdicts.write_verdicts(str(box.lock), {TOKEN: dead}, BOOT)
     (box.lock / "events").write_text("1.0 totals claims_granted=5\n")
     now = clock_boottime()
-    facts = read_local_state(node, now, jobs=JobCgroups(node))
+    facts = read_local_state(node, now)
     assert facts.failures == {}
     assert sorted(facts.durations) == [
         "counters",
         "foreign",
-        "jobs",
         "locks",
         "quarantine",
         "verdicts",

@@ -2,7 +2,7 @@
 """Try mutants in copies of the tree: of the hot packages, or `make mutants WORDS="history gate"`.
 
 Which ones are tried depends on their names alone, so that a change of the code changes few. Exits 1
-where one survives that survivors.toml does not name, and where one that it names is killed.
+where one survives.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import tomli
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
@@ -33,7 +31,6 @@ from tests.steps import QUICK  # noqa: E402
 HOT = ("alloc", "hooks", "isolation", "job", "node", "sge", "slurm", "store")
 OTHERS = ("packaging", "repository", "support")  # tests of the checkout, not of the code
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
-SURVIVORS = ROOT / "tests/mutants/survivors.toml"
 
 
 class Result(NamedTuple):
@@ -55,12 +52,13 @@ def main() -> int:
     mutants = draw_mutants(list_mutants(options.words), options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="m.", dir=memory_folder()) as folder:
         results = try_mutants(mutants, ROOT, Path(folder), os.cpu_count() or 1)
-    wrong = list_complaints(results, read_survivors())
-    print("\n".join([*wrong, *table_lines(results)]))
-    killed = sum(result.code != SURVIVED for result in results)
-    took = time.monotonic() - begun
-    print(f"{killed} of {len(results)} mutants killed, {len(wrong)} not as known, in {took:.0f} s")
-    return 1 if wrong or not results else 0
+    survivors = sorted(mutant for mutant, code, _ in results if code == SURVIVED)
+    for one in survivors:
+        print(f"survived: {one.file}:{one.first} in {one.function}\n    {one.name}")
+    print("\n".join(table_lines(results)))
+    killed, took = len(results) - len(survivors), time.monotonic() - begun
+    print(f"{killed} of {len(results)} mutants killed, in {took:.0f} s")
+    return 0 if results and not survivors else 1
 
 
 def package_of(path: str) -> str:
@@ -150,25 +148,6 @@ def list_tests(mutant: Mutant, measured: list[Measured]) -> list[str]:
             if own or test in runs:
                 found.append((not own, test not in runs, seconds[test], tests[test]))
     return [row[-1] for row in sorted(found)]
-
-
-def read_survivors() -> dict[tuple[str, str], str]:
-    """Return the reason of each known survivor, by (file, name)."""
-    tables: dict[str, dict[str, str]] = tomli.loads(SURVIVORS.read_text())
-    return {(file, name): why for file, rows in tables.items() for name, why in rows.items()}
-
-
-def list_complaints(results: list[Result], known: dict[tuple[str, str], str]) -> list[str]:
-    """Return what is wrong with survivors.toml."""
-    complaints: list[str] = []
-    for mutant, code, _ in sorted(results):
-        listed = (mutant.file, mutant.name) in known
-        place = f"{mutant.file}:{mutant.first} in {mutant.function}\n    {mutant.name}"
-        if code == SURVIVED and not listed:
-            complaints.append(f"survived: {place}")
-        elif code == KILLED and listed:
-            complaints.append(f"known as a survivor, but killed: {place}")
-    return complaints
 
 
 def table_lines(results: list[Result]) -> list[str]:

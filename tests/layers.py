@@ -56,7 +56,6 @@ THIRD_PARTY = {
 EXPORTER = {
     "": frozenset[str](),
     "nvml": frozenset({"pynvml"}),
-    "simulated": frozenset[str](),
     "worker": frozenset[str](),
     "state": frozenset[str](),
     "files": frozenset[str](),
@@ -74,7 +73,6 @@ EXPORTER_WARM = frozenset(
         *("gpulock.text.words", "gpulock.workstation.waiting"),
     }
 )
-SOURCES = frozenset({"nvml", "simulated"})  # a driver hangs who looks at it: that is the worker
 
 
 def package_of(module: str) -> str:
@@ -135,7 +133,7 @@ def exporter_violation(importer: str, imported: str) -> str | None:
     other, order = _exporter_package(imported), [*EXPORTER]
     if order.index(other) > order.index(own) and imported != "gpulock_exporter":
         return f"{own or 'the root'} stands before {other}"
-    if other in SOURCES and own not in (other, "worker"):
+    if other == "nvml" and own not in (other, "worker"):  # a driver hangs who looks at it
         return f"only the worker imports {other}"
     return None
 

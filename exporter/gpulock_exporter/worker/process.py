@@ -28,7 +28,7 @@ from gpulock_exporter.telemetry import encode_frame
 
 if TYPE_CHECKING:
     from gpulock_exporter.nvml.source import NvmlSource
-    from gpulock_exporter.simulated.source import SimulatedSource
+    from gpulock_exporter.worker.simulated import SimulatedSource
 
     FrameSource = NvmlSource | SimulatedSource
 
@@ -89,7 +89,7 @@ def make_frame_source(name: str, note: CallNote, wanted: Callable[[int], bool]) 
     """Return the source of a name; nothing of another one is imported."""
     kind, _, folder = name.partition(":")
     if kind == "simulated":
-        from gpulock_exporter.simulated.source import SimulatedSource
+        from gpulock_exporter.worker.simulated import SimulatedSource
 
         return SimulatedSource(folder)
     from gpulock_exporter.nvml.named_calls import NAMED

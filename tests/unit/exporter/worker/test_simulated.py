@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.frame_decoder import decode_frame
-from gpulock_exporter.simulated.card import device_load, mean_device_load, memory_share
-from gpulock_exporter.simulated.source import SimulatedSource
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
-from hypothesis import given
-from hypothesis import strategies as st
+from gpulock_exporter.worker.simulated import SimulatedSource
 
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.simulate.presets import PRESETS
@@ -206,11 +203,3 @@ def test_a_folder_that_is_no_simulated_node_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpulock.conf").write_text("")
     with pytest.raises(RuntimeError, match="is no simulated node"):
         SimulatedSource(str(tmp_path)).open()
-
-
-@given(st.integers(0, 15), st.floats(-100, 1e6), st.floats(0, 100))
-def test_a_load_is_a_share_and_has_no_jumps(device: int, seconds: float, span: float) -> None:
-    assert 0 <= device_load(device, seconds) <= 1
-    assert 0 <= memory_share(device, seconds) <= 1
-    assert 0 <= mean_device_load(device, seconds, seconds + span) <= 1
-    assert abs(device_load(device, seconds + 0.1) - device_load(device, seconds)) < 0.05

@@ -12,8 +12,10 @@ one, says what is otherwise; it is read at each look, and its lists have commas:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -21,27 +23,41 @@ from gpulock.node import devices, settings, settings_file
 from gpulock.node.devices import INVENTORY_LINE, SHARE, Device, mig_instances, nvlink_counts
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
-from gpulock_exporter.simulated.card import (
-    AMPERE,
-    HOPPER,
-    MIB,
-    MODELS,
-    OTHER,
-    SimulatedModel,
-    SimulatedState,
-    fill_board,
-    fill_work,
-    mean_device_load,
-    memory_share,
-)
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
 
+MIB = 1 << 20
 SLICES = 7  # of a card that is split
 AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
+OBSERVED = 16.0  # seconds that the driver's buffer of samples covers
+WARM_LAG = 25.0  # seconds
+IDLE, BUSY = 0.02, 0.94  # loads below and above which the clocks have a reason
+START, LOADING = 8.0, 20.0  # seconds in which a job gets going, and fills the device's memory
+# how jobs work, by device: the middle of a wave, how far it swings, and its seconds
+WAVES = ((0.96, 0.02, 20.0), (0.62, 0.3, 60.0), (0.5, 0.4, 54.0), (0.28, 0.12, 90.0))
+WATTS = {  # idle, and at most
+    "Tesla K80": (30, 149),
+    "Tesla V100-SXM2-32GB": (43, 300),
+    "Tesla V100-SXM3-32GB": (50, 350),
+    "NVIDIA A100-SXM4-80GB": (62, 400),
+    "NVIDIA H200": (77, 700),
+}
+OTHER_WATTS = (26, 450)
+HOPPER = "NVIDIA H200"  # the one model with GPM: instances of others do not tell how busy they are
+SWITCH_LINKS = 18
+GPM = {"sm_active": 0.9, "sm_occupancy": 0.4, "tensor_active": 0.5, "dram_active": 0.6}
 
-
-# what a device does, by pid (0: nobody tells it): mean load since the last look, part of memory
+# what a device does, by pid (0: nobody tells it): load, part of memory
 Work = dict[int, tuple[float, float]]
+
+
+@dataclass
+class CardState:
+    """What a card remembers from one look to the next: how warm it is, and what it counts."""
+
+    warmth: float = 0.0  # the load that its temperature stands for
+    energy: float = 0.0  # joules
+    capped: float = 0.0  # seconds
+    worked: float = 0.0  # seconds under full load, by which its links count
 
 
 class SimulatedSource:
@@ -52,8 +68,8 @@ class SimulatedSource:
         self._clock = clock
         self._settings = settings.Settings({})
         self._sequence = 0
-        self._now = self._before = 0.0
-        self._states: dict[str, SimulatedState] = {}
+        self._now = self._seconds = 0.0  # when a look is, and how long after the last one
+        self._states: dict[str, CardState] = {}
         self._locks: Mapping[str, Lock] = {}
         self._script: Mapping[str, str] = {}
 
@@ -69,7 +85,7 @@ class SimulatedSource:
     def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
         """Look once; raise RuntimeError where the node has no driver any more."""
         now = self._clock()
-        self._before, self._now = self._now or now, now
+        self._now, self._seconds = now, now - self._now if self._now else 0.0
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=now, wall=time.time())
         began = time.perf_counter()
@@ -77,16 +93,21 @@ class SimulatedSource:
         try:
             told = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)
             cards = devices.read_devices(here.driver_root, here.sys_root)
-            frame.driver = read_simulated_driver_version(f"{here.driver_root}/version")
+            version = atomic.read_text(f"{here.driver_root}/version").split("\n", 1)[0]
         except (Refusal, OSError, kv.MalformedError) as fault:
             raise RuntimeError(f"the simulated driver is gone: {fault}") from fault
+        is_release = (word for word in version.split() if word[0].isdigit() and "." in word)
+        frame.driver = next(is_release, "")
         try:
             store = LockStore(here.lock_dir)
             self._locks = store.read_all_locks() if store.exists() else {}
         except Refusal as fault:
             self._locks = {}
             frame.failures["devices"] = fault.why
-        self._script = read_simulation_script(f"{self._folder}/telemetry")
+        try:
+            self._script = kv.decode_pairs(atomic.read_text(f"{self._folder}/telemetry"))
+        except (OSError, kv.MalformedError):
+            self._script = {}
         for card in cards:
             if card.index >= 0 and not card.fault:
                 frame.devices += self._records(card, told, processes, card.bus in shared)
@@ -100,8 +121,7 @@ class SimulatedSource:
         self, card: Device, told: dict[str, str], processes: bool, shared: bool
     ) -> list[DeviceTelemetry]:
         """Return what there is to say of a card and of its instances."""
-        model, seconds = MODELS.get(card.model, OTHER), self._now - self._before
-        record = card_record(card, model, told)
+        record = card_record(card, told)
         parts: list[DeviceTelemetry] = []
         if record.mig:
             load = 0.0
@@ -109,20 +129,19 @@ class SimulatedSource:
                 work = self._work(instance.id, card.index + number)
                 parts.append(instance_record(card, instance))
                 fill_memory(parts[-1], work, processes)
-                if model.capability >= HOPPER:
-                    fill_work(parts[-1], model, load_of(work), seconds)
-                load += load_of(work) * mig_profile_slices(instance.profile) / SLICES
+                if card.model == HOPPER:
+                    fill_work(parts[-1], load_of(work), self._seconds)
+                size = kv.int_or_zero(instance.profile.partition("g.")[0]) or 1  # 3g.40gb: three
+                load += load_of(work) * size / SLICES
             record.memory_used = sum(part.memory_used or 0 for part in parts)
         else:
             work = self._card_work(card)
             load = load_of(work)
             fill_memory(record, work, processes)
-            fill_work(record, model, load, seconds)
+            fill_work(record, load, self._seconds)
             if shared:
                 record.process_use = {str(pid): mean for pid, (mean, _) in work.items() if pid}
-        state = self._states.setdefault(card.bus, SimulatedState())
-        state.advance(model, load, seconds)
-        fill_board(record, model, state, load)
+        fill_board(record, self._states.setdefault(card.bus, CardState()), load, self._seconds)
         return [record, *parts]
 
     def _card_work(self, card: Device) -> Work:
@@ -132,9 +151,9 @@ class SimulatedSource:
         for number, name in enumerate(places or [card.bus]):
             owner = self._locks[name].owner if places else None
             parts = (owner.places if owner else 0) or max(1, len(places))
-            for pid, (mean, memory) in self._work(name, card.index + number).items():
+            for pid, (load, memory) in self._work(name, card.index + number).items():
                 before = whole.get(pid, (0.0, 0.0))
-                whole[pid] = (before[0] + mean / parts, before[1] + memory / parts)
+                whole[pid] = (before[0] + load / parts, before[1] + memory / parts)
         return whole
 
     def _work(self, lock_id: str, seed: int) -> Work:
@@ -151,34 +170,35 @@ class SimulatedSource:
             since, pid = owner.claimed_boottime, pid or owner.pid
         if since is None:
             return {}
-        mean = mean_device_load(seed, self._before - since, self._now - since)
-        return {pid: (mean, memory_share(seed, self._now - since))}
+        seconds = max(0.0, self._now - since)
+        middle, swing, period = WAVES[seed % len(WAVES)]
+        load = middle + swing * math.sin(2 * math.pi * seconds / period)
+        memory = (0.4 + 0.07 * (seed % 8)) * min(1.0, seconds / LOADING)
+        return {pid: (load * min(1.0, seconds / START), memory)}
 
 
 def load_of(work: Work) -> float:
-    """Return the load of a device since the last look."""
-    return sum(mean for mean, _ in work.values())
+    """Return the load of a device."""
+    return sum(load for load, _ in work.values())
 
 
-def card_record(card: Device, model: SimulatedModel, told: dict[str, str]) -> DeviceTelemetry:
+def card_record(card: Device, told: dict[str, str]) -> DeviceTelemetry:
     """Return which card this is; `told` is what NVML tells of the node."""
+    counts = nvlink_counts(told).items()
+    links = {there: count for (here, there), count in counts if here == card.bus}
+    if told.get(f"gpu.{card.bus}.nvswitch") == "1":
+        links = {"switch": SWITCH_LINKS}
     split = told.get(f"gpu.{card.bus}.mig") == "1"
-    links: dict[str, int] | None = None
-    if model.nvlinks and not split:
-        counts = nvlink_counts(told).items()
-        links = {there: count for (here, there), count in counts if here == card.bus}
-        if told.get(f"gpu.{card.bus}.nvswitch") == "1":
-            links = {"switch": model.nvlinks}
     return DeviceTelemetry(
         bus=card.bus,
         uuid=card.uuid or told.get(f"gpu.{card.bus}.uuid", ""),
         index=card.index,
         minor=card.minor if card.minor >= 0 else None,
         name=card.model,
-        mig=split if model.capability >= AMPERE and model.nvlinks else None,
+        mig=split,
         persistence=True,
         numa=card.numa if card.numa >= 0 else None,
-        links=links,
+        links=None if split else links or None,
         memory_total=kv.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None,
     )
 
@@ -210,20 +230,43 @@ def fill_memory(record: DeviceTelemetry, work: Work, processes: bool) -> None:
         record.processes = [Process(pid, memory) for pid, memory in listed]
 
 
-def mig_profile_slices(profile: str) -> int:
-    """Return how many sevenths of a card `3g.40gb` is."""
-    return kv.int_or_zero(profile.partition("g.")[0]) or 1
+def fill_work(record: DeviceTelemetry, load: float, seconds: float) -> None:
+    """Say how busy a device was since the last look."""
+    record.observed = min(seconds, OBSERVED)
+    record.busy = record.observed * load
+    record.utilization = round(load, 2)
+    if record.name == HOPPER:
+        record.gpm = {name: round(share * load, 4) for name, share in GPM.items()}
+    if not record.parent:
+        record.memory_utilization = round(0.5 * load, 2)
 
 
-def read_simulation_script(path: str) -> dict[str, str]:
-    """Return what the file says; nothing where there is none, or it is not to be understood."""
-    try:
-        return kv.decode_pairs(atomic.read_text(path))
-    except (OSError, kv.MalformedError):
-        return {}
-
-
-def read_simulated_driver_version(path: str) -> str:
-    """Return the release that the driver's `version` names, empty where it does not."""
-    words = atomic.read_text(path).split("\n", 1)[0].split()
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
+def fill_board(record: DeviceTelemetry, state: CardState, load: float, seconds: float) -> None:
+    """Say what belongs to the board, under a load since the last look."""
+    idle, most = WATTS.get(record.name, OTHER_WATTS)
+    record.power = round(idle + (most - idle) * load, 2)
+    state.warmth += (load - state.warmth) * (1 - math.exp(-seconds / WARM_LAG))
+    state.energy += record.power * seconds
+    state.capped += seconds if load > BUSY else 0.0
+    state.worked += load * seconds
+    record.power_limit = record.power_limit_enforced = most
+    record.energy = round(state.energy, 3)
+    record.temperature = float(round(29 + 46 * state.warmth))
+    record.memory_temperature = record.temperature + 6
+    record.sm_clock, record.memory_clock = round(345 + 1635 * min(1.0, 3 * load)) * 1e6, 3.2e9
+    record.clock_reasons = ["gpu_idle"] if load < IDLE else ["sw_power_cap"] * (load > BUSY)
+    record.clock_reason_seconds = {"sw_power_cap": round(state.capped, 3)}
+    record.answer = 0.004
+    record.pcie_generation = record.pcie_generation_max = 4
+    record.pcie_width = record.pcie_width_max = 16
+    record.pcie_replays = 0
+    record.pcie_transmit = int(state.worked * 1400) * MIB
+    record.pcie_receive = int(state.worked * 2300) * MIB
+    record.ecc = {"corrected.dram": 0, "uncorrected.dram": 0}
+    record.remapped = {"correctable": 0, "uncorrectable": 0}
+    record.remap_pending = record.remap_failure = False
+    record.recovery_action = 0
+    if record.links:
+        record.nvlink_transmit = record.nvlink_receive = int(state.worked * 41000) * MIB
+        record.nvlink_errors = dict.fromkeys(("crc_data", "crc_flit", "recovery", "replay"), 0)
+        record.nvlink_active = sum(record.links.values())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpulock_exporter.web.http import Handler, HttpRequest, HttpResponse
-from gpulock_exporter.web.listen import listen_on_addresses
+from gpulock_exporter.web.listen import listen_on_address
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 
@@ -34,7 +34,7 @@ def running(
     address: str = "127.0.0.1:0",
 ) -> Generator[Running]:
     """Serve until the end of the block; nothing may be logged that the test does not look at."""
-    listeners = listen_on_addresses([address])
+    listeners = listen_on_address(address)
     lines: list[str] = []
     server = HttpServer(handler, listeners, lines.append, settings, limits)
     server.start()

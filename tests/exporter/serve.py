@@ -8,12 +8,13 @@ Writes the port it listens on as its first line.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, route_by_path
-from gpulock_exporter.web.listen import activated_sockets, listen_on_addresses
+from gpulock_exporter.web.listen import Listening
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
 
@@ -60,12 +61,8 @@ def main(arguments: list[str]) -> int:
 
         reloader = Reloader(options.config, log)
         settings = reloader.settings
-    if options.activated:
-        import os
-
-        listeners = activated_sockets(os.environ)
-    else:
-        listeners = listen_on_addresses(options.listen or ["127.0.0.1:0"])
+    handed = os.environ if options.activated else {}
+    listeners = Listening(options.listen or ["127.0.0.1:0"], handed).open()
 
     large = b"x" * 2_000_000
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import ExitStack
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
@@ -26,10 +26,6 @@ class AddressTakenError(ListenError):
     """An address on which another process listens."""
 
 
-class AddressMissingError(ListenError):
-    """An address of IPv6 that this node lacks, or has not yet; those of IPv4 are served."""
-
-
 class Listening:
     """What an exporter listens on: systemd's sockets, or addresses, each as soon as nobody has it.
 
@@ -39,11 +35,15 @@ class Listening:
     def __init__(self, addresses: Sequence[str], environ: MutableMapping[str, str]) -> None:
         """Check the addresses; raise ListenError."""
         self._handed = activated_sockets(environ)
-        whole = {port for host, port in map(parse_listen_address, addresses) if not host}
+        parsed = {one: parse_listen_address(one) for one in addresses}
+        whole = {port for host, port in parsed.values() if not host}
         # a port of every address has that of each; those of one family come before their addresses
-        rest = {one for one in addresses if not self._handed and _is_needed(one, whole)}
-        self._waiting = sorted(rest, key=_width)
-        self._open: dict[str, list[socket.socket]] = {}
+        rest = [one for one, (host, port) in parsed.items() if not host or port not in whole]
+        self._waiting = sorted(rest, key=lambda one: (parsed[one][0] not in EVERY_HOST, one))
+        if self._handed:
+            self._waiting = []
+        self._open: list[socket.socket] = []
+        self._served: list[str] = []
         self._taken: list[str] = []
         self._is_begun = False
         if not (self._handed or self._waiting):
@@ -58,51 +58,29 @@ class Listening:
         found, self._handed = self._handed, []
         waiting, self._waiting, self._taken = self._waiting, [], []
         for address in waiting:
-            mine = [one for some in self._open.values() for one in some]
             try:
-                new, missing = _listen(address, mine)
-                self._open.setdefault(address, []).extend(new)
-                found += new
-                if missing:
-                    raise AddressMissingError(missing)
+                new = listen_on_address(address, self._open)
             except ListenError as fault:
-                later = (AddressTakenError, AddressMissingError)
-                if not (self._is_begun or isinstance(fault, later)):
+                if not (self._is_begun or isinstance(fault, AddressTakenError)):
                     raise
                 self._waiting.append(address)
                 self._taken.append(str(fault))
+                continue
+            self._served.append(address)
+            self._open += new
+            found += new
         self._is_begun = True
         return found
 
     def words(self, again: float) -> str:
         """Return where it answers, for people; it tries again each so many seconds."""
-        if not (self._open or self._taken):
+        if not (self._served or self._taken):
             return "answers on systemd's sockets"
-        said = f"answers on {' '.join(self._open)}"
+        said = f"answers on {' '.join(self._served)}"
         if not self._taken:
             return said
-        said = said if self._open else "samples, and answers nobody yet"
+        said = said if self._served else "samples, and answers nobody yet"
         return f"{said}: {'; '.join(self._taken)}; it tries again every {again:g} s"
-
-
-def _is_needed(address: str, whole: set[int]) -> bool:
-    host, port = parse_listen_address(address)
-    return not host or port not in whole
-
-
-def _width(address: str) -> tuple[bool, str]:
-    host, _ = parse_listen_address(address)
-    return host not in EVERY_HOST, address
-
-
-def listen_on_addresses(addresses: Iterable[str]) -> list[socket.socket]:
-    """Listen on every address, or on none of them; not twice where two are one."""
-    with ExitStack() as opened:
-        found: list[socket.socket] = []
-        for address in addresses:
-            found += [opened.enter_context(one) for one in _listen(address, found)[0]]
-        opened.pop_all()
-    return found
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
@@ -120,41 +98,37 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     return host[1:-1] if bracketed else host, int(port)
 
 
-def _listen(address: str, mine: Sequence[socket.socket]) -> tuple[list[socket.socket], str]:
-    """Return a socket for each address of a name that `mine` have not, and what is missing.
+def listen_on_address(address: str, mine: Sequence[socket.socket] = ()) -> list[socket.socket]:
+    """Return a socket for each address of a name that `mine` do not cover; raise ListenError.
 
-    For no host it is one for IPv6 and IPv4 together.
+    For no host it is one for IPv6 and IPv4 together. Of several addresses those of IPv6 may lack.
     """
     host, port = parse_listen_address(address)
-    new, missing = list[socket.socket](), ""
     with ExitStack() as opened:
         try:
             if not host:
-                return [_listen_everywhere(port)], ""
+                return [_listen_everywhere(port)]
             # A name may have both kinds of addresses, and the same one twice.
             told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             addresses = sorted({(one[0], one[4]) for one in told}, key=str)
-            is_of_both = len({family for family, _ in addresses}) > 1
+            found: list[socket.socket] = []
             for family, where in addresses:
-                if any(_covers(one, family, where) for one in mine):
+                if any(_covers(one, family, where) for one in (*mine, *found)):
                     continue
                 try:
                     one = socket.create_server(where, family=family, backlog=_BACKLOG)
+                    found.append(opened.enter_context(one))
                 except OSError as error:
-                    can_wait = is_of_both and family == socket.AF_INET6
-                    if not (can_wait and error.errno in _WITHOUT_IPV6):
+                    is_lacking = family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6
+                    if not (is_lacking and socket.AF_INET in dict(addresses)):
                         raise
-                    if error.errno == errno.EADDRNOTAVAIL:
-                        missing = f"{address} has no IPv6 yet"
-                    continue
-                new.append(opened.enter_context(one))
         except (socket.gaierror, UnicodeError) as error:
             raise ListenError(f"cannot listen on {address}: {error}") from error
         except OSError as error:
             kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
             raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
         opened.pop_all()
-    return new, missing
+    return found
 
 
 def _covers(mine: socket.socket, family: int, where: tuple[object, ...]) -> bool:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start a hook of Grid Engine: drop-env HOOK JOB TASK QUEUE [OWNER ORIGIN [USER@]COMMAND ...]
+// Start a hook of Grid Engine: drop-env HOOK JOB TASK QUEUE [OWNER [USER@]COMMAND ...]
 //
 // The shepherd gives a hook the job's environment and limits. The loader and the C library of any
 // ordinary program obey that environment before the program runs: GLIBC_TUNABLES alone ends it, and
 // Grid Engine puts the queue in error. So this program has neither a loader nor a C library.
 //
-// It starts HOOK as `HOOK SHEPHERD [OWNER ORIGIN COMMAND...]` without the job's limits, in an
+// It starts HOOK as `HOOK SHEPHERD [OWNER COMMAND...]` without the job's limits, in an
 // environment of its own. Of the job's it keeps five names, which the shepherd writes and no program
-// obeys. OWNER and COMMAND are the site's own hook, which ours starts; ORIGIN is the installer's. Where ours cannot be run, the
+// obeys. OWNER and COMMAND are the site's own hook, which ours starts. Where ours cannot be run, the
 // site's epilog runs all the same. Where root may not lift limits, the job is at fault.
 //
 // The hook reads in GPULOCK_LIMITS what the limits were, which the site's hook gets again, and in
@@ -176,7 +176,7 @@ static int exit_code(long pid)
 
 static _Noreturn void run_site(char **owner, char **env) // without any variable of the job
 {
-	char **command = owner - 2, *user = *owner, *program = owner[2], *at = program;
+	char **command = owner - 3, *user = *owner, *program = owner[1], *at = program;
 
 	while (*at && *at != '@')
 		at++;
@@ -198,7 +198,7 @@ static _Noreturn void run_site(char **owner, char **env) // without any variable
 // a prolog that somebody killed, as the kernel does where memory is short, stops no queue.
 static _Noreturn void watch(char **command, char **env, char **last, int epilog, int limited)
 {
-	const char *job = command[-1], *site = command[2] && command[3] ? command[4] : 0;
+	const char *job = command[-1], *site = command[2] ? command[3] : 0;
 	unsigned char answers[2]; // of the hook: that it has the site's in hand, and how that ended
 	int ends[2], code;
 	long answered, pid = KERNEL(PIPE2, (word)ends, NONBLOCK | CLOEXEC);

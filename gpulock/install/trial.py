@@ -82,7 +82,7 @@ def try_sge_hooks(paths: HookPaths) -> None:
     modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
     modules = [name.removesuffix(".__init__") for name in modules]
     try_hook([hook_interpreter(paths), "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
-    job, site = (TRIAL_JOB, "0", "queue"), ("root", "own", "root@/bin/true")
+    job, site = (TRIAL_JOB, "0", "queue"), ("root", "root@/bin/true")
     for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
         try_hook([path, NO_PROCESS], codes, "not started by sge_shepherd", env=_JOB)
         try_hook([paths.drop_env, path, *job], codes, "no shepherd", env=_HOSTILE)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Grid Engine hooks share: arguments, the shepherd above, the record of a job, words.
 
-Hot. `drop-env` starts a hook as `HOOK SHEPHERD_PID [OWNER ORIGIN COMMAND...]`, with the site's own
+Hot. `drop-env` starts a hook as `HOOK SHEPHERD_PID [OWNER COMMAND...]`, with the site's own
 hook behind it, and with JOB_ID, SGE_TASK_ID and QUEUE in the environment: execd's words, not the
-job's. ORIGIN tells an uninstallation whose line the site's hook stood in.
+job's.
 stdout decides nothing; stderr is the job's own output file; syslog is the administrator's.
 """
 
@@ -32,7 +32,7 @@ LIMITED = (errno.EFBIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE)  # what a job'
 class SgeHookCall:
     """How a hook was started: whose it is, by execd's own words.
 
-    `site` is the site's own hook, with the job's owner and its origin before it. `limited` says
+    `site` is the site's own hook, with the job's owner before it. `limited` says
     that the job's limits hold. `tried`: by doctor or install, without a job. Nobody is to be told
     in syslog.
     """

@@ -50,7 +50,7 @@ class SiteHook:
     __slots__ = ("command", "limits", "user", "variables")
 
     def __init__(self, call: hook.SgeHookCall, environ: "Mapping[str, str]") -> None:
-        owner, _, command, *arguments = call.site
+        owner, command, *arguments = call.site
         user, at, program = command.partition("@")
         try:
             self.user = pwd.getpwnam(user if at else owner)

@@ -15,7 +15,7 @@ from gpulock.install.sge.qconf import (
     parse_host_overrides,
 )
 from gpulock.install.sge.queue_hooks import GROUP, hooked_queues
-from gpulock.install.sge.texts import HOOKS, parse_hook_line
+from gpulock.install.sge.texts import HOOKS
 from gpulock.install.versions import Hooks
 
 CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
@@ -151,32 +151,25 @@ class SiteLines(Item):
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.PRESENT:
             return None
-        lines = [*self._of_queues(), *self._of_configurations()]
+        lines = [*self._lines()]
         what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
         return Remainder(what, lines) if lines else None
 
-    def _of_queues(self) -> Iterator[str]:
-        """Yield what leads here on this host, but for the items' own."""
-        for queue in self.host.queues():
-            shown = self.host.qconf.show("-sq", queue)
-            for hook in HOOKS:
-                default, domains = parse_host_overrides(shown[hook])
-                for domain, value in {"": default, **domains}.items():
-                    is_here = domain in ("", self.host.name) or domain.startswith("@")
-                    is_item = domain in (GROUP, self.host.name) and parse_hook_line(value, hook)
-                    if is_here and self.host.is_ours(value) and not is_item:
-                        where = f"{queue}@{domain}" if domain else queue
-                        yield f"qconf -mq {queue}: {hook} of {where} is {value}"
-
-    def _of_configurations(self) -> Iterator[str]:
-        """Yield what leads here; jsv_url leads to qmaster's own files."""
-        names = [*_OWN_LINES, *HOOKS, *(["jsv_url"] if self.is_master else [])]
-        shared, own = self.host.shared(), self.host.configuration() or {}
-        for name in names:
-            if name not in own and self.host.is_ours(shared.get(name)):
-                yield f"qconf -mconf: {name} is {shared[name]}"
-            if name in HOOKS and self.host.is_ours(own.get(name)):
-                yield f"qconf -mconf {self.host.name}: {name} is {own[name]}"
+    def _lines(self) -> Iterator[str]:
+        """Yield what leads here, but for the items' own; jsv_url leads to qmaster's own files."""
+        host, own = self.host, self.host.configuration() or {}
+        for queue in host.queues():
+            shown = host.qconf.show("-sq", queue)
+            domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
+            ours = [one.get(GROUP) for one in domains if host.name not in one]
+            for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
+                if host.is_ours(value) and value not in ours:
+                    yield f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}"
+        for key, value in {**host.shared(), **own}.items():
+            is_item = key in own and key in _OWN_LINES
+            if host.is_ours(value) and not is_item and (key != "jsv_url" or self.is_master):
+                where = f" {host.name}" if key in own else ""
+                yield f"qconf -mconf{where}: {key} is {value}"
 
 
 def site_shepherd(lines: Mapping[str, str]) -> str:

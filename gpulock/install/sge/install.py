@@ -43,7 +43,7 @@ from gpulock.install.sge.login import (
     login_script_text,
     login_shell_faults,
 )
-from gpulock.install.sge.queue_hooks import HostHook, hooked_queues
+from gpulock.install.sge.queue_hooks import HostHook, HostLines, hooked_queues
 from gpulock.install.sge.site import (
     SgeSite,
     find_own_execd,
@@ -167,8 +167,10 @@ class SgeInstaller(NodePart):
     def host_items(self, needs: tuple[Item, ...]) -> list[Item]:
         """Return what Grid Engine has of the host: the hooks of all queues come last."""
         conf, queues = HostConfiguration(self.host, needs), self.host.queues()
-        needed = (*needs, conf)
-        return [conf, *(HostHook(self.host, queue, h, needed) for h in HOOKS for queue in queues)]
+        lines = HostLines(self.host, (*needs, conf))
+        needed = (*lines.needs, lines)
+        hooks = [HostHook(self.host, queue, hook, needed) for hook in HOOKS for queue in queues]
+        return [conf, lines, *hooks]
 
     def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""

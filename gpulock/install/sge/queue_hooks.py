@@ -7,18 +7,16 @@ the queue is written again (docs/facts/grid-engine.md, configuration changes).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import Item, Wanted, difference_lines
+from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_host_overrides
 from gpulock.install.sge.texts import (
     HOOKS,
-    INHERITED,
-    OWN,
     HookLine,
     is_gpulock_command,
     make_hook_line,
@@ -42,18 +40,6 @@ class QueueHook(Item):
         """Return the queue's own value and those of domains; raise QconfError."""
         return parse_host_overrides(self.qconf.show("-sq", self.queue)[self.hook])
 
-    def set(self, value: str | None) -> None:
-        """Give the domain a value of its own, or none."""
-        words = ["-purge", "queue", self.hook, self.domain]
-        if value is not None:
-            words = ["-rattr", "queue", self.hook, value, self.domain]
-        self.qconf.run("qconf", *words)
-
-    def refusal(self, now: str) -> InstallError:
-        """Return what is to be said of a line that only a person can judge."""
-        do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
-        return InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
-
 
 class GroupHook(QueueHook):
     """A hook of a queue on all hosts of the group."""
@@ -66,108 +52,105 @@ class GroupHook(QueueHook):
         default = self.values()[0]
         if is_sge_none(default):
             default = (self.qconf.configuration("global") or {}).get(self.hook, "")
-        site = "" if is_sge_none(default) else default
-        return make_hook_line(self.current, self.hook, site, INHERITED)
+        return make_hook_line(self.current, self.hook, "" if is_sge_none(default) else default)
 
     def show(self, wanted: Wanted) -> list[str]:
         now = self.values()[1].get(GROUP)
         if now is not None and parse_hook_line(now, self.hook) is None:
-            raise self.refusal(now)
+            do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
+            raise InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
         return difference_lines(now, self.line().text() if wanted is Wanted.PRESENT else None)
 
     def present(self) -> None:
-        self.set(self.line().text())
+        words = (self.hook, self.line().text(), self.domain)
+        self.qconf.run("qconf", "-rattr", "queue", *words)
 
     def absent(self) -> None:
-        self.set(None)
+        self.qconf.run("qconf", "-purge", "queue", self.hook, self.domain)
 
 
 class HostHook(QueueHook):
-    """A hook of a queue in force on this host: the group's, or one of the host's own.
+    """A hook of a queue in force on this host: the group's, which the host joins."""
 
-    The host has a line of its own where it had one before, where another group would make the
-    group's ambiguous, and where its configuration names another hook of the site's.
-    """
-
-    def __init__(self, host: SgeHost, queue: str, hook: str, needs: tuple[Item, ...]) -> None:
+    def __init__(self, host: SgeHost, queue: str, hook: str, needs: tuple[Item, ...] = ()) -> None:
         super().__init__(host.qconf, queue, host.name, HookLine(host.current, hook), needs)
         self.host = host
 
-    def in_force(self) -> str | None:
+    def in_force(self) -> str:
         """Return the queue's value on this host."""
-        value = self.qconf.show("-sq", self.domain)[self.hook]
-        return None if is_sge_none(value) else value
+        return self.qconf.show("-sq", self.domain)[self.hook]
 
-    def own_line(self, default: str, domains: Mapping[str, str]) -> HookLine | None:
-        """Return the line that the host needs of its own, None where the group's will do.
-
-        Raises InstallError for a line that says that no hook runs, or that somebody edited.
-        """
-        own = domains.get(self.host.name)
-        ours = parse_hook_line(own, self.hook)
-        if ours and ours.origin == OWN:
-            return make_hook_line(self.current, self.hook, ours.site, OWN)
-        if own is not None and not ours:
-            if is_sge_none(own) or is_gpulock_command(own, self.hook):
-                raise self.refusal(own)
-            return make_hook_line(self.current, self.hook, own, OWN)
-        group = parse_hook_line(domains[GROUP], self.hook)
-        others = [name for name in domains if name.startswith("@") and name != GROUP]
-        others = [name for name in others if self.host.name in self.qconf.hosts_of_group(name)]
-        below = (self.host.configuration() or {}).get(self.hook)
-        if others:
-            below = domains[others[0]]
-        elif below is None or not is_sge_none(default):
-            return None
-        site = "" if is_sge_none(below) else below
-        if group and group.site == site and not others:
-            return None
-        return make_hook_line(self.current, self.hook, site, INHERITED)
+    def is_ours(self, line: str) -> bool:
+        """Say whether a line leads to our hook, the group's as well as one that a person wrote."""
+        ours = parse_hook_line(line, self.hook)
+        return ours is not None and ours.current == self.current
 
     def is_member(self) -> bool:
         """Say whether the host is in our group."""
         return self.host.name in self.qconf.hosts_of_group(GROUP)
 
-    def show(self, wanted: Wanted) -> list[str]:
+    def line_to_write(self) -> str:
+        """Return the line that a person has to give this host, empty where the group's will do.
+
+        Over the group's goes a line of the host's own, with another group's it is ambiguous, and it
+        is over what the host's configuration names. Raises InstallError.
+        """
         default, domains = self.values()
-        now, joined = self.in_force(), f"{self.host.name} in {GROUP}"
-        if wanted is Wanted.PRESENT:
-            if parse_hook_line(domains.get(GROUP), self.hook) is None:
-                return []
-            line = self.own_line(default, domains)
-            join = [] if line or self.is_member() else [f"  + {joined}"]
-            return [*difference_lines(now, line.text() if line else domains[GROUP]), *join]
-        own = parse_hook_line(domains.get(self.host.name), self.hook)
-        ours = own or (is_gpulock_command(now, self.hook) and now == domains.get(GROUP))
-        gone = difference_lines(now, own.before() if own else None) if ours else []
-        leaves = GROUP in domains and self.is_member()
-        return [*gone, *([f"  - {joined}"] if leaves else [])]
+        now, group = self.in_force(), parse_hook_line(domains.get(GROUP), self.hook)
+        if group is None or self.is_ours(now):
+            return ""
+        if now == default and self.host.name not in domains:
+            now = (self.host.configuration() or {}).get(self.hook, group.site)
+            if not is_sge_none(default) or now == group.site:
+                return ""
+        is_site = not is_sge_none(now) and not is_gpulock_command(now, self.hook)
+        return make_hook_line(self.current, self.hook, now if is_site else "").text()
+
+    def show(self, wanted: Wanted) -> list[str]:
+        domains = self.values()[1]
+        now, group = self.in_force(), domains.get(GROUP)
+        joined, is_member = f"{self.host.name} in {GROUP}", self.is_member()
+        if group is None:
+            return []
+        if wanted is Wanted.ABSENT:
+            gone = now == group and self.host.name not in domains
+            lines = difference_lines(group, None) if gone else []
+            return [*lines, *([f"  - {joined}"] if is_member else [])]
+        if not parse_hook_line(group, self.hook) or (now != group and self.is_ours(now)):
+            return []
+        return [*difference_lines(now, group), *([] if is_member else [f"  + {joined}"])]
 
     def present(self) -> None:
         self.host.await_configuration(sensor=True)
-        default, domains = self.values()
-        if line := self.own_line(default, domains):
-            self.set(line.text())
-            return
-        if not self.is_member():
-            self.qconf.run("qconf", "-aattr", "hostgroup", "hostlist", self.host.name, GROUP)
-        if self.host.name in domains:
-            self.set(None)
-        self.write_group_again(domains)
+        self._change_group("-aattr", not self.is_member())
 
     def absent(self) -> None:
-        _, domains = self.values()
-        if self.is_member():
-            self.qconf.run("qconf", "-dattr", "hostgroup", "hostlist", self.host.name, GROUP)
-        if own := parse_hook_line(domains.get(self.host.name), self.hook):
-            self.set(own.before())
-        elif self.in_force() == domains[GROUP]:
-            self.write_group_again(domains)
+        self._change_group("-dattr", self.is_member())
 
-    def write_group_again(self, domains: Mapping[str, str]) -> None:
-        """Have qmaster look again which hosts are in the group: only then its line counts here."""
-        words = (self.hook, domains[GROUP], f"{self.queue}@{GROUP}")
+    def _change_group(self, option: str, is_needed: bool) -> None:
+        """Join or leave, and have qmaster look again who is in the group: only then it counts."""
+        if is_needed:
+            self.qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
+        words = (self.hook, self.values()[1][GROUP], f"{self.queue}@{GROUP}")
         self.qconf.run("qconf", "-rattr", "queue", *words)
+
+
+class HostLines(Item):
+    """The lines that a person gives this host, where it does not do to be in the group."""
+
+    def __init__(self, host: SgeHost, needs: tuple[Item, ...]) -> None:
+        self.hooks = [HostHook(host, queue, hook) for queue in host.queues() for hook in HOOKS]
+        self.needs, self.title = needs, f"hooks of the site's on {host.name} alone"
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.ABSENT:
+            return None
+        found = [(one, line) for one in self.hooks if (line := one.line_to_write())]
+        calls = [
+            f"qconf -rattr queue {one.hook} {shlex.quote(line)} {one.domain}" for one, line in found
+        ]
+        do = "make the calls that are shown, by which gpulock's run them, and run this again"
+        return Remainder(f"{self.title} hide gpulock's: {do}", calls) if calls else None
 
 
 def hooked_queues(host: SgeHost) -> dict[str, Path]:

@@ -16,8 +16,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.trial import command_program
 
 HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before there is an epilog
-OWN, INHERITED = "own", "inherited"  # the site's command stood in this line, or is in force below
-_SITE: Final = 7  # words before the site's: drop-env, our hook, those three, $job_owner, origin
+_SITE: Final = 6  # words before the site's: drop-env, our hook, those three, $job_owner
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,12 @@ class HookLine:
     current: Path
     hook: str
     site: str = ""
-    origin: str = INHERITED
 
     def text(self) -> str:
         """Return the line for a queue."""
         ours = f"{self.current}/prolog/drop-env {self.current}/{self.hook}/sge"
-        behind = f" $job_owner {self.origin} {self.site}" if self.site else ""
+        behind = f" $job_owner {self.site}" if self.site else ""
         return f"root@{ours} $job_id $ja_task_id $queue{behind}"
-
-    def before(self) -> str | None:
-        """Return the value that the line took the place of, None where there was none."""
-        return self.site if self.origin == OWN else None
 
 
 def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
@@ -46,12 +40,11 @@ def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
     if not is_gpulock_command(value, hook):
         return None
     current = Path(words[1].removesuffix(f"/{hook}/sge"))
-    origin, site = " ".join(words[_SITE - 1 : _SITE]), " ".join(words[_SITE:])
-    line = HookLine(current, hook, site, origin if site else INHERITED)
-    return line if line.text() == value and line.origin in (OWN, INHERITED) else None
+    line = HookLine(current, hook, " ".join(words[_SITE:]))
+    return line if line.text() == value else None
 
 
-def make_hook_line(current: Path, hook: str, site: str, origin: str) -> HookLine:
+def make_hook_line(current: Path, hook: str, site: str) -> HookLine:
     """Return the line of a hook and the site's own; raise InstallError.
 
     What cannot be carried over exactly is refused.
@@ -64,7 +57,7 @@ def make_hook_line(current: Path, hook: str, site: str, origin: str) -> HookLine
             )
     if site and "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
-    return HookLine(current, hook, site, origin)
+    return HookLine(current, hook, site)
 
 
 def is_gpulock_command(value: str | None, hook: str) -> bool:

@@ -48,7 +48,7 @@ NAMES = ["static tls", "malloc", "python", "shell", "locale", "large"]
 def chain_to(guarded: Gpulock, command: str) -> None:
     """Let the site have hooks of its own behind ours: a command that is given the hook's name."""
     for hook in ("prolog", "epilog"):
-        line = f"{guarded.line(hook)} $job_owner own {command} {hook}"
+        line = f"{guarded.line(hook)} $job_owner {command} {hook}"
         guarded.sge.qconf("-rattr", "queue", hook, line, "gpu.q")
 
 

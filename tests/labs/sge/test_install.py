@@ -106,7 +106,7 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
 def test_what_the_site_sets_later_stays_through_another_installation_and_its_end(
     node: Node, site_hook: Path
 ) -> None:
-    """A line of the host's own comes back as it was."""
+    """A line of the host's own is nobody's but the site's: it says how gpulock's runs it."""
     sge, log = node.sge, site_hook.with_name("log")
     node.install()
     prolog = f"{site_hook} pro $job_name"
@@ -115,11 +115,16 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     sge.set_complex("later later INT <= YES NO 0 0")
     sge.set_conf("xterm", "/usr/bin/later", host=NODE)
     sge.set_conf("mailer", "/bin/later")
-    node.install()
-    assert f"own {prolog}]" in node.objects()["-sq gpu.q"]
+    said = node.install()
+    assert f"hooks of the site's on {NODE} alone hide gpulock's" in unwrapped(said)
+    assert f"[{NODE}={prolog}]" in node.objects()["-sq gpu.q"]
+    node.obey(said)
+    assert "installed, NOT" not in node.install()
     _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
     assert (text, " pro " in log.read_text()) == ("[0,1]\n", True)
 
+    assert f"qconf -mq gpu.q: prolog of gpu.q@{NODE} is root@{PREFIX}" in node.uninstall()
+    sge.qconf("-rattr", "queue", "prolog", prolog, f"gpu.q@{NODE}")
     assert "uninstalled: sge" in node.uninstall()
 
     objects = node.objects()
@@ -136,7 +141,7 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     sge.load("-Mc", "complexes", without(sge.qconf("-sc"), ["later"]))
 
 
-def test_a_host_in_another_group_with_a_hook_has_a_line_of_its_own(
+def test_a_host_in_another_group_with_a_hook_joins_once_it_has_the_line_that_is_shown(
     node: Node, site_hook: Path
 ) -> None:
     """Two groups make the value ambiguous: the queue would take no job there."""
@@ -144,14 +149,19 @@ def test_a_host_in_another_group_with_a_hook_has_a_line_of_its_own(
     sge.load("-Ahgrp", "group", f"group_name @other\nhostlist {NODE}\n")
     sge.qconf("-rattr", "queue", "prolog", prolog, "gpu.q@@other")
 
+    said = node.install()
+    assert "NOT in force: hooks of the site's" in unwrapped(said)
+    assert PREFIX not in sge.qconf("-sq", f"gpu.q@{NODE}")
+    node.obey(said)
     assert "installed: sge" in node.install()
 
     assert f"[{NODE}=root@{PREFIX}" in node.objects()["-sq gpu.q"]
     assert sge.queue_states()[NODE] == ""
     _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
     assert (text, site_hook.with_name("log").read_text().split()[1]) == ("[0,1]\n", "pro")
+    assert f"prolog of gpu.q@{NODE} is root@{PREFIX}" in node.uninstall()
+    sge.qconf("-purge", "queue", "prolog", f"gpu.q@{NODE}")
     assert "uninstalled: sge" in node.uninstall()
-    assert f"[{NODE}=" not in node.objects()["-sq gpu.q"]
     assert " ".join(sge.qconf("-sq", f"gpu.q@{NODE}").split()).count(prolog) == 1
     sge.qconf("-purge", "queue", "prolog", "gpu.q@@other")
     sge.qconf("-dhgrp", "@other")

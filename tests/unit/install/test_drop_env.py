@@ -181,10 +181,10 @@ def test_values_as_long_as_any_leave_a_hook_room(started: Started) -> None:
 def test_a_hook_is_told_who_its_shepherd_is_and_what_the_sites_hook_is(started: Started) -> None:
     started.hook("prolog", 'echo "$#" "$0" "$@"; exit 99')
 
-    done = started.run(started.prolog, *JOB, "root", "own", "root@/site/pro", "a b", "")
+    done = started.run(started.prolog, *JOB, "root", "root@/site/pro", "a b", "")
 
     assert done.returncode == 99
-    assert done.stdout == f"6 {started.prolog} {os.getpid()} root own root@/site/pro a b \n"
+    assert done.stdout == f"6 {started.prolog} {os.getpid()} root root@/site/pro a b \n"
 
 
 def test_a_hook_runs_without_the_jobs_limits_and_learns_what_they_were(started: Started) -> None:
@@ -285,18 +285,15 @@ def test_what_the_sites_epilog_ended_with_is_told_by_ours(
 ) -> None:
     started.hook("epilog", f'printf {answers} >&"$GPULOCK_ANSWERS"; kill -9 $$')
 
-    done = started.run(started.epilog, *JOB, "root", "own", "root@/bin/false")
+    done = started.run(started.epilog, *JOB, "root", "root@/bin/false")
 
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("words", [["root"], ["root", "inherited"]])
-def test_an_owner_without_a_command_is_no_hook_of_the_sites(
-    started: Started, words: list[str]
-) -> None:
+def test_an_owner_without_a_command_is_no_hook_of_the_sites(started: Started) -> None:
     started.hook("epilog", "exit 1")
 
-    assert started.run(started.epilog, *JOB, *words).returncode == 0
+    assert started.run(started.epilog, *JOB, "root").returncode == 0
 
 
 @pytest.mark.root
@@ -312,9 +309,7 @@ def test_the_sites_epilog_runs_where_ours_cannot(
     site = ["/bin/sh", "-c", 'id -un; echo "$0 $JOB_ID $SGE_CWD_PATH $LD_X"; exit 3', "a b"]
 
     env = {"SGE_CWD_PATH": "/x", "LD_X": "1"}
-    done = started.run(
-        started.epilog, *JOB, owner, "inherited", f"{user}{site[0]}", *site[1:], env=env
-    )
+    done = started.run(started.epilog, *JOB, owner, f"{user}{site[0]}", *site[1:], env=env)
 
     assert done.returncode == 3, done.stderr
     expected = (user or owner).rstrip("@")

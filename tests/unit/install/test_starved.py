@@ -71,7 +71,7 @@ def run_without_forks(*words: object, cwd: Path = Path("/")) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("site", [(), ("root", "own", "/bin/true")])
+@pytest.mark.parametrize("site", [(), ("root", "/bin/true")])
 def test_a_finished_job_is_over_although_its_epilog_cannot_start(
     hooks: HookPaths, site: tuple[str, ...]
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_finished_job_is_over_although_its_epilog_cannot_start(
     assert "job 12: no process can be started here now" in done.stderr
 
 
-@pytest.mark.parametrize("site", [(), ("root", "own", "/bin/true")])
+@pytest.mark.parametrize("site", [(), ("root", "/bin/true")])
 def test_a_job_whose_prolog_cannot_start_waits(hooks: HookPaths, site: tuple[str, ...]) -> None:
     done = run_without_forks(hooks.drop_env, hooks.prolog, *JOB, *site)
 

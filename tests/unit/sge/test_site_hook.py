@@ -59,7 +59,7 @@ class Chain:
     def run(self, hook: str, user: str = "root@", end: str = "exit 0", limits: str = "") -> int:
         ours = self.script(self.folder / hook / "sge", OURS, call=CALLS[hook])
         self.script(self.folder / "site", SITE, end=end)  # named as the shepherd's folder has it
-        words = ["12", "3", "gpu.q", "nobody", "own", f"{user}./site", "a", "b c"]
+        words = ["12", "3", "gpu.q", "nobody", f"{user}./site", "a", "b c"]
         limited = ["/usr/bin/prlimit", *limits.split(), "--"] if limits else []
         line: list[str | Path] = [*limited, self.folder / "prolog/drop-env", ours, *words]
         done = subprocess.run(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,51 +223,58 @@ def test_no_shepherd_is_put_in_force_that_would_start_no_job(
     assert tree(site.state) == before
 
 
-def test_a_line_of_the_hosts_own_goes_on_behind_ours(site: Site) -> None:
-    """The group's line is passed over on a host that has its own."""
-    site.set_attribute("prolog", "/site/new $job_id")
-    site.install_all()
-
-    assert site.in_force("prolog") == f"{site.hook('prolog')} $job_owner own /site/new $job_id"
-    assert site.in_force("epilog") == site.hook("epilog")
-    assert site.install().changed == []
+def own_line(site: Site) -> str:
+    site.set_attribute("prolog", "/site/own $job_id")
+    return " $job_owner /site/own $job_id"
 
 
-def test_a_host_in_another_group_with_a_hook_has_a_line_of_its_own(site: Site) -> None:
+def no_hook(site: Site) -> str:
+    site.set_attribute("prolog", "NONE")
+    return ""
+
+
+def edited_line(site: Site) -> str:
+    site.set_attribute("prolog", f"{site.hook('prolog')} mine")
+    return ""
+
+
+def other_group(site: Site) -> str:
     """Two groups make the value ambiguous, and the queue takes no job there."""
     (site.state / "hgrp-@other").write_text("group_name @other\nhostlist node1\n")
     site.edit("sq", "prolog                NONE", "prolog NONE,[@other=/site/pro $job_id]")
-    site.install_all()
-
-    ours = f"{site.hook('prolog')} $job_owner inherited /site/pro $job_id"
-    assert site.in_force("prolog") == ours
-    assert site.in_force("epilog") == site.hook("epilog")
-    assert site.install().changed == []
-    site.uninstall()
-    assert "[node1=" not in site.show("sq")
-    assert site.in_force("prolog") == "/site/pro $job_id"
+    return " $job_owner /site/pro $job_id"
 
 
-def test_a_hook_of_the_hosts_own_configuration_goes_on_running(site: Site) -> None:
+def own_configuration(site: Site) -> str:
     own = f"{site.show('sconf-node1')}prolog /site/here $job_id\n"
     (site.state / "sconf-node1").write_text(own)
-    site.install_all()
-
-    assert site.in_force("prolog").endswith("$job_owner inherited /site/here $job_id")
-    site.uninstall()
-    assert (site.in_force("prolog"), "[node1=" in site.show("sq")) == ("NONE", False)
+    return " $job_owner /site/here $job_id"
 
 
-@pytest.mark.parametrize("value", ["NONE", "edited"])
-def test_a_line_that_no_rule_covers_is_left_to_a_person(site: Site, value: str) -> None:
+@pytest.mark.parametrize("plant", [own_line, no_hook, edited_line, other_group, own_configuration])
+def test_a_hook_of_this_host_alone_is_left_to_a_person_with_the_call_to_paste(
+    site: Site, plant: Callable[[Site], str]
+) -> None:
+    """The group's line is passed over there, and no epilog comes without its prolog."""
+    behind = plant(site)
     site.install_cluster()
-    theirs = value if value == "NONE" else f"{site.hook('prolog')} mine"
-    site.set_attribute("prolog", theirs)
+    before = (site.in_force("prolog"), site.in_force("epilog"))
 
-    with pytest.raises(InstallError, match=r"qconf -purge queue prolog gpu\.q@node1"):
-        site.install()
+    (left,) = site.install().remainders
 
-    assert f"[node1={theirs}]" in site.show("sq")
+    assert left.clause.startswith("hooks of the site's on node1 alone hide gpulock's")
+    assert (site.in_force("prolog"), site.in_force("epilog")) == before
+    (call,) = left.page
+    *words, line, domain = shlex.split(call)
+    assert words == ["qconf", "-rattr", "queue", "prolog"]
+    assert (line, domain) == (f"{site.hook('prolog')}{behind}", "gpu.q@node1")
+
+    site.set_attribute("prolog", line)
+    assert site.install().remainders == []
+    assert (site.in_force("prolog"), site.in_force("epilog")) == (line, site.hook("epilog"))
+    assert site.install().changed == []
+    (left,) = site.uninstall().remainders
+    assert left.page == [f"qconf -mq gpu.q: prolog of gpu.q@node1 is {line}"]
 
 
 def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> None:
@@ -275,7 +283,7 @@ def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> No
 
     site.install_all()
 
-    words = "$job_owner inherited"
+    words = "$job_owner"
     assert site.in_force("prolog") == f"{site.hook('prolog')} {words} /site/pro $job_id"
     assert site.in_force("epilog") == f"{site.hook('epilog')} {words} sgeadmin@/site/epi $queue"
     assert (site.install().changed, site.install_cluster().changed) == ([], [])

@@ -23,16 +23,15 @@ def test_our_own_line_is_known_again_wherever_it_is_installed(hook: str) -> None
 
 
 @pytest.mark.parametrize("hook", commands.HOOKS)
-@pytest.mark.parametrize("origin", [commands.OWN, commands.INHERITED])
 @pytest.mark.parametrize("site", ["/site/hook", "sgeadmin@/site/hook $queue -x", "root@hook a=b"])
-def test_a_sites_command_comes_back_out_of_our_line(hook: str, origin: str, site: str) -> None:
-    line = commands.make_hook_line(CURRENT, hook, site, origin)
+def test_a_sites_command_comes_back_out_of_our_line(hook: str, site: str) -> None:
+    line = commands.make_hook_line(CURRENT, hook, site)
 
     assert commands.parse_hook_line(line.text(), hook) == line
-    assert line.text().endswith(f" $job_owner {origin} {site}")
+    assert line.text().endswith(f" $job_owner {site}")
 
 
-@pytest.mark.parametrize("edit", [" mine", " $job_owner other /x", " $job_owner own"])
+@pytest.mark.parametrize("edit", [" mine", " $job_owner", " other /x"])
 def test_a_line_that_somebody_edited_is_ours_and_not_taken_apart(edit: str) -> None:
     line = f"{commands.HookLine(CURRENT, 'prolog').text()}{edit}"
 
@@ -53,4 +52,4 @@ def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])
 def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
     with pytest.raises(InstallError, match="cannot be kept"):
-        commands.make_hook_line(CURRENT, "prolog", site, commands.OWN)
+        commands.make_hook_line(CURRENT, "prolog", site)

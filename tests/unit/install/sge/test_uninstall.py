@@ -100,16 +100,6 @@ def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None
     assert not site.hooks.exists()
 
 
-def test_a_line_of_the_hosts_own_comes_back_letter_for_letter(site: Site) -> None:
-    site.set_attribute("prolog", "/site/new $job_id")
-    site.install_all()
-
-    site.uninstall()
-
-    assert site.in_force("prolog") == "/site/new $job_id"
-    assert "[node1=/site/new $job_id]" in site.show("sq")
-
-
 def test_what_the_site_sets_after_an_installation_is_left(site: Site) -> None:
     site.install_all()
     site.set_attribute("prolog", "/site/new $job_id")
@@ -123,7 +113,7 @@ def test_a_hook_of_the_queue_that_ours_runs_as_well_is_in_force_again(site: Site
     """By taking our line away: what the queue says now runs here, whatever it said before."""
     site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
     site.install_all()
-    assert site.in_force("prolog").endswith("$job_owner inherited /site/pro $job_id")
+    assert site.in_force("prolog").endswith("$job_owner /site/pro $job_id")
 
     assert site.uninstall().remainders == []
 
@@ -150,16 +140,19 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
     line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
     (site.root / "root/default/common/act_qmaster").write_text("node1.example.org\n")
     site.edit("sconf", line, f"jsv_url script:{current}/prolog/sge-jsv")
+    site.edit("sq", "starter_method        NONE", f"starter_method {current}/prolog/sge-starter")
 
     for _ in range(2):
         (left,) = site.uninstall().remainders
         assert left.page == [
             f"qconf -mq gpu.q: prolog of gpu.q@node1 is {site.hook('prolog')} mine",
+            f"qconf -mq gpu.q: starter_method of gpu.q@node1 is {current}/prolog/sge-starter",
             f"qconf -mconf: jsv_url is script:{current}/prolog/sge-jsv",
         ]
         assert (current / "prolog/sge").is_file()
 
     site.set_attribute("prolog", "NONE")
+    site.edit("sq", f"starter_method {current}/prolog/sge-starter", "starter_method NONE")
     site.edit("sconf", f"script:{current}/prolog/sge-jsv", "none")
     assert site.uninstall().remainders == []
     assert not current.exists()

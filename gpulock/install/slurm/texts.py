@@ -10,13 +10,7 @@ from typing import Final
 from gpulock.hooks.frame import SECONDS
 from gpulock.install.files import find_share_folder
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.configured_hooks import (
-    PATHS,
-    PROLOG,
-    TASK,
-    InForceHook,
-    is_glob_pattern,
-)
+from gpulock.install.slurm.configured_hooks import PATHS, InForceHook
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
 from gpulock.slurm.note import REQUEUE_EXIT
@@ -27,7 +21,6 @@ _CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
 _SPARE: Final = 10.0
 HOOK_SECONDS: Final = int(SECONDS + _CALLS * ANSWER_SECONDS + _SPARE)  # Slurm must wait so long
 _COLUMNS: Final = 92  # of a line that stands four columns in
-_FOLDER: Final = Path("/etc/slurm")
 SUBMIT_SCRIPT: Final = find_share_folder() / "prolog/job_submit.lua"
 
 INSTALL_FIRST: Final = (
@@ -110,22 +103,22 @@ def slurm_conf_page(
     conf: SlurmConf, hooks: list[InForceHook], paths: HookPaths, settings: Settings
 ) -> list[str]:
     """Return what to put into slurm.conf; empty where all of it is in force; pure."""
-    lines = [f"{hook.key}={PATHS[hook.key](paths)}" for hook in hooks if not hook.values]
-    kept = {
-        hook.key: keep_site_hook(hook, PATHS[hook.key](paths))
-        for hook in hooks
-        if hook.values and not hook.ours
-    }
-    lines += [f"{key}={value}" for key, (value, _) in kept.items() if value]
     found = slurm_setting_advice(conf, settings)
+    lines = [f"{hook.key}={PATHS[hook.key](paths)}" for hook in hooks if not hook.values]
     lines += [line for want in found if want.needed for line in want.lines()]
     better = [line for want in found if not want.needed for line in want.lines()]
     page: list[str] = []
     if lines:
         page += ["Into slurm.conf, the same on every node and at the controller:", ""]
         page += [f"    {line}" for line in lines]
-    for _, text in kept.values():
-        page += [*([""] if page else []), *text]
+    for hook in hooks:
+        if hook.values and not hook.ours:
+            page += [
+                *([""] if page else []),
+                f"{hook.key}={hook.text} is the site's: take it out if it hands out GPUs itself,",
+                f"else let {PATHS[hook.key](paths)} run beside it:",
+                "see docs/slurm.md.",
+            ]
     if better:
         page += ["", "Recommended there:"] if page else ["Recommended in slurm.conf:"]
         page += ["", *[f"    {line}" for line in better]]
@@ -134,41 +127,6 @@ def slurm_conf_page(
     page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
     page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
     return [*page, "Without gpulockd run gpulock reap from cron every minute."]
-
-
-def keep_site_hook(hook: InForceHook, target: Path) -> tuple[str, list[str]]:
-    """Return the value for slurm.conf (empty: it stays), and how the site's own hook goes on; pure.
-
-    See docs/slurm.md.
-    """
-    says = f"{hook.key}={hook.text} is the site's: take it out if it hands out GPUs itself,"
-    if hook.key == TASK:
-        script = f"{_FOLDER}/task-prolog-gpulock"
-        if script == str(hook.values[0]):  # it would run itself
-            script = f"{_FOLDER}/task-prolog"
-        return script, [
-            says,
-            f"else let it run from {script}, since Slurm takes one program:",
-            "on every node, of mode 0755, gpulock's the last word:",
-            "",
-            "    #!/bin/sh",
-            f"    {hook.text} || exit",
-            f"    exec {target}",
-        ]
-    order, name = ("first", "zz-gpulock") if hook.key == PROLOG else ("last", "00-gpulock")
-    folder = f"{_FOLDER}/{hook.key.lower()}.d"
-    pattern = next((value for value in hook.values if is_glob_pattern(value)), "")
-    lines = [
-        f"    mkdir -p {folder}",
-        *(f"    ln -s {path} {folder}/50-{path.name}" for path in hook.programs),
-        f"    ln -s {target} {folder}/{name}",
-    ]
-    if pattern:
-        path = Path(pattern)
-        lines = [f"    ln -s {target} {path.with_name(name)}{path.suffix}  # {pattern} names it"]
-    why = "(Slurm goes in reverse alphabetical order, and stops at the first that fails):"
-    text = [says, f"else let it run, gpulock's {order}, on every node", why, "", *lines]
-    return "" if pattern else f"{folder}/*", text
 
 
 def gres_conf_page(gres_conf: Path | None) -> list[str]:

@@ -52,37 +52,19 @@ def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
     assert "PrologEpilogTimeout=120  # now: 30; a hook may take 95 s" in text
 
 
-def test_the_sites_hooks_go_on_running_beside_ours(node: SlurmNode) -> None:
+def test_hooks_of_the_sites_are_named_with_the_page_that_says_how_ours_run_beside(
+    node: SlurmNode,
+) -> None:
     node.put("Prolog", "/site/prolog")
-    (node.root / "epilog.d").mkdir()
-    node.put("Epilog", f"{node.root}/epilog.d/*.sh")
     node.put("TaskProlog", "/etc/slurm/task-prolog")
 
     lines = told(node).splitlines()
 
-    assert (
-        sum("is the site's: take it out if it hands out GPUs itself," in line for line in lines)
-        == 3
-    )
-    for line in (
-        "Prolog=/etc/slurm/prolog.d/*",
-        "ln -s /site/prolog /etc/slurm/prolog.d/50-prolog",
-        f"ln -s {node.paths.slurm_prolog} /etc/slurm/prolog.d/zz-gpulock",
-        f"ln -s {node.paths.slurm_epilog} {node.root}/epilog.d/00-gpulock.sh"
-        f"  # {node.root}/epilog.d/*.sh names it",
-        "mkdir -p /etc/slurm/prolog.d",
-        "TaskProlog=/etc/slurm/task-prolog-gpulock",
-        "/etc/slurm/task-prolog || exit",
-        f"exec {node.paths.slurm_task}",
-    ):
-        assert f"    {line}" in lines
-    assert not [line for line in lines if line.startswith("    Epilog=")]
-    into = lines[lines.index("Into slurm.conf, the same on every node and at the controller:") :]
-    assert into.index("    Prolog=/etc/slurm/prolog.d/*") < into.index("", 2)
-
-    node.put("TaskProlog", "/etc/slurm/task-prolog-gpulock")
-    assert "    /etc/slurm/task-prolog-gpulock || exit" in (text := told(node))
-    assert "    TaskProlog=/etc/slurm/task-prolog\n" in text
+    at = lines.index("Prolog=/site/prolog is the site's: take it out if it hands out GPUs itself,")
+    assert lines[at + 1] == f"else let {node.paths.slurm_prolog} run beside it:"
+    assert any(line.startswith("TaskProlog=/etc/slurm/task-prolog is the") for line in lines)
+    assert f"    Epilog={node.paths.slurm_epilog}" in lines
+    assert not [line for line in lines if line.startswith(("    Prolog=", "    TaskProlog="))]
 
 
 def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
@@ -93,7 +75,7 @@ def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
 
     assert "Unable to contact slurm controller" in text
     assert f"compared with {node.conf}, which may not be in force" in text
-    assert "ln -s /site/prolog" in text
+    assert "Prolog=/site/prolog is the site's" in text
 
 
 def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:

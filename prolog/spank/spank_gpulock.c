@@ -23,10 +23,7 @@
 
 SPANK_PLUGIN(gpulock, 1)
 
-#define TEXT(name) TEXT_OF(name)
-#define TEXT_OF(value) #value
-const char gpulock_spank_build[] =
-	"gpulock-spank-build " TEXT(SLURM_VERSION_NUMBER) " " GPULOCK_BUILD;
+const char gpulock_spank_build[] = "gpulock-spank-build " GPULOCK_BUILD;
 
 enum { FAILED = 1, NO_HOOK = 127 };
 

@@ -82,12 +82,8 @@ class SlurmNode:
 
     def give_plugin(self) -> None:
         """Put what stands for the compiled plugin where the Makefile puts it."""
-        wanted = SpankPlugin(
-            self.plugin, self.paths.slurm_task, SlurmInstaller(self.options()).site
-        )
-        build = wanted.wanted().rpartition(" ")[2]
         self.plugin.parent.mkdir(exist_ok=True)
-        self.plugin.write_bytes(f"gpulock-spank-build 0x160508 {build}\0".encode())
+        self.plugin.write_bytes(SpankPlugin(self.hooks, self.paths.slurm_task).build())
         self.plugin.chmod(0o644)
 
     def device(self, minor: int | str) -> str:

@@ -31,7 +31,6 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import (
-    PLUGIN,
     PlugStack,
     SpankPlugin,
     find_plugstack,
@@ -87,14 +86,13 @@ class SlurmInstaller(NodePart):
 
     @cached_property
     def plugin(self) -> SpankPlugin:
-        """The SPANK plugin, as this node's Slurm wants it."""
-        path = hooks_folder(self.settings) / PLUGIN
-        return SpankPlugin(path, self.paths.slurm_task, self.site)
+        """The SPANK plugin."""
+        return SpankPlugin(hooks_folder(self.settings), self.paths.slurm_task)
 
-    @cached_property
+    @property
     def by_spank(self) -> bool:
         """Whether the plugin is asked for; once chosen, it stays."""
-        return self.options.spank or self.plugin.read() is not None
+        return self.options.spank or self.plugin.path.exists()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
@@ -127,8 +125,8 @@ class SlurmInstaller(NodePart):
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
-        here, folder = installed_schedulers(self.settings), hooks_folder(self.settings)
-        lost_map = not here and version_in_force(folder)
+        here = installed_schedulers(self.settings)
+        lost_map = not here and version_in_force(hooks_folder(self.settings))
         if not (SLURM in here or lost_map or self.options.write_conf):
             return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
@@ -137,7 +135,7 @@ class SlurmInstaller(NodePart):
             self.note("the hooks stay: Grid Engine uses them")
         else:
             items += [*container_items(), Hooks(self.settings, needs=(positions,))]
-        items.append(SpankPlugin(folder / PLUGIN))
+        items.append(self.plugin)
         kept, asked = tuple(items), self.options
         jobs = HeldDevices(self.settings, SLURM, asked.force, kept)
         try:

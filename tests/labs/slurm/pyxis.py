@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.slurm.spank import AGAIN, PLUGIN, SpankPlugin
+from gpulock.install.items import Wanted
+from gpulock.install.slurm.spank import AGAIN, SpankPlugin
 from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, Mode
@@ -80,11 +80,10 @@ def with_pyxis(
     }
     mode(gpus, keys, hooks=hooks)
     hook = HookPaths(lab / "hooks").slurm_task
-    site = SlurmSite(Path("/usr/bin"), Path("/usr/sbin/slurmd"), lab / "etc/slurm.conf", ())
-    plugin = SpankPlugin(lab / PLUGIN, hook, site)
-    if plugin.read() is None:
+    plugin = SpankPlugin(lab, hook)
+    if plugin.remainder(Wanted.PRESENT):
         subprocess.run([*shlex.split(plugin.command()), f"HOOK={hook}"], check=True)
-    assert plugin.read() == plugin.wanted()
+    assert plugin.remainder(Wanted.PRESENT) is None
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})
     else:

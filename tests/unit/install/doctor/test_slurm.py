@@ -201,9 +201,9 @@ def lose_the_plugin(node: SlurmNode) -> None:
     node.plugin.unlink()
 
 
-def upgrade_slurm(node: SlurmNode) -> None:
+def keep_an_older_plugin(node: SlurmNode) -> None:
     by_spank()(node)
-    (node.state / "release").write_text("24.11.5\n")
+    node.plugin.write_bytes(b"gpulock-spank-build 0123456789ab\0")
 
 
 def older_than_any_tried(node: SlurmNode) -> None:
@@ -222,7 +222,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (pyxis_alone, "SPANK", "not as it must be", "--spank"),
         (by_spank(1, 0, 2), "SPANK", "not as it must be", "--spank"),
         (lose_the_plugin, "requirements", "no TaskProlog works", "gpulock install slurm"),
-        (upgrade_slurm, "installation", "slurmd wants Slurm 24.11", "make -C "),
+        (keep_an_older_plugin, "installation", "is of another gpulock", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
         (put("TaskProlog", "(null)"), "slurm.conf", "TaskProlog not in force", "--dry-run"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have the report of a job made at its end, as its user: REPORT_AT_END and REPORT_DIR.
+"""Have the report of a job made at its end, as its user: REPORT_AT_END.
 
-Hot, loaded by an epilog only where one of them is set, after the release. The work is done by
+Hot, loaded by an epilog only where it is set, after the release. The work is done by
 `gpulock report`, in a process that has nothing of root's: a shared file system may not know root,
 and may not answer. An alarm that outlives exec ends it; what it does, or fails to do, decides
 nothing.

@@ -70,7 +70,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("CLAIM_MAX", LIMIT, "0", "longest claim of a user; one that names no end gets this; 0: none"),
     ("RESERVE_MAX", LIMIT, "0", "GPU time that a user may reserve a day ahead; 0: none"),
     ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
-    ("REPORT_DIR", PATH, "", "folder shared by all nodes for the reports of jobs"),
     ("HISTORY_DAYS", COUNT, "400", "days that the history is kept at least; 0: for ever"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
     ("IDLE_COMMAND", PATH, "", "program that gpulockd runs for an idle claim: docs/reports.md"),

@@ -82,7 +82,6 @@ class Settings:
     claim_max: float  # seconds
     reserve_max: float
     report_at_end: bool
-    report_dir: str
     history_days: int
     idle_warn: float
     idle_command: str

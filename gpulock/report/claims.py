@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim as reports see it, read from a record of the history or of REPORT_DIR; pure.
+"""A claim as reports see it, read from a record of the history; pure.
 
-A record may come from a file that anybody wrote: a value that is not of its type or cannot be
-is not known, and no text keeps a control character.
+Root wrote the record, of values that it believed (`daemon.history.record`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any
 
 from gpulock.daemon.history.record import VERSION
-from gpulock.errors import one_line
-from gpulock.node.sample import BUCKETS, MILLI
+from gpulock.node.sample import MILLI
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_percent
 
-MOST_CARDS: Final = 256  # devices of one claim
-LARGEST: Final = 1e15  # number: beyond, it is garbage
-LONGEST: Final = 256  # characters of a text
-
 Fields = dict[str, Any]  # of a JSON object
-Kinds = Mapping[str, Callable[[object], Any]]  # of its values, by key
 
 
 @dataclass(frozen=True)
@@ -85,14 +77,12 @@ class ReportedDevice:
     id: str
     times: GpuTimes
     index: int | None
-    minor: int | None
     model: str
     memory: int | None
     memory_peak: int | None
     energy: float | None
     foreign: float | None
     shape: UseTimeline | None
-    timed: bool  # False: for how long it was held is not known
     part: str
 
     @property
@@ -109,7 +99,7 @@ class ReportedDevice:
 class ReportedClaim:
     """All devices that one job held on one node; `ended` is None while it stands.
 
-    `elapsed` is for how many seconds, None where the record does not say.
+    It was `held` for so many seconds; `timed` says whether that is known.
     """
 
     token: str
@@ -124,28 +114,17 @@ class ReportedClaim:
     queue: str
     begun: float
     ended: float | None
-    elapsed: float | None
+    held: float
+    timed: bool
     how: str
     proof: str
     cards: tuple[ReportedDevice, ...]
     record: Fields
 
     @property
-    def held(self) -> float:
-        """Return for how many seconds its longest device was held; of a share all of them."""
-        if self.elapsed is not None:
-            return self.elapsed
-        return max([card.times.held for card in self.cards], default=0.0)
-
-    @property
     def times(self) -> GpuTimes:
         """Return the sum of its devices."""
         return sum_times(self.cards)
-
-    @property
-    def timed(self) -> bool:
-        """Return whether it is known for how long anything was held."""
-        return self.elapsed is not None or any(card.timed for card in self.cards)
 
     @property
     def owner(self) -> Owner:
@@ -159,63 +138,54 @@ class ReportedClaim:
         return self.owner.job()
 
 
-def check_record(found: object) -> Fields:
-    """Return what is known in a record of a claim, as it may be shown; raise ValueError."""
-    told = as_object(found)
-    if told.get("version") != VERSION:
-        raise ValueError(f"a record of version {str(told.get('version'))[:20]}")
-    record = check_fields(told, CLAIM_FIELDS)
-    if not (record.get("token") and record.get("job_id")):
-        raise ValueError("a record without token or job")
-    if record.get("claimed_at") is None or record.get("uid") is None:
-        raise ValueError("a record without time or user")
-    found = as_array(told.get("devices"))
-    devices = [check_fields(as_object(one), DEVICE_FIELDS) for one in found]
-    if not all(one.get("id") for one in devices):
-        raise ValueError("a device without id")
-    shapes = told.get("shapes")
-    drawn = shapes if isinstance(shapes, dict) else {}
-    drawn = {name: check_shape(drawn[name]) for one in devices if (name := one["id"]) in drawn}
-    return {"version": VERSION, **record, "devices": devices, "shapes": drawn}
-
-
-def parse_reported_claim(found: object) -> ReportedClaim:
-    """Return the claim that a record tells of; raise ValueError where it tells of none."""
-    record = check_record(found)
-    shapes = record["shapes"]
-    cards = [make_reported_device(one, shapes.get(one["id"])) for one in record["devices"]]
-    keys = ("token", "scheduler", "cluster", "node", "job_id", "task_id", "user", "queue")
-    return ReportedClaim(
-        **{key: record.get(key) or "" for key in (*keys, "how", "proof")},
-        restart=record.get("restart") or 0,
-        uid=record["uid"],
-        begun=record["claimed_at"],
-        ended=record.get("released_at"),
-        elapsed=record.get("held_seconds"),
-        cards=tuple(merge_places(cards)),
-        record=cast("Fields", found),
-    )
+def parse_reported_claim(record: Fields) -> ReportedClaim:
+    """Return the claim that a record of the history tells of; raise ValueError for no such one."""
+    try:
+        if record["version"] != VERSION:
+            raise ValueError(f"a record of version {record['version']!s:.20}")
+        shapes = record["shapes"]
+        cards = [make_reported_device(one, shapes.get(one["id"])) for one in record["devices"]]
+        keys = ("scheduler", "cluster", "node", "task_id", "user", "queue", "how", "proof")
+        return ReportedClaim(
+            **{key: record.get(key) or "" for key in keys},
+            token=record["token"],
+            job_id=record["job_id"],
+            restart=record.get("restart") or 0,
+            uid=record["uid"],
+            begun=float(record["claimed_at"]),
+            ended=record.get("released_at"),
+            held=record["held_seconds"] or 0.0,
+            timed=record["held_seconds"] is not None,
+            cards=tuple(merge_places(cards)),
+            record=record,
+        )
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as fault:
+        raise ValueError("no record of a claim") from fault
 
 
 def make_reported_device(record: Fields, shape: Fields | None) -> ReportedDevice:
-    """Return one device of a checked record."""
-    held, times = record.get("held_seconds"), GpuTimes()
-    observed = record.get("observed_seconds") or 0.0
-    times.add(held or 0.0, record.get("busy_seconds") if observed else None, observed)
+    """Return one device of a record."""
+    times, observed = GpuTimes(), record.get("observed_seconds") or 0.0
+    busy = record.get("busy_seconds") if observed else None
+    times.add(record["held_seconds"] or 0.0, busy, observed)
     return ReportedDevice(
         id=record["id"],
         times=times,
         index=record.get("index"),
-        minor=record.get("minor"),
         model=record.get("model") or "",
         memory=record.get("memory_bytes"),
         memory_peak=record.get("memory_peak_bytes"),
         energy=record.get("energy_joules"),
         foreign=record.get("foreign_seconds"),
-        shape=make_use_timeline(shape),
-        timed=held is not None,
+        shape=make_use_timeline(shape) if shape else None,
         part=f"1/{record.get('places') or '?'}" if record.get("share") else "",
     )
+
+
+def make_use_timeline(shape: Fields) -> UseTimeline:
+    """Return use over time, of thousandths the share."""
+    use = tuple([None if one is None else one / MILLI for one in shape["use"]])
+    return UseTimeline(float(shape["width"]), use)
 
 
 def merge_places(cards: Sequence[ReportedDevice]) -> list[ReportedDevice]:
@@ -247,69 +217,3 @@ def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
     for card in cards:
         found.add(card.times.held, card.times.busy, card.times.observed)
     return found
-
-
-def make_use_timeline(shape: Fields | None) -> UseTimeline | None:
-    """Return use over time, None where it makes no sense."""
-    if shape is None or (shape.get("width") or 0) < 1:
-        return None
-    use = [None if one is None else min(1.0, one / MILLI) for one in shape["use"]]
-    return UseTimeline(shape["width"], tuple(use))
-
-
-def as_object(found: object) -> Fields:
-    """Return a JSON object; raise ValueError for anything else."""
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object")
-    return cast("Fields", found)
-
-
-def as_array(found: object) -> list[object]:
-    """Return a JSON array, of no more values than a claim has devices, or nothing."""
-    return cast("list[object]", found)[:MOST_CARDS] if isinstance(found, list) else []
-
-
-def as_number(value: object) -> float | None:
-    """Return a number from 0, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if 0 <= value <= LARGEST and math.isfinite(value) else None
-
-
-def as_count(value: object) -> int | None:
-    """Return a whole number from 0, None for anything else."""
-    return value if isinstance(value, int) and as_number(value) is not None else None
-
-
-def as_text(value: object) -> str | None:
-    """Return a text as it may be shown, None for anything else."""
-    return one_line(value[:LONGEST]) if isinstance(value, str) else None
-
-
-def check_fields(found: Fields, kinds: Kinds) -> Fields:
-    """Return the fields that are known; a value that is not of its kind is null."""
-    return {key: kinds[key](value) for key, value in found.items() if key in kinds}
-
-
-def check_shape(found: object) -> Fields:
-    """Return a shape, of no more buckets than there are."""
-    fields = found if isinstance(found, dict) else {}
-    use = [as_number(value) for value in as_array(fields.get("use"))[:BUCKETS]]
-    return {"width": as_number(fields.get("width")), "use": use}
-
-
-CLAIM_FIELDS: Final[Kinds] = {
-    **dict.fromkeys(("token", "user", "scheduler", "job_id", "task_id", "queue"), as_text),
-    **dict.fromkeys(("cluster", "node", "het_leader", "comment", "how", "proof"), as_text),
-    **dict.fromkeys(("released_at", "claimed_at", "held_seconds", "gpu_seconds"), as_number),
-    **dict.fromkeys(("busy_seconds", "observed_seconds", "utilization"), as_number),
-    **dict.fromkeys(("energy_joules", "last_busy", "foreign_seconds"), as_number),
-    **dict.fromkeys(("gpus", "restart", "uid", "memory_peak_bytes"), as_count),
-}
-DEVICE_FIELDS: Final[Kinds] = {
-    **dict.fromkeys(("id", "uuid", "model", "profile", "how"), as_text),
-    **dict.fromkeys(("held_seconds", "busy_seconds", "observed_seconds"), as_number),
-    **dict.fromkeys(("utilization", "energy_joules", "last_busy", "foreign_seconds"), as_number),
-    **dict.fromkeys(("index", "minor", "memory_bytes", "memory_peak_bytes", "places"), as_count),
-    "share": bool,
-}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report at a job's end, made as the job's user: printed, added to its output, filed.
+"""The report at a job's end, made as the job's user: printed, or added to its output.
 
 The epilog has released the claim a moment ago: the exporter may have yet to close its account,
 and the history may have taken it already. So we look for a while, and say what is known then.

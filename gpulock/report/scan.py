@@ -101,17 +101,15 @@ class ClaimQuery:
 
 @dataclass
 class HistoryFaults:
-    """What could not be read: lines and files of REPORT_DIR by number, files with their reason."""
+    """What could not be read: lines by number, files with their reason."""
 
     lines: int = 0
-    reports: int = 0
     files: list[str] = field(default_factory=list[str])
 
     def as_sentences(self) -> list[str]:
         """Return it as sentences."""
         lines = f"{format_count(self.lines, 'line')} of the history cannot be read"
-        reports = f"{format_count(self.reports, 'file')} of REPORT_DIR cannot be believed"
-        return [*[lines][: self.lines], *[reports][: self.reports], *self.files]
+        return [*[lines][: self.lines], *self.files]
 
 
 def find_history_heads(folder: str, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a job's claims are found: the locks, `finished/`, the history, and REPORT_DIR.
+"""Where a job's claims are found: the locks, `finished/` and the history.
 
 Only looks: nothing is changed, no lock waited for, and what cannot be read is left out. A
 user who may read these files may see the report.
@@ -7,21 +7,23 @@ user who may read these files may see the report.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpulock.daemon.history.files import FOLDER
 from gpulock.daemon.history.pending import read_ended_claim, read_released_devices
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.deadline import clock_boottime
-from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.report import folder
 from gpulock.report.claims import ReportedClaim, parse_reported_claim
-from gpulock.report.scan import ClaimQuery, HistoryFaults, find_latest_claim
-from gpulock.report.scan import find_history_claims as scan_claims
+from gpulock.report.scan import (
+    ClaimQuery,
+    HistoryFaults,
+    find_history_claims,
+    find_latest_claim,
+)
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
 from gpulock.store.owner import Owner, parse_owner
@@ -29,48 +31,12 @@ from gpulock.store.owner import Owner, parse_owner
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
 
 
-def find_job_claims(
-    node: Node, query: ClaimQuery, faults: HistoryFaults, uid: int | None = None
-) -> list[ReportedClaim]:
-    """Return the claims of the last job of that name, from the first to the last.
-
-    With `uid` only those of its owner. Raises Refusal where it is not told who that is.
-    """
-    found = {claim.token: claim for claim in scan_claims(node_history_folder(node), query, faults)}
-    here = {claim.token: claim for claim in find_local_claims(node, query.fits)}
-    found = here | found  # what is in the history has its last word
-    if uid is not None:
-        found = {token: claim for token, claim in found.items() if claim.uid == uid}
-    if node.settings.report_dir:
-        known = {uid} if uid is not None else {claim.uid for claim in found.values()}
-        shared = folder.read_shared_reports(
-            node.settings.report_dir, query, faults, known or {os.getuid()}, not known
-        )
-        for claim in select_trusted_claims(shared, found.values(), uid, os.getuid()):
-            found.setdefault(claim.token, claim)
+def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
+    """Return the claims of the last job of that name here, from the first to the last."""
+    found = {claim.token: claim for claim in find_local_claims(node, query.fits)}
+    for claim in find_history_claims(node_history_folder(node), query, faults):
+        found[claim.token] = claim  # what is in the history has its last word
     return select_last_job(list(found.values()))
-
-
-def select_trusted_claims(
-    shared: Sequence[ReportedClaim], known: Collection[ReportedClaim], uid: int | None, asking: int
-) -> list[ReportedClaim]:
-    """Return what of REPORT_DIR is of the job's owner: anybody may file a job of that number.
-
-    The owner is `uid`, else the user in this node's own records, else the caller, if the caller
-    filed any. Where several other users claim the job, none is believed: raises Refusal.
-    """
-    if uid is not None:
-        return [claim for claim in shared if claim.uid == uid]
-    uids = {claim.uid for claim in known} or {asking}
-    own = [claim for claim in shared if claim.uid in uids]
-    if own or known:
-        return own
-    owners = sorted({claim.uid for claim in shared})
-    if len(owners) > 1:
-        names = ", ".join([str(owner) for owner in owners[:5]])
-        why = f"REPORT_DIR has reports of that job by uids {names}"
-        raise Refusal(INVALID_REQUEST, why, "say whose job is meant: --uid UID")
-    return list(shared)
 
 
 def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:

@@ -174,10 +174,9 @@ def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
 
 def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
     """Return the sum of all devices in a line."""
-    cards = [card for claim in claims for card in claim.cards]
-    times = sum_times(cards)
+    times = sum_times(card for claim in claims for card in claim.cards)
     if times.held <= 0:
-        return "In all: no time" if any(card.timed for card in cards) else "In all: not known"
+        return "In all: not known"
     hours, (busy, idle, unseen) = format_gpu_hours(times.held), times.shares()
     if times.observed <= 0:
         return f"In all: {hours}, not observed"

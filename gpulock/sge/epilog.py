@@ -47,7 +47,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 def end_sge_job(node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun) -> None:
     """Release the locks of this run, and have a report made; raise Refusal."""
     released = release_sge_job(node, call, site_code, run)
-    if node.settings.report_at_end or node.settings.report_dir:
+    if node.settings.report_at_end:
         print_sge_report(node.settings, released)
 
 

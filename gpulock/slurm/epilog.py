@@ -40,18 +40,18 @@ def end_slurm_job(node: Node, environ: "Mapping[str, str]", run: HookRun) -> Non
     """Release the job's locks here, and have a report made; raise Refusal."""
     call = SlurmHookCall(environ)
     released = release_slurm_job(node, call, run)
-    if node.settings.report_at_end or node.settings.report_dir:
-        start_slurm_report(node.settings, call, released, environ)
+    output = slurm_output_path(call, environ) if node.settings.report_at_end else ""
+    if output:
+        start_slurm_report(node.settings, released, environ, output)
 
 
 def start_slurm_report(
-    settings: Settings, call: SlurmHookCall, released: ReleaseResult, environ: "Mapping[str, str]"
+    settings: Settings, released: ReleaseResult, environ: "Mapping[str, str]", output: str
 ) -> None:
     """Have the report made beside us: a slow Epilog stops the whole node (docs/facts/slurm.md)."""
     from gpulock.hooks import report_hook
 
     gid = environ.get("SLURM_JOB_GID", "")
-    output = slurm_output_path(call, environ) if call.batch and call.nodes == 1 else ""
     group = int(gid) if gid.isascii() and gid.isdigit() else report_hook.NOBODY
     try:
         report_hook.start_job_report(settings, released.claims, False, group, output)
@@ -62,10 +62,11 @@ def start_slurm_report(
 def slurm_output_path(call: SlurmHookCall, environ: "Mapping[str, str]") -> str:
     """Return the job's output file, nothing where its name has more in it than we know.
 
-    slurmd tells it as sbatch was told (22.05): relative to the job's folder, with %j for its id.
+    Several nodes would write one file at once. slurmd tells the path as sbatch was told (22.05):
+    relative to the job's folder, with %j for its id.
     """
     path = environ.get("SLURM_JOB_STDOUT", "").replace("%j", call.job).replace("%u", call.user)
-    if not path or "%" in path:
+    if not path or "%" in path or not call.batch or call.nodes > 1:
         return ""
     folder = environ.get("SLURM_JOB_WORK_DIR", "")
     return path if path.startswith("/") else f"{folder}/{path}" if folder else ""

@@ -21,7 +21,6 @@ from gpulock.alloc.node_view import check_no_mps_ends, read_node_view
 from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
-from gpulock.cli.complete import complete_device
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import (
     CommandRefusedError,
@@ -85,7 +84,7 @@ def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | N
 
 
 @click.command()
-@click.argument("device", shell_complete=complete_device)
+@click.argument("device")
 @click.option(
     "--from", "begin", callback=parse_time_option, metavar="TIME", help=f"From then: {TIME_HELP}"
 )
@@ -132,7 +131,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
 
 
 @click.command()
-@click.argument("device", shell_complete=complete_device)
+@click.argument("device")
 @click.pass_obj
 def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
@@ -162,7 +161,7 @@ def unreserve_command(session: Session, device: str) -> None:
 
 
 @click.command()
-@click.argument("device", shell_complete=complete_device)
+@click.argument("device")
 @reason_option
 @click.pass_obj
 def quarantine_command(session: Session, device: str, reason: str) -> None:
@@ -187,7 +186,7 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("device", shell_complete=complete_device)
+@click.argument("device")
 @click.pass_obj
 def restore_command(session: Session, device: str) -> None:
     """Put DEVICE back into service."""

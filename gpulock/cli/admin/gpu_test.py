@@ -6,7 +6,6 @@ from __future__ import annotations
 import click
 
 from gpulock.cli.admin.devices import make_admin_gate, prepare_admin_device, report_admin_change
-from gpulock.cli.complete import complete_device
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.node.devices import card_bus_id
@@ -14,7 +13,7 @@ from gpulock.text.words import format_device_label
 
 
 @click.command()
-@click.argument("devices", nargs=-1, required=True, shell_complete=complete_device)
+@click.argument("devices", nargs=-1, required=True)
 @click.pass_obj
 def test_command(session: Session, devices: tuple[str, ...]) -> None:
     """Have gpulockd test the GPU of each DEVICE with HEALTH_COMMAND once it is free."""

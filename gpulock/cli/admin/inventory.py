@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import click
 
-from gpulock.alloc import choose
 from gpulock.cli.session import Session
 from gpulock.daemon.reconcile.cdi import (
     build_cdi_spec,
@@ -33,24 +30,19 @@ COLUMNS = (
     Column("NUMA", right=True, drop=2),
     Column("UUID"),
 )
-LEGEND = (
-    "NV# so many NVLinks; NVS an NVSwitch; PIX the same PCI switch; NODE the same NUMA node; "
-    "SYS through the processors; MIG one card"
-)
-Links = dict[tuple[str, str], int]
 
 
 @click.command()
 @click.pass_obj
 def inventory_command(session: Session) -> None:
-    """Show the devices as gpulock sees them: index, bus id, UUID, links."""
+    """Show the devices as gpulock sees them: index, bus id, UUID, kinds."""
     node = session.node()
     found = node.devices()
     click.echo("\n".join(format_inventory_lines(node, found, table.terminal_width())))
 
 
 def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[str]:
-    """Return driver and devices, faults, and the matrix of links."""
+    """Return driver and devices, kinds and faults."""
     result = [f"{format_count(len(found), 'device')}, driver {describe_driver_version(node)}"]
     if not found:
         return result
@@ -63,10 +55,8 @@ def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[
     )
     if not node.inventory:
         result.append(
-            "NVLink, memory and MIG are not known: no inventory was published in this boot."
+            "NVLinks, memory and MIG are not known: no inventory was published in this boot."
         )
-    if len(found) > 1:
-        result += ["", *format_link_matrix(found, node.links), *textwrap.wrap(LEGEND, width)]
     return result
 
 
@@ -89,32 +79,6 @@ def inventory_device_cells(device: Device) -> list[Cell]:
         Cell(str(device.numa) if device.numa >= 0 else ""),
         Cell(device.uuid or "not known yet"),
     ]
-
-
-def format_link_matrix(found: list[Device], links: Links) -> list[str]:
-    """Return how each pair is joined, best known way first."""
-    names = [device.label() for device in found]
-    columns = [Column("", right=True), *(Column(name, right=True) for name in names)]
-    rows = [
-        [Cell(name), *(device_link_cell(device, other, links) for other in found)]
-        for name, device in zip(names, found)
-    ]
-    return table.render_table(columns, rows, table.UNCUT)
-
-
-def device_link_cell(a: Device, b: Device, links: Links) -> Cell:
-    """Return how two devices are joined, as `choose` counts it."""
-    if a.id == b.id:
-        return Cell("-")
-    if a.bus == b.bus:
-        return Cell("MIG", "green")
-    if a.switched and b.switched:
-        return Cell("NVS", "green")
-    if count := links.get((a.bus, b.bus), 0):
-        return Cell(f"NV{count}", "green")
-    if choose.behind_one_switch(a, b):
-        return Cell("PIX", "cyan")
-    return Cell("NODE") if a.numa == b.numa and a.numa >= 0 else Cell("SYS")
 
 
 @click.command()

@@ -11,7 +11,6 @@ from gpulock.cli.admin.devices import (
     reap_device_lock,
     report_admin_change,
 )
-from gpulock.cli.complete import complete_device
 from gpulock.cli.session import CommandRefusedError, Session, describe_caller
 from gpulock.daemon.health.reset import (
     are_links_known,
@@ -24,7 +23,7 @@ from gpulock.text.words import format_count, format_device_label
 
 
 @click.command()
-@click.argument("device", shell_complete=complete_device)
+@click.argument("device")
 @click.pass_obj
 def reset_command(session: Session, device: str) -> None:
     """Reset the GPU of DEVICE; refused while somebody has it or a link peer of it."""

@@ -19,7 +19,6 @@ from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.alloc.release import is_same_claim
 from gpulock.cli.claims import socket_client
-from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import (
     SelectError,
     Subject,
@@ -71,14 +70,9 @@ def check_reason_length(
 
 
 @click.command()
-@click.argument("devices", nargs=-1, metavar="[DEVICE]...", shell_complete=complete_device)
+@click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--pid", type=click.IntRange(min=2), help="Release the GPUs of this process.")
-@click.option(
-    "--job",
-    metavar="JOB",
-    help="Release the GPUs of this job: 12, or 12.3 for a task.",
-    shell_complete=complete_job,
-)
+@click.option("--job", metavar="JOB", help="Release the GPUs of this job: 12, or 12.3 for a task.")
 @click.option("--force", is_flag=True, help="Release also what is not yours or still in use.")
 @click.option(
     "--reason",

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from itertools import chain
 
 import click
 
-from gpulock.cli.complete import complete_device, complete_job
 from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.health.cards import read_cards
@@ -43,12 +40,6 @@ from gpulock.text.words import (
 )
 
 VERSION = 1
-FIELDS = (
-    *("released_at", "claimed_at", "node", "scheduler", "job_id", "task_id", "user", "uid"),
-    *("queue", "gpus", "held_seconds", "gpu_seconds", "busy_seconds", "observed_seconds"),
-    *("utilization", "energy_joules", "memory_peak_bytes", "last_busy", "foreign_seconds"),
-    *("how", "proof", "token"),
-)
 HOUR = 3600.0
 REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
@@ -61,24 +52,14 @@ COLUMNS = (
     *SHARES,
     Column("HOW"),
 )
-SUM_FIELDS = ("claims", "gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")
+SUM_FIELDS = ("gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")
 SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
 
 @click.command()
 @click.option("--user", metavar="NAME", help="Claims of this user.")
-@click.option(
-    "--job",
-    metavar="JOB",
-    help="Of this job: 12, 12.3 or 'pid 4711'.",
-    shell_complete=complete_job,
-)
-@click.option(
-    "--device",
-    metavar="DEVICE",
-    help="With this device: index, id, UUID.",
-    shell_complete=complete_device,
-)
+@click.option("--job", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
+@click.option("--device", metavar="DEVICE", help="With this device: index, id, UUID.")
 @click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
 @click.option("--until", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(
@@ -93,15 +74,14 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     help="Number of rows; 0: all.",
 )
 @click.option("--health", is_flag=True, help="GPUs out of service, reset and back, not claims.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV; times in seconds.")
-@click.option("--json", "form", flag_value="json", help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def history_command(
     session: Session,
     /,
     by: str | None,
     limit: int,
-    form: str | None,
+    as_json: bool,
     health: bool,
     **which: str | None,
 ) -> None:
@@ -115,13 +95,9 @@ def history_command(
     faults = HistoryFaults()
     if by:
         heads = find_history_heads(folder, query, faults)
-        print_history_sums(sum_claims(heads, by, query.device), by, form)
-    elif form == "json":
+        print_history_sums(sum_claims(heads, by, query.device), by, as_json)
+    elif as_json:
         print_claims_json(find_history_claims(folder, query, faults))
-    elif form == "csv":  # a line a claim, without its devices
-        claims = find_history_claims(folder, query, faults)
-        rows = ([claim.record.get(key) for key in FIELDS] for claim in claims)
-        print_csv(chain([FIELDS], rows))
     else:
         print_history_claims(folder, query, faults, limit)
     if unwritten := [
@@ -245,22 +221,20 @@ def format_history_hours(seconds: float) -> str:
     return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
 
 
-def print_history_sums(found: dict[str, GpuTimes], by: str, form: str | None) -> None:
+def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> None:
     """Print sums, the largest first."""
     ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
-    rows = [
-        {by: name, "claims": one.claims}
-        | {key: round(value, 3) for key, value in zip(SUM_FIELDS[1:], list_times(one))}
-        for name, one in ordered
-    ]
-    if form == "json":
+    if as_json:
+        rows = [
+            {by: name, "claims": one.claims}
+            | {key: round(value, 3) for key, value in zip(SUM_FIELDS, list_times(one))}
+            for name, one in ordered
+        ]
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
-    elif form == "csv":
-        print_csv([[by, *SUM_FIELDS], *(row.values() for row in rows)])
-    else:
-        columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
-        shown = [history_sum_cells(name or "-", one) for name, one in ordered]
-        click.echo("\n".join(table.render_table(columns, shown, table.terminal_width())))
+        return
+    columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
+    shown = [history_sum_cells(name or "-", one) for name, one in ordered]
+    click.echo("\n".join(table.render_table(columns, shown, table.terminal_width())))
 
 
 def history_sum_cells(name: str, one: GpuTimes) -> list[Cell]:
@@ -278,16 +252,3 @@ def print_claims_json(found: Iterable[ReportedClaim]) -> None:
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")
-
-
-class EchoFile:
-    """A file that writes by echo, so that it is known what a fault is of."""
-
-    def write(self, text: str) -> None:
-        """Print a text."""
-        click.echo(text, nl=False)
-
-
-def print_csv(rows: Iterable[Iterable[object]]) -> None:
-    """Print rows as CSV."""
-    csv.writer(EchoFile(), lineterminator="\n").writerows(rows)

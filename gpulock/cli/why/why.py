@@ -10,7 +10,6 @@ import click
 
 from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import FREE, HELD, MISSING, QUARANTINED, DeviceState
-from gpulock.cli.complete import complete_subject
 from gpulock.cli.select import (
     DEVICE,
     JOB,
@@ -65,9 +64,7 @@ NEXT_HOLDER = ("", "")  # an empty line
 
 
 @click.command()
-@click.argument(
-    "what", nargs=-1, required=True, metavar="JOB|DEVICE", shell_complete=complete_subject
-)
+@click.argument("what", nargs=-1, required=True, metavar="JOB|DEVICE")
 @click.pass_context
 def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
     """Explain JOB (12, 12.3, pid 4711) or DEVICE (index, bus id, UUID).

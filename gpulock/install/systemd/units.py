@@ -132,7 +132,6 @@ def writable_folders(settings: Settings) -> list[str]:
         settings.exporter_dir,
         settings.job_map_dir,
         settings.gpustat_dir,
-        settings.report_dir,
         settings.cdi_dir.replace("/var/run/", "/run/", 1),
         settings.mps_dir if settings.share_mps else "",
     )

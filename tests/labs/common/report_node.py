@@ -32,14 +32,11 @@ def observed(
     GPU 0 works for 75 % of the time and uses 3 GiB, GPU 1 does nothing; reports are made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shared = folder.parent / "shared"
-    shared.mkdir(exist_ok=True)
-    shared.chmod(0o1777)
     (folder / "bin").mkdir(exist_ok=True)
     program = folder / "bin/gpulock"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{GPULOCK}' \"$@\"\n")
     program.chmod(0o755)
-    configure(REPORT_AT_END="yes", REPORT_DIR=str(shared))
+    configure(REPORT_AT_END="yes")
     both = f"lowerdir={folder}/bin:{PROGRAMS}"
     over = ["mount", "-t", "overlay", "overlay", "-o", both, PROGRAMS]
     assert gpus.cluster.run_in(node, over).returncode == 0

@@ -207,12 +207,10 @@ def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> 
     assert call("config", "--check", str(path))[0] == 0
 
 
-def test_inventory_shows_devices_and_links(site: Site) -> None:
+def test_inventory_shows_devices(site: Site) -> None:
     text = site.call("inventory").stdout
     assert "8 devices, driver 535.129.03" in text
     assert site.files.machine.uuid(site.files.machine.gpus[5]) in text
-    matrix = [line.split() for line in text.splitlines() if line.split()[1:2] == ["NV1"]]
-    assert matrix[0] == ["1", "NV1", "-", "NV2", "NV1", "SYS", "NV2", "SYS", "SYS"]
 
 
 def test_a_long_model_is_cut_for_a_terminal_alone(

@@ -109,18 +109,6 @@ def test_a_claim_that_is_kept_for_now_is_told_as_it_stands(site: Ended) -> None:
     assert found.ended is None
 
 
-def test_it_is_filed_where_the_nodes_share_a_folder_and_printed_only_where_wanted(
-    site: Ended,
-) -> None:
-    shared = site.root / "shared"
-    shared.mkdir()
-    site.settings |= {"REPORT_DIR": str(shared), "REPORT_AT_END": "no"}
-    site.claim(0)
-    assert at_end(site) == ""
-    (path,) = shared.iterdir()
-    assert path.name.startswith("12.1.node1.") and '"token":"feed"' in path.read_text()
-
-
 def test_it_is_added_to_a_file_of_the_users_own(site: Ended) -> None:
     site.claim(0)
     output = site.root / "slurm-12.out"
@@ -398,6 +386,7 @@ def test_slurms_name_of_an_output_file_is_understood_or_left_alone(
         "SLURM_JOB_USER": "alice",
         "SLURMD_NODENAME": "n1",
         "SLURM_CLUSTER_NAME": "lab",
+        "SLURM_JOB_STDIN": "/dev/null",
         "SLURM_JOB_STDOUT": told,
         "SLURM_JOB_WORK_DIR": folder,
     }

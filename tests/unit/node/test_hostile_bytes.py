@@ -29,7 +29,6 @@ from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
 from gpulock.node.settings import Settings, parse_settings
-from gpulock.report.folder import read_report_file
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
 from gpulock.sge.environment_file import rewrite_env_text
@@ -189,11 +188,6 @@ def pending_record(data: bytes, folder: Path) -> None:
     read_pending_record(str(folder), "feedface")
 
 
-def shared_report(data: bytes, folder: Path) -> None:
-    (folder / "12.json").write_bytes(data)
-    assert read_report_file(f"{folder}/12.json").user.isprintable()
-
-
 def slurm_call(data: bytes, _: Path) -> None:
     call = SlurmHookCall(environ_of(data))
     assert call.job.isdigit() and "/" not in call.slurmd and len(call.positions()) < 100_000
@@ -268,7 +262,6 @@ HISTORY = (
     b'{"version":1,"released_at":2.0,"claimed_at":1.0,"user":"a","gpus":1,"job_id":"12",'
     b'"token":"t","devices":[{"id":"x","held_seconds":1.0}],"shapes":{"x":{"width":1,"use":[1]}}}\n'
 )
-REPORT = HISTORY.replace(b'"gpus"', b'"uid":%d,"gpus"' % os.geteuid())
 SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle=2.5\n".encode()
 WAITING = encode_waiting(
     [WaitingCaller(7, 99, 9, 1000, 5.0, "alice", "2 GPUs", "0 of 8; free")], "b"
@@ -304,7 +297,6 @@ PARSERS = {
     "history": Parser(
         of_bytes(lambda line: parse_history_line(line, HistoryFaults())), (), (HISTORY,)
     ),
-    "report in REPORT_DIR": Parser(shared_report, (OSError, ValueError, RecursionError), (REPORT,)),
     "sample": Parser(
         of_text(lambda text: sample.parse_sample(text, sample.SAMPLE_LINE)),
         (kv.MalformedError,),

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-import random
 import subprocess
 import time
 from pathlib import Path
@@ -20,16 +17,10 @@ from gpulock.cli import command_group
 from gpulock.cli.history.history import parse_time
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.history.record import ExporterSamples
-from gpulock.errors import Refusal
-from gpulock.report import folder
-from gpulock.report.claims import ReportedClaim, parse_reported_claim
-from gpulock.report.scan import ClaimQuery, HistoryFaults
-from gpulock.report.sources import select_trusted_claims
 from tests.support.cli_site import PROGRAM, ROOT
 from tests.support.history_site import Ended, public_place
 from tests.support.runner import command_runner
 from tests.support.trees import bus
-from tests.unit.report.test_report import card, record
 
 NOBODY = 65534
 
@@ -135,174 +126,6 @@ def test_a_node_on_which_nothing_was_ever_claimed_has_no_reports(tmp_path: Path)
     assert made.text("history") == "no finished claim\n"
 
 
-# --- REPORT_DIR -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shared(desk: Desk) -> Path:
-    path = desk.root / "reports"
-    path.mkdir()
-    path.chmod(0o1777)
-    desk.settings["REPORT_DIR"] = str(path)
-    return path
-
-
-def own(**fields: Any) -> dict[str, Any]:
-    return record(card(0), uid=os.getuid(), **fields)
-
-
-def test_a_job_on_several_nodes_is_told_as_one(desk: Desk, shared: Path) -> None:
-    for number in range(3):
-        folder.write_report_file(str(shared), own(node=f"node{number}", token=f"t{number}"))
-    folder.write_report_file(str(shared), own(job_id="123", token="x"))
-    found = json.loads(desk.text("report", "12", "--json"))["claims"]
-    assert [one["node"] for one in found] == ["node0", "node1", "node2"]
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in shared.iterdir())
-
-
-def test_the_same_claim_is_not_told_twice(desk: Desk, shared: Path) -> None:
-    desk.past(0, uid=os.getuid())
-    folder.write_report_file(str(shared), desk.lines()[0])
-    assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 1
-
-
-def test_reports_filed_by_other_users_are_not_the_jobs(desk: Desk, shared: Path) -> None:
-    another = os.getuid() + 1000
-    desk.past(0, ago=1000, uid=another)
-    folder.write_report_file(str(shared), own(token="forged", claimed_at=time.time()))
-    claims = json.loads(desk.text("report", "12", "--json"))["claims"]
-    assert [one["uid"] for one in claims] == [another]
-
-
-def filed(*uids: int) -> list[ReportedClaim]:
-    """Return reports of a job that these users filed."""
-    return [parse_reported_claim(record(card(0), uid=uid, token=f"t{uid}")) for uid in uids]
-
-
-@pytest.mark.parametrize(
-    ("uids", "uid", "asking", "believed"),
-    [
-        ((1000, 1001), 1001, 64030, [1001]),
-        ((1001,), 1000, 64030, []),
-        ((1000, 1001), None, 1000, [1000]),
-        ((1001,), None, 64030, [1001]),
-    ],
-)
-def test_of_a_job_that_several_users_claim_the_owner_is_believed(
-    uids: tuple[int, ...], uid: int | None, asking: int, believed: list[int]
-) -> None:
-    found = select_trusted_claims(filed(*uids), (), uid, asking=asking)
-    assert [one.uid for one in found] == believed
-
-
-def test_of_a_job_that_several_others_claim_nobody_is_believed() -> None:
-    with pytest.raises(Refusal, match="by uids 1000, 1001") as told:
-        select_trusted_claims(filed(1001, 1000), (), None, asking=64030)
-    assert "--uid" in told.value.do
-
-
-def test_of_a_named_user_another_users_report_is_none(desk: Desk, shared: Path) -> None:
-    folder.write_report_file(str(shared), own())
-    assert desk.call("report", "12", "--json", "--uid", str(os.getuid())).exit_code == 0
-    assert desk.call("report", "12", "--json", "--uid", "4242").exit_code == 1
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "garbage", "nested", "uid"])
-def test_a_hostile_file_is_left_out_and_told(desk: Desk, shared: Path, kind: str) -> None:
-    """Tried: a link, a FIFO, a folder, 1 TiB or garbage for a report in REPORT_DIR.
-
-    Stopped by: it is not followed, waited for or read whole; the report tells that it was left out.
-    """
-    name = folder.write_report_file(str(shared), own())
-    bad = shared / f"12.1.evil.{kind}.json"
-    if kind == "link":
-        bad.symlink_to(shared / name)
-    elif kind == "fifo":
-        os.mkfifo(bad)
-    elif kind == "folder":
-        bad.mkdir()
-    elif kind == "huge":
-        with bad.open("wb") as file:
-            file.truncate(1 << 40)
-    elif kind == "garbage":
-        bad.write_bytes(random.Random(0).randbytes(1000))
-    elif kind == "nested":
-        bad.write_text("[" * 200_000)
-    else:
-        bad.write_text(json.dumps(record(card(0), uid=4242)))
-        if os.getuid() == 0:  # whom everybody believes
-            os.chown(bad, NOBODY, -1)
-    faults = HistoryFaults()
-    found = folder.read_shared_reports(str(shared), ClaimQuery(job="12"), faults)
-    assert (len(found), faults.as_sentences()) == (1, ["1 file of REPORT_DIR cannot be believed"])
-
-
-def flooded(shared: Path, *names: str) -> None:
-    for name in names:
-        (shared / name).touch()
-        if os.getuid() == 0:
-            os.chown(shared / name, NOBODY, -1)
-
-
-@pytest.mark.attack
-@pytest.mark.root  # the files are another user's
-@pytest.mark.slow
-def test_a_job_is_not_hidden_by_files_of_its_number(desk: Desk, shared: Path) -> None:
-    """Tried: 10,000 files of a job's number in REPORT_DIR.
-
-    Stopped by: where there are so many, the job's own user is read alone, or who asks.
-    """
-    flooded(shared, *[f"12.0.{number}.json" for number in range(folder.MOST_FILES)])
-    folder.write_report_file(str(shared), own())
-    assert len(json.loads(desk.call("report", "12", "--json").stdout)["claims"]) == 1
-    mine = desk.call("report", "12", "--json", "--uid", str(os.getuid())).stdout
-    assert len(json.loads(mine)["claims"]) == 1
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("name", ["1001", "²", "root"])
-def test_a_file_chooses_nothing_that_is_shown_but_its_own_numbers(
-    desk: Desk, shared: Path, name: str
-) -> None:
-    """Tried: another's name, escape sequences and 300 devices in one's own file of REPORT_DIR.
-
-    Stopped by: the name is the owner's, and what is shown is what was checked, as JSON too.
-    """
-    told = own(user=name, queue="\x1b[2J", proof="x" * 999, gpus="\x1b[2J", other="\x1b[2J")
-    told["devices"] = [card(0, uuid="\x1b[2J", other="\x1b[2J")] * 300
-    told |= {"uid": 4242} if os.getuid() == 0 else {}
-    folder.write_report_file(str(shared), told)
-    words = ["report", "12", *(("--uid", "4242") if os.getuid() == 0 else ())]
-    (found,) = json.loads(desk.text(*words, "--json"))["claims"]
-    assert (found["user"] == name, found["gpus"], len(found["devices"])) == (False, None, 256)
-    assert "\x1b" not in found["queue"] + found["devices"][0]["uuid"]
-    assert "other" not in [*found, *found["devices"][0]]
-
-
-def test_no_more_than_so_many_files_are_read_and_that_is_told(shared: Path) -> None:
-    for number in range(3):
-        folder.write_report_file(str(shared), own(token=f"t{number}"))
-    for uids, read in (((os.getuid(),), 2), ((4242,), 2 if os.getuid() == 0 else 0)):
-        faults = HistoryFaults()
-        query = ClaimQuery(job="12")
-        found = folder.read_shared_reports(str(shared), query, faults, uids, most=2)
-        assert len(found) == read
-        assert "more than 2 files of job 12" in faults.files[0]
-
-
-def test_a_report_dir_that_is_gone_is_told(desk: Desk) -> None:
-    desk.settings["REPORT_DIR"] = str(desk.root / "none")
-    desk.past(0)
-    done = desk.call("report", "12")
-    assert done.exit_code == 0 and "REPORT_DIR" in done.stderr
-
-
-def test_a_name_in_report_dir_cannot_leave_it(shared: Path) -> None:
-    name = folder.write_report_file(str(shared), own(job_id="../../etc/x", node="a/b"))
-    assert "/" not in name and [path.name for path in shared.iterdir()] == [name]
-
-
 # --- history ----------------------------------------------------------------------------------
 
 
@@ -353,7 +176,7 @@ def test_claims_are_found_by_user_job_device_and_time(
     assert "".join(jobs(busy, *words)) == found
 
 
-@pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
+@pytest.mark.parametrize("words", [(), ("--json",), ("--by", "user")])
 def test_claims_that_are_over_and_not_yet_written_are_counted(
     desk: Desk, words: tuple[str, ...]
 ) -> None:
@@ -368,7 +191,7 @@ def test_claims_that_are_over_and_not_yet_written_are_counted(
     assert desk.call("history", *words).stderr == ""
 
 
-@pytest.mark.parametrize("words", [(), ("--csv",), ("--json",), ("--by", "user", "--csv")])
+@pytest.mark.parametrize("words", [(), ("--json",), ("--by", "user")])
 def test_a_history_that_cannot_be_read_is_not_an_empty_one(
     desk: Desk, words: tuple[str, ...]
 ) -> None:
@@ -432,8 +255,8 @@ def test_sums_by_user_device_and_queue(busy: Desk) -> None:
     ]
     assert (found["sums"][0]["busy_seconds"], found["sums"][0]["idle_seconds"]) == (160.0, 160.0)
     assert found["sums"][0]["unobserved_seconds"] == 80.0
-    by_device = list(csv.DictReader(io.StringIO(busy.text("history", "--by", "device", "--csv"))))
-    assert [one["device"] for one in by_device] == [bus(n) for n in range(4)]
+    by_device = json.loads(busy.text("history", "--by", "device", "--json"))
+    assert [one["device"] for one in by_device["sums"]] == [bus(n) for n in range(4)]
     assert "q1" in busy.text("history", "--by", "queue")
     one = json.loads(busy.text("history", "--by", "user", "--device", "1", "--json"))
     assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
@@ -459,18 +282,8 @@ def test_a_line_that_a_power_cut_tore_is_in_no_sum(desk: Desk) -> None:
     assert "1 line of the history cannot be read" in done.stderr
 
 
-def test_csv_has_a_line_a_claim(busy: Desk) -> None:
-    rows = list(csv.DictReader(io.StringIO(busy.text("history", "--csv", "--user", "bob"))))
-    assert [row["job_id"] for row in rows] == ["8", "6", "4", "2"]
-    assert (rows[0]["busy_seconds"], rows[0]["utilization"], rows[0]["how"]) == (
-        "40.0",
-        "0.5",
-        "epilog",
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["--json", "--csv", "--last=9"])
+@pytest.mark.parametrize("form", ["--json", "--last=9"])
 @pytest.mark.parametrize("sums", [(), ("--by", "user")])
 def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
     busy: Desk, form: str, sums: tuple[str, ...]

@@ -281,20 +281,21 @@ def test_a_group_that_slurm_does_not_tell_is_nobodys_and_the_report_is_made(
     monkeypatch.setattr(report_hook, "start_job_report", lambda *about: groups.append(about[3]))
     site.set(REPORT_AT_END="yes")
     site.prolog()
-    site.epilog(**({} if told is None else {"SLURM_JOB_GID": told}))
+    group = {} if told is None else {"SLURM_JOB_GID": told}
+    site.epilog(SLURM_JOB_STDOUT="/home/alice/12.out", **group)
     assert (groups, site.locks()) == ([report_hook.NOBODY], [])
 
 
 @pytest.mark.parametrize(
-    ("changes", "output"),
+    ("changes", "reports"),
     [
-        ({}, "/home/alice/12.out"),
-        ({"SLURM_JOB_NUM_NODES": "2"}, ""),
-        ({"SLURM_HET_JOB_ID": "11"}, ""),
+        ({}, [(False, 7, "/home/alice/12.out")]),
+        ({"SLURM_JOB_NUM_NODES": "2"}, []),
+        ({"SLURM_HET_JOB_ID": "11"}, []),
     ],
 )
 def test_the_report_goes_to_the_output_of_a_batch_job_of_one_node(
-    site: Site, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], output: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], reports: list[object]
 ) -> None:
     """Nobody waits for it: a slow Epilog stops the whole node."""
     told: list[tuple[object, ...]] = []
@@ -302,7 +303,7 @@ def test_the_report_goes_to_the_output_of_a_batch_job_of_one_node(
     site.set(REPORT_AT_END="yes")
     site.prolog()
     site.epilog(**{"SLURM_JOB_STDOUT": "/home/%u/%j.out", "SLURM_JOB_GID": "7", **changes})
-    assert told == [(False, 7, output)]
+    assert told == reports
 
 
 def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> None:

@@ -33,8 +33,6 @@ from gpulock.install.files import lock_installation
 from gpulock.node import sample
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-from gpulock.report.claims import ReportedClaim
-from gpulock.report.folder import read_report_file
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
@@ -168,18 +166,10 @@ def leased(path: Path) -> Generator[None]:
             os.close(fd)
 
 
-def read_report(path: Path) -> ReportedClaim | None:
-    try:
-        return read_report_file(str(path))
-    except BlockingIOError:
-        return None
-
-
 READERS: dict[str, Callable[[Path], object]] = {
     "sample": lambda path: sample.load_sample_file(str(path), sample.SAMPLE_LINE),
     "finished": lambda path: sample.load_sample_file(str(path), sample.FINISHED_LINE),
     "inventory": lambda path: read_inventory_file(str(path), "boot")[0] or None,
-    "report": read_report,
 }
 
 

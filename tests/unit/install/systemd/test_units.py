@@ -73,7 +73,7 @@ EVERY_SETTING = {
     "IDLE_COMMAND": "/usr/local/sbin/idle",
     "ISOLATION": "cgroup",
     "LOCK_DIR": "/srv/gpulock",
-    "REPORT_DIR": "/srv/reports",
+    "GPUSTAT_DIR": "/srv/gpustat",
     "JOB_MAP_DIR": "/run/maps",
     "EXPORTER_LISTEN": ":9465 127.0.0.1:9466 [::1]:9467",
 }
@@ -192,8 +192,8 @@ def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -
         "-/gpulock.claims",
         "-/gpulock-exporter",
     ]
-    assert writable_folders(settings(REPORT_DIR="/nfs/reports", JOB_MAP_DIR="/run/maps")) == [
-        "-/nfs/reports",
+    assert writable_folders(settings(GPUSTAT_DIR="/nfs/gpustat", JOB_MAP_DIR="/run/maps")) == [
+        "-/nfs/gpustat",
     ]
 
 

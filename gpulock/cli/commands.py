@@ -28,7 +28,6 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "quarantine": "admin.devices",
         "restore": "admin.devices",
         "test": "admin.gpu_test",
-        "reset": "admin.reset",
         "forget-locks": "admin.forget",
     },
     "Set up": {

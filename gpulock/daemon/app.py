@@ -24,7 +24,6 @@ from gpulock.daemon.core.journal import (
     notifier_from_environ,
 )
 from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
-from gpulock.daemon.health.auto_reset import CardResetter
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.history.writer import HistoryWriter
@@ -67,7 +66,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         InventoryPublisher(journal),
         HealthPolicy(journal),  # before others write STATE_DIR/cards: it tells of a bad one
         CardChecker(journal),
-        CardResetter(journal),
         CdiSpecWriter(journal),
         IdlePolicy(say),
         ClaimEnds(journal),

@@ -88,7 +88,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "what puts a device out: xid ecc missing memory health",
     ),
     ("HEALTH_COMMAND", WORDS, "", "program, with arguments, that tests a free GPU"),
-    ("QUARANTINE_RESET", FLAG, "no", "gpulockd resets a device that policy took out"),
     ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
 )
@@ -101,6 +100,5 @@ SEAMS: tuple[tuple[str, str, str, str], ...] = (
     ("DRIVER_ROOT", PATH, "/proc/driver/nvidia", "what the NVIDIA driver shows"),
     ("SYS_ROOT", PATH, "/sys", "sysfs"),
     ("DEV_ROOT", PATH, "/dev", "device nodes"),
-    ("NVIDIA_SMI", PATH, "/usr/bin/nvidia-smi", "the program that resets a GPU"),
     ("SIMULATION", PATH, "", "marker file of a simulated node; empty on a real one"),
 )

@@ -90,14 +90,12 @@ class Settings:
     leftover_processes: str
     quarantine_on: tuple[str, ...]
     health_command: tuple[str, ...]
-    quarantine_reset: bool
     slurm_on_unhealthy: str
     cdi_dir: str
     proc_root: str
     driver_root: str
     sys_root: str
     dev_root: str
-    nvidia_smi: str
     simulation: str
     path: str
     copy_path: str

@@ -196,7 +196,7 @@ def make_cards() -> NodeCards:
     cards = NodeCards(BOOT)
     card, other = cards.of(CARD), cards.of(OTHER)
     card.found, card.most, card.tested = {"command": "", "memory": "3 MiB"}, (16, 5, 18), 900.5
-    other.suspect, other.tries, other.reset = "it does not answer", (910.0,), 915.25
+    other.suspect = "it does not answer"
     cards.known, cards.marks = {CARD, OTHER}, {(CARD, "xid 79"): 2}
     cards.xids.sequence, cards.xids.loaded = 4711, 2.5
     cards.xids.errors = {(CARD, 79): (2, 905.5)}

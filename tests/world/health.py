@@ -134,12 +134,12 @@ class HealthSite(Site):
             os.unlink(f"{self.lock_dir}-exporter/{name}")
 
     def recover(self, device: str) -> None:
-        """Let a card be well again; where its driver wanted a reset it had one."""
+        """Let a card be well again; where its driver wanted a reset it was loaded anew."""
         how = self.sick.pop(device, "")
         self.known.pop(device, None)
         if how == ACTION and os.path.isdir(self.lock_dir):
             cards = read_cards(self.state_dir, self.kernel.tree.boot_id)
-            cards.of(device).reset = self.kernel.now
+            cards.xids.loaded = self.kernel.now
             save_cards(self.state_dir, cards)
 
     def finish(self) -> None:

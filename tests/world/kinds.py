@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpulock.daemon.health.reset import free_cut_resets, free_reset_locks, reserve_for_reset
+from gpulock.alloc.reaper import free_locks
+from gpulock.cli.admin.devices import reap_device_lock
 from gpulock.daemon.reconcile.inventory_file import format_inventory
+from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import CARD
-from gpulock.store import atomic
+from gpulock.store import atomic, boot, grants
+from gpulock.store.gate import Gate
 from gpulock.workstation.process_claims import ensure_node_dirs
 from tests.support.trees import bus, information
 from tests.world.accidents import quarantined, reboot, shepherd_dies, straggler
@@ -88,11 +91,11 @@ class KindSite(Site):
         return super().begin(who, token, devices, asks, uid)
 
     def finish(self) -> None:
-        """Let gpulockd end what a reset left that was killed, then as on any node."""
+        """Let an administrator give back what was left reserved, then as on any node."""
         self.kernel.full = ()
         node = self.make_rounds().node
         if os.path.isdir(node.store.locks_dir):
-            free_cut_resets(node, [*node.store.read_all_locks().values()])
+            unreserve(node)
         super().finish()
 
 
@@ -133,8 +136,8 @@ def mig_is_switched() -> Play:
     return play
 
 
-def reset(device: str) -> Play:
-    """Return an administrator who reserves a card for its reset, and gives it back."""
+def reserved(device: str) -> Play:
+    """Return an administrator who reserves a whole card, and gives it back."""
 
     def play(site: Site) -> None:
         kernel = site.kernel
@@ -143,15 +146,18 @@ def reset(device: str) -> Play:
 
         def main() -> int:
             node = Node(site.settings, NAME)
+            record = boot.reserve_owner(device, {"by": "root"}, node.boot_id, NAME)
             try:
                 ensure_node_dirs(node)
-                cards = reserve_for_reset(node, device, "root")
-                owner = f"{site.lock_dir}/locks/{device}/owner"
-                mine = site.begin("a reset", site.read_field(owner, "token"), frozenset(cards))
+                with Gate(node.store, Deadline(10.0)):
+                    if reap_device_lock(node, node.devices(), device) is not None:
+                        return 1
+                    grants.make_claim(node.store, record)
+                mine = site.begin("a reserve", record.token, frozenset([device]))
                 mine.processes = [process]
                 uses(site, mine, process)
                 site.held.remove(mine)
-                free_reset_locks(node, cards, "root")
+                unreserve(node)
             except Refusal as refusal:
                 site.log.append(str(refusal))
                 return 1
@@ -160,6 +166,14 @@ def reset(device: str) -> Play:
         kernel.program(process, main)
 
     return play
+
+
+def unreserve(node: Node) -> None:
+    """Give back what an administrator holds. Raises Refusal."""
+    with Gate(node.store, Deadline(10.0)):
+        for lock in node.store.read_all_locks().values():
+            if lock.owner and lock.owner.is_reserve():
+                free_locks(node, [lock], "unreserved by root")
 
 
 SHARE_JOB = sge_job(31, 1, asks="gpu_share")
@@ -190,9 +204,9 @@ KIND_CASTS: dict[str, Cast] = {
     "quarantine": Cast(
         one=MIG_JOB, root=quarantined(bus(SPLIT)), two=MIG_RUN, d=gpulockd(1), whole=A100_JOB
     ),
-    "reset": Cast(one=MIG_JOB, root=reset(bus(SPLIT)), two=MIG_RUN, d=gpulockd(2)),
-    "reset_of_places": Cast(
-        one=SHARE_JOB, root=reset(bus(SHARED)), two=run_claim(1, share=True), whole=A100_JOB
+    "reserve": Cast(one=MIG_JOB, root=reserved(bus(SPLIT)), two=MIG_RUN, d=gpulockd(2)),
+    "reserve_of_places": Cast(
+        one=SHARE_JOB, root=reserved(bus(SHARED)), two=run_claim(1, share=True), whole=A100_JOB
     ),
     "reboot": Cast(one=MIG_JOB, power=reboot(), two=A100_JOB, d=gpulockd(2)),
 }
@@ -203,8 +217,8 @@ KIND_POINTS: tuple[tuple[str, str, str], ...] = (
     ("mig_mode", "one", "root"),
     ("mig_mode", "two", "root"),
     ("quarantine", "two", "root"),
-    ("reset", "two", "root"),
-    ("reset", "root", KILL),
-    ("reset_of_places", "one", "root"),
+    ("reserve", "two", "root"),
+    ("reserve", "root", KILL),
+    ("reserve_of_places", "one", "root"),
     ("reboot", "two", "power"),
 )

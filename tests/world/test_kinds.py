@@ -64,8 +64,8 @@ OVERLAP = (  # an instance or a place leaves its card free
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
-        (OVERLAP, "reset"),
-        (OVERLAP, "reset_of_places"),
+        (OVERLAP, "reserve"),
+        (OVERLAP, "reserve_of_places"),
         (((kind_choice, "is_of_kind", any_part),), "mig_mode"),
         (((kind_choice, "group_by_model", one_group),), "models"),
         (((kind_choice, "choose_by_kind", choose_twice),), "several_kinds"),
@@ -80,5 +80,5 @@ def test_a_planted_fault_of_kinds_is_found(
     for target, of, instead in fault:
         monkeypatch.setattr(target, of, instead)
     # of schedules at random one in 150 finds the first of them
-    one, other = ("root", "two") if name == "reset" else ("", "")
+    one, other = ("root", "two") if name == "reserve" else ("", "")
     find_planted_fault(kind_site, KIND_CASTS[name], one=one, other=other)

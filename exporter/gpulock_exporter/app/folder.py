@@ -19,7 +19,7 @@ from gpulock_exporter.files.publish import make_exporter_folders
 
 LOCK = "lock"
 PAUSE = "pause"
-LONGEST_PAUSE = 600.0  # seconds: `gpulock reset` is over, or its author is gone
+LONGEST_PAUSE = 600.0  # seconds: the reset is over, or its author is gone
 
 
 class FolderHold:

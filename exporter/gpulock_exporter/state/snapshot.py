@@ -113,7 +113,7 @@ class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
     `counters` are the hooks' own, `reconciled` is epoch seconds, `waiting` the queue of users'
-    claims, `reservations` are users' own, `steps` of GPUs that went out of service, were reset or
+    claims, `reservations` are users' own, `steps` of GPUs that went out of service, were tested or
     came back, the latest last. `switch_errors` has the SXids of NVSwitches by bus id and number:
     how many there were, and when the last was.
     """

@@ -212,7 +212,7 @@ def describe_reservation(one: Reservation, snapshot: NodeSnapshot, about: PageOp
 
 
 def describe_step(one: CardStep) -> str:
-    """Return when a GPU went out of service, was reset or came back, and why."""
+    """Return when a GPU went out of service, was tested or came back, and why."""
     return f"{format_local_time(one.at)}  {one.device}  {one.step}: {one.words}"
 
 

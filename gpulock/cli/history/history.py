@@ -73,7 +73,7 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     show_default=True,
     help="Number of rows; 0: all.",
 )
-@click.option("--health", is_flag=True, help="GPUs out of service, reset and back, not claims.")
+@click.option("--health", is_flag=True, help="GPUs out of service, tested and back, not claims.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def history_command(
@@ -148,7 +148,7 @@ def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
         when = format_local_time(one.at)
         click.echo(one_line(f"{when}  {one.device}  {one.step}  {one.words}"))
     if not found:
-        click.echo("no GPU went out of service, was reset or came back")
+        click.echo("no GPU went out of service, was tested or came back")
 
 
 def find_history_device_id(node: Node, text: str) -> str:

@@ -211,7 +211,7 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
 
 
 def describe_health_steps(view: StatusView, device: str) -> FactList:
-    """Return when a device went out of service, was reset and came back, of the last days."""
+    """Return when a device went out of service, was tested and came back, of the last days."""
     node = view.node
     steps = read_cards(node.settings.state_dir, node.boot_id).steps_of(device)
     late = [one for one in steps if one.at > view.now - HEALTH_SECONDS][-SHOWN:]

@@ -19,7 +19,7 @@ from gpulock.store.locks import LockStore
 from gpulock.store.quarantine import CARDS, CARDS_LIMIT, CARDS_LINE, SUSPECT
 
 COMMAND = "command"  # the check that HEALTH_COMMAND is
-OUT, RESET, TESTED, BACK = "out", "reset", "tested", "back"
+OUT, TESTED, BACK = "out", "tested", "back"
 GATE_SECONDS = 2.0
 MOST_STEPS = 200
 NOT_CARDS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -31,16 +31,13 @@ class CardState:
 
     A check that could not be made is not there. `most` are the lanes, the PCIe generation and the
     NVLinks that it had at most, 0 where that is not known. `tested` is when HEALTH_COMMAND was
-    started last, `tries` when gpulockd began to reset it, `reset` when a reset of it was done; 0
-    and nothing where that was not in this boot. `suspect` is why claims take it last.
+    started last, None where that was not in this boot. `suspect` is why claims take it last.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.most: tuple[int, int, int] = (0, 0, 0)
         self.tested: "float | None" = None
-        self.tries: tuple[float, ...] = ()
-        self.reset = 0.0
         self.suspect = ""
 
     def failed(self) -> dict[str, str]:
@@ -53,7 +50,7 @@ class CardState:
 
 
 class CardStep:
-    """What became of `device` (a lock id) at `at`: it went out, was reset, tested, came back."""
+    """What became of `device` (a lock id) at `at`: it went out, was tested, came back."""
 
     def __init__(self, at: float, device: str, step: str, words: str) -> None:
         self.at, self.device, self.step, self.words = at, device, step, words
@@ -149,8 +146,7 @@ def parse_cards(text: str, boot_id: str) -> NodeCards:
         width, generation, links = known["most"]
         state.most = int(width), int(generation), int(links)
         state.tested = None if known["tested"] is None else float(known["tested"])
-        state.tries = tuple(float(at) for at in known["tries"])
-        state.reset, state.suspect = float(known["reset"]), str(known["suspect"])
+        state.suspect = str(known["suspect"])
     return cards
 
 

@@ -144,19 +144,19 @@ class CardChecker(Chore):
             if any(lock_ids_overlap(name, bus) for name in held):
                 continue
             state = cards.states.get(bus, CardState())
-            if is_test_due(state, note, node.boot_id, now):
+            if is_test_due(state, note, cards, now):
                 due.append((not note, state.tested or 0.0, device))
         return min(due, key=lambda one: one[:2])[2] if due else None
 
 
-def is_test_due(state: CardState, note: Mapping[str, str], boot_id: str, now: float) -> bool:
-    """Return whether a card is to be tested: it was not in this boot, or since it was put out.
+def is_test_due(state: CardState, note: Mapping[str, str], cards: NodeCards, now: float) -> bool:
+    """Return whether a card is to be tested: it was not in this boot, or since it was out.
 
     One that failed, or told nothing, is tested again after a pause.
     """
     if state.tested is None:
         return True
-    if note and state.tested <= max(recovery.out_since(note, boot_id), state.reset):
+    if note and state.tested <= recovery.test_since(note, cards):
         return True
     return state.found.get(COMMAND) != "" and now - state.tested >= AGAIN
 

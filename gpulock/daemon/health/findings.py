@@ -68,18 +68,12 @@ def findings_from_sample(
 
 
 def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterator[HealthFinding]:
-    """Yield the XIDs of the card itself that cards of this node had since they were started."""
+    """Yield the XIDs of the card itself that cards of this node had since the driver was loaded."""
     here = quarantinable_ids(devices)
     for (card, number), (times, at) in cards.xids.errors.items():
-        if card in here and number in HARDWARE and not is_xid_over(cards, card, at):
+        if card in here and number in HARDWARE and at >= cards.xids.loaded:
             words = f"XID {number} ({HARDWARE[number]})"
             yield HealthFinding(card, XID, f"{XID_KEY}{number}", times, words)
-
-
-def is_xid_over(cards: NodeCards, card: str, at: float) -> bool:
-    """Return whether the driver was loaded, or the card reset, since an XID."""
-    state = cards.states.get(card)
-    return at < cards.xids.loaded or (state is not None and at <= state.reset)
 
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:

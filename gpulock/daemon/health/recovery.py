@@ -3,7 +3,7 @@
 
 Only a note of the policy's own is judged; an administrator's stays until `gpulock restore`. What
 the exporter says lifts nothing but what it brought about, and never alone where the card itself
-failed: root must have seen that it began anew (a boot, a driver that was loaded again, a reset).
+failed: root must have seen that it began anew (a boot, or a driver that was loaded again).
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ def out_since(note: Mapping[str, str], boot_id: str) -> float:
         return float("inf")
 
 
-def was_card_restarted(note: Mapping[str, str], cards: NodeCards, card: str) -> bool:
-    """Return whether a card was started again since a note: by a boot, a driver, or a reset.
+def test_since(note: Mapping[str, str], cards: NodeCards) -> float:
+    """Return since when HEALTH_COMMAND counts for a card that is out: what was before is over."""
+    return max(out_since(note, cards.boot_id), cards.xids.loaded)
+
+
+def was_card_restarted(note: Mapping[str, str], cards: NodeCards) -> bool:
+    """Return whether a card was started again since a note: by a boot, or with the driver.
 
     A note has by `boot` and `since` when the last event was that wants it.
     """
-    state = cards.states.get(card)
-    started = max(cards.xids.loaded, state.reset if state else 0.0)
     other = note.get("boot", cards.boot_id) != cards.boot_id
-    return other or ("boot" in note and started > out_since(note, cards.boot_id))
+    return other or ("boot" in note and cards.xids.loaded > out_since(note, cards.boot_id))
 
 
 def is_policy_note(note: Mapping[str, str]) -> bool:
@@ -116,7 +119,7 @@ def describe_recovery(reason: str) -> str:
         return "an administrator"
     clean = f"{CLEAN_CHECKS} clean checks by gpulockd in a row (and HEALTH_COMMAND where set)"
     if XID in found or ECC in found:
-        again = "gpulock reset, a reboot or a reload of the driver"
+        again = "a reboot or a reload of the driver"
         return f"{again}, then {clean}; or an administrator"
     return f"{clean}, or an administrator"
 

@@ -130,7 +130,7 @@ class HealthSnapshot:
         return seen is not None and bool(seen.recovery_action or seen.remap_failure)
 
     def has_passed_command(self, name: str, note: Mapping[str, str]) -> bool:
-        """Return whether HEALTH_COMMAND passed on a card since it was put out, and since a reset.
+        """Return whether HEALTH_COMMAND passed on a card since it went out and was started again.
 
         It does not count where none is set, nor for what it is never run on: MIG.
         """
@@ -138,8 +138,7 @@ class HealthSnapshot:
             one.bus for one in self.devices if not one.parent and not one.withheld
         }:
             return True
-        state = self.cards.of(name)
-        return state.has_passed(max(recovery.out_since(note, self.node.boot_id), state.reset))
+        return self.cards.of(name).has_passed(recovery.test_since(note, self.cards))
 
     def observe_device(self, name: str, note: Mapping[str, str], bad: bool) -> DeviceObservation:
         """Return what is to be seen of a device that is out."""
@@ -149,7 +148,7 @@ class HealthSnapshot:
             seen=self.fresh.get(name),
             memory=self.memory(name) if self.is_free(name) else None,
             bad=bad,
-            restarted=recovery.was_card_restarted(note, self.cards, card_bus_id(name)),
+            restarted=recovery.was_card_restarted(note, self.cards),
         )
 
 

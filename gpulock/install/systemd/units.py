@@ -46,13 +46,6 @@ _MPS: Final = (
     "# SHARE_MPS: pipes and logs of an MPS are its user's; systemd starts it.",
     "CapabilityBoundingSet=CAP_CHOWN",
 )
-# The driver takes for root who has CAP_SYS_ADMIN (docs/facts/nvml.md). The numbers of NVSwitches
-# and of /dev/nvidia-caps are known only once it is loaded, which may be after gpulockd starts.
-_RESET: Final = (
-    "# QUARANTINE_RESET: nvidia-smi opens the driver's devices, and the driver asks for root.",
-    *_ANY_DEVICE,
-    "CapabilityBoundingSet=CAP_SYS_ADMIN",
-)
 _CGROUP: Final = (
     "# ISOLATION=cgroup: it looks after what denies the devices, and clears it away.",
     "ProtectControlGroups=no",
@@ -150,7 +143,6 @@ def setting_directives(settings: Settings, was_isolated: bool) -> list[str]:
         (settings.idle_command or settings.health_command, _ANY_COMMAND),
         (settings.health_command, _TEST_COMMAND),
         (settings.share_mps, _MPS),
-        (settings.quarantine_reset, _RESET),
         (isolates, _CGROUP),
     )
     return [line for needed, lines in needs if needed for line in lines]

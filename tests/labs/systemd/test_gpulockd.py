@@ -28,15 +28,6 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NOBODY = 65534
-# What is known of a reset: who calls it, what it may open, and who else has the driver open.
-SMI = f"""#!/bin/sh
-exec >/run/smi
-echo "$@"
-{OPT}/bin/python3 /srv/probe.py /dev/nvidia3 /dev/nvidiactl
-grep CapEff /proc/self/status
-grep -lsa [g]pulock_exporter.worker.process /proc/[0-9]*/cmdline | wc -l
-"""
-SYS_ADMIN = 21
 
 
 def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
@@ -222,34 +213,6 @@ def test_the_kernels_log_is_read_from_within_the_units_sandbox(node: Node) -> No
         node, lambda: "/dev/kmsg" in node.machine.run(*opened).stdout, why="the log to be open"
     )
     assert journal(node, DAEMON).count(unknown) == before
-
-
-def test_a_gpu_is_reset_from_within_the_units_sandbox(node: Node) -> None:
-    run = node.machine.run
-    node.machine.write("/srv/probe.py", PROBE)
-    node.machine.write("/srv/nvidia-smi", SMI)
-    run("chmod", "755", "/srv/nvidia-smi")
-    keys = {"QUARANTINE_RESET": "yes", "NVIDIA_SMI": "/srv/nvidia-smi"}
-    node.configure(**keys)
-    node.gpulock("install", "systemd")
-    node.wait_metric("gpulock_nvml_up", 1)
-
-    node.configure(**keys, DEV_ROOT="/srv")
-    node.machine.write(
-        "/srv/kmsg", "3,999999999,60000000,-;NVRM: Xid (PCI:0000:0b:00): 79, off the bus\n"
-    )
-    node.package.point()
-    rounds_until(node, lambda: "was reset (1 of 3)" in journal(node, DAEMON), why="the reset")
-
-    words, *paths, effective, at_work = run("cat", "/run/smi").stdout.splitlines()
-    assert words.startswith("--gpu-reset -i 0000:")
-    # allowed: there is no driver behind them
-    assert paths == ["/dev/nvidia3 ENXIO", "/dev/nvidiactl ENXIO"]
-    assert int(effective.split()[1], 16) >> SYS_ADMIN & 1
-    assert at_work == "0", "the exporter makes way"
-    node.configure()
-    node.gpulock("install", "systemd")
-    node.gpulock("restore", "3", check=False)
 
 
 def test_an_mps_is_a_service_of_its_own_from_the_first_share_to_the_last(node: Node) -> None:

@@ -16,7 +16,7 @@ import pytest
 from gpulock.cli.admin.devices import parse_time_option
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
-from gpulock.daemon.health.cards import COMMAND, read_cards, save_cards
+from gpulock.daemon.health.cards import COMMAND, NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import is_test_due
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
@@ -335,51 +335,6 @@ def test_status_says_what_comes_back_by_itself(site: Site) -> None:
     assert f"gpulockd brings it back when it is clean, or {site.gpulock} restore 3" in text
 
 
-def stand_in(site: Site, text: str) -> None:
-    """Let a script stand for nvidia-smi."""
-    path = site.files.state_dir.parent / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    config = Path(site.config)
-    config.write_text(f"{config.read_text()}NVIDIA_SMI={path}\n")
-
-
-def test_a_reset_runs_nvidia_smi_for_one_gpu_and_is_told_and_kept(site: Site) -> None:
-    stand_in(site, 'echo "$@" > "$0.called"')
-    result = site.call("reset", "3")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "GPU 3 was reset")
-    called = (site.files.state_dir.parent / "nvidia-smi.called").read_text()
-    assert called == f"--gpu-reset -i {site.id(3)}\n"
-    assert [row["state"] for row in site.json()["gpus"]] == ["free"] * 8
-    assert "reset: done" in site.call("why", "3").stdout
-    assert f"{site.id(3)}  reset  done" in site.call("history", "--health").stdout
-
-
-def test_a_reset_is_refused_while_a_job_has_the_gpu_or_a_link_peer(site: Site) -> None:
-    stand_in(site, "exit 9")
-    site.hold(3)
-    result = site.call("reset", "3")
-    assert result.exit_code == 1
-    assert "is held by job 12 of alice" in result.stderr
-
-
-def test_a_reset_that_fails_is_told_with_the_programs_words(site: Site) -> None:
-    stand_in(site, "echo GPU is in use; exit 9")
-    result = site.call("reset", "5")
-    assert result.exit_code == 1
-    assert "GPU 5 was not reset: nvidia-smi ended with 9: GPU is in use" in result.stderr
-    assert [row["state"] for row in site.json()["gpus"]] == ["free"] * 8
-
-
-def test_a_reset_without_a_trusted_program_tells_which_setting_names_it(site: Site) -> None:
-    stand_in(site, "exit 0")
-    program = site.files.state_dir.parent / "nvidia-smi"
-    program.chmod(0o777)
-    assert "let root alone write " in site.call("reset", "5").stderr
-    program.unlink()
-    assert "let root alone write " in site.call("reset", "5").stderr
-
-
 def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site: Site) -> None:
     assert "no GPU went out of service" in site.call("history", "--health").stdout
     for number in ("2", "4"):
@@ -403,4 +358,4 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
     assert save_cards(node.settings.state_dir, cards)
     assert "GPU 3 is tested once it is free" in site.call("test", "3").stdout
     state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
-    assert is_test_due(state, {}, "", 6.0)
+    assert is_test_due(state, {}, NodeCards(""), 6.0)

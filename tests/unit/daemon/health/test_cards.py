@@ -28,7 +28,7 @@ def filled() -> NodeCards:
     cards = NodeCards(BOOT)
     one = cards.of(bus(0))
     one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
-    one.tries, one.reset, one.suspect = (3.5, 4.25), 5.5, "it = does not answer"
+    one.suspect = "it = does not answer"
     cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
     cards.xids.sequence, cards.xids.loaded = 4711, 1.5
     cards.xids.errors = {(bus(1), 79): (2, 8.5)}
@@ -71,7 +71,7 @@ def test_what_another_has_changed_meanwhile_stands(tmp_path: Path) -> None:
     state_dir = str(tmp_path)
     ours = read_cards(state_dir, BOOT)
     note_card_step(state_dir, BOOT, bus(0), OUT, "its fan died (root)")
-    ours.of(bus(1)).reset = 5.0
+    ours.of(bus(1)).tested = 5.0
     assert not save_cards(state_dir, ours)
     again = read_cards(state_dir, BOOT)
     assert (len(again.steps), again.states) == (1, {})

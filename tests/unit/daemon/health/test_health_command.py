@@ -579,7 +579,7 @@ def test_a_card_that_the_policy_put_out_is_tested_first_and_an_administrators_no
     assert site.locks() == [bus(2)]
 
 
-def test_a_card_that_was_reset_while_it_is_out_is_tested_once_more(
+def test_a_card_that_was_started_again_while_it_is_out_is_tested_once_more(
     make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make("exit 0\n", 1)
@@ -595,7 +595,7 @@ def test_a_card_that_was_reset_while_it_is_out_is_tested_once_more(
     assert site.checker.command is None, "it has passed"
     site.now += 10
     cards = site.cards()
-    cards.of(bus(0)).reset = site.now
+    cards.xids.loaded = site.now
     site.save(cards)
     site.now += 1
     site.go_round()
@@ -616,7 +616,7 @@ def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
     quarantine.write_device_note(state, QUARANTINE, bus(0), "gpulock", "xid: XID 79")
     site.now += 1e6
     cards = site.cards()
-    cards.of(bus(0)).reset = site.now - 1
+    cards.xids.loaded = site.now - 1
     site.save(cards)
     site.go_round()
     assert site.checker.command is not None, site.said()

@@ -35,7 +35,7 @@ XID, LOST, HANGS, GONE, RECOVERY, LINK = "xid", "lost", "hangs", "gone", "recove
 ECC, MEMORY = "ecc", "memory"
 DEFAULT = (XID, LOST, HANGS, GONE, RECOVERY, LINK)
 EVERY = (*DEFAULT, ECC, MEMORY, COMMAND)
-RESTARTED = (XID, ECC, RECOVERY)  # a reset or a reload of the driver ends them
+RESTARTED = (XID, ECC, RECOVERY)  # a reload of the driver ends them
 # after which a sick GPU is out
 LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, MEMORY: 2, LOST: 3, HANGS: 3, GONE: 3}
 BACK_LOOKS = 4  # after which a sound GPU is back: three clean checks, and the one that began them
@@ -129,19 +129,26 @@ class Faults(Ward):
         self.injected[kind] += 1
 
     def repair(self) -> None:
-        """Let a sick GPU be sound again: one with an XID was reset, or the driver loaded anew."""
+        """Let a sick GPU be sound again: by a driver that is loaded anew, which has lost its XID.
+
+        Where that would be another's end, too, it is reset and restored by an administrator.
+        """
         if not self.sick:
             return
         number = self.dice.choice(sorted(self.sick))
         kind, _ = self.sick.pop(number)
+        alone = not any(of in RESTARTED for of, _ in self.sick.values())
+        if kind in RESTARTED and not alone and number not in self.away():
+            self.sick[number] = kind, 0
+            return
         if kind == GONE:
             (self.root / bus(number)).rename(self.driver / "gpus" / bus(number))
-        if kind in RESTARTED and any(of in RESTARTED for of, _ in self.sick.values()):
-            cards = self.cards()
-            cards.of(bus(number)).reset = self.now + 1
-            self.save(cards)
-        elif kind in RESTARTED:
+        if kind in RESTARTED and alone:
             self.reload()
+            self.sound = dict.fromkeys(self.sound, 0)  # those that are out are tested anew
+        elif kind in RESTARTED:
+            self.restored(number)
+            self.before.discard(number)
         self.answer(number)
         self.sound[number] = 0
         tested = TEST_LOOKS if COMMAND in self.kinds else 0

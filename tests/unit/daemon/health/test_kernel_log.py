@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.health.cards import NodeCards, XidCounts
-from gpulock.daemon.health.findings import find_hardware_xids, is_xid_over
+from gpulock.daemon.health.findings import find_hardware_xids
 from gpulock.daemon.health.kernel_log import KernelLog, count_record
+from gpulock.node.devices import Device
 from tests.support.health_site import Ward
 from tests.support.trees import bus
 
@@ -82,18 +83,16 @@ def test_a_card_that_fell_off_with_a_number_and_without_one_did_so_once() -> Non
     assert counted(XID, "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.") == {(CARD, 79): 1}
 
 
-def test_what_was_before_the_driver_was_loaded_or_the_card_was_reset_is_over() -> None:
-    cards = NodeCards("")
+def test_what_was_before_the_driver_was_loaded_is_over() -> None:
+    cards, devices = NodeCards(""), [Device(CARD, 0)]
     count_record(cards.xids, f"3,1,5000000,-;{XID}", 2.0)
     assert cards.xids.errors == {(CARD, 79): (1, 7.0)}
-    assert not is_xid_over(cards, CARD, 7.0)
-    cards.of("0000:b4:00.0").reset = 8.0
-    assert not is_xid_over(cards, CARD, 7.0)
-    cards.of(CARD).reset = 7.0
-    assert is_xid_over(cards, CARD, 7.0)
+    assert [*find_hardware_xids(cards, devices)]
     count_record(cards.xids, f"6,2,9000000,-;{LOADED}", 2.0)
     assert (cards.xids.sequence, cards.xids.loaded) == (2, 11.0)
-    assert is_xid_over(cards, CARD, 10.5) and not is_xid_over(cards, CARD, 11.5)
+    assert not [*find_hardware_xids(cards, devices)]
+    count_record(cards.xids, f"3,3,9500000,-;{XID}", 2.0)
+    assert [*find_hardware_xids(cards, devices)]
 
 
 def test_more_kinds_than_any_node_has_are_not_remembered() -> None:

@@ -20,7 +20,7 @@ from gpulock.install.doctor.daemon import check_quarantine_policy
 from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import Ward
 
-AFTER = "gpulock reset, a reboot or a reload of the driver, then 3 clean checks"
+AFTER = "a reboot or a reload of the driver, then 3 clean checks"
 
 
 def plain(lines: list[str]) -> str:

@@ -86,7 +86,6 @@ EVERY_SETTING = {
         {},
         EVERY_SETTING,
         {"SHARES": "0:4", "SHARE_MPS": "yes"},
-        {"QUARANTINE_RESET": "yes"},
     ],
 )
 def test_systemd_finds_nothing_to_say_against_the_units(
@@ -329,11 +328,6 @@ def test_a_health_command_may_open_devices_and_become_another_user() -> None:
     assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
     assert "CapabilityBoundingSet=CAP_SETUID" in text
     assert "MemoryDenyWriteExecute=no" in text
-
-
-def test_a_reset_may_open_devices_and_is_roots_to_the_driver_and_no_more() -> None:
-    added = [line for line in drop_ins(QUARANTINE_RESET="yes")[DAEMON] if line[0] != "#"]
-    assert added == ["DevicePolicy=auto", "DeviceAllow=", "CapabilityBoundingSet=CAP_SYS_ADMIN"]
 
 
 def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpulockd() -> None:

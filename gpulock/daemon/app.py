@@ -34,7 +34,6 @@ from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
-from gpulock.daemon.reconcile.refusal_context import RefusalNotifier
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.rsmap import RsmapSync
@@ -70,7 +69,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         IdlePolicy(say),
         ClaimEnds(journal),
         ForeignWatch(journal),
-        RefusalNotifier(journal),
         RsmapSync(journal),
         SlurmDrainSync(journal),
         SlurmMapRenewal(journal),

@@ -160,11 +160,7 @@ def count_dropped_claims(lock_dir: str) -> int:
         return 0
 
 
-def list_refusals(found: "Iterable[Event]", since: float = 0.0) -> "list[tuple[float, str, str]]":
-    """Return (time, job, what it was told) of each refusal after a time. Pure."""
+def list_refusals(found: "Iterable[Event]") -> "list[tuple[float, str, str]]":
+    """Return (time, job, what it was told) of each refusal. Pure."""
     told = [(at, *words.partition(" ")) for at, kind, words in found if kind == events.REFUSED]
-    return [
-        (at, job, text)
-        for at, job, _, text in told
-        if at > since and job.isascii() and job.isdigit()
-    ]
+    return [(at, job, text) for at, job, _, text in told if job.isascii() and job.isdigit()]

@@ -22,12 +22,10 @@ HINT: Final = "is qmaster up?"
 PORT: Final = re.compile(r"(?m)^(SGE_(?:QMASTER|EXECD)_PORT)=([0-9]{1,5});")
 
 
-def ask_qmaster(
-    settings: Settings, program: str, *words: str, deadline: Deadline | None = None
-) -> str:
+def ask_qmaster(settings: Settings, program: str, *words: str) -> str:
     """Return what a client prints; raise Refusal for one that is missing, fails or hangs."""
     client = find_sge_client(settings, program)
-    code, output = client.answer(list(words), deadline or Deadline(ANSWER_SECONDS))
+    code, output = client.answer(list(words), Deadline(ANSWER_SECONDS))
     text = output.decode("utf-8", "replace")
     if code != 0:
         last = one_line(text.strip())[-200:]

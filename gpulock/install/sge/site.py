@@ -27,7 +27,7 @@ from gpulock.node.settings import Settings
 _ELF: Final = b"\x7fELF"
 _SHEPHERD: Final = "sge_shepherd"
 _SECONDS: Final = 10.0
-CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod", "qalter")
+CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod")
 # The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
 KNOWN: Final = {
     "Son of Grid Engine 8.1.9": r"SGE 8\.1\.9",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.refusal_context import format_context_value
 from gpulock.daemon.slots.slurm import format_drain_reason
 from gpulock.errors import INVALID_REQUEST, LINE_BYTES, VALUE_BYTES, Refusal, shorten
 from gpulock.hooks.frame import log_hook_line
@@ -130,11 +129,6 @@ def test_slurmctld_is_given_short_words(value: str) -> None:
         assert_one_short_line(text.encode() + b"\n")
     wanted = format_drain_reason({"0000:3b:00.0": value, "0000:5e:00.0": ""})
     assert refuse.quote_scontrol_text(wanted) == wanted  # else it would be set anew each time
-
-
-@hostile
-def test_a_jobs_context_is_one_short_value(value: str) -> None:
-    assert_one_short_line(f"gpulock={format_context_value(value)}\n".encode())
 
 
 @hostile

@@ -221,7 +221,6 @@ def test_refusals_are_listed_with_what_the_job_was_told() -> None:
     text = "5 refused 12 busy: wait\n6 refused x no\n6 refused ¼ no\n7 refused 13 broken: mend\n"
     found = parse_events(text)
     assert list_refusals(found) == [(5.0, "12", "busy: wait"), (7.0, "13", "broken: mend")]
-    assert list_refusals(found, since=5.0) == [(7.0, "13", "broken: mend")]
 
 
 def test_every_verdict_of_death_says_by_what() -> None:

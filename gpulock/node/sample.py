@@ -60,14 +60,10 @@ class DeviceSample:
     foreign_pids: tuple[int, ...]  # the first of the foreign ones
     recovery_action: int | None  # what the driver asks for, by nvml.h; 0: nothing
     remap_failure: int | None  # 1: a row of its memory could not be remapped
-    remap_pending: int | None  # 1: a row is remapped at the next reset
     pcie_width: int | None  # lanes of its PCIe link
     pcie_width_max: int | None  # most lanes that card and slot can have
     pcie_generation: int | None  # of its PCIe link; lower while it idles
     nvlink_active: int | None  # NVLinks that are up
-    clock_reasons: str  # why the clocks are low, by a comma
-    power_limit: float | None  # watts
-    persistence: int | None  # 1: the driver keeps the card ready
 
     def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:
         self.__dict__ = {**BLANK["device"], **values}

@@ -111,8 +111,6 @@ def sample_device_words(
         "energy": energy.total if energy and energy.last else None,
         "processes": None,
     }
-    if device is not None:
-        values["clock_reasons"] = ",".join(device.clock_reasons or ())
     if present is not None:
         values |= {
             "processes": present.listed,

@@ -8,16 +8,10 @@ compared with what the card had in this boot, or its neighbours have: many slots
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection
+from typing import Final
 
-from gpulock.daemon.health.cards import COMMAND
-from gpulock.daemon.health.findings import (
-    describe_ecc_errors,
-    describe_recovery_action,
-    parse_first_counter,
-    read_uncorrected_errors,
-)
+from gpulock.daemon.health.findings import parse_first_counter
 from gpulock.node.sample import DeviceSample
 
 MEMORY_CHECK: Final = "memory"
@@ -34,15 +28,7 @@ LIMITS: Final = {
     "nvlink_error.replay": 1.0,
     "nvlink_error.recovery": 1.0,
 }
-SLOWED: Final = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-FREE_ONLY: Final = ("clocks", MEMORY_CHECK, "idle_power")  # what only a free card tells
-LASTING: Final = 25.0  # seconds for which such a check must fail: the exporter lists every 10
-IDLE_POWER: Final = 0.5  # share of the limit that a card without work does not draw
-# what degrades every job on the card: such a card is taken last; the rest is told
-SERIOUS: Final = (
-    *("pcie_width", "pcie_speed", "pcie_replays", "nvlink_links", "nvlink_errors"),
-    *(MEMORY_CHECK, COMMAND),
-)
+LASTING: Final = 25.0  # seconds for which memory must be in use: processes are listed every 10
 
 
 class CardHistory:
@@ -58,7 +44,7 @@ class CardHistory:
         self.counted: dict[str, tuple[float, int]] = {}
         self.rates: dict[str, float] = {}
         self.worked: tuple[float, float] | None = None  # when, seconds at work by then
-        self.since: dict[str, float] = {}  # since when a check of a free card fails
+        self.dirty: float | None = None  # since when memory is in use without a process
 
     def follow(self, seen: DeviceSample, now: float) -> None:
         """Take a look."""
@@ -96,32 +82,27 @@ class CardHistory:
             self.worked = seen.looked, seen.busy
 
     def leave_out_passing(self, found: dict[str, str], now: float) -> dict[str, str]:
-        """Return what was found without what may pass: a process list is older than its card."""
-        self.since = {name: self.since.get(name, now) for name in FREE_ONLY if found.get(name)}
-        young = {name for name, since in self.since.items() if now - since < LASTING}
-        return {name: why for name, why in found.items() if name not in young}
+        """Return what was found without memory that a process has which is not listed yet."""
+        if not found.get(MEMORY_CHECK):
+            self.dirty = None
+            return found
+        self.dirty = now if self.dirty is None else self.dirty
+        if now - self.dirty >= LASTING:
+            return found
+        return {name: why for name, why in found.items() if name != MEMORY_CHECK}
 
 
-class CardLook(NamedTuple):
-    """One card now: its sample, whether nobody holds or uses it, and the samples of the others."""
+def judge_links(
+    seen: DeviceSample, others: Collection[DeviceSample], had: CardHistory
+) -> dict[str, str]:
+    """Return each check of PCIe and NVLink that could be made, with why it failed, or nothing.
 
-    seen: DeviceSample
-    free: bool
-    others: Collection[DeviceSample]
-
-
-def judge_card(look: CardLook, had: CardHistory) -> dict[str, str]:
-    """Return each check that could be made, with why it failed, or nothing where it is good."""
-    found = {**judge_links(look, had), **judge_board(look.seen, look.others)}
-    return {**found, **judge_free_card(look.seen)} if look.free else found
-
-
-def judge_links(look: CardLook, had: CardHistory) -> dict[str, str]:
-    """Return the checks of PCIe and NVLink."""
-    seen, found = look.seen, dict[str, str]()
+    `others` are the samples of the other cards.
+    """
+    found: dict[str, str] = {}
     width, generation, links = had.most
     if seen.pcie_width is not None:
-        found["pcie_width"] = describe_narrow_link(seen, look.others, width)
+        found["pcie_width"] = describe_narrow_link(seen, others, width)
     if seen.pcie_generation is not None:
         slow = f"PCIe generation {had.slow} at work, and {generation} before in this boot"
         found["pcie_speed"] = slow if had.slow else ""
@@ -151,41 +132,9 @@ def describe_narrow_link(seen: DeviceSample, others: Collection[DeviceSample], m
     return ""
 
 
-def judge_board(seen: DeviceSample, others: Collection[DeviceSample]) -> dict[str, str]:
-    """Return the checks of ECC, memory rows, recovery and persistence mode."""
-    found: dict[str, str] = {}
-    if errors := read_uncorrected_errors(seen):
-        now = [describe_ecc_errors(count, place) for place, (_, count) in errors.items() if count]
-        found["ecc"] = ", ".join(now)
-    if seen.remap_pending is not None or seen.remap_failure is not None:
-        pending = "a row of its memory waits for a reset" if seen.remap_pending else ""
-        failed = "a row of its memory could not be remapped" if seen.remap_failure else ""
-        found["remapped_rows"] = failed or pending
-    if seen.recovery_action is not None:
-        wanted = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
-        found["recovery_action"] = wanted if seen.recovery_action else ""
-    if seen.persistence is not None:
-        alone = not seen.persistence and any(one.persistence for one in others)
-        found["persistence"] = "persistence mode is off, and on for its neighbours" * alone
-    return found
-
-
-def judge_free_card(seen: DeviceSample) -> dict[str, str]:
-    """Return the checks that only a card tells which nobody uses."""
-    found: dict[str, str] = {}
-    if seen.clock_reasons:
-        held = [name for name in SLOWED if name in seen.clock_reasons.split(",")]
-        found["clocks"] = f"its clocks are held down without work: {' '.join(held)}" * bool(held)
-    if seen.memory_used is not None and not seen.coherent:  # the kernel keeps its own pages there
-        used = seen.memory_used // MIB
-        over = used > LEFTOVER_MIB
-        found[MEMORY_CHECK] = f"{used} MiB are in use without a process" * over
-    if seen.power is not None and seen.power_limit and seen.utilization is not None:
-        much = not seen.utilization and seen.power > IDLE_POWER * seen.power_limit
-        found["idle_power"] = f"it draws {seen.power:.0f} W without work" * much
-    return found
-
-
-def describe_serious(found: Mapping[str, str]) -> str:
-    """Return why a card is worse than it should be for any job, or nothing."""
-    return "; ".join([found[name] for name in SERIOUS if found.get(name)])
+def judge_memory(seen: DeviceSample) -> dict[str, str]:
+    """Return the check of a free card's memory; of a coherent one the kernel keeps pages there."""
+    if seen.memory_used is None or seen.coherent:
+        return {}
+    used = seen.memory_used // MIB
+    return {MEMORY_CHECK: f"{used} MiB are in use without a process" * (used > LEFTOVER_MIB)}

@@ -44,6 +44,10 @@ class CardState:
         """Return the checks that failed, and why."""
         return {name: why for name, why in self.found.items() if why}
 
+    def describe_failed(self) -> str:
+        """Return why the card is worse than it should be for any job, or nothing."""
+        return "; ".join(self.failed().values())
+
     def has_passed(self, since: float) -> bool:
         """Return whether HEALTH_COMMAND was started after `since`, and has ended well."""
         return (self.tested or 0.0) > since and self.found.get(COMMAND) == ""

@@ -78,29 +78,23 @@ def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterato
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
-    for place, (times, _) in read_uncorrected_errors(seen).items():
+    for place, times in read_uncorrected_errors(seen).items():
         if times:
-            words = describe_ecc_errors(times, place)
+            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({place})"
             yield HealthFinding(name, ECC, f"ecc {place}", times, words)
     if seen.remap_failure:
         yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
 
 
-def read_uncorrected_errors(seen: sample.DeviceSample) -> dict[str, tuple[int, int]]:
-    """Return a device's uncorrected ECC errors of this boot, and since its last start, by place."""
-    found: dict[str, tuple[int, int]] = {}
+def read_uncorrected_errors(seen: sample.DeviceSample) -> dict[str, int]:
+    """Return a device's uncorrected ECC errors of this boot, by place."""
+    found: dict[str, int] = {}
     for key in sorted([key for key in seen.own if key.startswith(UNCORRECTED)])[:MOST_PLACES]:
         place = key.removeprefix(UNCORRECTED)
         short = len(place) <= PLACE_LENGTH
         plain = place if short and place.isascii() and place.isalnum() else "unknown"
-        _, _, rest = seen.own[key].partition(",")
-        found[plain] = parse_first_counter(seen.own[key]), parse_first_counter(rest)
+        found[plain] = parse_first_counter(seen.own[key])
     return found
-
-
-def describe_ecc_errors(times: int, place: str) -> str:
-    """Return uncorrected ECC errors in words."""
-    return f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({place})"
 
 
 def find_missing_cards(

@@ -20,7 +20,7 @@ from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.card_checks import CardHistory, CardLook, describe_serious, judge_card
+from gpulock.daemon.health.card_checks import CardHistory, judge_links, judge_memory
 from gpulock.daemon.health.cards import (
     BACK,
     COMMAND,
@@ -80,7 +80,7 @@ class HealthPolicy(Chore):
         self._log = KernelLog()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
         self._had: dict[str, CardHistory] = {}
-        self._serious: dict[str, str] = {}  # why a card degrades each job
+        self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -124,13 +124,13 @@ class HealthPolicy(Chore):
             had.follow(seen, look.now)
             free = seen.processes == 0 and not any(lock_ids_overlap(one, name) for one in held)
             others = [one for other, one in look.fresh.items() if other != name]
-            found = judge_card(CardLook(seen, free, others), had)
+            found = {**judge_links(seen, others, had), **(judge_memory(seen) if free else {})}
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
             state.found = {**had.leave_out_passing(found, look.now), **kept}
             state.most = had.most
         here = findings.quarantinable_ids(report.devices)
         states = {name: state for name, state in sorted(cards.states.items()) if name in here}
-        self._serious = {name: describe_serious(state.found) for name, state in states.items()}
+        self._degraded = {name: state.describe_failed() for name, state in states.items()}
         failed = {
             f"{name} {check}": f"{name}: {why}"
             for name, state in states.items()
@@ -150,7 +150,7 @@ class HealthPolicy(Chore):
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lasting)
-        found = {**self._serious, **lost}
+        found = {**self._degraded, **lost}
         return {name: one_line(why)[:LONGEST_WORDS] for name, why in found.items() if why}
 
     def _name_suspects(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.card_checks import MEMORY_CHECK, describe_serious
+from gpulock.daemon.health.card_checks import MEMORY_CHECK
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthFinding
 from gpulock.daemon.health.recovery import DeviceObservation
@@ -80,7 +80,7 @@ class HealthSnapshot:
         return [
             HealthFinding(name, HEALTH, HEALTH, 1, why)
             for name, state in sorted(self.cards.states.items())
-            if name in self._here and (why := describe_serious(state.found))
+            if name in self._here and (why := state.describe_failed())
         ]
 
     def dirty_devices(self) -> list[HealthFinding]:

@@ -11,12 +11,10 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health.card_checks import (
     MIB,
-    SERIOUS,
     WINDOW,
     CardHistory,
-    CardLook,
-    describe_serious,
-    judge_card,
+    judge_links,
+    judge_memory,
 )
 from gpulock.daemon.health.cards import CardState
 from gpulock.daemon.health.policy import HealthPolicy
@@ -27,9 +25,8 @@ from tests.support.health_site import Ward
 from tests.support.trees import bus, judge_of, record, soon
 
 GOOD = (
-    "looked=100 pcie_width=16 pcie_width_max=16 pcie_generation=1 nvlink_active=18 power=70"
-    " power_limit=700 utilization=0 memory_used=0 processes=0 remap_pending=0 remap_failure=0"
-    " recovery_action=0 persistence=1 clock_reasons=gpu_idle busy=0 observed=90"
+    "looked=100 pcie_width=16 pcie_width_max=16 pcie_generation=1 nvlink_active=18 memory_used=0"
+    " processes=0 busy=0 observed=90"
 )
 
 
@@ -43,51 +40,28 @@ def card(facts: str = "") -> DeviceSample:
     return DeviceSample(*parse_sample_fields("device", words))
 
 
-def failed(
-    facts: str, had: CardHistory | None = None, *, free: bool = True, others: str = ""
-) -> dict[str, str]:
-    """Return what fails of a card with these facts beside one neighbour."""
+def failed(facts: str, had: CardHistory | None = None, others: str = "") -> dict[str, str]:
+    """Return what fails of a free card with these facts beside one neighbour."""
     history = had or CardHistory()
     seen = card(facts)
     history.follow(seen, 100.0)
-    found = judge_card(CardLook(seen, free, [card(others)]), history)
+    found = {**judge_links(seen, [card(others)], history), **judge_memory(seen)}
     return {name: why for name, why in found.items() if why}
 
 
-def test_a_good_card_passes_each_check_that_can_be_made() -> None:
-    found = judge_card(CardLook(card(), True, []), CardHistory())
-    assert not any(found.values())
-    assert found.keys() == {
-        *("pcie_width", "pcie_speed", "nvlink_links", "remapped_rows", "recovery_action"),
-        *("persistence", "clocks", "memory", "idle_power"),
-    }
-
-
-def test_what_an_older_driver_does_not_tell_is_no_check() -> None:
+def test_each_check_that_can_be_made_is_made() -> None:
+    checks = {"pcie_width": "", "pcie_speed": "", "nvlink_links": ""}
+    assert judge_links(card(), [], CardHistory()) == checks
+    assert judge_memory(card()) == {"memory": ""}
     nothing = DeviceSample({}, {})
-    assert judge_card(CardLook(nothing, True, [nothing]), CardHistory((16, 4, 6))) == {}
+    assert judge_links(nothing, [nothing], CardHistory((16, 4, 6))) == judge_memory(nothing) == {}
 
 
 @pytest.mark.parametrize(
     ("facts", "check", "evidence"),
     [
         ("pcie_width=8", "pcie_width", "x8 on PCIe, and its neighbours have x16"),
-        ("remap_pending=1", "remapped_rows", "a row of its memory waits for a reset"),
-        ("remap_failure=1", "remapped_rows", "a row of its memory could not be remapped"),
-        (
-            "c.ecc.uncorrected.dram=2,2,0,0 c.ecc.uncorrected.l2=1,1,0,0",
-            "ecc",
-            "2 uncorrected ECC errors (dram), 1 uncorrected ECC error (l2)",
-        ),
-        ("recovery_action=1", "recovery_action", "the driver asks for a reset of the GPU"),
-        ("persistence=0", "persistence", "persistence mode is off, and on for its neighbours"),
-        ("power=400", "idle_power", "it draws 400 W without work"),
         (f"memory_used={300 * MIB}", "memory", "300 MiB are in use without a process"),
-        (
-            "clock_reasons=gpu_idle,hw_power_brake_slowdown",
-            "clocks",
-            "its clocks are held down without work: hw_power_brake_slowdown",
-        ),
     ],
 )
 def test_a_card_that_is_not_as_it_should_be_fails_one_check(
@@ -101,21 +75,13 @@ def test_a_card_that_is_not_as_it_should_be_fails_one_check(
     [
         ("pcie_width=8", "pcie_width=8"),  # the board has such slots
         ("pcie_width=8 pcie_width_max=8", ""),
-        ("persistence=0", "persistence=0"),
         ("pcie_generation=1", "pcie_generation=5"),  # it saves power
-        ("power=400 utilization=0.5", ""),
         ("nvlink_active=0", "nvlink_active=18"),  # no bridge on this pair
-        ("c.ecc.corrected.dram=900,900,0,0 c.ecc.uncorrected.dram=0,0,0,0", ""),
-        ("c.ecc.uncorrected.dram=2,0,0,0", ""),  # it was reset since
+        (f"memory_used={300 * MIB} coherent=1", ""),
     ],
 )
 def test_what_many_sound_cards_show_fails_no_check(facts: str, others: str) -> None:
     assert failed(facts, others=others) == {}
-
-
-def test_a_card_in_use_is_not_judged_by_what_a_job_does() -> None:
-    facts = f"power=690 memory_used={300 * MIB} clock_reasons=hw_slowdown"
-    assert failed(facts, free=False) == {}
 
 
 def test_lanes_and_nvlinks_count_against_the_most_that_the_card_had_in_this_boot() -> None:
@@ -158,19 +124,18 @@ def test_errors_count_by_how_many_there_are_in_a_while(
     for second, total in ((0, 7), (WINDOW / 2, 7), (WINDOW, 7 + much)):
         had.follow(card(f"c.{counter}={total},{total},0,0"), second)
     check = "pcie_replays" if counter == "pcie_replays" else "nvlink_errors"
-    found = judge_card(CardLook(card(), True, []), had)
-    assert found[check] == evidence
+    assert judge_links(card(), [], had)[check] == evidence
     had.follow(card(f"c.{counter}=0,0,0,0"), 2 * WINDOW)  # the exporter began anew
     had.follow(card(f"c.{counter}=1,1,0,0"), 3 * WINDOW)
-    assert judge_card(CardLook(card(), True, []), had)[check] == ""
+    assert judge_links(card(), [], had)[check] == ""
 
 
 # --- in gpulockd ----------------------------------------------------------------------------------
 
 
 def test_what_a_process_that_is_not_listed_yet_does_is_not_found_at_once() -> None:
-    had, found = CardHistory(), {"memory": "300 MiB", "pcie_width": "x8", "clocks": ""}
-    assert had.leave_out_passing(found, 100.0) == {"pcie_width": "x8", "clocks": ""}
+    had, found = CardHistory(), {"memory": "300 MiB", "pcie_width": "x8"}
+    assert had.leave_out_passing(found, 100.0) == {"pcie_width": "x8"}
     assert had.leave_out_passing({"memory": ""}, 110.0) == {"memory": ""}
     assert "memory" not in had.leave_out_passing(found, 120.0)
     assert had.leave_out_passing(found, 150.0) == found
@@ -300,8 +265,3 @@ def test_a_card_has_passed_when_the_command_ended_well_since(
     one = CardState()
     one.found, one.tested = found, tested
     assert one.has_passed(50.0) is passed
-
-
-def test_only_what_degrades_each_job_makes_a_card_the_last_choice() -> None:
-    assert describe_serious({"clocks": "held down", "persistence": "off"}) == ""
-    assert describe_serious(dict.fromkeys(SERIOUS, "x")) == "; ".join("x" * len(SERIOUS))

@@ -83,7 +83,6 @@ def test_memory_that_fails_puts_a_card_out(ward: Ward, fact: str, reason: str) -
     [
         "c.ecc.corrected.dram=900,900,90.0,0.0",
         "c.ecc.uncorrected.dram=0,0,90.0,0.0",
-        "remap_pending=1",
         "remap_failure=0 recovery_action=0",
     ],
 )
@@ -552,7 +551,7 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     "parts",
     [
         ("KernelLog.read",),
-        ("judge_card",),
+        ("judge_links",),
         ("HealthPolicy._name_suspects",),
         ("KernelLog.read", "HealthPolicy._name_suspects"),
     ],

@@ -56,7 +56,7 @@ def seen(**values: object) -> sample.DeviceSample:
         (NOTE, {"seen": None}, None),
         (NOTE, {"seen": seen(recovery_action=1)}, False),
         (NOTE, {"seen": seen(remap_failure=1)}, False),
-        (NOTE, {"seen": seen(remap_pending=1, recovery_action=0)}, True),
+        (NOTE, {"seen": seen(recovery_action=0)}, True),
         (NOTE, {"restarted": False}, None),
         (NOTE, {"memory": "3 MiB"}, True),
         (MEMORY, {}, True),
@@ -170,5 +170,5 @@ def test_the_exporter_tells_of_repairs_that_are_due() -> None:
     told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, recovery_action=2))
     assert "recovery_action=2" in told
     assert not any(word.startswith("remap_failure") for word in told)
-    told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, remap_pending=False))
-    assert "remap_pending=0" in told
+    told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, remap_failure=False))
+    assert "remap_failure=0" in told

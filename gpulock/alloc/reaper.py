@@ -95,15 +95,6 @@ def retire_locks(node: Node, locks: list[Lock], how: str) -> None:
     record = locks[0].owner
     assert record is not None
     grants.release_devices(node.store, record.token, [one.id for one in locks], how, node.boot_id)
-    if node.settings.job_map_dir or node.settings.gpustat_dir:
-        from gpulock.job import job_map
-
-        cards = node.known_devices()
-        for name in [lock.id for lock in locks]:
-            if SHARE in name:
-                job_map.write_shared_map(node.settings, node.store, cards, name)
-            else:
-                job_map.clear_job_map(node.settings, record, cards, name)
 
 
 def free_locks(node: Node, locks: list[Lock], how: str) -> None:
@@ -171,8 +162,6 @@ class Reaper:
         for lock in mine:
             self.node.store.read_details(lock)
             self.judge.job_processes(lock)  # what it reads of processes is not read again
-        if self.node.settings.job_map_dir or self.node.settings.gpustat_dir:
-            self.node.devices_if_driver()  # `retire_locks` names them in files, gate held
 
     def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
         """Decide about locks (their details read), free them or note why not; gate held.

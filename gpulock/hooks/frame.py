@@ -102,17 +102,12 @@ def complete_claim(
     undo: "Callable[[], None]",
 ) -> None:
     """Record a claim, confine its job and tell it; undo it where anything fails, and raise that."""
-    settings = node.settings
     try:
         record()
-        if settings.share_mps and grant.owner.places:
+        if node.settings.share_mps and grant.owner.places:
             from gpulock.job import mps
 
             mps.wait_for_mps(node, grant.owner, deadline)
-        if settings.job_map_dir or settings.gpustat_dir:
-            from gpulock.job import job_map
-
-            job_map.write_job_map(node, grant.owner, grant.devices, deadline)
         tell()
     except BaseException:  # whatever it is, the job does not start: it keeps nothing
         undo()

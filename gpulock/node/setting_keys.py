@@ -57,8 +57,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),
     ("SLURM_WAIT", SECONDS, "15", "longest wait for a locked device that Slurm assigned"),
-    ("JOB_MAP_DIR", PATH, "", "folder of the job mapping for dcgm-exporter; empty: none"),
-    ("GPUSTAT_DIR", PATH, "", "folder like /run/gpustat for nvidia_gpu_prometheus_exporter"),
     ("EXPORTER_LISTEN", WORDS, ":9465", "addresses of the exporter: HOST:PORT or :PORT"),
     ("WEB_CONFIG", PATH, "", "web-config.yml of the exporter: TLS and users; empty: none"),
     ("SAMPLE_PERIOD", PERIOD, "1", "time between two samples of the GPUs"),

@@ -66,8 +66,6 @@ class Settings:
     slurm_binaries: str
     slurm_conf: str
     slurm_wait: float
-    job_map_dir: str
-    gpustat_dir: str
     exporter_dir: str  # beside LOCK_DIR: the exporter's sample and inventory
     exporter_listen: tuple[str, ...]
     web_config: str

@@ -37,7 +37,7 @@ def remove_dead_temporaries(node: Node) -> None:
     """
     settings = node.settings
     tops = (settings.lock_dir, node.store.root, settings.state_dir)
-    folders = {*tops, settings.job_map_dir, settings.gpustat_dir, settings.cdi_dir} - {""}
+    folders = {*tops, settings.cdi_dir} - {""}
     for top in tops:
         with suppress(OSError), os.scandir(top) as entries:
             folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}

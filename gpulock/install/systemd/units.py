@@ -123,8 +123,6 @@ def writable_folders(settings: Settings) -> list[str]:
         *([lock_dir, claims_root(lock_dir)] if above in ("", "/") else [above]),
         settings.state_dir,
         settings.exporter_dir,
-        settings.job_map_dir,
-        settings.gpustat_dir,
         settings.cdi_dir.replace("/var/run/", "/run/", 1),
         settings.mps_dir if settings.share_mps else "",
     )

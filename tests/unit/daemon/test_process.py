@@ -184,7 +184,7 @@ def test_an_upgrade_beneath_it_changes_nothing_of_it(field: Started, tmp_path: P
     shutil.copytree(ROOT / "gpulock", package, ignore=shutil.ignore_patterns("__pycache__"))
     config = field.simulated.config
     with config.open("a") as file:
-        file.write(f"JOB_MAP_DIR={tmp_path}\n")
+        file.write(f"CDI_DIR={tmp_path}\n")
     daemon = field.start(program=MAIN.replace(repr(str(ROOT)), repr(str(package.parent))))
     field.wait_for("READY=1")
     for place in package.rglob("*.py"):

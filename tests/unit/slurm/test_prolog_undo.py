@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.job import environment, job_map
+from gpulock.job import environment
 from gpulock.slurm import note, prolog
 from gpulock.store import boot, grants
 from tests.support.faults import Failing, raising
@@ -94,13 +94,12 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     "where",
-    [(grants, "note_owed_line"), (note, "write_task_note"), (job_map, "write_job_map")],
+    [(grants, "note_owed_line"), (note, "write_task_note")],
 )
 def test_whatever_goes_wrong_after_the_claim_undoes_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: BaseException
 ) -> None:
-    site.set(JOB_MAP_DIR=str(site.root / "map"), ON_BROKEN="requeue")
-    (site.root / "map").mkdir()
+    site.set(ON_BROKEN="requeue")
     times: list[int] = []
     real = getattr(*where)
 
@@ -119,7 +118,6 @@ def test_whatever_goes_wrong_after_the_claim_undoes_it(
     except KeyboardInterrupt:
         assert isinstance(fault, KeyboardInterrupt)
     assert (site.locks(), site.claims()) == ([], [])
-    assert not [path for path in (site.root / "map").iterdir() if path.stat().st_size]
     monkeypatch.setattr(*where, real)
     assert site.prolog() == RUN
     assert site.granted() == [bus(0), bus(1)]
@@ -139,8 +137,7 @@ def fresh(site: Site) -> None:
 def test_whichever_call_fails_the_job_gets_a_whole_grant_or_nothing(
     site: Site, name: str, code: int
 ) -> None:
-    site.set(JOB_MAP_DIR=str(site.root / "map"), ON_BROKEN="requeue")
-    (site.root / "map").mkdir()
+    site.set(ON_BROKEN="requeue")
     before = len(os.listdir("/proc/self/fd"))
     for at in range(1, MOST):
         fresh(site)

@@ -275,15 +275,3 @@ def test_of_a_place_that_gpulock_counts_the_history_has_its_part(site: Site) -> 
     for line in lines:
         assert line["gpu_seconds"] == pytest.approx(line["held_seconds"] / 4, abs=0.001)
         assert [device["places"] for device in line["devices"]] == [4]
-
-
-def test_the_job_map_of_a_card_has_a_line_a_holder(site: Site) -> None:
-    folder = site.root / "map"
-    folder.mkdir()
-    site.set(JOB_MAP_DIR=str(folder))
-    both(site)
-    assert (folder / "0").read_text() == "12\n13\n"
-    site.epilog(12, "0")
-    assert (folder / "0").read_text() == "13\n"
-    end_other(site)
-    assert (folder / "0").read_text() == ""

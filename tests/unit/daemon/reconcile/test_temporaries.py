@@ -17,7 +17,7 @@ from tests.support.trees import Box, judge_of, soon
 
 PLACES = (
     *("run", "run.claims", "run.claims/tasks", "run/refused", "state", "state/owed"),
-    *("state/quarantine", "state/history", "map", "stat", "cdi"),
+    *("state/quarantine", "state/history", "cdi"),
 )
 
 
@@ -44,8 +44,7 @@ def killed_while_writing(path: Path) -> None:
 
 def folders(tmp_path: Path) -> Box:
     """Return a node that has a folder for everything."""
-    job_map, gpustat, cdi = (str(tmp_path / name) for name in PLACES[-3:])
-    box = Box(tmp_path, JOB_MAP_DIR=job_map, GPUSTAT_DIR=gpustat, CDI_DIR=cdi)
+    box = Box(tmp_path, CDI_DIR=str(tmp_path / "cdi"))
     clean_up(box)
     return box
 

@@ -73,8 +73,7 @@ EVERY_SETTING = {
     "IDLE_COMMAND": "/usr/local/sbin/idle",
     "ISOLATION": "cgroup",
     "LOCK_DIR": "/srv/gpulock",
-    "GPUSTAT_DIR": "/srv/gpustat",
-    "JOB_MAP_DIR": "/run/maps",
+    "CDI_DIR": "/srv/cdi",
     "EXPORTER_LISTEN": ":9465 127.0.0.1:9466 [::1]:9467",
 }
 
@@ -191,13 +190,13 @@ def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -
         "-/gpulock.claims",
         "-/gpulock-exporter",
     ]
-    assert writable_folders(settings(GPUSTAT_DIR="/nfs/gpustat", JOB_MAP_DIR="/run/maps")) == [
-        "-/nfs/gpustat",
+    assert writable_folders(settings(CDI_DIR="/nfs/cdi", STATE_DIR="/run/x")) == [
+        "-/nfs/cdi",
     ]
 
 
 def test_a_folder_that_only_begins_like_another_is_not_taken_for_part_of_it() -> None:
-    assert "-/running/maps" in writable_folders(settings(JOB_MAP_DIR="/running/maps"))
+    assert "-/running/cdi" in writable_folders(settings(CDI_DIR="/running/cdi"))
 
 
 def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:

@@ -13,7 +13,6 @@ from gpulock.alloc.states import NodeView
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.store import boot, verdicts
-from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.repair import find_unreadable_records
@@ -39,7 +38,6 @@ def read_node_view(node: Node, now: float) -> NodeView:
     note_reservations(node, view)
     try:
         view.verdicts, view.reconciled = read_node_verdicts(node, now)
-        view.open_foreign = read_foreign_uses(node.store.path, now, node.boot_id) or {}
     except Refusal as refusal:
         view.fault = refusal.why
     except (OSError, ValueError):

@@ -5,7 +5,6 @@ Pure. The order of STATES is the order of precedence: a device that is missing i
 """
 
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap
-from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
@@ -92,7 +91,6 @@ class NodeView:
         self.lost = lost
         self.full = False
         self.fault = ""
-        self.open_foreign: dict[str, ForeignUse] = {}  # by device, as gpulockd saw it
         self.reservations: list[Reservation] = []  # of users, that are not over
         self.reserved: dict[str, str] = {}  # for whom each device is now
         self.closed: dict[str, str] = {}  # why a card without a lock is not free: its MPS ends

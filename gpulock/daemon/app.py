@@ -32,7 +32,6 @@ from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
-from gpulock.daemon.reconcile.foreign_watch import ForeignWatch
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
@@ -68,7 +67,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         CdiSpecWriter(journal),
         IdlePolicy(say),
         ClaimEnds(journal),
-        ForeignWatch(journal),
         RsmapSync(journal),
         SlurmDrainSync(journal),
         SlurmMapRenewal(journal),

@@ -36,7 +36,6 @@ from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
 from gpulock.store import events, owner
 from gpulock.store.event_log import count_events, list_refusals, read_events
-from gpulock.store.foreign import ForeignUse, read_foreign_uses, write_foreign_uses
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from gpulock.store.verdicts import SHEPHERD, read_dated_verdicts
@@ -167,8 +166,6 @@ def write_formats(root: Path) -> None:
         place.write_text("\n".join(lines) + "\n")
     for scheduler in OWNERS:
         (root / f"owner.{scheduler}").write_text(encode_owner(make_owner(scheduler)))
-    users = [(4711, 1002, "nvtop"), (4712, 0, "a_b")]
-    write_foreign_uses(str(root), {CARD: ForeignUse(3, users)}, BOOT, 995.0, 1005.0)
     who = events.format_claimant("alice", "12")
     events.note_event(str(root), events.CLAIM, "granted", "0.25", who)
     events.note_event(str(root), events.REAPED, SHEPHERD)
@@ -230,7 +227,6 @@ FIELDS: Mapping[str, list[list[str]]] = {  # what names each field, its type, a 
 READERS: Mapping[str, Callable[[Path], object]] = {
     **{f"owner.{name}": partial(read_owner, f"owner.{name}") for name in OWNERS},
     "verdicts": lambda root: read_dated_verdicts(str(root), NOW, BOOT),
-    "foreign": lambda root: read_foreign_uses(str(root), NOW, BOOT),
     "suspects": lambda root: read_suspect_cards(str(root), BOOT),
     "cards": lambda root: parse_cards((root / "cards").read_text(), BOOT),
     "events": lambda root: (

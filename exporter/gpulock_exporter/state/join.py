@@ -112,7 +112,6 @@ class SnapshotJoin:
         if self.fresh:
             held = self.facts.held.items()
             idle = frozenset(name for name, lock in held if self._is_idle(name, lock))
-        foreign |= {*self.facts.open_foreign}
         expected = self.settings.expected_gpus if devices is not None else 0
         return states.device_states(devices or [], self.facts, expected, foreign, idle)
 
@@ -191,8 +190,6 @@ class SnapshotJoin:
         if row.state and self.facts.quarantined is not None:
             found.causes = find_quarantine_causes(row, self.facts.quarantined)
         found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
-        if opened := self.facts.open_foreign.get(row.id):  # also one that uses it without CUDA
-            found.foreign = max(found.foreign or 0, opened.count)
         if use is not None:
             found.mean = use.mean
         if counted:

@@ -18,7 +18,6 @@ from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store.event_log import count_events, read_events
-from gpulock.store.foreign import read_foreign_uses
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
@@ -66,9 +65,6 @@ def read_local_state(node: Node, now: float) -> LocalState:
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
-    facts.open_foreign = facts.read(
-        "foreign", lambda: read_foreign_uses(node.store.path, now, node.boot_id) or {}, {}
-    )
     facts.cards = read_cards(node.settings.state_dir, node.boot_id)
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
     facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
-from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.deadline import clock_boottime
@@ -138,8 +137,7 @@ def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
     seen = view.use.seen(row.id)
     count = count_seen_foreign(seen)
     if seen is None or not count:
-        use = view.open_foreign.get(row.id)
-        return use.describe(uid_to_user_name) if use else ""
+        return ""
     if len(seen.foreign_pids) < count:
         named = f", such as {seen.foreign_pids[0]}" if seen.foreign_pids else ""
         return f"{format_count(count, 'process')}{named}"

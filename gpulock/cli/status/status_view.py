@@ -43,7 +43,7 @@ class StatusView(NodeView):
             found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
         )
         self.full, self.fault = found.full, found.fault
-        self.open_foreign, self.closed = found.open_foreign, found.closed
+        self.closed = found.closed
         self.reserved, self.reservations = found.reserved, found.reservations
         self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class StatusView(NodeView):
     def rows(self) -> list[states.DeviceState]:
         """Return one row a device."""
         settings = self.node.settings
-        foreign = self.foreign | self.use.foreign_ids() | {*self.open_foreign}
+        foreign = self.foreign | self.use.foreign_ids()
         idle = self.use.idle_ids(self.held, settings.idle_after)
         return states.device_states(self.devices, self, settings.expected_gpus, foreign, idle)
 

@@ -196,8 +196,7 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     found: FactList = []
     who = format_foreign_processes(view, row)
     if who:
-        seen_by = "gpulockd" if row.id in view.open_foreign else "gpulock-exporter"
-        found.append(("foreign", f"{who}, as {seen_by} saw it"))
+        found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
     node = view.node
     states = read_cards(node.settings.state_dir, node.boot_id).states
     if row.id in states:

@@ -8,10 +8,8 @@ import re
 
 import pytest
 
-from gpulock.cli.status import attention, device_use
-from gpulock.deadline import clock_boottime
+from gpulock.cli.status import device_use
 from gpulock.node.sample import Sample
-from gpulock.store.foreign import ForeignUse, write_foreign_uses
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
 from tests.support.samples import GIB, Sampled
@@ -174,25 +172,6 @@ def test_a_device_that_is_not_observed_any_more_is_not_idle(site: Site, sampled:
     result = site.call("status", "--idle", "1s")
     assert result.exit_code == 1
     assert note(result.stdout, "not known") == "not known whether GPU 0 idle"
-
-
-def test_what_gpulockd_saw_open_is_told_without_a_sample(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.hold(0)
-    now, boot_id = clock_boottime(), site.node().boot_id
-    uses = {
-        site.id(0): ForeignUse(2, [(41, 61_002, "nvtop")]),
-        site.id(1): ForeignUse(1, [(42, 61_002, "x")]),
-    }
-    monkeypatch.setattr(attention, "uid_to_user_name", {61_002: "mallory"}.get)
-    write_foreign_uses(str(site.files.lock_dir), uses, boot_id, now, now + 30)
-    text = site.call("status").stdout
-    who = "foreign: in use by process 41 (nvtop) of mallory and 1 more, not of job 12 of alice"
-    assert f"GPU 0 {who}" in note(text, "GPU 0")
-    assert "free, but in use by process 42 (x) of mallory" in note(text, "GPU 1")
-    why = site.call("why", "0").stdout
-    assert "process 41 (nvtop) of mallory and 1 more, as gpulockd saw it" in " ".join(why.split())
 
 
 def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -> None:

@@ -23,7 +23,6 @@ IDS: Final = [path.stem for path in RELEASES]
 OPEN: Final = {  # each key is a device's or a claim's
     *(
         "verdicts",
-        "foreign",
         "suspects",
         "cards",
         "events",
@@ -36,7 +35,7 @@ OPEN: Final = {  # each key is a device's or a claim's
 }
 FILES: Final = {"finished": "exporter/finished/feedbeef", "exporter's inventory": "inventory"}
 VERSIONED: Final = (
-    *("owner.sge", "verdicts", "foreign", "sample", "finished", "inventory", "task"),
+    *("owner.sge", "verdicts", "sample", "finished", "inventory", "task"),
     *("slurm-map", "sge-map", "cards", "request", "reply"),
 )
 

@@ -24,7 +24,6 @@ from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.foreign import ForeignUse
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import (
@@ -403,15 +402,6 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     assert seen(node.snapshot([listed(0)])).foreign == 0
     node.tick(card(1))
     assert seen(node.snapshot([listed(0)])).foreign is None
-
-
-def test_what_gpulockd_saw_open_counts_although_nvml_lists_no_process() -> None:
-    node = Node()
-    node.facts = facts()
-    node.facts.open_foreign = {bus(0): ForeignUse(3, [(700, 61_002, "nvtop")])}
-    node.tick(card(0, processes=[]))
-    assert seen(node.snapshot([listed(0)])).foreign == 3
-    assert state_of(node.snapshot([listed(0)])) == "foreign"
 
 
 def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:

@@ -44,7 +44,6 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     assert facts.failures == {}
     assert sorted(facts.durations) == [
         "counters",
-        "foreign",
         "locks",
         "quarantine",
         "verdicts",

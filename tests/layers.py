@@ -38,7 +38,7 @@ HOT_STANDARD = frozenset(
 # What a module may load beyond that, when it is needed and not before.
 HOT_RARELY = {
     "gpulock.node.mounts": frozenset({"ctypes"}),
-    "gpulock.isolation.bpf": frozenset({"_ctypes"}),
+    "gpulock.isolation.bpf": frozenset({"ctypes"}),
     "gpulock.hooks.drop_privileges": frozenset({"ctypes"}),
     "gpulock.sge.site_hook": frozenset({"pwd"}),
 }

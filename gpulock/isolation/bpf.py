@@ -3,31 +3,20 @@
 
 Hot. Attached with BPF_F_ALLOW_MULTI: a device opens only where the programs of the cgroup and of
 all above it agree, so ours can only take away and no other's gives back. It lives as long as its
-cgroup (never a bpf_link, which ends with its process and leaves everything open). `_ctypes`
-is the C half of ctypes: 0.5 ms instead of 4.
+cgroup (never a bpf_link, which ends with its process and leaves everything open).
 """
 
-import _ctypes
+import ctypes
 import errno
 import os
 from _struct import pack, unpack_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ctypes import c_char as Char
-    from ctypes import c_long as Long
-
     from gpulock.isolation.policy import Rules
-else:
-
-    class Char(_ctypes._SimpleCData):
-        _type_ = "c"
-
-    class Long(_ctypes._SimpleCData):
-        _type_ = "l"
 
 
-LIBC = "libc.so.6"  # is loaded: every Python that CUDA runs on is glibc's
+LIBC = ctypes.CDLL(None, use_errno=True)
 SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361}  # bpf(2)
 # enum bpf_cmd, bpf_prog_type and bpf_attach_type of linux/bpf.h
 LOAD, ATTACH, DETACH, FD_BY_ID, INFO, QUERY = 5, 8, 9, 13, 15, 16
@@ -89,46 +78,18 @@ def _allow_instructions() -> bytes:
     return encode_bpf_instruction(MOVE, 0, imm=1) + encode_bpf_instruction(EXIT)
 
 
-class _LibcFunction(_ctypes.CFuncPtr):
-    """A C function that sets errno and returns a long."""
-
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
-    _restype_ = Long
-
-
-class KernelBuffer:
-    """Bytes that the kernel reads or writes, at an address that stays."""
-
-    __slots__ = ("_at", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = bytearray(data)
-        self._at = (Char * len(data)).from_buffer(self.data)
-
-    @property
-    def address(self) -> int:
-        """Return where the bytes are."""
-        return _ctypes.addressof(self._at)
-
-
-def libc_function(name: str) -> _LibcFunction:
-    """Return a function of the C library the interpreter runs in."""
-    return _LibcFunction(_ctypes.dlsym(_ctypes.dlopen(LIBC, os.RTLD_NOW), name))
-
-
-def bpf_syscall(command: int, attributes: bytes) -> tuple[int, bytearray]:
+def bpf_syscall(command: int, attributes: bytes) -> tuple[int, bytes]:
     """Call bpf(2); return its result and the attributes as the kernel left them; raise OSError."""
     number = SYSCALL.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, "bpf(2) has no known number on this machine")
-    attr = KernelBuffer(attributes.ljust(ATTR_BYTES, b"\0"))
-    result = int(
-        libc_function("syscall")(Long(number), Long(command), Long(attr.address), Long(ATTR_BYTES))
-    )
+    attr = ctypes.create_string_buffer(attributes, ATTR_BYTES)
+    words = [number, command, ctypes.addressof(attr), ATTR_BYTES]
+    result = int(LIBC.syscall(*map(ctypes.c_long, words)))
     if result < 0:
-        code = _ctypes.get_errno()
+        code = ctypes.get_errno()
         raise OSError(code, f"bpf({command}): {os.strerror(code)}")
-    return result, attr.data
+    return result, attr.raw
 
 
 def load_device_program(code: bytes) -> int:
@@ -137,14 +98,14 @@ def load_device_program(code: bytes) -> int:
     Where programs count against RLIMIT_MEMLOCK, the job's own limit is lifted and it is tried once
     more.
     """
-    text, licence = KernelBuffer(code), KernelBuffer(b"GPL\0")
-    head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // 8, text.address, licence.address)
+    text, licence = [ctypes.create_string_buffer(data) for data in (code, b"GPL")]
+    places = ctypes.addressof(text), ctypes.addressof(licence)
+    head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // 8, *places)
     attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, NAME)
     try:
         return bpf_syscall(LOAD, attributes)[0]
     except PermissionError:
-        unlimited = KernelBuffer(pack("<QQ", UNLIMITED, UNLIMITED))
-        libc_function("setrlimit")(Long(MEMLOCK), Long(unlimited.address))
+        LIBC.setrlimit(MEMLOCK, (ctypes.c_uint64 * 2)(UNLIMITED, UNLIMITED))
         return bpf_syscall(LOAD, attributes)[0]
 
 
@@ -207,10 +168,11 @@ def has_device_program(folder: str) -> bool:
 
 def attached_program_ids(group: int) -> list[int]:
     """Return the ids of our programs attached to the cgroup open as `group`; raise OSError."""
-    found = KernelBuffer(bytes(4 * MOST))
-    _, answer = bpf_syscall(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, found.address, MOST))
+    found = (ctypes.c_uint32 * MOST)()
+    place = ctypes.addressof(found)
+    _, answer = bpf_syscall(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, place, MOST))
     count = int(unpack_from("<I", answer, 24)[0])
-    return [n for n in unpack_from(f"<{count}I", found.data) if bpf_program_name(n) == NAME]
+    return [number for number in found[:count] if bpf_program_name(number) == NAME]
 
 
 def bpf_program_name(number: int) -> bytes:
@@ -220,11 +182,11 @@ def bpf_program_name(number: int) -> bytes:
     except FileNotFoundError:
         return b""
     try:
-        info = KernelBuffer(bytes(INFO_BYTES))
-        bpf_syscall(INFO, pack("<IIQ", program, INFO_BYTES, info.address))
+        info = ctypes.create_string_buffer(INFO_BYTES)
+        bpf_syscall(INFO, pack("<IIQ", program, INFO_BYTES, ctypes.addressof(info)))
     finally:
         os.close(program)
-    return bytes(info.data[NAME_AT : NAME_AT + 16]).rstrip(b"\0")
+    return info.raw[NAME_AT : NAME_AT + 16].rstrip(b"\0")
 
 
 def close_descriptors(*descriptors: int) -> None:

@@ -15,7 +15,6 @@ from gpulock.node.context import Node
 from gpulock.store import boot, verdicts
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
-from gpulock.store.repair import find_unreadable_records
 from gpulock.store.verdicts import Verdict
 
 
@@ -27,11 +26,12 @@ def read_node_view(node: Node, now: float) -> NodeView:
     view = NodeView()
     try:
         view.lost = are_records_lost(node)
-        for token, why in find_unreadable_records(node.store).items():
-            view.fault = f"the record of claim {token} cannot be read: {why}"
     except Refusal as refusal:
         view.fault = refusal.why
-    view.locks = read_detailed_locks(node.store)
+    unreadable: dict[str, str] = {}
+    view.locks = read_detailed_locks(node.store, unreadable)
+    for token, why in unreadable.items():
+        view.fault = f"the record of claim {token} cannot be read: {why}"
     view.full = boot.is_full(node.store.path)
     view.quarantined = read_quarantine_reasons(node.settings.state_dir)
     view.closed = read_closed_cards(node)
@@ -53,11 +53,13 @@ def are_records_lost(node: Node) -> bool:
     return boot.may_be_claimed_boot(state_dir, node.boot_id)
 
 
-def read_detailed_locks(store: LockStore) -> dict[str, Lock]:
+def read_detailed_locks(
+    store: LockStore, unreadable: "dict[str, str] | None" = None
+) -> dict[str, Lock]:
     """Return every lock with its details; raise Refusal where they cannot be seen."""
     if not store.exists():
         return {}
-    held = store.read_all_locks()
+    held = store.read_all_locks(unreadable)
     for lock in held.values():
         store.read_details(lock)
     return held

@@ -97,22 +97,32 @@ class LockStore:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot_id: {fault}", f"look at {self.root}") from fault
 
-    def read_all_locks(self) -> dict[str, Lock]:
+    def read_all_locks(self, unreadable: "dict[str, str] | None" = None) -> dict[str, Lock]:
         """Return what is held, by id; raise Refusal where a folder cannot be read.
 
-        Without the gate a claim may be seen that is being made, or undone.
+        Without the gate a claim may be seen that is being made, or undone. `unreadable` gets, by
+        token, why a record stops every claim: it cannot be read, and no lock has its copy.
         """
         held: dict[str, Lock] = {}
+        faults: dict[str, Exception] = {}
         for token in list_names(self.claims_dir):
             try:
                 record = owner.parse_owner(self.read_record(token))
-            except (OSError, kv.MalformedError):
-                continue  # its locks tell; a repair writes it back
+            except FileNotFoundError:
+                continue  # it is being removed
+            except (OSError, kv.MalformedError) as fault:
+                faults[token] = fault  # its locks tell; a repair writes it back
+                continue
             for lock in self.list_claim_locks(record):
                 held.setdefault(lock.id, lock)
         for name in list_names(self.locks_dir):
             if name not in held:
                 held[name] = self.read(name)
+        if faults and unreadable is not None:
+            copied = {lock.owner.token for lock in held.values() if lock.owner}
+            for token, why in faults.items():
+                if isinstance(why, OSError) or token not in copied:
+                    unreadable[token] = str(why)
         return dict(sorted(held.items()))
 
     def read(self, name: str) -> Lock:

@@ -83,27 +83,6 @@ def put_back_lock(store: LockStore, name: str, text: str) -> None:
     atomic.replace_file(f"{folder}/owner", as_bytes(text))
 
 
-def find_unreadable_records(store: LockStore) -> dict[str, str]:
-    """Return, by token, why a record stops every claim; raise Refusal.
-
-    It cannot be read, nor be written back: no lock has its copy. Needs no gate.
-    """
-    locks = [store.read(name) for name in list_names(store.locks_dir)]
-    copied = {lock.owner.token for lock in locks if lock.owner}
-    found: dict[str, str] = {}
-    for token in list_names(store.claims_dir):
-        try:
-            owner.parse_owner(store.read_record(token))
-        except FileNotFoundError:
-            continue
-        except kv.MalformedError as fault:
-            if token not in copied:
-                found[token] = str(fault)
-        except OSError as fault:
-            found[token] = str(fault)
-    return found
-
-
 def as_bytes(text: str) -> bytes:
     """Return a text as it was read."""
     return text.encode("utf-8", "surrogateescape")

@@ -17,7 +17,6 @@ from gpulock.store import atomic, boot
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.grants import FINISHED_CAP
 from gpulock.store.locks import LockStore, check_folder
-from gpulock.store.repair import find_unreadable_records
 
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 
@@ -92,7 +91,9 @@ def check_boot_locks(settings: Settings) -> Iterator[Finding]:
 
 def check_records_readable(store: LockStore) -> Iterator[Finding]:
     """Name each record at which every claim stops: it cannot be read, nor be written back."""
-    for token, why in find_unreadable_records(store).items():
+    unreadable: dict[str, str] = {}
+    store.read_all_locks(unreadable)
+    for token, why in unreadable.items():
         what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
         path = shlex.quote(f"{store.claims_dir}/{token}")
         yield fault(what, f"once no job is left: rm -r {path}", "locks")

@@ -15,7 +15,7 @@ from gpulock.store import atomic, grants
 from gpulock.store.boot import finish_earlier_claims
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import encode_owner
-from gpulock.store.repair import Repair, find_unreadable_records, repair_locks
+from gpulock.store.repair import Repair, repair_locks
 from tests.support.faults import raising
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
@@ -218,7 +218,9 @@ def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockSto
     os.mkdir(f"{store.locks_dir}/{bus(5)}")
     text = encode_owner(record(token="copied", devices=(bus(5),)))
     Path(store.locks_dir, bus(5), "owner").write_text(text)
-    assert sorted(find_unreadable_records(store)) == ["folder", "garbage"]
+    unreadable: dict[str, str] = {}
+    store.read_all_locks(unreadable)
+    assert sorted(unreadable) == ["folder", "garbage"]
 
 
 def test_a_hidden_stray_file_among_the_claims_goes(store: LockStore) -> None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
+from gpulock.cli.session import owns_lock_dir
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.deadline import clock_boottime
@@ -52,6 +55,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     for one in view.reservations:
         pairs.append((format_device_label(one.device, view.devices), one.describe()))
     pairs += list_queue_facts(view.node)
+    there = os.path.lexists(view.node.store.path)
+    if there and view.use.sample is None and not owns_lock_dir(view.node):
+        pairs.append(("foreign", "who uses a GPU without a claim is not known; root sees it"))
     return [*pairs, ("samples", view.use.why)] if view.use.why else pairs
 
 

@@ -416,6 +416,8 @@ def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site
     public.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
     done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
     assert line_of(done.stdout, 1)[3] == "held"
+    assert "who uses a GPU without a claim is not known" in done.stdout
+    assert "without a claim" not in public.run("status").stdout
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ MALFORMED = [
     "gups=8",
     "ON_BUSY=error\nON_BUSY=error",
     "\0",
-    "JOB_MAP_DIR=/run/a\0",
+    "CDI_DIR=/run/a\0",
     "DRIVER_DIR=/opt/driver # kept",
     "SIMULATION=/nonexistent/marker",
 ]

@@ -150,7 +150,7 @@ def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
         "SGE_CELL= # kept",
         "ALLOWED_PROCESSES=a b # kept",
         "STATE_DIR=/var/lib/gpulock\0",
-        "JOB_MAP_DIR='/run/\0'",
+        "CDI_DIR='/run/\0'",
         "SGE_CELL=a\tb",
         "SGE_CELL=a\rb",
         "SGE_CELL=a\x0cb",

@@ -33,55 +33,19 @@ ENDS: Final = (
 )
 COLUMNS: Final = 78
 LONG: Final = 200  # characters of a command's first sentence
-USAGE: Final = 2  # exit code: click's own, and argparse's
-COMMON: Final = (
-    ("0", "It was done."),
+CODES: Final = (
+    ("0", "It was done, or a signal ended the daemon."),
     (
         str(REFUSED),
-        "It was refused, no settings can be read, or there is nothing of what was asked for.",
+        "It was refused, there is nothing of what was asked for, or doctor found a fault.",
     ),
-    (str(USAGE), "The arguments are invalid."),
-    (str(NODE_BROKEN), "The node or its driver is at fault."),
+    ("2", "The arguments are invalid."),
+    (str(NODE_BROKEN), "The node, its driver or its settings are at fault."),
+    (str(NOT_IN_FORCE), "install, uninstall: a person has to do the rest, which is said."),
+    (str(NOT_EXECUTABLE), "run: COMMAND cannot be executed."),
+    (str(NOT_FOUND), "run: COMMAND is not there. Any other code of run is COMMAND's own."),
     (str(INTERRUPTED), "Ctrl-C."),
 )
-# What a code means in one command, in place of COMMON's; a word of its path names it.
-OWN: Final = {
-    "status": ((str(REFUSED), "It was refused. With --free or --idle: no GPU is to be shown."),),
-    "why": ((str(REFUSED), "JOB or DEVICE is not known on this node."),),
-    "config": ((str(REFUSED), "With --check: FILE has a fault."),),
-    "doctor": ((str(REFUSED), "There is a fault, or the node was not checked."),),
-    "uninstall": (
-        (str(REFUSED), "It was refused, or something still leads to gpulock's files."),
-        (str(NOT_IN_FORCE), "Part of it stays, and it is said why."),
-    ),
-    "install": (
-        (str(NOT_IN_FORCE), "Installed, and NOT in force: it is said what a person has to do."),
-    ),
-    "run": (
-        (str(NOT_EXECUTABLE), "COMMAND cannot be executed."),
-        (str(NOT_FOUND), "COMMAND is not there."),
-        ("any other", "COMMAND's own."),
-    ),
-}
-ENDED: Final = ("0", "A signal ended it.")
-SERVICES: Final = {
-    "gpulockd": (
-        ENDED,
-        (str(REFUSED), "Another gpulockd runs on this node."),
-        COMMON[2],
-        (str(NODE_BROKEN), "The settings are at fault, or it does not run as root."),
-    ),
-    "gpulock-exporter": (
-        (ENDED[0], f"{ENDED[1]} Of pause and resume: it was done."),
-        ("1", "pause, resume: no exporter runs, or it is another user's."),
-        COMMON[2],
-        (
-            "3",
-            "The settings are at fault, another exporter runs, or it ended by itself. Of pause: the"
-            " driver was not released.",
-        ),
-    ),
-}
 FILES: Final = (
     (DEFAULT_PATH, "The settings of the node."),
     ("/run/gpulock", "LOCK_DIR: a folder for each GPU that is held, with its owner."),
@@ -121,8 +85,7 @@ def section(title: str, body: Iterable[str]) -> tuple[str, ...]:
 def command_pages(command: click.Command, context: click.Context) -> Iterator[Page]:
     """Yield the page of a command, and those of the commands below it."""
     title, what = context.command_path, command.get_short_help_str(LONG).rstrip(".")
-    codes = exit_codes(title.split())
-    yield program_page(title.replace(" ", "-"), USER, what, command.get_help(context), codes)
+    yield program_page(title.replace(" ", "-"), USER, what, command.get_help(context))
     if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
@@ -131,18 +94,10 @@ def command_pages(command: click.Command, context: click.Context) -> Iterator[Pa
             yield from command_pages(below, inner)
 
 
-def exit_codes(words: list[str]) -> list[tuple[str, str]]:
-    """Return what each exit code of a command means, by the words of its path."""
-    own = dict(pair for word in words for pair in OWN.get(word, ()))
-    return [*({**dict(COMMON), **own}).items()]
-
-
-def program_page(
-    name: str, number: int, what: str, text: str, codes: Iterable[tuple[str, str]]
-) -> Page:
+def program_page(name: str, number: int, what: str, text: str) -> Page:
     """Return the page of a program or command, by its own help."""
     body = section("DESCRIPTION", (".nf", *map(escape, text.strip().splitlines()), ".fi"))
-    ends = (*section("EXIT STATUS", entries(codes)), *section("FILES", entries(FILES)))
+    ends = (*section("EXIT STATUS", entries(CODES)), *section("FILES", entries(FILES)))
     return Page(name, number, what, (*body, *ends))
 
 
@@ -187,7 +142,7 @@ def all_pages() -> list[Page]:
     )
     return [
         *command_pages(command_group, top),
-        *(program_page(name, DAEMON, what, text, SERVICES[name]) for name, what, text in services),
+        *(program_page(name, DAEMON, what, text) for name, what, text in services),
         settings_page(),
     ]
 

@@ -293,9 +293,9 @@ def test_doctor_finds_planted_faults(node: Node) -> None:
         return what
 
     sge.qconf("-rattr", "queue", "epilog", "NONE", domain)
-    assert "epilog" in planted("Grid Engine")
+    assert "alone hide gpulock's" in planted("Grid Engine")
     sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()).removeprefix("root@"), domain)
-    assert "epilog" in planted("Grid Engine")
+    assert "alone hide gpulock's" in planted("Grid Engine")
     sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()), domain)
     sge.set_exechost(NODE, "gpu=9,gpuj=8,slots=16")
     assert "gpu=9, but there are 8" in planted("complex_values")

@@ -184,7 +184,7 @@ def test_a_hook_is_told_who_its_shepherd_is_and_what_the_sites_hook_is(started: 
     done = started.run(started.prolog, *JOB, "root", "root@/site/pro", "a b", "")
 
     assert done.returncode == 99
-    assert done.stdout == f"6 {started.prolog} {os.getpid()} root root@/site/pro a b \n"
+    assert done.stdout == f"5 {started.prolog} {os.getpid()} root root@/site/pro a b \n"
 
 
 def test_a_hook_runs_without_the_jobs_limits_and_learns_what_they_were(started: Started) -> None:

@@ -243,7 +243,7 @@ def scrape_modules(node_folder: Path) -> set[str]:
         node.settings.exporter_dir = place
         exporter.open()
         exporter.device_list.read()
-        supervisor: Any = SimpleNamespace(fault="", abandoned=0, hung=SimpleNamespace(out=dict))
+        supervisor: Any = SimpleNamespace(fault="", abandoned=0, left_out=dict)
         seen: set[str] = set()
 
         def note(frame: FrameType, event: str, value: object) -> None:

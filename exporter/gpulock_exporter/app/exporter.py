@@ -44,8 +44,7 @@ from gpulock_exporter.web.http import (
 from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD, PageOptions, render_page
 from gpulock_exporter.web.utilisation_history import UtilizationHistory
 from gpulock_exporter.webconfig.reload import Reloader
-from gpulock_exporter.worker.hung_cards import HungCard
-from gpulock_exporter.worker.supervisor import Supervisor
+from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 LONGEST = 300  # characters of a reason that are shown
@@ -95,9 +94,9 @@ class Exporter:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
         facts = read_local_state(self._node, now.boottime)
-        hung = name_hung_cards(supervisor.hung.out(), self.device_list.devices)
+        hung = name_hung_cards(supervisor.left_out(), self.device_list.devices)
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
-        self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shares.cards)
+        self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shared)
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
             version=gpulock.__version__,

@@ -18,9 +18,9 @@ from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
-from gpulock_exporter.state.device_totals import TelemetryTotals
+from gpulock_exporter.state.device_totals import DeviceActivity, TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.share_use import ShareUse, sum_share_memory
+from gpulock_exporter.state.share_use import SharedCard, list_shared_cards, sum_share_memory
 from gpulock_exporter.state.snapshot import (
     NOT_LISTED,
     DeviceProcesses,
@@ -54,7 +54,9 @@ class CollectorState:
     """The exporter's memory and what the driver said last.
 
     `process_tree` makes a fresh look at processes; it is asked only when a list is new, or when
-    somebody else holds the device. `models` are by id, also of what is gone.
+    somebody else holds the device. `models` are by id, also of what is gone. `shared` are the cards
+    of which there are places; `share_use` has which part of the last look a claim worked, by the
+    lock id of its first place.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class CollectorState:
     ) -> None:
         self.boot_id, self.settings = boot_id, settings
         self.memory = memory or ExporterMemory()
-        self.shares = ShareUse(settings.allowed_processes, process_tree)
+        self.shared: dict[str, SharedCard] = {}
+        self.share_use: dict[str, float] = {}
         self.devices: Mapping[str, DeviceTelemetry] = {}
         self.process_lists: dict[str, ProcessList] = {}
         self.last: Frame | None = None
@@ -100,8 +103,7 @@ class CollectorState:
             self._take_process_lists()
             facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             present = self.present()
-            if self.shares.follow(facts.locks):
-                looks |= self.shares.divide(looks, self.devices, present)
+            looks |= self._divide_shares(facts.locks or {}, looks, present)
             strangers = {name for name, on in present.items() if on.foreign}
             strangers |= {name for name in looks if card_bus_id(name) in strangers}
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
@@ -127,6 +129,25 @@ class CollectorState:
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.process_lists.items() if one.who is not None}
+
+    def _divide_shares(
+        self,
+        locks: Mapping[str, Lock],
+        looks: Mapping[str, DeviceActivity],
+        present: Mapping[str, DeviceProcesses],
+    ) -> dict[str, DeviceActivity]:
+        """Return what each share did in the looks at the cards, by lock id."""
+        self.shared, self.share_use = list_shared_cards(locks), {}
+        found: dict[str, DeviceActivity] = {}
+        for bus, card in self.shared.items():
+            look, on = looks.get(bus), present.get(bus)
+            if look is not None:
+                use, services = self.devices[bus].process_use, self.settings.allowed_processes
+                worked = card.divide(look, use, on, self._process_tree(), services)
+                found |= card.activity(look, worked, on)
+                for token, busy in worked.items():
+                    self.share_use[card.first[token].id] = busy / look.observed
+        return found
 
     def _take_process_lists(self) -> None:
         """Take the process lists of the last frame; one that has none keeps what was listed.

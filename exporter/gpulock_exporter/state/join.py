@@ -81,7 +81,7 @@ class SnapshotJoin:
         self.facts, self.fresh, self.settings = facts, fresh, state.settings
         self.devices, self.models = state.devices, state.models
         self.totals, self.ledger = state.memory.totals, state.memory.ledger
-        self.present, self.share_use = state.present(), state.shares.ratios
+        self.present, self.share_use = state.present(), state.share_use
         self.lost = {bus: one.why for bus, one in state.lost.items()}
         self.since = now.boottime - self.settings.max_sample_age
         self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0

@@ -2,38 +2,71 @@
 """Keep one worker at work, and never wait for it.
 
 A frame that is late means a driver that hangs: the worker is killed. Where it was in the call of
-one card, the next one leaves that card out (hung_cards), and so it does after a crash. One that
-does not even die (uninterruptible, in the driver) is abandoned and counted, and no second one is
-started beside it: it would hang as well, unless it can leave a card out.
+one card, the next one leaves that card out, and so it does after a crash: a worker that looks at
+all cards is as slow as the slowest. A card that is left out is tried by a process of its own, which
+disturbs nobody, less and less often. Where it answers, the next worker asks it again. One that does
+not even die (uninterruptible, in the driver) is abandoned and counted, and no second one is started
+beside it: it would hang as well, unless it can leave a card out.
 """
 
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from gpulock_exporter.driver_calls import NO_CARD
+from gpulock_exporter.driver_calls import NO_CARD, DriverCall
 from gpulock_exporter.telemetry import Frame, FrameError
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
-from gpulock_exporter.worker.hung_cards import HungCards
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
 MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
 REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
 POLL = 0.2  # seconds between two looks while a process is to start, or is to end
-TRIAL = ("looks=2",)  # at a card that has hung: some of the calls are made from the second look on
+TRIAL = "looks=2"  # at a card that has hung: some of the calls are made from the second look on
 PAUSED = "paused"
+
+
+@dataclass
+class HungCard:
+    """A card with a call that hung or crashed: which, how often, when it is tried again.
+
+    `crash` is the signal by which that call ended its process, 0 where it hung. `is_out` is whether
+    the worker leaves it out now.
+    """
+
+    call: DriverCall
+    times: int = 0
+    due: float = 0.0
+    crash: int = 0
+    is_out: bool = True
+
+    def leave_out(self, now: float, call: DriverCall | None, crash: int = 0) -> None:
+        """Leave it out for a while, each time longer; None: it is the call of before."""
+        self.call, self.crash, self.is_out = call or self.call, crash, True
+        self.due = now + min(FIRST_PAUSE * 2 ** min(self.times, 16), LONGEST_PAUSE)
+        self.times += 1
+
+    def words(self) -> str:
+        """Return it as a clause."""
+        often = f", {self.times} times by now" if self.times > 1 else ""
+        how = "hangs in the driver"
+        if self.crash:
+            how = f"ends its process by {signal.Signals(self.crash).name}"
+        return f"{self.call.name or 'a call'} {how}{often}"
 
 
 class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
-    `starts` counts the workers, `hung` has the cards that are left out, `shared` those of which the
-    worker is to ask how much each process worked (by bus id). `paused` says that the driver is to
-    be let go. `fault` says why there is no worker, in the driver's words where it has some: PAUSED
-    once all of them are gone.
+    `starts` counts the workers, `cards` has those that have hung by NVML's index, `shared` those of
+    which the worker is to ask how much each process worked (by bus id). `paused` says that the
+    driver is to be let go. `fault` says why there is no worker, in the driver's words where it has
+    some: PAUSED once all of them are gone.
     """
 
     def __init__(
@@ -45,13 +78,17 @@ class Supervisor:
     ) -> None:
         self.starts, self.fault, self.paused = 0, "", False
         self.shared = frozenset[str]()
-        self.hung = HungCards()
+        self.cards: dict[int, HungCard] = {}
         self.worker: WorkerChild | None = None
         self._trial: WorkerChild | None = None
         self._stuck: list[WorkerChild] = []  # in a card's call, killed, and not dead
         self._argv, self._clock, self._env = list(argv), clock, env
         self._limits = limits or WorkerTimeouts()
         self._not_before, self._backoff = 0.0, FIRST_BACKOFF  # of the next start
+
+    def left_out(self) -> dict[int, HungCard]:
+        """Return the cards that are left out."""
+        return {index: card for index, card in self.cards.items() if card.is_out}
 
     @property
     def abandoned(self) -> int:
@@ -64,16 +101,17 @@ class Supervisor:
         It comes back sooner where something is due sooner.
         """
         now = self._clock()
-        for child in [one for one in self._stuck if one.process.poll() is not None]:
-            self._stuck.remove(child)
-            self.hung.retry_now([child.card], now)
+        self._stuck = [one for one in self._stuck if one.process.poll() is None]
         if self.paused:
             self._let_go(now)
         elif self.fault == PAUSED:
             self.fault = ""
         self._follow_trial(now)
         self._follow_worker(now)
-        return self._receive(min(seconds, self._rest(now)))
+        rest = POLL  # a process is to start, or to end
+        if self.worker is not None and not self.worker.killed and self._trial is None:
+            rest = max(0.01, self.worker.due(self._limits) - now)
+        return self._receive(min(seconds, rest))
 
     def close(self) -> None:
         """End all processes; one that does not die is left behind."""
@@ -86,8 +124,9 @@ class Supervisor:
 
     def _let_go(self, now: float) -> None:
         """End all processes; whoever resumes does not wait for any pause."""
-        self.hung.retry_now(self.hung.cards, now)
         self._not_before = 0.0
+        for card in self.cards.values():
+            card.due = now
         children = [one for one in (self.worker, self._trial) if one is not None]
         for child in children:
             if not child.killed:
@@ -99,11 +138,9 @@ class Supervisor:
     def _is_undead(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
 
-    def _rest(self, now: float) -> float:
-        """Return for how many seconds there is nothing to do unless something comes."""
-        if self.worker is None or self.worker.killed or self._trial is not None:
-            return POLL
-        return max(0.01, self.worker.due(self._limits) - now)
+    def _leave_out(self, index: int, now: float, call: DriverCall | None, crash: int = 0) -> None:
+        card = self.cards.setdefault(index, HungCard(DriverCall(now, index, "", "")))
+        card.leave_out(now, call, crash)
 
     def _is_gone(self, child: WorkerChild, now: float) -> bool:
         """Kill a child that is late; return whether it is over, or hangs for good in a card."""
@@ -114,7 +151,7 @@ class Supervisor:
             if call is not None:
                 child.card = call.card
             if child.card != NO_CARD:
-                self.hung.leave_out(child.card, call, now)
+                self._leave_out(child.card, now, call)
             if child is self.worker:
                 hangs = f": {call.name} of GPU {call.card} hangs" if call else ""
                 self.fault = f"the driver has not answered for {now - child.since:.0f} s{hangs}"
@@ -140,7 +177,7 @@ class Supervisor:
 
     def _start(self, now: float) -> None:
         self.starts += 1
-        without = ",".join(map(str, sorted(self.hung.out())))
+        without = ",".join(map(str, sorted(self.left_out())))
         words = [f"without={without}"] if without else []
         try:
             self.worker = WorkerChild([*self._argv, *words], self._env, now)
@@ -161,8 +198,8 @@ class Supervisor:
         if not worker.killed:
             self.fault = worker.last_words() or f"the worker ended with {worker.process.returncode}"
             if call is not None and crash:
-                hurry = call.card not in self.hung.out()
-                self.hung.leave_out(call.card, call, now, crash)
+                hurry = call.card not in self.left_out()
+                self._leave_out(call.card, now, call, crash)
         if hurry or worker.is_heard:
             self._backoff = FIRST_BACKOFF
         if not hurry:
@@ -172,26 +209,26 @@ class Supervisor:
         """Try a card that is due, and let it in again where it answers."""
         trial = self._trial
         if trial is None:
-            card = self.hung.due(now, {child.card for child in self._stuck})
-            if card is not None and not self.paused:
-                self._try(card, now)
+            stuck = {child.card for child in self._stuck}
+            due = [n for n, card in self.left_out().items() if card.due <= now and n not in stuck]
+            if due and not self.paused:
+                self._try(min(due), now)
         elif self._is_gone(trial, now):
             self._trial = None
-            code, crash = trial.process.poll(), trial.crash()
+            card, code, crash = self.cards[trial.card], trial.process.poll(), trial.crash()
             if code == 0:
-                self.hung.let_in(trial.card)
+                card.is_out = False
                 if self.worker is not None and not self.worker.killed:
                     self._end(self.worker, "")  # the next one asks that card
             elif code is not None and (crash or not trial.killed):  # a driver that refuses, too
-                before = self.hung.cards[trial.card]
-                self.hung.leave_out(trial.card, trial.call(), now, crash or before.crash)
+                card.leave_out(now, trial.call(), crash or card.crash)
 
-    def _try(self, card: int, now: float) -> None:
-        words = (f"only={card}", *TRIAL)
+    def _try(self, index: int, now: float) -> None:
+        words = (f"only={index}", TRIAL)
         try:
-            self._trial = WorkerChild([*self._argv, *words], self._env, now, card)
+            self._trial = WorkerChild([*self._argv, *words], self._env, now, index)
         except OSError:
-            self.hung.leave_out(card, None, now, self.hung.cards[card].crash)
+            self.cards[index].leave_out(now, None, self.cards[index].crash)
 
     def _end(self, worker: WorkerChild, fault: str) -> None:
         self.fault = fault

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -108,21 +107,9 @@ def test_what_may_be_of_both_claims_is_of_none(node: Node) -> None:
     assert both(node) == [(0.0, 0.0), (0.0, 0.0)]
 
 
-def test_the_last_second_of_a_process_is_its_owners(node: Node, tmp_path: Path) -> None:
-    node.tick(card(process_use={str(OF_A): 0.3}))
-    shutil.rmtree(tmp_path / "proc" / str(OF_A))
-    node.tick(card(process_use={str(OF_A): 0.4}))
-    assert both(node) == [(0.7, 2.0), (0.0, 2.0)]
-    node.tick(card(process_use={str(OF_A): 0.4}, busy=0.0))
-    node.tick(card(process_use={str(OF_A): 0.4}))
-    assert both(node)[0] == (0.7, 3.0), "its pid may be another process's by now"
-
-
 def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     node.facts = facts(BOTH[0])
     node.tick(card(processes=[Process(OF_A, GIB)]))
-    assert told(node, A, FIRST) == (0.0, 0.0), "the look began with two"
-    node.tick(card())
     assert told(node, A, FIRST) == (0.5, 1.0)
     node.tick(card(processes=[Process(OF_A, GIB), Process(OTHER, GIB)]))
     assert told(node, A, FIRST) == (0.5, 1.0), "a stranger works there as well"

@@ -16,14 +16,12 @@ from gpulock_exporter.driver_calls import (
     make_page,
     read_driver_call,
 )
-from gpulock_exporter.worker.hung_cards import (
+from gpulock_exporter.worker.supervisor import (
     FIRST_PAUSE,
-    FORGOTTEN,
     LONGEST_PAUSE,
     HungCard,
-    HungCards,
+    Supervisor,
 )
-from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest
 
@@ -50,21 +48,15 @@ def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
     assert read_driver_call(page) is None
 
 
-def test_pauses_grow_and_begin_anew_after_a_long_time_without_a_hang() -> None:
-    cards = HungCards()
+def test_pauses_grow() -> None:
+    card = HungCard(CALL)
     now, pauses = 0.0, list[float]()
     for _ in range(12):
-        card = left_out(cards, now)
+        card.leave_out(now, None)
         pauses.append(card.due - now)
         now = card.due
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE and pauses == sorted(pauses)
-    assert left_out(cards, now + FORGOTTEN).due == now + FORGOTTEN + FIRST_PAUSE
-
-
-def left_out(cards: HungCards, now: float, crash: int = 0) -> HungCard:
-    cards.leave_out(CALL.card, CALL, now, crash)
-    return cards.cards[CALL.card]
 
 
 @pytest.mark.slow
@@ -130,26 +122,27 @@ def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(n
     step_until(nest, lambda: starts(nest) and is_calling(supervisor))
     nest.clock.now += 6
     step_until(nest, lambda: starts(nest) == ["", "without=1"])
-    (card,) = supervisor.hung.out().values()
+    (card,) = supervisor.left_out().values()
     assert (card.call.card, card.call.name) == (1, "nvmlDeviceGetTemperature")
     (nest.root / "call").write_bytes(b"")  # the trial hangs before it names a call
     pass_time(nest, FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[2:] == ["only=1 looks=2"])
     pass_time(nest, LIMITS.first + 1)
-    step_until(nest, lambda: supervisor.hung.cards[1].times >= 2)
+    step_until(nest, lambda: supervisor.cards[1].times >= 2)
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
     step_until(nest, lambda: starts(nest)[-1] == "")
     assert starts(nest)[-2] == "only=1 looks=2"
-    assert supervisor.hung.out() == {}
+    assert supervisor.left_out() == {}
     step_until(nest, lambda: supervisor.fault == "")
 
 
 def test_how_often_a_card_was_left_out_is_said_in_words() -> None:
-    cards = HungCards()
-    once, twice = left_out(cards, 10.0), left_out(cards, 20.0, signal.SIGABRT)
-    assert once.words() == "nvmlDeviceGetTemperature hangs in the driver"
-    assert twice.words() == "nvmlDeviceGetTemperature ends its process by SIGABRT, 2 times by now"
+    card = HungCard(CALL)
+    card.leave_out(10.0, None)
+    assert card.words() == "nvmlDeviceGetTemperature hangs in the driver"
+    card.leave_out(20.0, CALL, signal.SIGABRT)
+    assert card.words() == "nvmlDeviceGetTemperature ends its process by SIGABRT, 2 times by now"
 
 
 @pytest.mark.slow
@@ -163,14 +156,14 @@ def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
     (nest.root / "call").write_bytes(page)
     if not out:  # whoever ended it, it was not the card
         step_until(nest, lambda: "ended with -" in supervisor.fault)
-        assert (starts(nest), supervisor.hung.out()) == ([""], {})
+        assert (starts(nest), supervisor.left_out()) == ([""], {})
         return
     step_until(nest, lambda: starts(nest) == ["", "without=1"])
-    (card,) = supervisor.hung.out().values()
+    (card,) = supervisor.left_out().values()
     assert card.words() == "nvmlDeviceGetTemperature ends its process by SIGSEGV"
     (nest.root / "call").write_bytes(b"")
     pass_time(nest, FIRST_PAUSE + 1)
-    step_until(nest, lambda: supervisor.hung.cards[1].times == 2)  # the trial crashes, too
+    step_until(nest, lambda: supervisor.cards[1].times == 2)  # the trial crashes, too
     assert starts(nest) == ["", "without=1", "only=1 looks=2"]
     (nest.root / "well").touch()
     pass_time(nest, 2 * FIRST_PAUSE + 1)
@@ -198,4 +191,4 @@ def test_a_call_that_has_only_begun_is_not_what_a_late_frame_waits_for(nest: Nes
     step_until(nest, lambda: starts(nest))
     nest.clock.now += 100
     supervisor.step(0)
-    assert "has not answered" in supervisor.fault and not supervisor.hung.out()
+    assert "has not answered" in supervisor.fault and not supervisor.left_out()

@@ -7,9 +7,11 @@ and `sge/spool/node/jobs/AA/BBBB/CCCC.T`, the packed job. T is the task, 1 where
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from gpulock.simulate.tree import FOLDER_MODE, Tree, write_tree
 from tests.support.packed_job import ResourceRequest, son_job
 
 SPOOL = "sge/spool/node"
+RECORDED = Path(__file__).parent / "data/sge-8.1.9"
+USERS = ("TERM", "FOO", "EMPTY")  # of `qsub -v`
 
 
 @dataclass(frozen=True)
@@ -132,93 +136,83 @@ def pack_simulated_job(job: SimulatedJob) -> bytes:
     )
 
 
+@functools.cache
+def read_recorded(name: str) -> dict[str, str]:
+    """Return the pairs of a file that a real execd wrote, but for those of the user's own."""
+    lines = (RECORDED / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line.split("=")[0] not in USERS)
+
+
+def fill_in(job: SimulatedJob, kind: str, own: Mapping[str, object]) -> str:
+    """Return a file as a real execd wrote it of such a job, with this job's own values."""
+    recorded = read_recorded(f"{'parallel' if job.pe else 'array'}.{kind}")
+    assert own.keys() <= recorded.keys()
+    return "".join(f"{key}={own.get(key, text)}\n" for key, text in recorded.items())
+
+
 def format_shepherd_config(spooled: SpooledJob) -> str:
-    """Return what execd tells the shepherd, in the real file's order; limits are left out."""
+    """Return what execd tells the shepherd."""
     job = spooled.job
-    pairs: list[tuple[str, object]] = [
-        ("add_grp_id", job.add_grp_id),
-        ("stdout_path", spooled.output),
-        ("stderr_path", spooled.output),
-        ("stdin_path", "/dev/null"),
-        ("merge_stderr", 1),
-        ("tmpdir", spooled.tmpdir),
-        ("handle_as_binary", 1),
-        ("no_shell", 1),
-        ("priority", 0),
-        ("shell_path", "/bin/sh"),
-        ("script_file", job.command[0]),
-        ("job_owner", job.owner),
-        ("min_gid", 0),
-        ("min_uid", 0),
-        ("cwd", job.cwd),
-        ("script_timeout", 120),
-        ("pe", job.pe or "none"),
-        ("pe_slots", job.slots),
-        ("host_slots", job.hosts[0][1]),
-    ]
-    if job.pe:
-        pairs.append(("pe_hostfile", spooled.folder / "pe_hostfile"))
-    pairs += [
-        ("queue", job.queue),
-        ("host", job.host),
-        ("processors", "UNDEFINED"),
-        ("binding", "NULL"),
-        ("job_name", job.name),
-        ("job_id", job.job_id),
-        ("ja_task_id", job.task_id),
-        ("account", "sge"),
-        ("submission_time", int(time.time())),
-        ("notify", 0),
-        ("acct_project", "none"),
-        ("njob_args", len(job.command) - 1),
-        *((f"job_arg{n}", text) for n, text in enumerate(job.command) if n),
-        ("admin_user", job.owner),
-        ("pty", 0),
-        ("inherit_env", 1),
-        ("enable_addgrp_kill", 1),
-    ]
-    return "".join(f"{key}={value}\n" for key, value in pairs)
+    own: dict[str, object] = {
+        "add_grp_id": job.add_grp_id,
+        "stdout_path": spooled.output,
+        "stderr_path": spooled.output,
+        "merge_stderr": 1,
+        "tmpdir": spooled.tmpdir,
+        "no_shell": 1,
+        "shell_path": "/bin/sh",
+        "script_file": job.command[0],
+        "job_owner": job.owner,
+        "cwd": job.cwd,
+        "prolog": "NONE",
+        "epilog": "NONE",
+        "pe": job.pe or "none",
+        "pe_slots": job.slots,
+        "host_slots": job.hosts[0][1],
+        **({"pe_hostfile": spooled.folder / "pe_hostfile"} if job.pe else {}),
+        "queue": job.queue,
+        "host": job.host,
+        "job_name": job.name,
+        "job_id": job.job_id,
+        "ja_task_id": job.task_id,
+        "submission_time": int(time.time()),
+        "njob_args": len(job.command) - 1,
+        "admin_user": job.owner,
+    }
+    text = fill_in(job, "config", own)
+    words = "".join(f"job_arg{n}={word}\n" for n, word in enumerate(job.command) if n)
+    return text.replace("job_arg1=4\n", words)
 
 
 def format_job_environment(spooled: SpooledJob) -> str:
-    """Return the job's environment as execd spools it: the user's variables, then its own."""
+    """Return the job's environment as execd spools it: the user's variables, then its own.
+
+    A value is on one line, its line feeds and backslashes written out.
+    """
     job = spooled.job
     task = str(job.task_id) if job.task_id else "undefined"
     own: dict[str, object] = {
         "PATH": f"{spooled.tmpdir}:/usr/local/bin:/bin:/usr/bin",
-        "REQNAME": job.name,
+        **dict.fromkeys(("REQNAME", "JOB_NAME", "REQUEST"), job.name),
+        **dict.fromkeys(("USER", "LOGNAME"), job.owner),
+        **dict.fromkeys(("TMPDIR", "TMP"), spooled.tmpdir),
+        **dict.fromkeys(("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST"), task),
+        "SGE_TASK_STEPSIZE": "1" if job.task_id else "undefined",
         "SHELL": "/bin/sh",
-        "USER": job.owner,
-        "LOGNAME": job.owner,
-        "JOB_NAME": job.name,
         "JOB_SCRIPT": job.command[0],
-        "REQUEST": job.name,
         "HOSTNAME": job.host,
         "QUEUE": job.queue,
         "JOB_ID": job.job_id,
-        "ENVIRONMENT": "BATCH",
         "NQUEUES": len(job.hosts),
         "NSLOTS": job.slots,
         "NHOSTS": len(job.hosts),
-        "RESTARTED": 0,
-        "TMPDIR": spooled.tmpdir,
-        "TMP": spooled.tmpdir,
         **({"PE": job.pe, "PE_HOSTFILE": spooled.folder / "pe_hostfile"} if job.pe else {}),
-        "SGE_CELL": "default",
-        "SGE_TASK_ID": task,
-        "SGE_TASK_FIRST": task,
-        "SGE_TASK_LAST": task,
-        "SGE_TASK_STEPSIZE": "1" if job.task_id else "undefined",
-        "SGE_ACCOUNT": "sge",
         "SGE_JOB_SPOOL_DIR": spooled.folder,
     }
-    pairs = [*job.variables, *((name, str(value)) for name, value in own.items())]
-    return "".join(f"{name}={escape_spooled_value(value)}\n" for name, value in pairs)
-
-
-def escape_spooled_value(value: str) -> str:
-    r"""Return a value as it stands in `environment`: one line, `\n` and `\\` written out."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
+    escaped = [
+        (key, text.replace("\\", "\\\\").replace("\n", "\\n")) for key, text in job.variables
+    ]
+    return "".join(f"{key}={text}\n" for key, text in escaped) + fill_in(job, "environment", own)
 
 
 def format_pe_hostfile(job: SimulatedJob) -> str:

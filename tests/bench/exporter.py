@@ -18,11 +18,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_families
-from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.web.http import gzip_body
-
 from tests.bench.crowd import scrapes_beside
 from tests.bench.harness import (
     Target,
@@ -31,12 +26,10 @@ from tests.bench.harness import (
     processor_seconds,
     quantile,
     run_bench,
-    timed,
 )
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.whole import Whole
 from tests.nvml.double import Double
-from tests.support.exporter_nodes import Node, full_card, instance
 
 HEADERS = {  # what Prometheus 2.42 sends
     "User-Agent": "Prometheus/2.42.0",
@@ -93,19 +86,6 @@ def scrapes(port: int, seconds: float = SECONDS) -> tuple[list[float], list[floa
     return fresh, same
 
 
-def rendering(cards: int, instances: int, rounds: int = 21) -> list[float]:
-    """Return the milliseconds it takes to render and compress a node of so many devices."""
-    node = Node()
-    parts = [instance(c, gi) for c in range(cards if instances else 0) for gi in range(instances)]
-    node.tick(*[full_card(c, mig=bool(instances)) for c in range(cards)], *parts)
-
-    def render() -> None:
-        families = collect_families(node.snapshot(), LabelUser.NAME)
-        gzip_body(render_families(families))
-
-    return [timed(render) for _ in range(rounds)]
-
-
 @contextmanager
 def changing(nvml: Double) -> Generator[None]:
     """Have every card draw, heat, clock and transfer something else twice a second, as at work."""
@@ -138,7 +118,7 @@ def percent_of_a_core(read_seconds: Callable[[], list[float]]) -> list[float]:
 
 
 def measure_plain(root: Path, nvml: Double) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return the milliseconds of our scrapes, and shares of a core in percent; print NVML calls."""
+    """Return the milliseconds of our scrapes, and shares of a core in percent."""
     with Whole(root, nvml) as exporter:
         exporter.up(GPUS)
         with changing(nvml):
@@ -146,16 +126,11 @@ def measure_plain(root: Path, nvml: Double) -> tuple[dict[str, list[float]], dic
         everything = ",".join(map(str, range(GPUS)))
         exporter.gpulock("claim", "--devices", everything, "--pid", str(os.getpid()))
         pids = [exporter.process.pid, *(worker.pid for worker in exporter.workers())]
-        before = nvml.calls()
         whole, double = percent_of_a_core(
             lambda: [processor_seconds(pids), nvml.processor_seconds()]
         )
-        calls = nvml.calls() - before
         nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
         hung = [value for kind in scrapes(exporter.port) for value in kind]
-    print(f"NVML calls a second: {sum(calls.values()) / REST:.0f}")
-    for name, count in calls.most_common():
-        print(f"  {count / REST:8.1f}  {name}")
     rows = {"scrape, rendered": fresh, "scrape, cached": same, "scrape while NVML hangs": hung}
     return rows, {"whole": whole, "the double": double, "free NVML": whole - double}
 
@@ -189,7 +164,6 @@ def measure(root: Path) -> list[Target]:
             nvml.load(gpu, 50 + gpu)
         rows, shares = measure_plain(root / "plain", nvml)
         rows["scrape over TLS beside 2,200"], pss, crowded = measure_tls(root / "tls", nvml)
-    rows["128 MIG devices, within a process"] = mig = rendering(16, 8)
     print_rows("scrapes, 8 GPUs", rows)
     print("\nboth processes, 8 GPUs that are held and at work, one look a second")
     print(f"  PSS, MiB: with TLS {pss:.1f}, after a crowd {crowded:.1f}")
@@ -198,7 +172,6 @@ def measure(root: Path) -> list[Target]:
     return [
         Target("scrape, cached, ms", median(rows["scrape, cached"]), 2.0),
         Target("scrape, rendered, ms", rendered, 10.0),
-        Target("128 MIG devices rendered, ms", median(mig), 40.0),
         Target("while NVML hangs, p99, ms", quantile(rows["scrape while NVML hangs"], 0.99), 20.0),
         Target(
             "beside 2,200, p99, ms", quantile(rows["scrape over TLS beside 2,200"], 0.99), 400.0

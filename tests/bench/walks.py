@@ -15,13 +15,9 @@ reader follows these ways. `--list` names each.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -34,9 +30,9 @@ from gpulock.workstation.process_claims import make_process_owner
 from tests.support.history_site import read_history
 from tests.support.scene import Scene, folder
 from tests.support.starter import Shepherd
+from tests.support.wait import wait_exit, wait_until
 
 FIRST, LAST = "_owner_ended", "append_history_lines"  # the pidfd event, the line
-PATIENCE = 30.0  # seconds
 PERCENT = 73  # a utilisation that no other number is
 WALKS = "tests.bench.walks"
 DEPTH = 6  # levels at which a value is looked for in a record
@@ -67,17 +63,14 @@ Calls = set[tuple[str, str]]
 
 
 def main(words: list[str]) -> None:
-    """Count and print; `daemon` and `scrape` are the programs that are counted."""
+    """Count and print; `daemon` is the program that is counted."""
     if words[:1] == ["daemon"]:
         sys.exit(be_daemon(words[1], Path(words[2])))
-    if words[:1] == ["scrape"]:
-        print(json.dumps(sorted(scrape_modules(Path(words[1])))))
-        return
     listed = "--list" in words
     with folder("walks") as root:
         show("Grid Engine prolog, 2 of 8", prolog_calls(root / "prolog"), listed)
         show("dead owner to history line", dead_owner_calls(root / "owner"), listed)
-        modules = run_scrape(root / "scrape")
+        modules = sorted(scrape_modules(root / "scrape"))
         print(f"{'utilisation, NVML to scrape':<28} {len(modules):>4} modules")
         if listed:
             print("\n".join(f"    {name}" for name in modules))
@@ -96,7 +89,7 @@ def prolog_calls(root: Path) -> Calls:
     scene = Scene(root)
     told = scene.root / "told"
     settled = int(scene.config.stat().st_ctime) + 1  # a younger file is copied by each hook
-    wait_until(lambda: time.time() > settled, "the settings to be a second old")
+    wait_until(lambda: time.time() > settled, why="the settings to be a second old")
     with Shepherd(scene.spool(1, 2)) as shepherd:
         for path in (scene.hooks.prolog, scene.hooks.epilog):  # the first claim of a boot does more
             shepherd.run([str(path), str(shepherd.pid)], shepherd.environment())
@@ -143,86 +136,45 @@ def dead_owner_calls(root: Path) -> Calls:
     scene, told = Scene(root), root / "told"
     node = scene.node()
     owner = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    try:
-        template = make_process_owner(node, owner.pid, "walk")
-        claim_devices(
-            node, template, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(PATIENCE)
-        )
-        program = [sys.executable, "-m", WALKS, "daemon", str(scene.config), str(told)]
-        with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
-            state = Path(node.settings.state_dir)
-            wait_until(Path(node.store.path, "verdicts").exists, "a first round")
-            wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
-            daemon.send_signal(signal.SIGUSR2)
-            wait_until(told.exists, "the profile")
+    template = make_process_owner(node, owner.pid, "walk")
+    claim_devices(
+        node, template, ClaimRequest(2), lambda: make_liveness_judge(node), Deadline(30.0)
+    )
+    program = [sys.executable, "-m", WALKS, "daemon", str(scene.config), str(told)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            wait_until(lambda: is_watched(owner.pid, daemon.pid), why="gpulockd to watch it")
+        finally:
             owner.kill()
             owner.wait()
-            wait_until(lambda: read_history(state) != [], "the history line")
-            wait_until(lambda: is_asleep(daemon.pid), "gpulockd to sleep")
-            daemon.terminate()
-    finally:
-        owner.kill()
-        owner.wait()
+        state = Path(node.settings.state_dir)
+        wait_until(lambda: read_history(state) != [], why="the history line")
+        daemon.terminate()
+        wait_exit(daemon, why="the end of gpulockd")
     return {(module, name) for module, name in json.loads(told.read_text())}
 
 
+def is_watched(pid: int, watcher: int) -> bool:
+    """Return whether a process has a pidfd of another."""
+    files = Path(f"/proc/{watcher}/fdinfo").iterdir()
+    return any(f"\nPid:\t{pid}\n" in file.read_text() for file in files)
+
+
 def be_daemon(config: str, told: Path) -> int:
-    """Run gpulockd; from SIGUSR2 on note its calls, and write them to `told` at its end."""
+    """Run gpulockd, and write its calls to `told` at its end."""
     from gpulock.daemon.app import main as run_gpulockd
 
     profile = Profile()
-
-    def begin(*_: object) -> None:
-        sys.setprofile(profile.note)
-        told.write_text("[]")
-
-    signal.signal(signal.SIGUSR2, begin)
     sys.argv = ["gpulockd", "--config", config]
-    last: Calls = set()
+    sys.setprofile(profile.note)
     try:
         return run_gpulockd()
     finally:
         sys.setprofile(None)
-        last |= profile.calls
-        told.write_text(json.dumps(sorted(last)))
+        told.write_text(json.dumps(sorted(profile.calls)))
 
 
-def is_asleep(pid: int) -> bool:
-    """Return whether a process waits, in two looks a moment apart."""
-    states: list[str] = []
-    for _ in range(2):
-        text = Path(f"/proc/{pid}/stat").read_text()
-        states.append(text.rpartition(")")[2].split()[0])
-        time.sleep(0.2)
-    return states == ["S", "S"]
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Wait for something; raise RuntimeError when it does not come."""
-    late = time.monotonic() + PATIENCE
-    while not true():
-        if time.monotonic() > late:
-            raise RuntimeError(f"{what} did not come")
-        time.sleep(0.02)
-
-
-def run_scrape(root: Path) -> list[str]:
-    """Return the modules a utilisation passes through, as another process on the double saw."""
-    from tests.nvml.double import Double
-
-    with Double(root, preset="dgx1") as nvml:
-        nvml.load(0, PERCENT)
-        nvml.set("gpu0.utilization.gpu", str(PERCENT))
-        done = subprocess.run(
-            [sys.executable, "-m", WALKS, "scrape", str(nvml.node)],
-            env={**os.environ, **nvml.env},
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-    return cast("list[str]", json.loads(done.stdout))
-
-
-def scrape_modules(node_folder: Path) -> set[str]:
+def scrape_modules(root: Path) -> set[str]:
     """Look, tick and answer a scrape in this process; return the modules that saw the value."""
     from gpulock_exporter import telemetry
     from gpulock_exporter.app.exporter import Exporter
@@ -233,31 +185,37 @@ def scrape_modules(node_folder: Path) -> set[str]:
 
     from gpulock.node.context import Node
     from gpulock.node.settings_file import read_settings
+    from tests.nvml.double import Double
 
-    node = Node(read_settings(str(node_folder / "gpulock.conf")))
-    source = NvmlSource(sys_root=f"{node_folder}/sys")
-    source.open()
-    source.look(True)
-    exporter = Exporter(node, current_moment)
-    with tempfile.TemporaryDirectory() as place:
-        node.settings.exporter_dir = place
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, value: object) -> None:
+        path = frame.f_code.co_filename
+        if event != "return" or not is_ours(path):
+            return
+        if module_of(path) not in seen and (holds(value) or holds(frame.f_locals)):
+            seen.add(module_of(path))
+
+    with Double(root, preset="dgx1") as nvml:
+        nvml.load(0, PERCENT)
+        nvml.set("gpu0.utilization.gpu", str(PERCENT))
+        nvml.load_here()
+        node = Node(read_settings(str(nvml.node / "gpulock.conf")))
+        source = NvmlSource(sys_root=f"{nvml.node}/sys")
+        source.open()
+        source.look(True)
+        node.settings.exporter_dir = str(root / "exporter")
+        Path(node.settings.exporter_dir).mkdir()
+        exporter = Exporter(node, current_moment)
         exporter.open()
         exporter.device_list.read()
         supervisor: Any = SimpleNamespace(fault="", abandoned=0, left_out=dict)
-        seen: set[str] = set()
-
-        def note(frame: FrameType, event: str, value: object) -> None:
-            path = frame.f_code.co_filename
-            if event != "return" or not is_ours(path):
-                return
-            if module_of(path) not in seen and (holds(value) or holds(frame.f_locals)):
-                seen.add(module_of(path))
-
         sys.setprofile(note)
         line = telemetry.encode_frame(source.look(True))
         exporter.tick([decode_frame(line)], supervisor)
         answer = exporter.handler()(HttpRequest("/metrics"))
         sys.setprofile(None)
+        source.close()
     if f" {PERCENT / 100}".encode() not in bytes(answer.body):
         raise RuntimeError("the utilisation is not in the scrape")
     return seen

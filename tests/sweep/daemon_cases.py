@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A round of gpulockd is stopped: nothing is lost, and nothing freed that a living job holds.
 
-It starts where a job lives, one died, a claim was cut short, the exporter has something to
-publish and a killed process left files half written. Then another gpulockd comes.
+It starts where a job lives, one died, a claim was cut short, one of an earlier boot has no line in
+the history, the exporter has something to publish and a killed process left files half written.
+Then another gpulockd comes, and each claim that is over has one line.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +18,12 @@ from pathlib import Path
 from gpulock.errors import Refusal
 from gpulock.node.devices import INVENTORY_LINE
 from gpulock.node.devices import read_nvml_inventory as read_inventory
+from gpulock.store import grants
+from tests.support.history_site import read_history
+from tests.support.trees import OTHER_BOOT, record
 from tests.sweep.play import Case
 from tests.sweep.sge import Reap
-from tests.sweep.stage import LIBRARIES
+from tests.sweep.stage import GONE, LIBRARIES
 
 ROUND = Path(__file__).with_name("round.py")
 
@@ -33,6 +38,7 @@ class Round(Reap):
         super().__init__(root, gone=gone)
         self.removed = removed
         self.stood: dict[str, bytes] = {}
+        self.over: list[str] = []  # the tokens of claims that owe a line
 
     def prepare(self) -> None:
         """Leave something to publish, and something to sweep; remove what is to be removed."""
@@ -44,6 +50,11 @@ class Round(Reap):
         text = f"{INVENTORY_LINE}\nboot_id={node.boot_id}\ngpu.{bus}.memory_mib=4242\n"
         (folder / "inventory").write_text(text)
         Path(node.store.path, ".verdicts.4194305.0123456789ab").touch()
+        about = {"devices": (bus,), "node": node.name, "claimed_at": time.time() - 7200}
+        earlier = record(token="earlier", boot_id=OTHER_BOOT, claimed_boottime=1.0, **about)
+        grants.note_owed_line(node.settings.state_dir, node.store, earlier)
+        gone = {lock.owner.token for lock in self.stage.locks(GONE).values() if lock.owner}
+        self.over = sorted(["earlier", *gone])
         if self.removed:
             self.stood = self.stage.records(*self.living)
             shutil.rmtree(getattr(node.store, self.removed))
@@ -93,6 +104,8 @@ class Round(Reap):
         self.expect("4242" in told.values(), f"{when}, the inventory is not published")
         left = [name for name in os.listdir(node.store.path) if name.startswith(".")]
         self.expect(not left, f"{when}, there is still {left}")
+        lines = sorted(line["token"] for line in read_history(Path(node.settings.state_dir)))
+        self.expect(lines == self.over, f"{when}, the history has {lines}, not {self.over}")
 
 
 CASES = (

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length)
 {
@@ -53,17 +52,6 @@ nvmlReturn_t answer_number(const char *function, nvmlDevice_t device, const char
     return end(status);
 }
 
-nvmlReturn_t answer_pair(const char *function, nvmlDevice_t device, const char *key,
-                         const char *second, unsigned int *value, unsigned int *value2)
-{
-    nvmlReturn_t status = begin(function, device);
-    if (status == NVML_SUCCESS)
-        status = copy_number(device, key, value);
-    if (status == NVML_SUCCESS)
-        status = copy_number(device, second, value2);
-    return end(status);
-}
-
 nvmlReturn_t answer_long(const char *function, nvmlDevice_t device, const char *key,
                          unsigned long long *value)
 {
@@ -86,9 +74,4 @@ nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char
         status = copy_number(device, key, value);
     }
     return end(status);
-}
-
-bool privileged(void)
-{
-    return number_or(text_at(NONE, NONE, "root"), geteuid() == 0) != 0;
 }

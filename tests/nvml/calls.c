@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What surrounds every call: the count, the rules of the control file (latency, crash, hang,
- * error), the check of the handle, the lock. And whether the library is initialised.
+ * What surrounds every call: the count, the rules of the control file (crash, hang, error), the check of the handle, the lock. And whether the library is initialised.
  */
 #include "double.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -20,35 +17,18 @@ static unsigned int uses; /* nvmlInit less nvmlShutdown */
 static unsigned long long loaded; /* the key `reload` when the library was initialised */
 static int held = -1; /* locked while the library is in use: README.md, "held" */
 
-static void block_for(unsigned long long microseconds)
-{
-    struct timespec left = {(time_t)(microseconds / 1000000),
-                            (long)(microseconds % 1000000) * 1000};
-    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &left, &left) == EINTR)
-        ;
-}
-
 static const char *rule(char kind, const char *function, nvmlDevice_t device)
 {
     bool known = is_handle(device);
     return rule_for(kind, function, known ? device->gpu : NONE, known ? device->mig : NONE);
 }
 
-/* Latency first, then crash, then hang; none of them with the lock, so that other calls go on. */
+/* Neither with the lock, so that other calls go on. */
 static void suffer(const char *function, nvmlDevice_t device)
 {
-    const char *latency = rule('l', function, device);
     const char *crash = rule('c', function, device);
     const char *manner = rule('h', function, device);
-    unsigned long long wait = number_or(latency, 0);
     int signal = (int)number_or(crash, 0);
-    if (wait) {
-        pthread_mutex_unlock(&lock);
-        block_for(wait);
-        pthread_mutex_lock(&lock);
-        control_refresh();
-        manner = rule('h', function, device);
-    }
     if (signal) {
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(signal, &plain, NULL);

@@ -18,28 +18,18 @@ enum { MAX_FILES = 8 };
 struct line {
     int gpu, mig; /* NONE, ANY or a number */
     const char *key, *value;
-    unsigned int next; /* in the same bucket, an older line; 0 ends */
 };
 
 static struct {
     char *texts[MAX_FILES];
     int files;
-    struct line *lines; /* lines[0] is not used */
+    struct line *lines;
     unsigned int count, space;
-    unsigned int *buckets, mask;
     struct rule *rules;
     unsigned int rule_count;
     bool read;
     struct stat seen;
 } control;
-
-static unsigned int hash(const char *key)
-{
-    unsigned int value = 2166136261u;
-    for (; *key; key++)
-        value = (value ^ (unsigned char)*key) * 16777619u;
-    return value;
-}
 
 /* Takes `gpu3.` or `gpu*.` off the key. */
 static int take_number(char **key, const char *word)
@@ -63,10 +53,10 @@ static int take_number(char **key, const char *word)
     return number;
 }
 
-/* error.CALL, latency.CALL, hang.CALL, crash.CALL; without .CALL every call is meant. */
+/* error.CALL, hang.CALL, crash.CALL; without .CALL every call is meant. */
 static void add_rule(const struct line *line)
 {
-    static const char *const kinds[] = {"error", "latency", "hang", "crash"};
+    static const char *const kinds[] = {"error", "hang", "crash"};
     for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
         size_t length = strlen(kinds[n]);
         if (strncmp(line->key, kinds[n], length) != 0)
@@ -82,11 +72,11 @@ static void add_rule(const struct line *line)
 
 static void add_line(char *key, const char *value)
 {
-    if (control.count + 1 >= control.space) {
+    if (control.count == control.space) {
         control.space = control.space ? 2 * control.space : 1024;
         control.lines = realloc(control.lines, control.space * sizeof *control.lines);
     }
-    struct line *line = &control.lines[++control.count];
+    struct line *line = &control.lines[control.count++];
     line->gpu = take_number(&key, "gpu");
     line->mig = line->gpu == NONE ? NONE : take_number(&key, "mig");
     line->key = key;
@@ -126,20 +116,6 @@ static void read_file(const char *path, struct stat *status)
     }
 }
 
-static void index_lines(void)
-{
-    control.mask = 1;
-    while (control.mask < 2 * control.count)
-        control.mask *= 2;
-    control.buckets = calloc(control.mask, sizeof *control.buckets);
-    control.mask--;
-    for (unsigned int n = 1; n <= control.count; n++) { /* the youngest comes to stand in front */
-        unsigned int *bucket = &control.buckets[hash(control.lines[n].key) & control.mask];
-        control.lines[n].next = *bucket;
-        *bucket = n;
-    }
-}
-
 /* Without the variable it is what a machine's own link leads to: some programs keep none. */
 const char *control_path(void)
 {
@@ -174,11 +150,9 @@ bool control_refresh(void)
         return true;
     for (int n = 0; n < control.files; n++)
         free(control.texts[n]);
-    free(control.buckets);
     control.files = 0;
     control.count = control.rule_count = 0;
     read_file(path, &control.seen);
-    index_lines();
     control.read = true;
     return true;
 }
@@ -190,9 +164,7 @@ static bool fits(int asked, int given)
 
 const char *text_at(int gpu, int mig, const char *key)
 {
-    if (!control.buckets)
-        return NULL;
-    for (unsigned int n = control.buckets[hash(key) & control.mask]; n; n = control.lines[n].next) {
+    for (unsigned int n = control.count; n-- > 0;) { /* the last one counts */
         const struct line *line = &control.lines[n];
         if (fits(gpu, line->gpu) && fits(mig, line->mig) && strcmp(line->key, key) == 0)
             return *line->value ? line->value : NULL;

@@ -7,7 +7,6 @@
 #include "double.h"
 
 #include <fcntl.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -26,11 +25,6 @@ static struct record *records;
 static int file = -1;
 static char mapped[4096]; /* the control file they belong to: tests in one process change it */
 
-static struct { /* __func__ of one function is one address: no need to compare names each time */
-    const char *function;
-    struct record *record;
-} known[2 * RECORDS];
-
 static bool map_records(void)
 {
     char path[sizeof mapped + 8];
@@ -41,7 +35,6 @@ static bool map_records(void)
     if (records) {
         munmap(records, size);
         close(file);
-        memset(known, 0, sizeof known);
         records = NULL;
     }
     snprintf(mapped, sizeof mapped, "%s", control);
@@ -54,19 +47,13 @@ static bool map_records(void)
     return records != NULL;
 }
 
-/* The record of a name; two processes may want to be the first, so the file is locked. */
-static struct record *find_record(const char *function)
+/* The record of a name, or of none yet; NULL where all are taken. */
+static struct record *look_for(const char *name)
 {
-    struct record *found = NULL;
-    flock(file, LOCK_EX);
-    for (int n = 0; n < RECORDS && !found; n++) {
-        if (!records[n].name[0])
-            snprintf(records[n].name, NAME, "%s", function);
-        if (strncmp(records[n].name, function, NAME - 1) == 0)
-            found = &records[n];
-    }
-    flock(file, LOCK_UN);
-    return found;
+    for (int n = 0; n < RECORDS; n++)
+        if (!records[n].name[0] || strncmp(records[n].name, name, NAME - 1) == 0)
+            return &records[n];
+    return NULL;
 }
 
 static const char PROCESSOR[] = "processor";
@@ -81,17 +68,16 @@ static unsigned long long thread_ns(void)
 
 static void add(const char *name, unsigned long long amount)
 {
-    if (!map_records())
-        return;
-    size_t place = ((uintptr_t)name >> 3) % (2 * RECORDS);
-    while (known[place].function && known[place].function != name)
-        place = (place + 1) % (2 * RECORDS);
-    if (!known[place].function) {
-        known[place].record = find_record(name);
-        known[place].function = name;
+    struct record *record = map_records() ? look_for(name) : NULL;
+    if (record && !record->name[0]) { /* two processes may want to be the first */
+        flock(file, LOCK_EX);
+        record = look_for(name);
+        if (record && !record->name[0])
+            snprintf(record->name, NAME, "%s", name);
+        flock(file, LOCK_UN);
     }
-    if (known[place].record)
-        __atomic_fetch_add(&known[place].record->count, amount, __ATOMIC_RELAXED);
+    if (record)
+        __atomic_fetch_add(&record->count, amount, __ATOMIC_RELAXED);
 }
 
 void count_call(const char *function)

@@ -50,48 +50,29 @@ int gpu_count(void)
     return count;
 }
 
-static nvmlReturn_t answer_count(const char *function, unsigned int *count)
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    nvmlReturn_t status = begin_system(function);
+    nvmlReturn_t status = begin_system(__func__);
     FAIL_IF(!count, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         *count = (unsigned int)gpu_count();
     return end(status);
 }
 
-CALL(nvmlDeviceGetCount, (unsigned int *count), answer_count(__func__, count))
-CALL(nvmlDeviceGetCount_v2, (unsigned int *count), answer_count(__func__, count))
-
-static nvmlReturn_t hand_out(const char *function, nvmlDevice_t found, nvmlReturn_t otherwise,
-                             nvmlDevice_t *device)
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    if (!device)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (!found)
-        return otherwise;
-    nvmlReturn_t told = told_to_fail(function, found);
-    if (told == NVML_SUCCESS)
-        *device = found;
-    return told;
-}
-
-static nvmlReturn_t answer_index(const char *function, unsigned int index, nvmlDevice_t *device)
-{
-    nvmlReturn_t status = begin_system(function);
+    nvmlReturn_t status = begin_system(__func__);
     nvmlDevice_t found = NULL;
     for (int gpu = 0; status == NVML_SUCCESS && gpu < slots() && !found; gpu++)
         if (!is_gone(gpu_handle(gpu)) && index-- == 0)
             found = gpu_handle(gpu);
+    FAIL_IF(!device || !found, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
-        status = hand_out(function, found, NVML_ERROR_INVALID_ARGUMENT, device);
+        status = told_to_fail(__func__, found);
+    if (status == NVML_SUCCESS)
+        *device = found;
     return end(status);
 }
-
-CALL(nvmlDeviceGetHandleByIndex, (unsigned int index, nvmlDevice_t *device),
-     answer_index(__func__, index, device))
-
-CALL(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t *device),
-     answer_index(__func__, index, device))
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {

@@ -35,7 +35,7 @@ const char *text_of(nvmlDevice_t device, const char *key);
 const char *text_format(nvmlDevice_t device, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-struct rule { /* error.CALL=, latency.CALL=, hang.CALL=, crash.CALL= */
+struct rule { /* error.CALL=, hang.CALL=, crash.CALL= */
     char kind;
     int gpu, mig;
     const char *pattern, *value;
@@ -45,7 +45,6 @@ const char *rule_for(char kind, const char *function, int gpu, int mig);
 /* value.c: numbers that may change with time. Times are microseconds since 1970. */
 long long now_us(void);
 nvmlReturn_t integer(const char *text, unsigned long long *value);
-nvmlReturn_t integer_then(const char *text, long long when, unsigned long long *value);
 double mean_between(const char *text, long long from, long long to);
 unsigned long long number_or(const char *text, unsigned long long otherwise);
 unsigned long long amount(const char *text, char **rest);
@@ -71,14 +70,11 @@ nvmlReturn_t answer_text(const char *function, nvmlDevice_t device, const char *
                          unsigned int length);
 nvmlReturn_t answer_number(const char *function, nvmlDevice_t device, const char *key,
                            unsigned int *value);
-nvmlReturn_t answer_pair(const char *function, nvmlDevice_t device, const char *key,
-                         const char *second, unsigned int *value, unsigned int *value2);
 nvmlReturn_t answer_long(const char *function, nvmlDevice_t device, const char *key,
                          unsigned long long *value);
 nvmlReturn_t answer_choice(const char *function, nvmlDevice_t device, const char *prefix,
                            const char *const *names, unsigned int count, unsigned int which,
                            unsigned int *value);
-bool privileged(void);
 
 #define FAIL_IF(condition, error)                    \
     do {                                             \
@@ -96,9 +92,6 @@ bool privileged(void);
 #define TEXT_CALL(call, key)                                              \
     CALL(call, (nvmlDevice_t device, char *buffer, unsigned int length),  \
          answer_text(__func__, device, key, buffer, length))
-#define PAIR_CALL(call, key, second)                                              \
-    CALL(call, (nvmlDevice_t device, unsigned int *value, unsigned int *value2),  \
-         answer_pair(__func__, device, key, second, value, value2))
 #define COUNT(names) (unsigned int)(sizeof(names) / sizeof *(names))
 #define CHOICE_CALL(call, kind, prefix, names)                            \
     CALL(call, (nvmlDevice_t device, kind which, unsigned int *value),    \

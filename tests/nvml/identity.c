@@ -44,10 +44,10 @@ static void print_bus(char *buffer, size_t size, const char *format, const struc
     memcpy(buffer, text, strnlen(text, size - 1));
 }
 
-static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPciInfo_t *pci)
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     struct place place;
-    nvmlReturn_t status = begin(function, device);
+    nvmlReturn_t status = begin(__func__, device);
     FAIL_IF(!pci, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS)
         status = read_place(device, &place);
@@ -62,18 +62,11 @@ static nvmlReturn_t answer_pci(const char *function, nvmlDevice_t device, nvmlPc
     return end(status);
 }
 
-CALL(nvmlDeviceGetPciInfo, (nvmlDevice_t device, nvmlPciInfo_t *pci),
-     answer_pci(__func__, device, pci))
-
-CALL(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci),
-     answer_pci(__func__, device, pci))
-
 /* A list like 0-19,40-59 as a set of bits. */
-static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const char *key,
-                               unsigned int words, unsigned long *set)
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
 {
-    nvmlReturn_t status = begin(function, device);
-    const char *text = status == NVML_SUCCESS ? text_of(device, key) : NULL;
+    nvmlReturn_t status = begin(__func__, device);
+    const char *text = status == NVML_SUCCESS ? text_of(device, "cpus") : NULL;
     FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
     FAIL_IF(!words || !set, NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
@@ -87,6 +80,3 @@ static nvmlReturn_t answer_set(const char *function, nvmlDevice_t device, const 
     }
     return end(status);
 }
-
-CALL(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned int words, unsigned long *set),
-     answer_set(__func__, device, "cpus", words, set))

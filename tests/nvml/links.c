@@ -96,10 +96,10 @@ CALL(nvmlDeviceGetNvLinkRemoteDeviceType,
      (nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type),
      answer_link(__func__, device, link, "remote.type", type))
 
-static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, unsigned int link,
-                                  nvmlPciInfo_t *pci)
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
+                                                 nvmlPciInfo_t *pci)
 {
-    nvmlReturn_t status = begin_link(function, device, link);
+    nvmlReturn_t status = begin_link(__func__, device, link);
     const char *bus = status == NVML_SUCCESS ? link_text(device, link, "remote.bus_id") : NULL;
     FAIL_IF(!bus, NVML_ERROR_NOT_SUPPORTED);
     if (status == NVML_SUCCESS) {
@@ -112,10 +112,3 @@ static nvmlReturn_t answer_remote(const char *function, nvmlDevice_t device, uns
     }
     return end(status);
 }
-
-CALL(nvmlDeviceGetNvLinkRemotePciInfo, (nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci),
-     answer_remote(__func__, device, link, pci))
-
-CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2,
-     (nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci),
-     answer_remote(__func__, device, link, pci))

@@ -50,28 +50,20 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return end(status);
 }
 
-static const char *const error_types[] = {"corrected", "uncorrected"};
-static const char *const counters[] = {"volatile", "aggregate"};
+static const char *const kinds[] = {"corrected", "uncorrected"};
 static const char *const locations[] = {"l1", "l2", "dram", "register",
                                         "texture", "shm", "cbu", "sram"};
-enum { LOCATIONS = sizeof locations / sizeof *locations };
 
-static nvmlReturn_t ecc(nvmlDevice_t device, unsigned int error, unsigned int counter,
-                        const char *location, unsigned long long *count)
-{
-    if (error > 1 || counter > 1 || !count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    return integer(text_format(device, "ecc.%s.%s%s%s", counters[counter], error_types[error],
-                               *location ? "." : "", location), count);
-}
-
+/* Since the driver was loaded (counter 0). */
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t error,
                                              nvmlEccCounterType_t counter,
                                              nvmlMemoryLocation_t location,
                                              unsigned long long *count)
 {
     nvmlReturn_t status = begin(__func__, device);
-    FAIL_IF((int)location >= LOCATIONS, NVML_ERROR_INVALID_ARGUMENT);
-    return end(status == NVML_SUCCESS ? ecc(device, error, counter, locations[location], count)
-                                      : status);
+    FAIL_IF(error > 1 || counter || location >= COUNT(locations), NVML_ERROR_INVALID_ARGUMENT);
+    if (status == NVML_SUCCESS)
+        status = integer(text_format(device, "ecc.volatile.%s.%s", kinds[error],
+                                     locations[location]), count);
+    return end(status);
 }

@@ -35,7 +35,15 @@ int mig_by_instance(int gpu, unsigned int gpu_instance)
     return NONE;
 }
 
-PAIR_CALL(nvmlDeviceGetMigMode, "mig.mode", "mig.mode.pending")
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *mode, unsigned int *pending)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, "mig.mode", mode);
+    if (status == NVML_SUCCESS)
+        status = copy_number(device, "mig.mode.pending", pending);
+    return end(status);
+}
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {

@@ -10,6 +10,7 @@
 #include "double.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { FIRST_PHANTOM = 4194304 }; /* no process has a number from here on: PID_MAX_LIMIT */
 
@@ -76,7 +77,7 @@ static nvmlReturn_t collect(nvmlDevice_t device, char type, struct list *list)
         return NVML_ERROR_NOT_SUPPORTED;
     if (*text == '!')
         return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
-    if (device->mig == NONE && in_mig_mode(device) && !privileged())
+    if (device->mig == NONE && in_mig_mode(device) && geteuid() != 0)
         return NVML_ERROR_NO_PERMISSION;
     for (struct process process; text && *text != 'n';) { /* `none` */
         text = next_process(text, &process);

@@ -12,7 +12,6 @@ static nvmlReturn_t enter(const char *function)
 
 CALL(nvmlInitWithFlags, (unsigned int flags), ((void)flags, enter(__func__)))
 CALL(nvmlInit_v2, (void), enter(__func__))
-CALL(nvmlInit, (void), enter(__func__))
 
 nvmlReturn_t nvmlShutdown(void)
 {

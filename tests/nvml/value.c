@@ -2,7 +2,7 @@
  *
  * Numbers of the control file, which may change with time:
  *
- *     SEGMENT[,SEGMENT...][%MODULUS]      SEGMENT: BASE[K|M|G][+RATE/s|-RATE/s][@TIME]
+ *     SEGMENT[,SEGMENT...]      SEGMENT: BASE[K|M|G][+RATE/s|-RATE/s][@TIME]
  *
  * The value is that of the last segment whose TIME (microseconds since 1970) has come: BASE plus
  * RATE for each second since TIME. `0,90@1700000000000000` is 0, then 90. `!15` is the error 15.
@@ -67,44 +67,25 @@ static struct segment segment_at(const char *text, long long when, long long *un
     return found;
 }
 
-static long long real_us(void)
+long long now_us(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-/* The double's own clock, which the key `now` stops, shifts or speeds up. */
-long long now_us(void)
-{
-    unsigned long long value;
-    const char *text = text_at(NONE, NONE, "now");
-    if (text && integer_then(text, real_us(), &value) == NVML_SUCCESS)
-        return (long long)value;
-    return real_us();
-}
-
-nvmlReturn_t integer_then(const char *text, long long when, unsigned long long *value)
+nvmlReturn_t integer(const char *text, unsigned long long *value)
 {
     if (!text)
         return NVML_ERROR_NOT_SUPPORTED;
     if (*text == '!')
         return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
-    long long until;
-    struct segment segment = segment_at(text, when, &until);
+    long long now = now_us(), until;
+    struct segment segment = segment_at(text, now, &until);
     *value = strtoull(segment.base, NULL, 0) << segment.unit; /* a minus sign wraps, as it would */
     if (segment.rate != 0)
-        *value += (unsigned long long)llround(segment.rate * (double)(when - segment.from) / 1e6);
-    const char *modulus = strchr(text, '%');
-    unsigned long long wrap = modulus ? strtoull(modulus + 1, NULL, 0) : 0;
-    if (wrap)
-        *value %= wrap;
+        *value += (unsigned long long)llround(segment.rate * (double)(now - segment.from) / 1e6);
     return NVML_SUCCESS;
-}
-
-nvmlReturn_t integer(const char *text, unsigned long long *value)
-{
-    return integer_then(text, now_us(), value);
 }
 
 unsigned long long number_or(const char *text, unsigned long long otherwise)

@@ -30,8 +30,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PLACE = "/checkout"  # of the checkout, in the root
 VENV = "/venv"  # in the root
 MARK = ".gpulock-tests"  # in the root: by which a test knows that it is in one
-DAY = 86400.0
-KEPT = 3  # forms of a layer, of a GB each: two clones and the commit before
+DAY = 86400.0  # seconds without a use, after which an earlier form of a layer goes
 USERS = {"munge": 901, "sgeadmin": 902, "slurm": 64030, "messagebus": 903}
 FOLDERS = (
     "proc sys dev run tmp var/tmp root home srv mnt etc/munge var/lib/munge var/log/munge"
@@ -97,37 +96,10 @@ def build(name: str) -> list[Path]:
             _make(LAYERS[name], new, cache / "debs")
             new.rename(folder)
         os.utime(folder)
-        retired = retire_old_forms(name, cache, time.time())
-    for path in retired:  # which takes its time: nobody waits for it
-        shutil.rmtree(path, ignore_errors=True)
+        for path in cache.glob(f"{name}-*"):
+            if path.stat().st_mtime < time.time() - DAY:  # no run takes so long
+                shutil.rmtree(path, ignore_errors=True)
     return [folder, *layers]
-
-
-def retire_old_forms(name: str, cache: Path, now: float) -> list[Path]:
-    """Rename a layer's forms that nobody used for a day or that many were used after.
-
-    The caller holds the layer's lock file. A form that a run holds (hold.sh) stays. Returns what is
-    to be removed.
-    """
-    forms = sorted(cache.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    old = [
-        path for rank, path in enumerate(forms) if rank >= KEPT or path.stat().st_mtime < now - DAY
-    ]
-    for path in [*cache.glob(f".{name}-*.new"), *old]:  # whoever made a new one was killed
-        _retire_unless_held(path)
-    return [*cache.glob(f".{name}-*.old")]
-
-
-def _retire_unless_held(form: Path) -> None:
-    descriptor = os.open(form, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # half a form is none; `old` is of another name each time
-        form.rename(form.with_name(f".{form.name.strip('.')}.{os.getpid()}.old"))
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _make(layer: Layer, folder: Path, cache: Path) -> None:

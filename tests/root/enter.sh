@@ -13,11 +13,8 @@ set -euo pipefail
 checkout=$(readlink -f "${BASH_SOURCE[0]%/*}/../..")
 # shellcheck source=tests/root/cgroups.sh
 source "$checkout/tests/root/cgroups.sh"
-# shellcheck source=tests/root/hold.sh
-source "$checkout/tests/root/hold.sh"
 refuse_chroot
 layers=$(cd "$checkout" && python3 -m tests.root.build "$1")
-until hold_layers "$layers"; do layers=$(cd "$checkout" && python3 -m tests.root.build "$1"); done
 shift
 enter_cgroups "gpulock-tests-$$"
 trap leave_cgroups EXIT
@@ -25,9 +22,8 @@ trap leave_cgroups EXIT
 # shellcheck disable=SC2016 # it is the inner shell's
 inner='
 set -euo pipefail
-layers=$1 checkout=$2 held=$3
-shift 3
-for file in $held; do exec {file}<&-; done # unshare has them until this has ended
+layers=$1 checkout=$2
+shift 2
 source "$checkout/tests/root/cgroups.sh"
 base=${layers##*:}/mnt
 mount -t tmpfs -o size=75%,mode=755 gpulock-tests "$base"
@@ -91,4 +87,4 @@ kept=()
 for name in TERM CGROUPS SSL_CERT_FILE ${!PIP_*} ${!GPULOCK_*}; do [[ -z ${!name:-} ]] || kept+=("$name=${!name}"); done
 env -i "${kept[@]}" LC_ALL=C.UTF-8 HOME=/root USER=root LOGNAME=root SHELL=/bin/bash PATH=$path \
     unshare --mount --propagation private --fork --kill-child --uts --ipc --cgroup "${pids[@]}" "${net[@]}" "${time[@]}" \
-    bash -c "$inner" enter "$layers" "$checkout" "${held[*]}" "$@"
+    bash -c "$inner" enter "$layers" "$checkout" "$@"

@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from tests.gpu.compare import (
 from tests.support.ports import ReservedPort
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORDS, DRIVER = ROOT / "docs/hardware", "/proc/driver/nvidia"
 EXPORTER = "from gpulock_exporter.app.program import main; raise SystemExit(main())"
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/exporter"}
 AGREES, DIFFERS, UNCHECKED = 0, 1, 2
@@ -46,36 +46,31 @@ TEXT = ("--format=csv,noheader,nounits",)
 _SERIALS = re.compile(r"(<(?:serial|board_id|chassis_serial_number)>)[^<]*(</)")
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Scrape = Callable[[], str]
-Ask = Callable[..., str]  # nvidia-smi with these words
 
 
 class UncheckedError(Exception):
     """Why nothing can be checked."""
 
 
-def asking(command: str) -> Ask:
-    """Return what asks nvidia-smi; it raises UncheckedError with its own words."""
-
-    def ask(*words: str) -> str:
-        line = [command, *words]
-        done = subprocess.run(
-            line, capture_output=True, text=True, errors="replace", check=False, timeout=PATIENCE
-        )
-        if done.returncode:
-            raise UncheckedError(f"{' '.join(line)}: {done.stderr or done.stdout}")
-        return done.stdout
-
-    return ask
+def ask(*words: str) -> str:
+    """Ask nvidia-smi; raise UncheckedError with its own words."""
+    line = ["nvidia-smi", *words]
+    done = subprocess.run(
+        line, capture_output=True, text=True, errors="replace", check=False, timeout=PATIENCE
+    )
+    if done.returncode:
+        raise UncheckedError(f"{' '.join(line)}: {done.stderr or done.stdout}")
+    return done.stdout
 
 
-def known_fields(ask: Ask) -> list[str]:
+def known_fields() -> list[str]:
     """Return the fields that this nvidia-smi knows: one other makes it refuse the question."""
     pairs = re.findall(r'^"([^"]+)"(?: or "([^"]+)")?', ask("--help-query-gpu"), re.MULTILINE)
     names = {name for pair in pairs for name in pair}
     return [field for field in ASKED if field in names]
 
 
-def ask_rows(ask: Ask, fields: Sequence[str]) -> dict[str, dict[str, str]]:
+def ask_rows(fields: Sequence[str]) -> dict[str, dict[str, str]]:
     """Ask for fields of all cards; return their text by UUID."""
     columns = ["uuid", *fields]
     rows: dict[str, dict[str, str]] = {}
@@ -88,16 +83,14 @@ def ask_rows(ask: Ask, fields: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
+def exporter(folder: Path) -> Generator[Scrape]:
     """Run the real exporter on this machine's driver; give what scrapes it.
 
     It has a folder of its own, and listens on loopback. Raises UncheckedError where it has no card.
     """
     errors, config = folder / "exporter.stderr", folder / "gpulock.conf"
     own = {"LOCK_DIR": f"{folder}/locks", "STATE_DIR": f"{folder}/state", "SAMPLE_PERIOD": "0.5"}
-    given = base.read_text().splitlines() if base else []
-    kept = [line for line in given if line.partition("=")[0] not in {"SIMULATION", *own}]
-    config.write_text("\n".join([*kept, *(f"{k}={v}" for k, v in own.items())]) + "\n")
+    config.write_text("".join(f"{key}={value}\n" for key, value in own.items()))
     words = ["--config", str(config), "--folder", f"{folder}/exporter"]
     with ReservedPort() as port, errors.open("wb") as log:
         program = [sys.executable, "-c", EXPORTER, *words, "--listen", port.address]
@@ -123,30 +116,13 @@ def exporter(folder: Path, base: Path | None) -> Generator[Scrape]:
             process.communicate()
 
 
-@contextmanager
-def loaded(command: str) -> Generator[None]:
-    """Run a shell command meanwhile, and end all that it started."""
-    if not command:
-        yield
-        return
-    load = subprocess.Popen(["sh", "-c", command], start_new_session=True)
-    try:
-        yield
-        if load.poll():
-            raise UncheckedError(f"the load ended with {load.returncode}: {command}")
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(load.pid, signal.SIGKILL)
-        load.wait()
-
-
-def ask_both(scrape: Scrape, ask: Ask, fields: Sequence[str], seconds: float) -> list[Round]:
+def ask_both(scrape: Scrape, fields: Sequence[str], seconds: float) -> list[Round]:
     """Ask the exporter, nvidia-smi and the exporter again, once a second."""
     rounds: list[Round] = []
     began = time.monotonic()
     while not rounds or time.monotonic() - began < seconds:
         due = time.monotonic() + 1
-        before, rows, text = parse_cards(scrape()), ask_rows(ask, fields), scrape()
+        before, rows, text = parse_cards(scrape()), ask_rows(fields), scrape()
         at = parse_single(text, "gpulock_sample_timestamp_seconds") or time.time()
         rounds.append(Round(at, before, rows, parse_cards(text)))
         time.sleep(max(0.0, due - time.monotonic()))
@@ -198,23 +174,22 @@ def write_record(folder: Path, rows: dict[str, dict[str, str]], parts: dict[str,
     return path
 
 
-def check(options: argparse.Namespace, folder: Path) -> int:
+def check(seconds: float, folder: Path) -> int:
     """Check; return the exit code; raise UncheckedError."""
-    ask = asking(options.nvidia_smi)
-    fields = known_fields(ask)
-    with exporter(folder, options.config) as scrape, loaded(options.load):
-        rounds = ask_both(scrape, ask, fields, options.seconds)
+    fields = known_fields()
+    with exporter(folder) as scrape:
+        rounds = ask_both(scrape, fields, seconds)
         text, xml, nvml = scrape(), ask("-q", "-x"), json.loads(raw_nvml())
     rows = {uuid: dict(row) for uuid, row in rounds[-1].rows.items()}
     lines = [*compare_info(parse_info(text), rows), *compare_values(rounds, fields)]
-    proc = read_devices(options.driver_root, "/sys")
+    proc = read_devices(DRIVER, "/sys")
     wrong = [*compare_devices(proc, nvml["cards"]), *(say(line) for line in lines if bad(line))]
     found = {kind.value: [say(line) for line in lines if line.finding is kind] for kind in Finding}
-    said = {"load": options.load, "kernel": os.uname().release, "differs": wrong, "compared": found}
+    said = {"kernel": os.uname().release, "differs": wrong, "compared": found}
     raw = {"nvml": nvml, "nvidia-smi": rows, "metrics": text.splitlines(), "xml": xml.splitlines()}
     print(*(f"DIFFERS  {word}" for word in wrong), sep="\n")
-    print(f"written: {write_record(options.out, rows, {**said, **raw})}")
-    print(f"gpu-check: {'FAILED' if wrong else 'all agree'}{'' if options.load else ', idle'}")
+    print(f"written: {write_record(RECORDS, rows, {**said, **raw})}")
+    print(f"gpu-check: {'FAILED' if wrong else 'all agree'}")
     return DIFFERS if wrong else AGREES
 
 
@@ -231,18 +206,13 @@ def say(line: Line) -> str:
 def main() -> int:
     """Check this machine; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--nvidia-smi", default="nvidia-smi", help="the program to compare with")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/hardware")
-    parser.add_argument("--driver-root", default="/proc/driver/nvidia")
-    parser.add_argument("--config", type=Path, help="a gpulock.conf to begin with")
-    parser.add_argument("--load", default="", help="a shell command that keeps each GPU at work")
     options = parser.parse_args()
     try:
-        if not list(Path(options.driver_root, "gpus").glob("*/information")):
-            raise UncheckedError(f"no NVIDIA GPU here ({options.driver_root}/gpus is empty)")
+        if not list(Path(DRIVER, "gpus").glob("*/information")):
+            raise UncheckedError(f"no NVIDIA GPU here ({DRIVER}/gpus is empty)")
         with tempfile.TemporaryDirectory(prefix="gpulock-gpu-check-") as folder:
-            return check(options, Path(folder))
+            return check(options.seconds, Path(folder))
     except (UncheckedError, OSError, subprocess.TimeoutExpired) as fault:
         print(f"gpu-check: nothing was checked: {fault}")
         return UNCHECKED

@@ -139,25 +139,6 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
     }
 
 
-def workers(node: Node) -> list[str]:
-    group = node.machine.run("systemctl", "status", EXPORTER, "--no-pager", "-l").stdout
-    return [line for line in group.splitlines() if "gpulock_exporter.worker.process" in line]
-
-
-def test_a_pause_lets_go_of_the_driver_until_it_is_told_to_go_on(node: Node) -> None:
-    node.wait_metric("gpulock_nvml_up", 1)
-    assert len(workers(node)) == 1
-
-    node.machine.run(f"{OPT}/bin/gpulock-exporter", "pause")
-    wait_until(lambda: not workers(node), why="the worker to be gone")
-    assert "gpulock_exporter_build_info" in node.scrape()
-    node.machine.run(f"{OPT}/bin/gpulock-exporter", "resume")
-
-    wait_until(lambda: len(workers(node)) == 1, why="another worker")
-    node.wait_metric("gpulock_nvml_up", 1)
-    assert show(node, EXPORTER, "NRestarts") == "0"
-
-
 def test_what_it_wrote_outlives_it_for_the_history(node: Node) -> None:
     node.wait_metric("gpulock_nvml_up", 1)
 
@@ -166,16 +147,6 @@ def test_what_it_wrote_outlives_it_for_the_history(node: Node) -> None:
     assert show(node, EXPORTER, "Result") == "success"
     sample = node.machine.path("/run/gpulock-exporter/sample")
     assert sample.read_text().startswith("gpulock-sample 1\n")
-
-
-def test_an_exporter_that_dies_is_started_again(node: Node) -> None:
-    node.reload(EXPORTER, "RestartSec=100ms")
-    first = node.main_pid(EXPORTER)
-
-    node.machine.run("kill", "-KILL", str(first))
-
-    wait_until(lambda: node.main_pid(EXPORTER) not in (0, first), why="another exporter")
-    node.wait_metric("gpulock_nvml_up", 1)
 
 
 def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_is_left_alone(

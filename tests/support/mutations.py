@@ -29,14 +29,6 @@ WORDS = (
 LONGEST_TOKEN = 64
 
 
-def flip_bits(sample: bytes, data: st.DataObject) -> bytes:
-    """Return a sample with up to four of its bits flipped."""
-    flipped = bytearray(sample)
-    for _ in range(data.draw(st.integers(1, 4))):
-        flipped[data.draw(st.integers(0, len(sample) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    return bytes(flipped)
-
-
 def mixed(samples: tuple[bytes, ...], rng: random.Random) -> bytes:
     """Return a sample with some of it cut, doubled, flipped, or replaced by another's or a word."""
     data = bytearray(rng.choice(samples))

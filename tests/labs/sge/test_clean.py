@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.labs.common.installed import gate_file, reap
+from tests.labs.common.installed import gate_file
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
-    end_carriers,
     group_of,
     held,
     on,
@@ -27,21 +26,6 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 NODE = NODES[1]
 DEAF = "trap '' TERM HUP INT"
-# each child lives for 20 ms and is replaced by two; it ends by itself when nobody ends it
-FORKS = """\
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1], "w").close()
-end = time.monotonic() + 20
-while time.monotonic() < end:
-    if os.fork():
-        time.sleep(0.02)
-        os._exit(0)
-    if os.fork():
-        os.waitpid(-1, os.WNOHANG)
-        time.sleep(0.01)
-        os._exit(0)
-"""
 
 
 @pytest.fixture
@@ -121,30 +105,3 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
             assert all(map(running, forks))
     finally:
         end([shepherd, *forks])
-
-
-def test_report_ends_nothing_and_the_lock_drains(sparing: Gpulock) -> None:
-    sparing.configure(NODE, LEFTOVER_PROCESSES="report")
-    job, gid = left(sparing, "exec sleep 600")
-    leave(sparing, job)
-    assert len(carriers(gid)) == 1
-    assert len(held(sparing, NODE, job)) == 1
-    end_carriers(gid)
-    assert reap(sparing, NODE).acts() == [("freed", "dead")]
-
-
-def test_children_that_fork_as_fast_as_they_can_never_leave_a_device_dirty(
-    sparing: Gpulock,
-) -> None:
-    """Whether they are ended in time is chance; that a device with them on it is free is not."""
-    sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
-    script = sparing.sge.users["glalice"].home / "forks.py"
-    script.write_text(FORKS)
-    begun = gate_file(sparing, "begun")
-    job, gid = left(sparing, f"exec /usr/bin/python3 {script} {begun}", there=begun.exists)
-    leave(sparing, job)
-    if held(sparing, NODE, job) == []:
-        assert carriers(gid) == []
-    wait_until(lambda: carriers(gid) == [], why="the forks to end")
-    # a look that others' processes outrun is no look: the next one frees
-    wait_until(lambda: reap(sparing, NODE) and sparing.locks(NODE) == {}, why="the lock to go")

@@ -25,8 +25,8 @@ from tests.labs.daemon.daemon_lab import (
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.hooks import Stops, leak, stops
-from tests.labs.slurm.jobs import SLEEP, held, kill_steps, started, waiting_for
+from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.jobs import SLEEP, kill_steps, started, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
@@ -152,45 +152,6 @@ def test_an_epilog_that_dies_with_its_slurmd_is_made_up_for_when_slurmctld_gave_
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says "))
 
 
-def test_an_epilog_that_outlives_its_slurmd_is_the_one_that_frees(
-    slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
-) -> None:
-    slurm = slurm_gpus.slurm
-    job, claim = begun(slurm_gpus, daemon)
-    hooks.set("Epilog", NODE, "before")
-    slurm.scancel(job)
-    hooks.wait("Epilog", NODE, "before", job)
-    slurm.stop_slurmd(NODE, kill=True)
-    assert_held(daemon, claim, "its prolog or epilog")
-    hooks.go("Epilog", NODE, "before")
-    wait_until(lambda: not claim.locked(), why="the Epilog")
-    daemon.goes_round()
-    assert_over(daemon, claim, "", "epilog")
-    slurm.start_slurmd(NODE)
-    forget_completing(slurm_gpus, job)
-
-
-def test_a_job_that_ends_while_slurmd_is_down_is_held_until_it_is_back(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    slurm, go = slurm_gpus.slurm, gate_file(slurm_gpus, "go")
-    job, claim = begun(slurm_gpus, daemon, script=waiting_for(go))
-    with Witness(claim, slurm.job_processes(job, NODE)) as witness:
-        slurm.stop_slurmd(NODE, kill=True)
-        assert_held(daemon, claim, "step daemon")
-        go.touch()
-        wait_until(lambda: slurm.state(job) == "COMPLETING", why="slurmctld to know")
-        wait_until(
-            lambda: [step.name for step in slurm.steps(job, NODE)] == ["extern"],
-            why="the script's step daemon to end",
-        )
-        assert_held(daemon, claim, "(extern) runs")  # it waits for slurmd's word
-        slurm.start_slurmd(NODE)
-        slurm.wait_done(job)
-        daemon.goes_round()
-        witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))
-
-
 def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
     slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
 ) -> None:
@@ -232,28 +193,6 @@ def test_without_slurmctld_only_a_job_whose_steps_were_seen_and_are_gone_is_free
         witness.never_free_too_soon(assert_freed(daemon, claim, SEEN))
         assert_held(daemon, living, "step daemon")
         slurm.bring_back_slurmctld()
-
-
-def test_without_slurmctld_an_unseen_job_is_held_and_told_once(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    """Its Prolog claimed before gpulockd came; it ended before a step of it was ever seen."""
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    leak(hooks, NODE, job)
-    slurm.stop_slurmctld()
-    try:
-        with daemon_on(slurm_gpus, NODE) as daemon:
-            for _ in range(2):
-                daemon.goes_round()
-            assert len(held(slurm_gpus, job, NODE)) == 2
-            told = [line for line in daemon.said().splitlines() if "is not freed" in line]
-            assert len(told) == 2, told  # one a device
-    finally:
-        slurm.start_slurmctld()
-    with daemon_on(slurm_gpus, NODE) as daemon:
-        daemon.frees(lambda: held(slurm_gpus, job, NODE))
-        assert "slurmctld says CANCELLED" in daemon.said()
 
 
 def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from tests.labs.common.installed import gate_file, reap
+from tests.labs.common.installed import reap
 from tests.labs.common.processes import command_of, end
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When, stops
@@ -143,52 +141,6 @@ def test_a_slurmd_killed_during_the_prolog_leaves_locks_that_live_as_long_as_the
     slurm.scancel(job)
     slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
-
-
-# --- hooks that run too often, or at once ---------------------------------------------------------
-
-
-def by_hand(gpus: Gpulock, environ: Mapping[str, str], **changes: object) -> int:
-    """Run our Epilog on the node with an environment; return its exit code."""
-    words = {**environ, **{key: str(value) for key, value in changes.items()}}
-    words["SLURM_SCRIPT_CONTEXT"] = "epilog_slurmd"
-    pairs = [f"{name}={value}" for name, value in words.items()]
-    program = str(gpus.setup.hooks["Epilog"])
-    return gpus.slurm.run_in(NODE, ["/usr/bin/env", "-i", *pairs, program]).returncode
-
-
-def test_an_epilog_run_again_frees_neither_a_later_job_nor_a_later_run_nor_anothers(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    slurm = slurm_gpus.slurm
-    first = started(slurm_gpus, NODE, TWO)
-    slurm.scancel(first)
-    slurm.wait_done(first)
-    text = (
-        f"until [ -e go ]; do sleep 0.1; done\nsrun sh -c '{SHOW_MASK.strip()}'\nexec sleep 600\n"
-    )
-    gate_file(slurm_gpus, "go")
-    second = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
-    slurm.wait_running(second)
-    assert slurm_gpus.slurm.job(second)["Restarts"] == "0"
-    run_one = hooks.environ("Prolog", NODE, second)
-    for _ in range(2):
-        assert by_hand(slurm_gpus, hooks.environ("Epilog", NODE, first)) == 0
-    slurm.requeue(second)
-    slurm.begin(second)
-    slurm.wait_running(second)
-    before = {name: record.token for name, record in slurm_gpus.locks(NODE).items()}
-    assert len(before) == 2 and record_of(slurm_gpus, second, NODE).restart == 1
-    assert by_hand(slurm_gpus, run_one) == 0
-    uid, name = slurm.users["slbob"].uid, "slbob"
-    other = {"SLURM_JOB_UID": uid, "SLURM_JOB_USER": name, "SLURM_JOB_RESTART_COUNT": 9}
-    assert by_hand(slurm_gpus, run_one, **other) == 0
-    assert by_hand(slurm_gpus, run_one, SLURMD_NODENAME="slnode9", SLURM_JOB_RESTART_COUNT=9) == 0
-    assert by_hand(slurm_gpus, {"SLURM_JOB_ID": "x"}) == 0
-    assert {name: record.token for name, record in slurm_gpus.locks(NODE).items()} == before
-    assert {record.draining for record in slurm_gpus.locks(NODE).values()} == {0}
-    (slurm.users["slalice"].home / "go").touch()
-    wait_said(slurm_gpus, second, "mask=0,1.")
 
 
 def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:

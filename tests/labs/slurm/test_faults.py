@@ -24,7 +24,7 @@ from tests.labs.slurm.jobs import (
     wait_requeued,
     waiting_for,
 )
-from tests.labs.slurm.lab import ENDED, JobId
+from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
     MORE,
@@ -136,64 +136,6 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
     assert left == ([] if mode is by_slurm else [old.token] * 2)
     assert {act for act, _ in reap(slurm_gpus, NODE).acts()} <= {"freed"}
     assert slurm_gpus.locks(NODE) == {}
-
-
-def test_a_job_whose_start_slurmctld_forgot_never_runs_with_the_mask_of_its_first_run(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    """The state that slurmctld comes back with is from before the job's start."""
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    job, token = wait_until(
-        lambda: forgotten_start(slurm_gpus, hooks), why="a run that is not revoked"
-    )
-    if slurm.job(job)["Restarts"] != "0":  # slurmd ran no Prolog, and the task was stopped
-        assert "this node has no claim of the job" in slurm.said(job)
-        assert slurm_gpus.locks(NODE) == {}
-        slurm.begin(job)
-    wait_until(lambda: len(held(slurm_gpus, job, NODE)) == 2, why="its claim")
-    wait_said(slurm_gpus, job, "mask=0,1.")
-    assert token not in tokens(slurm_gpus)
-    assert len(slurm_gpus.locks(NODE)) == 2
-
-
-def forgotten_start(gpus: Gpulock, hooks: Stops) -> tuple[JobId, str] | None:
-    """Return a job in its second run, of which slurmctld knows no first, and that one's token.
-
-    None where slurmd had not forgotten it, and refused the run ("credential revoked"), which ends
-    the job.
-    """
-    slurm = gpus.slurm
-    text = f"echo run\n{SHOW_MASK}exec sleep 600\n"
-    job = slurm.submit("slalice", "--hold", "--requeue", "-w", NODE, TWO, script=text)
-    slurm.stop_slurmctld()
-    state, kept = slurm.lab / "state", slurm.lab / "state.kept"
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(state, kept)
-    slurm.start_slurmctld()
-    slurm.scontrol("release", str(job))
-    slurm.wait_running(job)
-    first = record_of(gpus, job, NODE)
-    slurm.stop_slurmctld(kill=True)
-    for place in kept.iterdir():
-        if place.is_file() and place.suffix != ".pid":
-            shutil.copyfile(place, state / place.name)
-    slurm.start_slurmctld()
-    assert (slurm.state(job), slurm.job(job)["Restarts"]) == ("PENDING", "0")
-    wait_until(lambda: hooks.has_run("Epilog", NODE, job), why="slurmd to end the first run")
-    wait_until(lambda: first.token not in tokens(gpus), why="its locks to go")
-    slurm.begin(job, at_once=True)
-    slurm.scontrol("release", str(job))
-    wait_until(
-        lambda: (
-            slurm.state(job) in ENDED or slurm.job(job)["Restarts"] != "0" or tokens(gpus) != set()
-        ),
-        why="the second run",
-    )
-    if slurm.state(job) not in ENDED:
-        return job, first.token
-    assert tokens(gpus) == set()
-    return None
 
 
 # --- hooks cut short ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.labs.common.installed import Installed, gate_file, script
+from tests.labs.common.installed import Installed, gate_file
 from tests.labs.common.node_faults import without_a_card, without_driver
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
@@ -339,32 +339,3 @@ def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None
         assert "ran\n" not in slurm.said(job)
     assert not slurm.is_out(NODE)
     assert slurm_gpus.locks(NODE) == {}
-
-
-def test_a_request_longer_than_squeues_column_is_refused_because_slurm_charges_its_end(
-    slurm_gpus: Gpulock,
-) -> None:
-    keys = {"SLURM_GRES": "gpux"}
-    shares = {"nvme": 1}  # any GRES beside it
-    by_gpulock(slurm_gpus, keys, gres="gpulock", counts={"v100": 4}, shares=shares)
-    slurm = slurm_gpus.slurm
-    asked = f"--gres=gpux:v100:3,nvme:{1:0400},gpux:v100:1"
-    job = slurm.submit("slalice", "-w", NODE, asked, script=SHOW_MASK)
-    assert slurm.wait_done(job) == "FAILED", slurm.said(job)
-    said = slurm.said(job)
-    assert "invalid request: the request " in said and "is too long" in said
-    assert slurm_gpus.locks(NODE) == {}
-
-
-def test_a_silent_slurmctld_requeues_and_is_no_fault_of_the_node(slurm_gpus: Gpulock) -> None:
-    silent = script(slurm_gpus, "silent/squeue", "#!/bin/sh\nexit 1\n")
-    for name in ("scontrol", "scancel"):
-        silent.with_name(name).unlink(missing_ok=True)
-        silent.with_name(name).symlink_to(f"/usr/bin/{name}")
-    keys = {"SLURM_GRES": "gpux", "SLURM_BINARIES": str(silent.parent)}
-    by_gpulock(slurm_gpus, keys, gres="count")
-    words = ("-w", NODE, "--gres=gpux:1")
-    for user in ("slalice", "slbob", "slalice", "slbob"):
-        job = slurm_gpus.slurm.submit(user, *words, script="echo ran\n")
-        said = busy(slurm_gpus, job)
-        assert "unknown: squeue says ''" in said and "ran\n" not in said

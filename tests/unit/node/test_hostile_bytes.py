@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gpulock.daemon.history.pending import read_pending_record
 from gpulock.daemon.mps.folder import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
-from gpulock.errors import Refusal
+from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.isolation.tree import parse_cgroup_paths
 from gpulock.job import environment
 from gpulock.job.mps import LOGS
@@ -38,7 +38,8 @@ from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 from gpulock.slurm.call import SlurmHookCall, parse_stepd_title
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
-from gpulock.slurm.scontrol import parse_squeue_row, slurm_array_task_name, slurm_job_uid
+from gpulock.slurm.request import MOST
+from gpulock.slurm.scontrol import FIELDS, parse_squeue_row, slurm_array_task_name, slurm_job_uid
 from gpulock.slurm.share import Task
 from gpulock.store import atomic, kv, owner
 from gpulock.workstation.waiting import WaitingCaller, encode_waiting, read_waiting
@@ -198,8 +199,18 @@ def slurm_task(data: bytes, _: Path) -> None:
     assert task.on_node >= 0
 
 
+def gres_request(data: bytes, _: Path) -> None:
+    text = text_of(data)
+    try:
+        assert 0 <= gres_count(text, ("gpu", "gpux")) <= MOST * len(text)
+    except Refusal as refusal:
+        assert refusal.kind == INVALID_REQUEST
+        assert refusal.why.isprintable()
+
+
 def squeue_row(data: bytes, _: Path) -> None:
     found = parse_squeue_row(data.decode("utf-8", "replace"))
+    assert {*found} == {key for _, key in FIELDS}
     assert slurm_job_uid(found) >= -1
     slurm_array_task_name(found)
 
@@ -289,9 +300,7 @@ PARSERS = {
     "Prolog's environment": Parser(slurm_call, (Refusal,), (SLURM,)),
     "task's environment": Parser(slurm_task, (Refusal,), (STEP,)),
     "request of GRES": Parser(
-        of_text(lambda text: gres_count(text, ("gpu",))),
-        (Refusal,),
-        (b"gres:gpu:a100:2,gres/nvme=1",),
+        gres_request, (), (b"gres:gpu:a100:2,gres/nvme=1", b"gres/gpux=1,gpu:+3")
     ),
     "squeue": Parser(squeue_row, (), (SQUEUE,)),
     "history": Parser(

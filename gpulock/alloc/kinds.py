@@ -61,7 +61,7 @@ def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, 
         raise Refusal(
             BROKEN, f"{asked}, {works} of {there} work", "see gpulock status for the missing card"
         )
-    if kind.startswith(MIG) and has_untold_instances(node, found):
+    if kind.startswith(MIG) and has_untold_instances(node.settings.driver_root, found):
         why = f"{asked}: no exporter tells the profiles of this node's instances"
         raise Refusal(UNKNOWN, why, "see gpulock inventory")
     raise unmatched_kind_refusal(node, found, asked if fit else kind.replace(":", " "))
@@ -73,14 +73,14 @@ def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refus
     return Refusal(INVALID_REQUEST, f"{asked}: this node has {there}", "ask for these")
 
 
-def has_untold_instances(node: Node, found: list[Device]) -> bool:
+def has_untold_instances(driver_root: str, found: list[Device]) -> bool:
     """Return whether the driver shows MIG instances whose profile is not known."""
     known = {device.id for device in found if device.profile}
     return any(
         [
             f"{device.bus}.{name}" not in known
             for device in {d.bus: d for d in found}.values()
-            for name in driver_mig_instances(node.settings.driver_root, device.minor)
+            for name in driver_mig_instances(driver_root, device.minor)
         ]
     )
 

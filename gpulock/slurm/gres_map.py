@@ -10,7 +10,7 @@ compared. What another version means, gpulockd finds out; no hook reads a site's
 import os
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
-from gpulock.node.devices import Device, driver_mig_instances
+from gpulock.node.devices import Device
 from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
@@ -25,64 +25,36 @@ LINE = "gpulock-slurm-map 1"
 REINSTALL_HINT = "run gpulock install slurm on this node"
 
 
-def resolve_gres_devices(
-    state_dir: str, entries: list[str], found: list[Device], driver_root: str = ""
-) -> list[Device]:
-    """Return the devices that Slurm names; raise Refusal, BROKEN where the driver has none.
+def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
+    """Return the devices that Slurm names; raise Refusal, BROKEN where a card is gone or faulty.
 
-    UNKNOWN where NVML alone knows it: that the exporter tells nothing drains no node.
+    UNKNOWN where NVML alone knows it, an instance or a UUID: that the exporter tells nothing drains
+    no node.
     """
     places = {} if all([not e.isdigit() for e in entries]) else read_gres_map(state_dir)
     by_place = {gres_map_device_name(device): device for device in found}
     by_uuid = {device.uuid: device for device in found if device.uuid}
     result: list[Device] = []
     for entry in entries:
-        if not entry.isdigit():
-            device = by_uuid.get(entry)
-        elif entry in places:
-            device = by_place.get(places[entry])
-        else:
+        place = places.get(entry, "")
+        if entry.isdigit() and not place:
             # slurmd's list changed without gres.conf: by AutoDetect, or by Gres= of slurm.conf
             raise Refusal(UNKNOWN, f"{NAME} has no position {entry}", REINSTALL_HINT)
-        if device is None and is_untold_device(entry, places.get(entry, ""), found, driver_root):
+        device = by_place.get(place) if place else by_uuid.get(entry)
+        if device is None and place.isdigit():
+            why = f"the driver shows no GPU for Slurm's {entry} (/dev/nvidia{place})"
+            raise Refusal(BROKEN, why, "see gpulock status")
+        if device is None:
             raise Refusal(
                 UNKNOWN,
-                f"no exporter tells which device Slurm's {entry} is",
-                "see gpulock inventory; if it was removed, run gpulock install slurm",
-            )
-        if device is None:
-            where = f" (/dev/nvidia{places[entry]})" if entry in places else ""
-            raise Refusal(
-                BROKEN, f"the driver shows no GPU for Slurm's {entry}{where}", "see gpulock status"
+                f"nothing tells which device Slurm's {entry} is",
+                "does the exporter run? see gpulock inventory; if that device was removed, run"
+                " gpulock install slurm",
             )
         if device.fault:
             raise Refusal(BROKEN, f"GPU {device.index}: {device.fault}", "see gpulock status")
         result.append(device)
     return result
-
-
-def is_untold_device(entry: str, place: str, found: list[Device], driver_root: str) -> bool:
-    """Return whether a device that is not among `found` may be there by what the driver shows.
-
-    It is an instance with an access file, or has a UUID that the driver does not tell.
-    """
-    untold = list_untold_instances(found, driver_root)
-    if place:
-        return place in untold
-    if entry.startswith("MIG-"):
-        return bool(untold)
-    return "?" not in entry and any([not (d.uuid or d.fault or d.parent) for d in found])
-
-
-def list_untold_instances(found: list[Device], driver_root: str) -> list[str]:
-    """Return the MIG instances, as the map names them, that the driver has and `found` has not."""
-    known = [gres_map_device_name(device) for device in found]
-    return [
-        name
-        for minor in {device.minor for device in found}
-        for part in driver_mig_instances(driver_root, minor)
-        if (name := f"{minor}.{part}") not in known
-    ]
 
 
 def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
@@ -96,7 +68,11 @@ def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
         return False
     whole = {device.model for device in found if not device.parent}
     split = any([device.parent for device in found])
-    return split or len(whole) > 1 or bool(list_untold_instances(found, settings.driver_root))
+    if split or len(whole) > 1:
+        return True
+    from gpulock.alloc.kinds import has_untold_instances
+
+    return has_untold_instances(settings.driver_root, found)
 
 
 def gres_map_device_name(device: Device) -> str:

@@ -116,9 +116,7 @@ def resolve_gres_kinds(
     found = node.devices()
     if not needs_gres_map(found, settings):
         return ()
-    counted = resolve_gres_devices(
-        settings.state_dir, call.positions(), found, settings.driver_root
-    )
+    counted = resolve_gres_devices(settings.state_dir, call.positions(), found)
     return tuple(count_device_kinds(counted).items())
 
 
@@ -128,9 +126,7 @@ def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
         return ()
     from gpulock.slurm.gres_map import resolve_gres_devices
 
-    chosen = resolve_gres_devices(
-        node.settings.state_dir, call.positions(), node.devices(), node.settings.driver_root
-    )
+    chosen = resolve_gres_devices(node.settings.state_dir, call.positions(), node.devices())
     return tuple([d.id for d in chosen])
 
 

@@ -116,7 +116,7 @@ def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
     site.map("0", "1", "2", "3.gi1.ci0")
     (site.driver / "capabilities/gpu3/mig/gi1/ci0").mkdir(parents=True)
     assert site.prolog(12, "3") == GO_ON
-    assert "no exporter tells which device Slurm's 3 is" in site.refused(12, "unknown")
+    assert "nothing tells which device Slurm's 3 is" in site.refused(12, "unknown")
 
 
 def test_a_node_of_one_model_needs_no_map(site: Site) -> None:

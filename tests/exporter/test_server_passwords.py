@@ -9,10 +9,12 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from gpulock_exporter.webconfig.passwords import PLACES
+from gpulock_exporter.webconfig.passwords import PLACES_OF_ONE
 
 from tests.exporter.child import serving
 from tests.support.wait import wait_until
+
+GUESSERS = PLACES_OF_ONE - 1
 
 
 def with_passwords(folder: Path, cost: int) -> str:
@@ -34,10 +36,10 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(guesses: int, tmp_path: Path)
         results: list[int] = []
 
         def guess(first: int) -> None:
-            for n in range(first, guesses, 8):
+            for n in range(first, guesses, GUESSERS):
                 results.append(child.get("/metrics", as_user(f"wrong{n}"))[0])
 
-        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(8)]
+        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(GUESSERS)]
         for thread in guessers:
             thread.start()
         # Another address: its first check waits behind one of the guessers', not behind a thousand.
@@ -56,9 +58,9 @@ def test_many_wrong_passwords_do_not_stop_a_scrape(guesses: int, tmp_path: Path)
 def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
     tmp_path: Path,
 ) -> None:
-    """Tried: 127 connections that guess on and on, from the address of a first login.
+    """Tried: one guesser less than may wait, on and on, from the address of a first login.
 
-    Stopped by: as many checks wait as the server has connections, less 32 for who needs none.
+    Stopped by: checks come in their order.
     """
     with serving(tmp_path, with_passwords(tmp_path, 8)) as child:
         stop = threading.Event()
@@ -71,11 +73,11 @@ def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
                 results.append(child.get("/metrics", headers)[0])
                 tries += 1
 
-        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(PLACES - 1)]
+        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(GUESSERS)]
         for thread in guessers:
             thread.start()
         try:
-            wait_until(lambda: len(results) > PLACES, why="each to have guessed once")
+            wait_until(lambda: len(results) > GUESSERS, why="each to have guessed once")
             first = child.get("/metrics", as_user("right", "alice"))[0]
             child.scrape(as_user("right"), "127.0.0.2")
         finally:

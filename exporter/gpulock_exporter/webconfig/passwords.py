@@ -2,9 +2,9 @@
 """Users with passwords: bcrypt verdicts, one check at a time, remembered.
 
 bcrypt is slow on purpose (48 ms at cost 10), so strangers could spend all of a node's time on wrong
-passwords. One thread does the checks. Clients take turns, so that a thousand from one address delay
-another by one check each. A verdict is remembered even where its client has gone meanwhile: a
-scrape that came too early for it finds it the next time.
+passwords. One thread does the checks, in their order. A few of each client may wait, so that a
+thousand from one address delay another by those few. A verdict is remembered even where its client
+has gone meanwhile: a scrape that came too early for it finds it the next time.
 """
 
 from __future__ import annotations
@@ -14,60 +14,16 @@ import hmac
 import ipaddress
 import os
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
 
-# For checks that wait, of one client or of all; the other connections are for who needs none.
-PLACES = 128
-PLACES_OF_NEWCOMERS = 16  # more, for clients of which no check waits
+PLACES, PLACES_OF_ONE = 128, 8  # for checks that wait, of all clients and of one
 _WRONG_REMEMBERED = 256
 _LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
 _CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
-
-
-class CheckQueue:
-    """Slow checks by one thread: each client has its turn, and its own come in their order."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[tuple[Future[bool], Callable[[], bool]]]] = {}
-        self._lock = threading.Lock()
-        self._is_working = False
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def run(self, client: str, check: Callable[[], bool]) -> bool | None:
-        """Return what the check says; None when there is no place for it."""
-        asked: Future[bool] = Future()
-        with self._lock:
-            places = PLACES + (0 if client in self._waiting else PLACES_OF_NEWCOMERS)
-            if len(self) >= places:
-                return None
-            self._waiting.setdefault(client, deque()).append((asked, check))
-            if not self._is_working:
-                threading.Thread(target=self._work, name="passwords", daemon=True).start()
-                self._is_working = True
-        return asked.result()
-
-    def _work(self) -> None:
-        """Check until nobody waits."""
-        while True:
-            with self._lock:
-                client = next(iter(self._waiting), None)
-                if client is None:
-                    self._is_working = False
-                    return
-                waiting = self._waiting.pop(client)
-                asked, check = waiting.popleft()
-                if waiting:
-                    self._waiting[client] = waiting  # behind all others
-            try:
-                asked.set_result(check())
-            except ValueError:  # a hash that bcrypt dislikes
-                asked.set_result(False)
 
 
 class Passwords:
@@ -77,13 +33,19 @@ class Passwords:
         """`check` is bcrypt.checkpw, of a password and a hash."""
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         self._check = check
-        self._queue = CheckQueue()
+        self._checks = ThreadPoolExecutor(1, "passwords")
+        self._waiting = Counter[str]()  # checks by client
         # A stranger's name takes as long as the dearest known one.
         self._decoy = max(hashes.values(), key=bcrypt_cost).encode()
         self._key = os.urandom(32)
         self._right: dict[str, bytes] = {}  # at most one a user, so the wrong ones push none out
         self._wrong: dict[bytes, None] = {}  # in the order that they came
         self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many checks wait, or are made."""
+        return sum(self._waiting.values())
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
         """Return the answer to a request that may not pass, None for one that may."""
@@ -102,7 +64,18 @@ class Passwords:
         known = self._known(user, digest)
         if known is not None:
             return known
-        return self._queue.run(client, lambda: self._judge(user, password, digest))
+        with self._lock:
+            if self._waiting[client] >= PLACES_OF_ONE or self.waiting >= PLACES:
+                return None
+            self._waiting[client] += 1
+        try:
+            return self._checks.submit(self._judge, user, password, digest).result()
+        except ValueError:  # a hash that bcrypt dislikes
+            return False
+        finally:
+            with self._lock:
+                self._waiting[client] -= 1
+                self._waiting += Counter()  # forgets who has none
 
     def _judge(self, user: str, password: bytes, digest: bytes) -> bool:
         """Check, and remember, unless the same one was before us in the queue."""

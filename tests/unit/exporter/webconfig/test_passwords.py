@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable
 
 import bcrypt
 import pytest
@@ -14,15 +13,13 @@ from gpulock_exporter.web.listen import peer_address
 from gpulock_exporter.web.server import ServerLimits
 from gpulock_exporter.webconfig.passwords import (
     PLACES,
-    PLACES_OF_NEWCOMERS,
-    CheckQueue,
+    PLACES_OF_ONE,
     Passwords,
     bcrypt_cost,
     client_network,
     parse_basic_credentials,
 )
 
-from tests.support.faults import raising
 from tests.support.wait import wait_until
 
 
@@ -130,81 +127,62 @@ def test_a_request_is_asked_for_a_password_and_says_nothing_of_users() -> None:
     assert ("WWW-Authenticate", 'Basic realm="gpulock"') in wrong.headers
 
 
-class Gate:
-    """A check that takes until it is let go."""
+class Crowd:
+    """Clients that guess, each guess another, while the first check takes its time."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.order: list[str] = []
-        self.checks = 0
-
-    def __call__(self, who: str) -> Callable[[], bool]:
-        def check() -> bool:
-            self.checks += 1
-            self.open.wait(100)
-            self.order.append(who)
-            return True
-
-        return check
-
-
-class Crowd:
-    """Clients that ask one after the other while one check takes its time."""
-
-    def __init__(self) -> None:
-        self.gate, self.queue = Gate(), CheckQueue()
+        self.order: list[bytes] = []
+        self.users = Passwords({"alice": hashed(b"right")}, self._check)
         self.answers: list[tuple[str, bool | None]] = []
         self.threads: list[threading.Thread] = []
 
-    def ask(self, client: str, times: int = 1) -> None:
-        """Let a client ask so many times; return when each has a place, or an answer."""
-        for _ in range(times):
-            self.threads.append(threading.Thread(target=self._run, args=(client,)))
-            self.threads[-1].start()
-            wait_until(self._is_settled, why="a place or an answer")
+    def _check(self, password: bytes, known: bytes) -> bool:
+        self.open.wait(100)
+        self.order.append(password)
+        if password == b"salt":
+            raise ValueError("invalid salt")
+        return password == b"right"
 
-    def _run(self, client: str) -> None:
-        self.answers.append((client, self.queue.run(client, self.gate(client))))
+    def ask(self, client: str, password: bytes = b"") -> None:
+        """Let a client ask; return when it has a place, or an answer."""
+        guess = password or f"{client} {len(self.threads)}".encode()
+        self.threads.append(threading.Thread(target=self._run, args=(client, guess)))
+        self.threads[-1].start()
+        wait_until(self._is_settled, why="a place or an answer")
+
+    def _run(self, client: str, password: bytes) -> None:
+        self.answers.append((client, self.users.is_right("alice", password, client)))
 
     def _is_settled(self) -> bool:
-        return len(self.queue) + len(self.answers) + self.gate.checks == len(self.threads)
+        return self.users.waiting + len(self.answers) == len(self.threads)
 
     def end(self) -> None:
-        self.gate.open.set()
+        self.open.set()
         for thread in self.threads:
             thread.join()
 
 
 def test_who_waits_for_a_check_leaves_connections_to_who_needs_none() -> None:
-    assert 128 <= PLACES <= ServerLimits.connections - 32
-    assert ServerLimits.connections - 16 >= PLACES + PLACES_OF_NEWCOMERS
+    assert 16 * PLACES_OF_ONE <= PLACES <= ServerLimits.connections - 32
 
 
 @pytest.mark.attack
-def test_who_fills_all_places_keeps_no_newcomer_out() -> None:
+def test_who_fills_all_places_keeps_nobody_else_out() -> None:
     """Tried: as many wrong passwords at once as may wait, from the address of a user or another.
 
-    Stopped by: checks wait in their order, addresses take turns, and newcomers have own places.
+    Stopped by: few of one address wait, and checks come in their order.
     """
     crowd = Crowd()
-    crowd.ask("flood", 1 + PLACES)
-    crowd.ask("flood")
-    assert crowd.answers == [("flood", None)], "one is checked, and all its places are taken"
-    for one in range(PLACES_OF_NEWCOMERS):
-        crowd.ask(f"other{one}")
-    crowd.ask("too many")
-    assert crowd.answers[1:] == [("too many", None)]
+    for _ in range(PLACES_OF_ONE + 1):
+        crowd.ask("flood")
+    assert crowd.answers == [("flood", None)], "all its places are taken"
+    crowd.ask("user", b"right")
+    crowd.ask("other", b"salt")
     crowd.end()
-    assert len(crowd.answers) - 2 == 1 + PLACES + PLACES_OF_NEWCOMERS
-    assert all(fits for _, fits in crowd.answers[2:])
-    assert crowd.gate.order.index("other0") <= 2, "its turn comes before the flood's second"
-    assert crowd.queue.run("late", lambda: False) is False
-
-
-def test_a_check_that_fails_does_not_end_the_worker() -> None:
-    queue = CheckQueue()
-    assert queue.run("a", raising(ValueError("invalid salt"))) is False
-    assert queue.run("a", lambda: True) is True
+    assert crowd.order[PLACES_OF_ONE] == b"right"
+    assert dict(crowd.answers[1:]) == {"flood": False, "user": True, "other": False}
+    assert crowd.users.waiting == 0
 
 
 @pytest.mark.parametrize(

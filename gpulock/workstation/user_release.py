@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give devices back for an ordinary user: what their own process holds and no process uses.
+"""Give devices back for their owner: what a process of that user holds and no process uses.
 
 Under the gate, and by the token that was judged. There is no --force here: that is root's.
 """
@@ -30,8 +30,12 @@ def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
-    caller = peer.account, peer.pid
-    return release_unused(node, lambda one: lock_matches_request(one, request), caller, deadline)
+    caller, how = (peer.account, peer.pid), f"released by uid {peer.account}"
+
+    def meant(lock: Lock) -> bool:
+        return lock_matches_request(lock, request)
+
+    return tuple(lock.id for lock in release_unused(node, meant, caller, deadline, how))
 
 
 def release_ended_claim(node: Node, record: Owner, deadline: Deadline) -> None:
@@ -40,12 +44,16 @@ def release_ended_claim(node: Node, record: Owner, deadline: Deadline) -> None:
     def meant(lock: Lock) -> bool:
         return lock.owner is not None and lock.owner.token == record.token
 
-    release_unused(node, meant, (record.uid, 0), deadline)
+    release_unused(node, meant, (record.uid, 0), deadline, "its end has come")
 
 
 def release_unused(
-    node: Node, meant: Callable[[Lock], bool], caller: tuple[int, int], deadline: Deadline
-) -> tuple[str, ...]:
+    node: Node,
+    meant: Callable[[Lock], bool],
+    caller: tuple[int, int],
+    deadline: Deadline,
+    how: str,
+) -> list[Lock]:
     """Free the locks that are meant, all or none, for a caller (uid, pid); raise Refusal."""
     uid, pid = caller
     judge = make_liveness_judge(node)
@@ -61,8 +69,8 @@ def release_unused(
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
         locks = select_own_locks(same, meant, uid)
         refuse_running_commands(locks, pid, judge.scan)
-        reaper.give_back(locks, f"released by uid {uid}" if pid else "its end has come")
-    return tuple(lock.id for lock in locks)
+        reaper.give_back(locks, how)
+    return locks
 
 
 def refuse_running_commands(locks: Iterable[Lock], pid: int, scan: ProcessScan) -> None:
@@ -79,9 +87,15 @@ def select_own_locks(held: dict[str, Lock], meant: Callable[[Lock], bool], uid: 
     if not locks:
         raise Refusal(INVALID_REQUEST, "no matching claim", "see gpulock status")
     for lock in locks:
-        record = lock.owner
-        if record is None or record.scheduler != "process" or record.uid != uid:
-            raise Refusal(INVALID_REQUEST, f"{lock.id} is not yours", "ask its owner, or root")
+        record, do = lock.owner, "ask its user, or root"
+        if record is None or lock.fault:
+            raise Refusal(INVALID_REQUEST, f"{lock.id}: {lock.fault}", "ask root")
+        if record.scheduler == "process" and record.uid == uid:
+            continue
+        who = record.job() if record.scheduler == "process" else f"job {record.job()}"
+        if record.scheduler == "admin":
+            who, do = "a reserve", f"gpulock unreserve {lock.id}"
+        raise Refusal(INVALID_REQUEST, f"{lock.id} is held by {who} of {record.user}", do)
     return locks
 
 

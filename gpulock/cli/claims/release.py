@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from gpulock.alloc.process_owner import is_command_running_elsewhere
-from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.reaper import Reaper, free_locks
-from gpulock.alloc.release import is_same_claim
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import (
     SelectError,
@@ -36,25 +33,17 @@ from gpulock.cli.session import (
 )
 from gpulock.cli.status.status_view import find_stray_path
 from gpulock.deadline import Deadline
-from gpulock.errors import BUSY, Refusal, one_line
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, lock_ids_overlap
-from gpulock.node.procfs import Proc
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.text.words import format_device_label, format_lock_holder
-
-
-class ReleaseCandidate(NamedTuple):
-    """One lock that was let go, and who still has the device open."""
-
-    lock: Lock
-    left: str
-
+from gpulock.workstation.user_release import release_unused
 
 FORCE_HINT = 'use --force --reason "TEXT" if you must'
 LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
@@ -116,13 +105,12 @@ def release_command(
         warn_of_stale_mask(node, found, freed, export)
         return
     node = session.writable_node()
-    let = release_selected_locks(node, found, ours, force, one_line(reason))
-    for one in let:
-        freed_text = f"{format_device_label(one.lock.id, found)}{format_past_holder(one.lock)}"
+    require_claims(node.store)
+    let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)
+    for lock in let:
+        freed_text = f"{format_device_label(lock.id, found)}{format_past_holder(lock)}"
         click.echo(f"freed {freed_text}", err=export)
-        if one.left:
-            click.echo(f"STILL IN USE: {one.left}", err=True)
-    warn_of_stale_mask(node, found, [one.lock.id for one in let], export)
+    warn_of_stale_mask(node, found, [lock.id for lock in let], export)
 
 
 def warn_of_stale_mask(
@@ -157,28 +145,49 @@ def resolve_lock_id(name: str, found: Sequence[Device]) -> str:
     return match_one_device(name, found).id
 
 
-def release_selected_locks(
-    node: Node, found: list[Device], ours: Callable[[Lock], bool], force: bool, reason: str
-) -> list[ReleaseCandidate]:
-    """Free the locks that are `ours`, all or none; raise Refused or Refusal."""
-    require_claims(node.store)
+def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
+    """Free the caller's locks that are `ours`, all or none; raise Refused or Refusal."""
+    caller, how = (os.getuid(), os.getpid()), one_line(f"released by {describe_caller()}")
+    try:
+        let = release_unused(node, ours, caller, Deadline(LONGEST_WAIT), how)
+    except Refusal as refusal:
+        if refusal.kind not in (BUSY, INVALID_REQUEST):
+            raise
+        raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
+    for lock in let:
+        log_release(node, lock, how)
+    return let
+
+
+def force_locks(
+    node: Node, found: list[Device], ours: Callable[[Lock], bool], reason: str
+) -> list[Lock]:
+    """Free the locks that are `ours`, whatever is said of them, and log it; raise Refused."""
     reaper = Reaper(node, make_liveness_judge(node), found, {})
-    seen = node.store.read_all_locks()
-    reaper.look([] if force else [lock for lock in seen.values() if ours(lock)])
+    how = one_line(f"release --force by {describe_caller()}: {reason}")
     with Gate(node.store, Deadline(LONGEST_WAIT)):
         reaper.read_locks()
         locks = [lock for lock in reaper.held.values() if ours(lock)]
-        if not force:  # what was claimed since has not been looked at
-            locks = [one for one in locks if not one.owner or is_same_claim(seen.get(one.id), one)]
-        if not locks:
-            raise CommandRefusedError("no matching claim", "see gpulock status")
-        let = [ReleaseCandidate(lock, reaper.device_user(lock)) for lock in locks]
-        if force:
-            for one in let:
-                force_lock(node, one, f"release --force by {describe_caller()}: {reason}")
-        else:
-            give_back_own_locks(reaper, let)
-    return let
+        for lock in locks:
+            left = reaper.device_user(lock)
+            force_lock(node, lock, how)
+            log_release(node, lock, f"{how}; still open: {left}" if left else how)
+            if left:
+                click.echo(f"STILL IN USE: {left}", err=True)
+    if not locks:
+        raise CommandRefusedError("no matching claim", "see gpulock status")
+    return locks
+
+
+def force_lock(node: Node, lock: Lock, how: str) -> None:
+    """Free one lock under the gate; raise Refused or Refusal."""
+    if lock.owner is not None or not lock.fault:
+        free_locks(node, [lock], how)
+        return
+    if path := find_stray_path(node, lock):
+        why = f"{path} is not a directory, so it is no lock"
+        raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
+    grants.remove_lock(node.store, lock.id)
 
 
 def require_claims(store: LockStore) -> None:
@@ -186,58 +195,6 @@ def require_claims(store: LockStore) -> None:
     if not store.exists():
         raise CommandRefusedError("nothing is held on this node", "see gpulock status")
     store.check(make=True)
-
-
-def give_back_own_locks(reaper: Reaper, let: list[ReleaseCandidate]) -> None:
-    """Free the caller's locks, all or none, gate held; raise Refused or Refusal."""
-    for one in let:
-        refuse_foreign_lock(one, reaper.node.proc)
-    how = one_line(f"released by {describe_caller()}")
-    try:
-        locks = [one.lock for one in let]
-        reaper.give_back(locks, how, lambda lock: log_release(reaper.node, lock, how))
-    except Refusal as refusal:
-        if refusal.kind != BUSY:
-            raise
-        raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
-
-
-def refuse_foreign_lock(one: ReleaseCandidate, proc: Proc) -> None:
-    """Raise Refused for a lock that its caller may not free, or not now."""
-    record = one.lock.owner
-    if record is None or one.lock.fault:
-        raise CommandRefusedError(f"{one.lock.id}: {one.lock.fault}", FORCE_HINT)
-    if record.scheduler == "admin":
-        raise CommandRefusedError(
-            f"{one.lock.id} is {format_lock_holder(record)}", f"gpulock unreserve {one.lock.id}"
-        )
-    if record.scheduler != "process":
-        raise CommandRefusedError(
-            f"{one.lock.id} is held by {format_lock_holder(record)}",
-            f"it is freed when the job ends; {FORCE_HINT}",
-        )
-    if record.uid != os.getuid():
-        raise CommandRefusedError(
-            f"{one.lock.id} is held by {format_lock_holder(record)}", FORCE_HINT
-        )
-    if is_command_running_elsewhere(record, os.getpid(), ProcessTree(proc)):
-        raise CommandRefusedError(
-            f"held by running process {record.pid}; release it from there",
-            f"or end it; {FORCE_HINT}",
-        )
-
-
-def force_lock(node: Node, one: ReleaseCandidate, how: str) -> None:
-    """Free one lock under the gate, whatever is said of it, and log it; raise Refusal."""
-    lock = one.lock
-    if lock.fault and lock.owner is None:
-        if path := find_stray_path(node, lock):
-            why = f"{path} is not a directory, so it is no lock"
-            raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
-        grants.remove_lock(node.store, lock.id)
-    else:
-        free_locks(node, [lock], one_line(how))
-    log_release(node, lock, f"{how}; still open: {one.left}" if one.left else how)
 
 
 def log_release(node: Node, lock: Lock, how: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a Prometheus server: instant queries by its HTTP API, within a deadline.
+"""Ask a Prometheus server: instant queries by its HTTP API.
 
 What answers may be anything: no server, a proxy's page, garbage without end. Each is a Refused
 that says so. No redirect is followed, and no proxy of the environment asked: what has the
@@ -12,18 +12,19 @@ import base64
 import json
 import math
 import socket
-import threading
 from collections.abc import Sequence
-from http.client import OK, HTTPConnection, HTTPSConnection
+from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from gpulock.cli.session import CommandRefusedError
+from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.install.setting_faults import parse_http_url
 
-SECONDS = 10.0  # for all queries of one call together
+SECONDS = 10.0  # for each step of a query
 LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
+CHUNK = 1 << 20  # bytes that are read at once
 SHOWN = 60  # characters of what a server said instead of an answer
 DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
 NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
@@ -37,40 +38,19 @@ class Series(NamedTuple):
     value: float
 
 
-class PrometheusAnswerError(ValueError):
-    """Say what is wrong with an answer."""
-
-
 def query_prometheus(
     url: str, queries: Sequence[str], seconds: float = SECONDS, limit: int = LIMIT
 ) -> list[list[Series]]:
-    """Return the answer to each query; raise Refused.
-
-    A thread waits for the server: a name service or a server that gives a byte now and then keeps
-    nobody longer than `seconds`.
-    """
+    """Return the answer to each query; raise Refused. No step of one waits beyond `seconds`."""
     parts = parse_prometheus_url(url)
-    found: list[list[Series]] = []
-    fault: list[Exception] = [PrometheusAnswerError(f"no answer within {seconds:g} s")]
-
-    def work() -> None:
-        try:
-            found.extend(
-                [parse_vector(fetch_answer(parts, one, seconds, limit)) for one in queries]
-            )
-        except socket.timeout:  # TimeoutError from Python 3.10 on
-            pass
-        except Exception as error:  # whatever it is, the other thread says it
-            fault[0] = error
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if len(found) == len(queries):
-        return found
-    shown = one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
-    why = one_line(str(fault[0])) or type(fault[0]).__name__
-    raise CommandRefusedError(f"Prometheus at {shown}: {why}", DO) from fault[0]
+    try:
+        return [parse_vector(fetch_answer(parts, one, seconds, limit)) for one in queries]
+    except (OSError, HTTPException, ValueError) as fault:
+        why = one_line(str(fault)) or type(fault).__name__
+        if isinstance(fault, socket.timeout):  # TimeoutError from Python 3.10 on
+            why = f"no answer within {seconds:g} s"
+        shown = one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+        raise CommandRefusedError(f"Prometheus at {shown}: {why}", DO) from fault
 
 
 def parse_prometheus_url(url: str) -> SplitResult:
@@ -88,7 +68,8 @@ def parse_prometheus_url(url: str) -> SplitResult:
 
 
 def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
-    """Return the body of an answer; raise OSError, HTTPException or PrometheusAnswerError."""
+    """Return the body of an answer; raise OSError, HTTPException or ValueError."""
+    end = Deadline(seconds)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     path = quote(f"{parts.path.rstrip('/')}/api/v1/query", safe="/%")
@@ -100,14 +81,16 @@ def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> 
     try:
         connection.request("GET", f"{path}?{words}", headers=headers)
         with connection.getresponse() as answer:
-            data: bytes = answer.read(limit + 1)
-            if len(data) > limit:
-                raise PrometheusAnswerError(f"its answer is longer than {limit >> 20} MiB")
-            if answer.length:
-                raise PrometheusAnswerError("its answer is cut short")
+            data = b""
+            while part := answer.read1(CHUNK):
+                data += part
+                if len(data) > limit:
+                    raise ValueError(f"its answer is longer than {limit >> 20} MiB")
+                if end.left() <= 0:
+                    raise socket.timeout
             if answer.status != OK:
                 said = error_of_answer(data)
-                raise PrometheusAnswerError(f"it answers {answer.status} {answer.reason}{said}")
+                raise ValueError(f"it answers {answer.status} {answer.reason}{said}")
             return data
     finally:
         connection.close()
@@ -122,21 +105,16 @@ def error_of_answer(data: bytes) -> str:
 
 
 def parse_vector(data: bytes) -> list[Series]:
-    """Return the series of an answer, but for values that no exporter has. Pure.
-
-    Raises PrometheusAnswerError where it is none.
-    """
+    """Return the series of an answer, but for values that no exporter has; raise ValueError."""
     try:
         answer = json.loads(data)
-        if answer["status"] != "success":
-            raise PrometheusAnswerError(f"it cannot answer{error_of_answer(data)}")
-        found = [parse_series(one) for one in answer["data"]["result"]]
-    except PrometheusAnswerError:
-        raise
+        failed = answer["status"] != "success"
+        found = [] if failed else [parse_series(one) for one in answer["data"]["result"]]
     except NO_ANSWER:
         said = one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN]
-        what = f"its answer is not Prometheus's: it begins with {said!r}"
-        raise PrometheusAnswerError(what) from None
+        raise ValueError(f"its answer is not Prometheus's: it begins with {said!r}") from None
+    if failed:
+        raise ValueError(f"it cannot answer{error_of_answer(data)}")
     return [one for one in found if math.isfinite(one.value) and one.value >= 0]
 
 

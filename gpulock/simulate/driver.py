@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NVIDIA driver shows below /proc/driver, letter for letter, as far as gpulock reads it,
-and the kernel in /sys.
+"""What the NVIDIA driver shows below /proc/driver, as far as gpulock reads it, and /sys.
 
 Facts: kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA/open-gpu-kernel-modules, and what
-users pasted of older releases: before 450 there are no capabilities and `Blacklisted` stands where
-460 and later say `GPU Excluded`, before 495 no `GPU Firmware`.
+users pasted of older releases: `Blacklisted` stands where 460 and later say `GPU Excluded`.
 """
 
 from __future__ import annotations
 
-from gpulock.simulate.machine import Gpu, Machine, MigDevice
+from gpulock.simulate.machine import Gpu, Machine
 from gpulock.simulate.tree import Tree
 
-# The release branch in which something first appeared.
-WITH_CAPABILITIES, WITH_EXCLUDED, WITH_FIRMWARE = 450, 460, 495
-
 UNREAD_UUID = "GPU-????????-????-????-????-????????????"
-UNREAD_BIOS = "??.??.??.??.??"
 
 # nv-caps.c: a static table, in this order; 32 GPUs of 15 GPU instances of 8 compute instances.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_GPU_MINOR = 1, 2, 3
@@ -33,11 +27,13 @@ def driver_tree(machine: Machine) -> Tree:
     }
     for gpu in machine.present:
         tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
-    if machine.driver.branch >= WITH_CAPABILITIES:
-        tree["proc/driver/nvidia-caps/mig-minors"] = format_mig_minors().encode()
-        for name, minor in list_capability_minors(machine).items():
-            mode = OWNER_READS if name == "mig/config" else ALL_READ
-            tree[f"{root}/capabilities/{name}"] = format_capability_file(minor, mode).encode()
+    if machine.driver.version < "450":  # they came with MIG
+        return tree
+    tree["proc/driver/nvidia-caps/mig-minors"] = format_mig_minors().encode()
+    for name, minor in list_capability_minors(machine).items():
+        mode = OWNER_READS if name == "mig/config" else ALL_READ
+        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
+        tree[f"{root}/capabilities/{name}"] = text.encode()
     return tree
 
 
@@ -68,28 +64,16 @@ def sys_tree(machine: Machine) -> Tree:
 
 def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
-    card, branch = machine.model(gpu), machine.driver.branch
+    excluded = "Blacklisted" if machine.driver.version < "460" else "GPU Excluded"
     lines = [
-        f"Model: \t\t {card.model}",
-        f"IRQ:   \t\t {gpu.irq}",
+        f"Model: \t\t {machine.model(gpu).model}",
         f"GPU UUID: \t {machine.uuid(gpu) if machine.initialised else UNREAD_UUID}",
-        f"Video BIOS: \t {card.video_bios if machine.initialised else UNREAD_BIOS}",
         "Bus Type: \t PCIe",
-        f"DMA Size: \t {card.dma_bits} bits",
-        f"DMA Mask: \t 0x{2**card.dma_bits - 1:x}",
         f"Bus Location: \t {gpu.bus}",
         f"Device Minor: \t {gpu.minor}",
+        f"{excluded}:\t No",
     ]
-    if branch >= WITH_FIRMWARE:
-        lines.append(f"GPU Firmware: \t {machine.driver.version if card.has_gsp else 'N/A'}")
-    excluded = "GPU Excluded" if branch >= WITH_EXCLUDED else "Blacklisted"
-    lines.append(f"{excluded}:\t No")
     return "\n".join(lines) + "\n"
-
-
-def format_capability_file(minor: int, mode: int) -> str:
-    """Return a capability file: which /dev/nvidia-caps/nvidia-cap<minor> stands for it."""
-    return f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
 
 
 def gpu_instance_minor(gpu_minor: int, gi: int) -> int:
@@ -98,19 +82,17 @@ def gpu_instance_minor(gpu_minor: int, gi: int) -> int:
     return FIRST_GPU_MINOR + (gpu_minor * GPU_INSTANCES + gi) * per_instance
 
 
-def compute_instance_minor(gpu_minor: int, instance: MigDevice) -> int:
-    """Return the capability minor of a compute instance."""
-    return gpu_instance_minor(gpu_minor, instance.gi) + 1 + instance.ci
-
-
 def list_capability_minors(machine: Machine) -> dict[str, int]:
     """Return the capability files that exist and their minors; instances only where made."""
     files = {"mig/config": CONFIG_MINOR, "mig/monitor": MONITOR_MINOR}
     for gpu in machine.present:
         for instance in gpu.mig:
-            gi = f"gpu{gpu.minor}/mig/gi{instance.gi}"
-            files[f"{gi}/access"] = gpu_instance_minor(gpu.minor, instance.gi)
-            files[f"{gi}/ci{instance.ci}/access"] = compute_instance_minor(gpu.minor, instance)
+            gi, first = (
+                f"gpu{gpu.minor}/mig/gi{instance.gi}",
+                gpu_instance_minor(gpu.minor, instance.gi),
+            )
+            files[f"{gi}/access"] = first
+            files[f"{gi}/ci{instance.ci}/access"] = first + 1 + instance.ci
     return files
 
 

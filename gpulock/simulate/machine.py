@@ -11,39 +11,26 @@ import dataclasses
 import hashlib
 import uuid
 from dataclasses import dataclass
+from typing import NamedTuple
 
 VERSION_LINE = "gpulock-inventory 1"
 
 
-@dataclass(frozen=True)
-class DriverRelease:
-    """One release of the NVIDIA kernel module.
-
-    `banner` is what the first line of /proc/driver/nvidia/version shows after its label.
-    """
+class DriverRelease(NamedTuple):
+    """A release of the NVIDIA kernel module: its number, and what `version` shows after a label."""
 
     version: str
     banner: str
 
-    @property
-    def branch(self) -> int:
-        """Return the release branch: 535 of 535.129.03."""
-        return int(self.version.split(".", 1)[0])
 
-
-@dataclass(frozen=True)
-class GpuModel:
-    """A model of GPU. `dma_bits` is the width of a DMA address, `memory_mib` NVML's total."""
+class GpuModel(NamedTuple):
+    """A model of GPU; `memory_mib` is NVML's total."""
 
     model: str
-    video_bios: str
     memory_mib: int
-    dma_bits: int
-    has_gsp: bool  # from Turing on the driver runs firmware on the card
 
 
-@dataclass(frozen=True)
-class MigDevice:
+class MigDevice(NamedTuple):
     """A MIG device: compute instance `ci` of GPU instance `gi`."""
 
     gi: int
@@ -68,7 +55,6 @@ class Gpu:
     bridges: tuple[str, ...]
     numa: int
     minor: int
-    irq: int
     mig: tuple[MigDevice, ...] = ()
     fallen: bool = False  # off the bus: expected, but neither driver nor kernel shows it
     card: GpuModel | None = None
@@ -118,31 +104,25 @@ class Machine:
 
 
 def format_machine_inventory(machine: Machine, boot_id: str) -> str:
-    """Return the inventory of a machine as of this boot."""
+    """Return the inventory as of this boot. In MIG mode a card's NVLinks are off (user guide)."""
     lines = [VERSION_LINE, f"boot_id={boot_id}"]
     for gpu in machine.present:
-        lines += _gpu_lines(machine, gpu)
+        lines += [
+            f"gpu.{gpu.bus}.uuid={machine.uuid(gpu)}",
+            f"gpu.{gpu.bus}.memory_mib={machine.model(gpu).memory_mib}",
+            f"gpu.{gpu.bus}.mig={1 if gpu.mig else 0}",
+        ]
+        if machine.nvswitch and not gpu.mig:
+            lines.append(f"gpu.{gpu.bus}.nvswitch=1")
+        for instance in gpu.mig:
+            key = f"mig.{gpu.bus}.{instance.name}"
+            lines += [
+                f"{key}.uuid={machine.instance_uuid(gpu, instance)}",
+                f"{key}.profile={instance.profile}",
+                f"{key}.memory_mib={instance.memory_mib}",
+            ]
     for first, second, count in machine.links:
         pair = sorted((machine.gpus[first], machine.gpus[second]), key=lambda gpu: gpu.bus)
         if not any(gpu.fallen for gpu in pair):
             lines.append(f"link.{pair[0].bus}.{pair[1].bus}={count}")
     return "\n".join(lines) + "\n"
-
-
-def _gpu_lines(machine: Machine, gpu: Gpu) -> list[str]:
-    """Return the lines of one card. In MIG mode its NVLinks are off (NVIDIA MIG user guide)."""
-    lines = [
-        f"gpu.{gpu.bus}.uuid={machine.uuid(gpu)}",
-        f"gpu.{gpu.bus}.memory_mib={machine.model(gpu).memory_mib}",
-        f"gpu.{gpu.bus}.mig={1 if gpu.mig else 0}",
-    ]
-    if machine.nvswitch and not gpu.mig:
-        lines.append(f"gpu.{gpu.bus}.nvswitch=1")
-    for instance in gpu.mig:
-        key = f"mig.{gpu.bus}.{instance.name}"
-        lines += [
-            f"{key}.uuid={machine.instance_uuid(gpu, instance)}",
-            f"{key}.profile={instance.profile}",
-            f"{key}.memory_mib={instance.memory_mib}",
-        ]
-    return lines

@@ -30,12 +30,12 @@ _570 = DriverRelease(
     "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
 )
 
-_K80 = GpuModel("Tesla K80", "80.21.25.00.02", 11441, 40, False)
-_V100 = GpuModel("Tesla V100-SXM2-32GB", "88.00.43.00.04", 32768, 47, False)
-_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", "88.00.6B.00.01", 32768, 47, False)
-_A100 = GpuModel("NVIDIA A100-SXM4-80GB", "92.00.36.00.10", 81920, 47, True)
-_H200 = GpuModel("NVIDIA H200", "96.00.BC.00.04", 143771, 52, True)
-_4090 = GpuModel("NVIDIA GeForce RTX 4090", "95.02.3C.00.B4", 24564, 47, True)
+_K80 = GpuModel("Tesla K80", 11441)
+_V100 = GpuModel("Tesla V100-SXM2-32GB", 32768)
+_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", 32768)
+_A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81920)
+_H200 = GpuModel("NVIDIA H200", 143771)
+_4090 = GpuModel("NVIDIA GeForce RTX 4090", 24564)
 
 # DGX-1 with V100: a hybrid cube mesh, six NVLinks a card.
 _CUBE_MESH = (
@@ -55,12 +55,12 @@ _HALVES = (MigDevice(1, 0, *_3G), MigDevice(2, 0, *_3G))
 
 
 def _make_preset_gpus(
-    slots: Iterable[tuple[str, str]], numa: Iterable[int], minors: Iterable[int], irq: int
+    slots: Iterable[tuple[str, str]], numa: Iterable[int], minors: Iterable[int]
 ) -> tuple[Gpu, ...]:
     """Return the GPUs of `slots`, each a bus number and its bridges, all in domain 0000."""
     return tuple(
-        Gpu(f"0000:{bus}:00.0", tuple(f"0000:{b}" for b in bridges.split()), node, minor, irq + n)
-        for n, ((bus, bridges), node, minor) in enumerate(zip(slots, numa, minors))
+        Gpu(f"0000:{bus}:00.0", tuple(f"0000:{b}" for b in bridges.split()), node, minor)
+        for (bus, bridges), node, minor in zip(slots, numa, minors)
     )
 
 
@@ -78,7 +78,6 @@ _DGX1 = Machine(
         ),
         (0, 0, 0, 0, 1, 1, 1, 1),
         range(8),
-        16,
     ),
     cpus=("0-19,40-59", "20-39,60-79"),
     links=_CUBE_MESH,
@@ -105,7 +104,6 @@ _K80_NODE = Machine(
         ),
         (0, 0, 0, 0, 1, 1, 1, 1),
         range(8),
-        33,
     ),
     cpus=("0-7,16-23", "8-15,24-31"),
     initialised=False,
@@ -125,7 +123,6 @@ _DGX_H200 = Machine(
         ),
         (0, 0, 0, 0, 1, 1, 1, 1),
         (4, 5, 6, 7, 2, 3, 0, 1),
-        18,
     ),
     cpus=("0-55,112-167", "56-111,168-223"),
     nvswitch=True,
@@ -144,7 +141,6 @@ _A100_PLAIN = _make_preset_gpus(
     ),
     (3, 3, 1, 1, 7, 7, 5, 5),
     (2, 3, 0, 1, 6, 7, 4, 5),
-    40,
 )
 _A100_MIG = Machine(
     name="a100-mig",
@@ -186,7 +182,6 @@ _BIG = Machine(
         ),
         (*(0 for _ in range(8)), *(1 for _ in range(8))),
         range(16),
-        48,
     ),
     cpus=("0-23,48-71", "24-47,72-95"),
     nvswitch=True,
@@ -197,7 +192,7 @@ _WORKSTATION = Machine(
     summary="one processor, 2 RTX 4090, no NVLink, no PCI switch, NUMA node unknown",
     driver=_570,
     card=_4090,
-    gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2), 120),
+    gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2)),
     cpus=("0-31",),
 )
 

@@ -242,7 +242,11 @@ def explain_no_claim(
     refused = [*sge_refusal_facts(view, meant), *slurm_refusal_facts(view, meant)]
     if found := [*refused, *past_claim_facts(view, meant)]:
         return format_answer(head, found, width), True
-    found = [*job_running_facts(sight, meant), ("released", "no trace of it among past claims")]
+    found = [("released", "no trace of it among past claims; it may run here without GPUs")]
+    if meant.pid:
+        gone = meant.pid not in sight.scan.statuses()
+        word = absence_words(sight.scan.proc) if gone else "runs"
+        found = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
     if not view.node.store.exists():
         found.append(("node", "nothing was claimed here in this boot"))
     return format_answer(head, found, width), False
@@ -274,37 +278,6 @@ def slurm_refusal_facts(view: StatusView, meant: Subject) -> FactList:
         if own is not None and own.refused:
             found.append(("refused", own.refused))
     return found
-
-
-def job_running_facts(sight: ProcessView, meant: Subject) -> FactList:
-    """Return whether the process runs, or a shepherd of the job as far as we may see."""
-    if meant.pid:
-        gone = meant.pid not in sight.scan.statuses()
-        word = absence_words(sight.scan.proc) if gone else "runs"
-        return [("process", f"{meant.pid} {word}")]
-    from gpulock.sge import spool
-    from gpulock.sge.shepherds import find_shepherds
-    from gpulock.slurm.steps import SlurmSteps
-    from gpulock.store import atomic
-
-    daemons = SlurmSteps(sight.view.node.settings).daemons(sight.scan)
-    for pid in daemons.get(meant.job, {}):
-        return [("step", f"{pid} runs it here, without GPUs")]
-    hidden = False
-    # not another user's process of that name, in a directory of that user
-    for pid in dict.fromkeys(
-        [*find_shepherds(sight.scan), *find_shepherds(sight.scan, os.geteuid())]
-    ):
-        try:
-            path = f"{sight.scan.proc.root}/{pid}/cwd/config"
-            config = spool.parse_shepherd_config(atomic.read_text(path, spool.CONFIG_LIMIT))
-        except OSError:
-            hidden = True
-            continue
-        task = config.get("ja_task_id", ["0"])[0].lstrip("0") or "1"
-        if config.get("job_id") == [meant.job] and meant.task in ("", task):
-            return [("shepherd", f"{pid} runs it here, without GPUs")]
-    return [("shepherd", "some are hidden from you" if hidden else "no shepherd of it runs here")]
 
 
 def same_number_job_hint(view: StatusView, text: str) -> list[str]:

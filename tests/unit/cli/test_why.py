@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.cli.select import Subject
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
-from gpulock.cli.why.why import job_running_facts
 from gpulock.node.procfs import Proc
 from gpulock.store.boot import reserve_owner
 from gpulock.store.events import REFUSED, note_event
@@ -494,32 +492,6 @@ def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
     text = site.call("why", "4").stdout
     assert text.splitlines()[0].endswith("held (idle)")
     assert facts(text)["idle"] == "did nothing for 2h00m, as gpulock-exporter saw it"
-
-
-@pytest.mark.parametrize(("uid", "told"), [(os.geteuid(), "runs it here"), (4321, "no shepherd")])
-def test_a_shepherd_is_roots_and_a_users_process_of_that_name_tells_nothing(
-    tmp_path: Path, uid: int, told: str
-) -> None:
-    box = Box(tmp_path)
-    spool = tmp_path / "active_jobs/12.1"
-    spool.mkdir(parents=True)
-    (spool / "config").write_text("job_id=12\nja_task_id=0\n")
-    box.proc.shepherd(500, spool, uid=uid)
-
-    [(_, text)] = job_running_facts(ProcessView(view_node(box.node(), False)), Subject(job="12"))
-
-    assert told in text
-
-
-def test_a_shepherds_file_that_is_out_of_order_is_no_crash(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    spool = tmp_path / "active_jobs/12.1"
-    spool.mkdir(parents=True)
-    (spool / "config").write_text("job_id=12\nja_task_id=undefined\n")
-    box.proc.shepherd(500, spool, uid=os.geteuid())
-    sight = ProcessView(view_node(box.node(), False))
-
-    assert "no shepherd" in job_running_facts(sight, Subject(job="12", task="1"))[0][1]
 
 
 def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(

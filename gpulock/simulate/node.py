@@ -9,15 +9,17 @@ import stat
 from pathlib import Path
 
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.simulate.driver import device_tree, driver_tree, sys_tree
-from gpulock.simulate.machine import Machine, format_machine_inventory
-from gpulock.simulate.presets import PRESETS
-from gpulock.simulate.tree import (
+from gpulock.simulate.driver import (
     FOLDER_MODE,
     Tree,
+    device_tree,
+    driver_tree,
+    sys_tree,
     write_tree,
     write_tree_file,
 )
+from gpulock.simulate.machine import Machine, format_machine_inventory
+from gpulock.simulate.presets import PRESETS
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"

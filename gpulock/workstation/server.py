@@ -19,10 +19,10 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
-from gpulock.workstation.allowance import Allowance
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
 from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
+    Allowance,
     SocketClaims,
     refuse_request,
     user_name,

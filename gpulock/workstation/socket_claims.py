@@ -22,7 +22,6 @@ from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import process_claims
-from gpulock.workstation.allowance import Allowance
 from gpulock.workstation.backfill import QueueView, find_shortage
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.process_claims import ClaimTerms
@@ -34,6 +33,26 @@ NAME_SECONDS = 1.0
 # releases would write 2 GB a day.
 BURST = 1000  # claims of a user at once
 PERIOD = 10.0  # seconds a claim in the long run
+
+
+class Allowance:
+    """What users took, in seconds, which time pays off; a user may be `ahead` of it by so many.
+
+    Times are CLOCK_BOOTTIME seconds.
+    """
+
+    def __init__(self, ahead: float = 0.0) -> None:
+        self._ahead = ahead
+        self._paid_off: dict[int, float] = {}
+
+    def charge(self, uid: int, seconds: float, now: float) -> None:
+        """Note that a user took something."""
+        self._paid_off = {one: at for one, at in self._paid_off.items() if at > now}
+        self._paid_off[uid] = self._paid_off.get(uid, now) + seconds
+
+    def due(self, uid: int) -> float:
+        """Return from when on a user may take more."""
+        return self._paid_off.get(uid, 0.0) - self._ahead
 
 
 class SocketClaims:

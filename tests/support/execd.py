@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.simulate.tree import FOLDER_MODE, Tree, write_tree
+from gpulock.simulate.driver import FOLDER_MODE, Tree, write_tree
 from tests.support.packed_job import ResourceRequest, son_job
 
 SPOOL = "sge/spool/node"

@@ -117,11 +117,11 @@ def draw_cluster(
     session: Session, only_free: bool, _: float | None, width: int
 ) -> tuple[list[str], bool]:
     """Return the lines of all nodes, as Prometheus knows them; raise Refused."""
-    from gpulock.cli.cluster import show
+    from gpulock.cli.cluster import view
 
-    nodes = show.observe_cluster(session.settings().prometheus_url)
-    shown = show.select_nodes_with_free(nodes) if only_free else nodes
-    return show.format_cluster_tables(nodes, shown, width), not shown
+    nodes = view.observe_cluster(session.settings().prometheus_url)
+    shown = view.select_nodes_with_free(nodes) if only_free else nodes
+    return view.format_cluster_tables(nodes, shown, width), not shown
 
 
 def watch_heading(period: float, width: int) -> list[str]:

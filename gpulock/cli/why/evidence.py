@@ -13,14 +13,13 @@ from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
-from gpulock.cli.status.attention import format_foreign_processes
+from gpulock.cli.status.attention import PROCESS_IN_PROOF, format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.text.advice import PROCESS_IN_PROOF
 from gpulock.text.words import (
     format_count,
     format_device_label,

@@ -26,7 +26,7 @@ from gpulock.cli.session import (
     name_config_in_facts,
     owns_lock_dir,
 )
-from gpulock.cli.status.attention import list_queue_facts
+from gpulock.cli.status.attention import advise_device_release, list_queue_facts
 from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
@@ -52,7 +52,6 @@ from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.text import table
-from gpulock.text.advice import advise_device_release
 from gpulock.text.words import (
     format_device_list,
     format_local_time,

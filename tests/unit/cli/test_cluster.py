@@ -15,7 +15,7 @@ from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
 from gpulock.cli import command_group
-from gpulock.cli.cluster.devices import QUERIES, natural_sort_key
+from gpulock.cli.cluster.view import QUERIES, natural_sort_key
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock

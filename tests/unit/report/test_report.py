@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.report.advice import advise_job_owner
 from gpulock.report.bars import (
     draw_bar,
     draw_sparkline,
@@ -24,7 +23,7 @@ from gpulock.report.claims import (
     UseTimeline,
     parse_reported_claim,
 )
-from gpulock.report.text import format_job_report, select_last_run
+from gpulock.report.text import advise_job_owner, format_job_report, select_last_run
 from gpulock.text.words import format_percent
 from tests.support.trees import bus
 

@@ -11,8 +11,8 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.workstation import backfill, server, socket_claims
-from gpulock.workstation.allowance import Allowance
 from gpulock.workstation.server import MOST_OF_USER
+from gpulock.workstation.socket_claims import Allowance
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
 from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING
 from tests.support.desk import Desk, answers, last

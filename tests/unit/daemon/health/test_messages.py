@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from gpulock.cli.status.attention import quarantine_end_condition
 from gpulock.cli.why.why import explain_subject
 from gpulock.daemon.health.findings import ACTIONS, HARDWARE, describe_recovery_action
 from gpulock.daemon.health.recovery import (
@@ -17,7 +18,6 @@ from gpulock.daemon.health.recovery import (
     parse_note_causes,
 )
 from gpulock.install.doctor.daemon import check_quarantine_policy
-from gpulock.text.advice import quarantine_end_condition
 from tests.support.health_site import Ward
 
 AFTER = "a reboot or a reload of the driver, then 3 clean checks"

@@ -150,15 +150,17 @@ def sync_rsmap(
     notes = load_withdrawn_ids(state_dir)
     before = notes.get(name)
     wanted, after = next_rsmap(current, before, bad)
-    if after is not None and after != before:
-        save_withdrawn_ids(state_dir, {**notes, name: after})
+    if after is not None and after != before:  # what comes back is noted until it is there
+        both = dict.fromkeys([*after.out, *(before.out if before else ())])
+        save_withdrawn_ids(state_dir, {**notes, name: after._replace(out=(*both,))})
     if wanted != current:
         ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
         found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
         if parse_rsmap(found) != parse_rsmap(wanted):
             raise ValueError(f"it is {found}, not {wanted} as was set")
-    if after is None and before is not None:
-        save_withdrawn_ids(state_dir, {one: kept for one, kept in notes.items() if one != name})
+    if after != before:
+        others = {one: kept for one, kept in notes.items() if one != name}
+        save_withdrawn_ids(state_dir, {**others, name: after} if after else others)
     out = f", without {' '.join(after.out)}" if after else ""
     return f"Grid Engine grants {name}={wanted} on {host}{out}" if wanted != current else ""
 

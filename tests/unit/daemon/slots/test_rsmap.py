@@ -214,6 +214,18 @@ def test_a_kill_after_the_note_or_after_the_change_is_made_good(site: Site) -> N
     assert (site.value(), site.notes()) == (NAMED, {})
 
 
+def test_an_id_on_its_way_back_is_not_forgotten_where_qmaster_does_not_take_it(site: Site) -> None:
+    site.out(1, 3)
+    site.round()
+    (site.root / "deaf").touch()
+    site.out(3)
+    site.round()
+    (site.root / "deaf").unlink()
+    site.chore = RsmapSync(site.journal)
+    site.round()
+    assert site.value() == "3(GPU1 GPU2 GPU3)"
+
+
 def test_a_reserved_and_a_missing_card_leave_as_well(site: Site) -> None:
     (site.box.state / quarantine.FOLDER).mkdir()
     quarantine.write_device_note(

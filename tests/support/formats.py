@@ -25,7 +25,7 @@ from gpulock.daemon.history.record import (
     encode_history_record,
 )
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
-from gpulock.daemon.slots.rsmap import WithdrawnIds, load_withdrawn_ids, save_withdrawn_ids
+from gpulock.daemon.slots.rsmap import load_withdrawn_ids, save_withdrawn_ids
 from gpulock.install.slurm.gres import slurm_map_text
 from gpulock.node import sample, settings
 from gpulock.node.devices import Device, read_nvml_inventory
@@ -180,7 +180,7 @@ def write_formats(root: Path) -> None:
     (root / "task").write_text(make_task_note().encode())
     (root / "slurm-map").write_text(slurm_map_text(None, ["0", "1.gi1.ci0"], ("shard",)))
     (root / "sge-map").write_text(format_card_map("node1", {("gpu", "GPU1"): CARD}))
-    save_withdrawn_ids(str(root), {"gpu": WithdrawnIds("2(gpu0 gpu1)", ("gpu1",))})
+    save_withdrawn_ids(str(root), {"gpu": {"gpu1": "gpu1[mem=4G]"}})
     (root / "cards").write_text(make_cards().text())
     request = SocketRequest(CLAIM, 4711, 5678, 2, (CARD, OTHER), 60.0, "run")
     (root / "request").write_bytes(encode_packet(request))

@@ -104,8 +104,8 @@ def remembered(root: Path, kept: bool) -> Case:
     """Note that a GPU came back, and which ids of an RSMAP were taken out."""
     powered = used_node(root, kept)
     node, state = powered.node(), str(powered.box.state)
-    first = {"card": rsmap.WithdrawnIds("4(0-3)", ("1",))}
-    second = {"card": rsmap.WithdrawnIds("4(0-3)", ("1", "2"))}
+    first = {"card": {"1": "1"}}
+    second = {"card": {"1": "1", "2": "2"}}
     note_card_step(state, node.boot_id, bus(0), BACK, "clean")
     rsmap.save_withdrawn_ids(state, first)
     with recording(*powered.roots()) as disk:

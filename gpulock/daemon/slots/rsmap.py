@@ -11,7 +11,7 @@ What was taken out is noted before it is done, so that it comes back after a kil
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -39,13 +39,6 @@ class SyncResult(NamedTuple):
 
     done: list[str]
     wrong: dict[str, str]
-
-
-class WithdrawnIds(NamedTuple):
-    """What complex_values said of one complex before, and the ids that we took out since."""
-
-    base: str
-    out: tuple[str, ...]
 
 
 def split_sge_elements(value: str) -> list[str]:
@@ -80,27 +73,25 @@ def format_rsmap(ids: Mapping[str, str]) -> str:
 
 
 def next_rsmap(
-    current: str, note: WithdrawnIds | None, bad: frozenset[str]
-) -> tuple[str, WithdrawnIds | None]:
-    """Return what complex_values should say, and what to note before; pure; raise ValueError.
+    current: str, out: Mapping[str, str], bad: Collection[str]
+) -> tuple[str, dict[str, str]]:
+    """Return what complex_values should say, and which ids are out then; pure; raise ValueError.
 
-    What others added or took away meanwhile stays as it is: we put back only what we took.
+    What others added or took away meanwhile stays as it is: we put back only what we took, `out`.
     """
-    text = note.base if note else current
-    now, base = parse_rsmap(current), parse_rsmap(text)
-    known = {**base, **now}
-    taken = note.out if note else ()
-    there = [one for one in known if one in now or one in taken]
-    gone = tuple([one for one in there if one in bad])
-    left = {one: known[one] for one in there if one not in gone}
-    if not gone:
-        return (text if left.keys() == base.keys() else format_rsmap(left)), None
-    if not base.keys() >= {*gone}:
-        text = format_rsmap({one: known[one] for one in there})
-    return format_rsmap(left), WithdrawnIds(text, gone)
+    now = parse_rsmap(current)
+    known = {**out, **now}
+    left = {one: known[one] for one in sorted(known, key=split_digits) if one not in bad}
+    gone = {one: text for one, text in known.items() if one in bad}
+    return current if left.keys() == now.keys() else format_rsmap(left), gone
 
 
-def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
+def split_digits(name: str) -> list[str | int]:
+    """Return a key by which GPU10 is behind GPU9."""
+    return [int(one) if one.isdigit() else one for one in re.split("([0-9]+)", name)]
+
+
+def bad_card_ids(node: Node) -> tuple[str, dict[str, set[str]]]:
     """Return this host's name and the ids of each complex that no prolog would lock.
 
     Without a card in the map there is no name. Raises Refusal, OSError or ValueError.
@@ -113,56 +104,37 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, frozenset[str]]]:
     found: dict[str, set[str]] = {}
     for (name, card), device in cards.items():
         found.setdefault(name, set()).update([card] if device not in good else [])
-    return host, {name: frozenset(ids) for name, ids in found.items()}
+    return host, found
 
 
 def sync_card_ids(
-    state_dir: str, host: str, bad: Mapping[str, frozenset[str]], ask: Callable[..., str]
+    state_dir: str, host: str, bad: Mapping[str, Collection[str]], ask: Callable[..., str]
 ) -> SyncResult:
-    """Bring each RSMAP of this host in step.
+    """Bring each RSMAP of this host in step: note, set, read again, note.
 
     `ask` starts a client of Grid Engine. Raises Refusal, OSError or ValueError.
     """
-    done: list[str] = []
-    wrong: dict[str, str] = {}
+    result = SyncResult([], {})
     values = parse_complex_values(ask("qconf", "-se", host))
+    notes = load_withdrawn_ids(state_dir)
     for name, ids in bad.items():
         try:
-            if line := sync_rsmap(state_dir, (host, name), values.get(name, ""), ids, ask):
-                done.append(line)
+            current, out = values.get(name, ""), notes.get(name, {})
+            wanted, gone = next_rsmap(current, out, ids)
+            notes[name] = {**out, **gone}  # what comes back is noted until it is there
+            save_withdrawn_ids(state_dir, notes)
+            if wanted != current:
+                ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
+                found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
+                if parse_rsmap(found) != parse_rsmap(wanted):
+                    raise ValueError(f"it is {found}, not {wanted} as was set")
+                without = f", without {' '.join(gone)}" if gone else ""
+                result.done.append(f"Grid Engine grants {name}={wanted} on {host}{without}")
+            notes[name] = gone
+            save_withdrawn_ids(state_dir, notes)
         except (Refusal, ValueError) as fault:
-            wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
-    return SyncResult(done, wrong)
-
-
-def sync_rsmap(
-    state_dir: str,
-    key: tuple[str, str],
-    current: str,
-    bad: frozenset[str],
-    ask: Callable[..., str],
-) -> str:
-    """Bring one RSMAP in step: note, set, read again, note; return what was done, or nothing.
-
-    Raises Refusal, OSError or ValueError.
-    """
-    host, name = key
-    notes = load_withdrawn_ids(state_dir)
-    before = notes.get(name)
-    wanted, after = next_rsmap(current, before, bad)
-    if after is not None and after != before:  # what comes back is noted until it is there
-        both = dict.fromkeys([*after.out, *(before.out if before else ())])
-        save_withdrawn_ids(state_dir, {**notes, name: after._replace(out=(*both,))})
-    if wanted != current:
-        ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
-        found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
-        if parse_rsmap(found) != parse_rsmap(wanted):
-            raise ValueError(f"it is {found}, not {wanted} as was set")
-    if after != before:
-        others = {one: kept for one, kept in notes.items() if one != name}
-        save_withdrawn_ids(state_dir, {**others, name: after} if after else others)
-    out = f", without {' '.join(after.out)}" if after else ""
-    return f"Grid Engine grants {name}={wanted} on {host}{out}" if wanted != current else ""
+            result.wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
+    return result
 
 
 def parse_complex_values(text: str) -> dict[str, str]:
@@ -175,25 +147,20 @@ def parse_complex_values(text: str) -> dict[str, str]:
     return {}
 
 
-def load_withdrawn_ids(state_dir: str) -> dict[str, WithdrawnIds]:
-    """Return what was taken out, by complex; raise OSError or ValueError."""
+def load_withdrawn_ids(state_dir: str) -> dict[str, dict[str, str]]:
+    """Return the ids that are taken out, by complex; raise OSError or ValueError."""
     try:
         pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"))
     except FileNotFoundError:
         return {}
-    found: dict[str, WithdrawnIds] = {}
-    for name, text in pairs.items():
-        out, bar, base = text.partition("|")
-        if not bar:
-            raise ValueError(f"not understood: {name}={text[:40]}")
-        found[name] = WithdrawnIds(base, tuple(out.split()))
-    return found
+    return {name: parse_rsmap(value) for name, value in pairs.items()}
 
 
-def save_withdrawn_ids(state_dir: str, notes: Mapping[str, WithdrawnIds]) -> None:
-    """Write what is taken out, to outlive a power cut; raise OSError."""
-    pairs = [(name, f"{' '.join(one.out)}|{one.base}") for name, one in sorted(notes.items())]
-    atomic.replace_file(f"{state_dir}/{NAME}", kv.encode_pairs(pairs).encode(), durable=True)
+def save_withdrawn_ids(state_dir: str, notes: Mapping[str, Mapping[str, str]]) -> None:
+    """Note what is taken out, to outlive a power cut; raise OSError."""
+    if load_withdrawn_ids(state_dir) != (out := {name: one for name, one in notes.items() if one}):
+        pairs = [(name, format_rsmap(one)) for name, one in sorted(out.items())]
+        atomic.replace_file(f"{state_dir}/{NAME}", kv.encode_pairs(pairs).encode(), durable=True)
 
 
 class RsmapSync(Chore):

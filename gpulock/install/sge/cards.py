@@ -90,7 +90,7 @@ def restore_card_ids(state_dir: str, host: str, ask: Callable[..., str]) -> str:
         notes = load_withdrawn_ids(state_dir)
         if not notes:
             return ""
-        _, wrong = sync_card_ids(state_dir, host, dict.fromkeys(notes, frozenset[str]()), ask)
+        _, wrong = sync_card_ids(state_dir, host, dict.fromkeys(notes, ()), ask)
     except (InstallError, OSError, ValueError) as fault:
         wrong = {host: str(fault)}
     return "".join(

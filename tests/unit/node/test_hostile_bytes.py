@@ -114,7 +114,7 @@ def spooled_config(data: bytes, folder: Path) -> None:
 
 def complex_values(data: bytes, _: Path) -> None:
     for value in parse_complex_values(text_of(data)).values():
-        assert next_rsmap(value, None, frozenset())[0] == value
+        assert next_rsmap(value, {}, ())[0] == value
 
 
 def job_environment(data: bytes, _: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.slots.rsmap import (
-    WithdrawnIds,
     load_withdrawn_ids,
     save_withdrawn_ids,
 )
@@ -105,7 +104,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     assert theirs in site.show("se")
     assert restore_card_ids(str(state.parent), "node1", no_client) == ""
     base = "2(GPU1 GPU2)"
-    save_withdrawn_ids(str(state.parent), {"card": WithdrawnIds(base, ("GPU2",))})
+    save_withdrawn_ids(str(state.parent), {"card": {"GPU2": "GPU2"}})
     site.edit("se", f"card={base}", "card=1(GPU1)")
 
     assert site.uninstall().remainders == []
@@ -115,7 +114,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
 
 
 def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
-    noted = {"card": WithdrawnIds("2(GPU1 GPU2)", ("GPU2",))}
+    noted = {"card": {"GPU2": "GPU2"}}
     save_withdrawn_ids(str(tmp_path), noted)
 
     assert "no qmaster" in restore_card_ids(str(tmp_path), "node1", no_client)

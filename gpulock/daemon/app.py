@@ -65,8 +65,8 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         HealthPolicy(journal),  # before others write STATE_DIR/cards: it tells of a bad one
         CardChecker(journal),
         CdiSpecWriter(journal),
-        IdlePolicy(say),
-        ClaimEnds(journal),
+        idle := IdlePolicy(say),
+        ClaimEnds(journal, idle.tell_end),
         RsmapSync(journal),
         SlurmDrainSync(journal),
         SlurmMapRenewal(journal),

@@ -7,7 +7,6 @@ import click
 
 from gpulock.cli.session import Session
 from gpulock.daemon.reconcile.cdi import (
-    build_cdi_spec,
     cdi_spec_path,
     format_cdi_spec,
     update_cdi_spec,
@@ -90,7 +89,7 @@ def cdi_command(session: Session, write: bool) -> None:
     In a job, where CDI_DIR is set: podman run $GPULOCK_CDI IMAGE
     """
     node = session.node()
-    text = format_cdi_spec(build_cdi_spec(node.settings, node.devices()))
+    text = format_cdi_spec(node.settings, node.devices())
     if not write:
         click.echo(text, nl=False)
         return

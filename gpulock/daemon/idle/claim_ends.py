@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gpulock.alloc.reaper import HELD
-from gpulock.daemon.core.journal import INFO, WARNING, DaemonJournal
-from gpulock.daemon.idle.command import IdleClaim, IdleCommand
+from gpulock.daemon.core.journal import INFO, DaemonJournal
+from gpulock.daemon.idle.command import IdleClaim
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
@@ -26,29 +26,30 @@ from gpulock.workstation.user_release import release_ended_claim
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
 AGAIN: Final = 60.0  # seconds until a claim that is still used is tried again
-POLL: Final = 0.25  # seconds between two looks at a command at work
 GATE_SECONDS: Final = 2.0
 PTS: Final = range(136, 144)  # major numbers of /dev/pts, Documentation/admin-guide/devices.txt
 TERMINAL: Final = 4  # field of stat behind the program's name, proc_pid_stat(5)
 
-Tell = Callable[[Node, Owner, str], None]
-
 
 class ClaimEnds(Chore):
-    """The chore that follows a reconcile; `tell` writes to the terminal of a claim's process."""
+    """The chore that follows a reconcile; `tell` writes to the terminal of a claim's process.
 
-    def __init__(self, journal: DaemonJournal, tell: Tell | None = None) -> None:
+    `tell_command` is for IDLE_COMMAND.
+    """
+
+    def __init__(
+        self,
+        journal: DaemonJournal,
+        tell_command: Callable[[IdleClaim], None],
+        tell: Callable[[Node, Owner, str], None] | None = None,
+    ) -> None:
         self._journal = journal
-        self._tell = tell or tell_terminal
+        self._tell_command, self._tell = tell_command, tell or tell_terminal
         self._told: set[str] = set()  # tokens
         self._again: dict[str, float] = {}  # by token, when its release is tried again
-        self._commands: list[IdleClaim] = []
-        self._command: IdleCommand | None = None
-        self._node: Node | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Tell who is near the end of a claim, and give back what is over."""
-        self._node = node
         claims = find_limited_claims(node, report)
         self._told &= claims.keys()
         self._again = {token: at for token, at in self._again.items() if token in claims}
@@ -65,31 +66,9 @@ class ClaimEnds(Chore):
                 do = "end what uses them, and claim anew"
                 words = f"your claim of {name_devices(record)} ends in {minutes} min; {do}"
                 self._tell(node, record, words)
-                if node.settings.idle_command:
-                    self._commands.append(IdleClaim(record, record.devices, 0.0, alive=True))
+                self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}
         self._journal.log_changes("ends", over)
-        self.run_due(now)
-
-    def run_due(self, now: float) -> None:
-        """Look after the command that runs, and start the next one."""
-        if self._command is not None and (fault := self._command.poll(now)) is not None:
-            self._command = None
-            if fault:
-                self._journal.say(WARNING, fault)
-        if self._command is None and self._commands and self._node is not None:
-            claim, path = self._commands.pop(0), self._node.settings.idle_command
-            try:
-                self._command = IdleCommand(self._node.settings, claim, "end", now)
-            except OSError as failed:
-                self._journal.say(WARNING, f"IDLE_COMMAND {path} is not run: {failed.strerror}")
-        self.due = now + POLL if self._command or self._commands else float("inf")
-
-    def close(self) -> None:
-        """End the command that runs."""
-        if self._command is not None:
-            self._command.kill()
-            self._command = None
 
     def _release(self, node: Node, record: Owner, now: float) -> None:
         """Give a claim back that is over, or note when to try again."""

@@ -24,7 +24,7 @@ from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE
 
-WARN, KILL = "warn", "kill"
+END, WARN, KILL = "end", "warn", "kill"
 SEEN: Final = 30.0  # seconds: an idleness that was true longer ago is not known any more
 POLL: Final = 0.25  # seconds between two looks at a command at work
 AGAIN: Final = 60.0  # seconds until a `kill` that failed is tried again
@@ -34,7 +34,7 @@ class IdlePolicy(Chore):
     """The chore that follows a reconcile; `say` is told what is done.
 
     Each round finds anew of whom the command is to be told. Commands run one after another,
-    between the rounds, warnings first: `run_due` starts the next and waits for none.
+    between the rounds, kills last: `run_due` starts the next and waits for none.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -43,14 +43,13 @@ class IdlePolicy(Chore):
         self._warned: dict[str, float] = {}  # by token, when its warning was over
         self._next_kill: dict[str, float] = {}  # likewise, when it may be tried; never once done
         self._settings: Settings | None = None
-        self._warnings: list[IdleClaim] = []
-        self._kills: list[IdleClaim] = []
+        self._queue: dict[str, list[IdleClaim]] = {END: [], WARN: [], KILL: []}  # by event
         self.command: IdleCommand | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Find what is due; `now` is CLOCK_BOOTTIME in seconds. Waits for no command."""
         settings = self._settings = node.settings
-        self._warnings, self._kills = [], []
+        self._queue |= {WARN: [], KILL: []}
         if settings.idle_warn or settings.idle_kill:
             standing = {one.lock.owner.token for one in report.outcomes if one.lock.owner}
             self._said = {one for one in self._said if one[0] in standing or not one[0]}
@@ -67,13 +66,16 @@ class IdlePolicy(Chore):
         if self.command is not None and (fault := self.command.poll(now)) is not None:
             self._take_outcome(self.command, fault, now)
             self.command = None
-        if self.command is None and self._settings is not None:
-            if self._warnings:
-                self._start(self._settings, self._warnings.pop(0), WARN, now)
-            elif self._kills:
-                self._start(self._settings, self._kills.pop(0), KILL, now)
+        waiting = [event for event, claims in self._queue.items() if claims]
+        if self.command is None and waiting and self._settings is not None:
+            self._start(self._settings, self._queue[waiting[0]].pop(0), waiting[0], now)
         if self.command is None:
-            self.due = now if self._warnings or self._kills else float("inf")
+            self.due = now if any(self._queue.values()) else float("inf")
+
+    def tell_end(self, claim: IdleClaim) -> None:
+        """Run IDLE_COMMAND, where there is one, for a claim that is near its end."""
+        self._queue[END].append(claim)
+        self.due = 0.0
 
     def close(self) -> None:
         """End the command that runs: its deadline ends with us. The next gpulockd runs it again."""
@@ -91,7 +93,7 @@ class IdlePolicy(Chore):
                 what = f"{idler.describe_holder()} holds {idler.describe_idle()}"
                 self._say_once(token, WARN, what)
                 if settings.idle_command:
-                    self._warnings.append(idler)
+                    self._queue[WARN].append(idler)
                 else:
                     self._warned[token] = now
             return  # its end comes after its warning, and not before
@@ -102,12 +104,12 @@ class IdlePolicy(Chore):
             grace = max(0.0, settings.idle_kill - settings.idle_warn)
             due = max(due, self._warned[token] + grace)
         if idler.seconds >= settings.idle_kill and now >= due:
-            self._kills.append(idler)
+            self._queue[KILL].append(idler)
 
     def _start(self, settings: Settings, idler: IdleClaim, event: str, now: float) -> None:
         path = settings.idle_command
         if not path:
-            return  # the setting went since the round
+            return  # none is set, or it went since the round
         try:
             self.command = IdleCommand(settings, idler, event, now)
         except OSError as fault:
@@ -115,11 +117,12 @@ class IdlePolicy(Chore):
             self._say_once("", why, f"IDLE_COMMAND {path} is not run: {why}")
 
     def _take_outcome(self, command: IdleCommand, fault: str, now: float) -> None:
-        """Note a command that has ended: a warning is done, a `kill` only where it succeeded."""
+        """Note a command that has ended: a `kill` is done only where it succeeded."""
         claim = command.claim
         token = claim.owner.token
-        if command.event == WARN:
-            self._warned[token] = now
+        if command.event != KILL:
+            if command.event == WARN:
+                self._warned[token] = now
             if fault:
                 self._say(fault)
         elif fault:

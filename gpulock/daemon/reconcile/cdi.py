@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
@@ -22,7 +22,7 @@ from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
-from gpulock.node.devices import MAJOR, Device
+from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
@@ -30,76 +30,56 @@ from gpulock.store import atomic
 VERSION: Final = "0.5.0"
 NAME: Final = "gpulock.io-gpu.json"
 CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-DEV: Final = "/dev"  # inside a container
 LIMIT: Final = 1 << 20  # bytes: 16 cards of 7 instances take a tenth
 SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
 
-Json = dict[str, Any]
 
-
-def build_cdi_spec(settings: Settings, found: Iterable[Device]) -> Json:
-    """Return the spec of the devices that can be granted.
+def format_cdi_spec(settings: Settings, found: Iterable[Device]) -> str:
+    """Return the spec of the devices that can be granted; equal nodes make equal texts.
 
     Raises Refusal(BROKEN) where DRIVER_DIR has no files of this node's driver. An instance whose
     access nodes the driver does not tell is left out: it could not be opened.
     """
-    named: list[Json] = []
+
+    def nodes(names: Iterable[str]) -> list[dict[str, str]]:
+        """Return device nodes; a runtime reads their numbers itself."""
+        top = settings.dev_root
+        return [
+            {"path": f"/dev/{one}", "hostPath": f"{top}/{one}", "permissions": "rw"}
+            for one in names
+        ]
+
+    devices: dict[str, list[str]] = {}
     for device in found:
-        nodes = [] if device.fault or device.withheld else list_cdi_device_nodes(settings, device)
-        if nodes:
-            named.append({"name": device.id, "containerEdits": {"deviceNodes": nodes}})
-    pairs = [bind.split(":") for bind in driver_binds(settings).split(",") if bind]
-    options = ["ro", "nosuid", "nodev", "bind"]  # nobody in a container may change them
+        access = mig_access_nodes(device, settings.driver_root) if device.parent else []
+        if not (device.fault or device.withheld) and bool(access) == bool(device.parent):
+            devices[device.id] = [f"nvidia{device.minor}", *access]
     control = [name for name in CONTROL if os.path.lexists(f"{settings.dev_root}/{name}")]
-    return {
+    binds = [bind.split(":") for bind in driver_binds(settings).split(",") if bind]
+    options = ["ro", "nosuid", "nodev", "bind"]  # nobody in a container may change them
+    spec = {
         "cdiVersion": VERSION,
         "kind": CDI_KIND,
-        "devices": sorted(named, key=lambda entry: str(entry["name"])),
+        "devices": [
+            {"name": name, "containerEdits": {"deviceNodes": nodes(names)}}
+            for name, names in sorted(devices.items())
+        ],
         "containerEdits": {
             # Images of CUDA say `all`, on which NVIDIA's own runtime would bring every card.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [build_cdi_device_node(settings, name) for name in control],
+            "deviceNodes": nodes(control),
             "mounts": [
                 {"hostPath": host, "containerPath": inside, "options": options}
-                for host, inside in pairs
+                for host, inside in binds
             ],
         },
     }
-
-
-def list_cdi_device_nodes(settings: Settings, device: Device) -> list[Json]:
-    """Return the nodes a device needs besides the control nodes, none where they are not known."""
-    own = build_cdi_device_node(settings, f"nvidia{device.minor}")
-    own["major"], own["minor"] = MAJOR, device.minor
-    if not device.parent:
-        return [own]
-    access = mig_access_nodes(device, settings.driver_root)
-    return [own, *(build_cdi_device_node(settings, name) for name in access)] if access else []
-
-
-def build_cdi_device_node(settings: Settings, name: str) -> Json:
-    """Return one node below DEV_ROOT, with its numbers where it is there."""
-    host = f"{settings.dev_root}/{name}"
-    node: Json = {"path": f"{DEV}/{name}", "type": "c", "permissions": "rw"}
-    if host != node["path"]:
-        node["hostPath"] = host
-    try:
-        info = os.stat(host)
-    except OSError:
-        return node
-    if stat.S_ISCHR(info.st_mode):
-        node["major"], node["minor"] = os.major(info.st_rdev), os.minor(info.st_rdev)
-    return node
-
-
-def format_cdi_spec(made: Json) -> str:
-    """Return the file's text; equal nodes make equal texts."""
-    return json.dumps(made, indent=2) + "\n"
+    return json.dumps(spec, indent=2) + "\n"
 
 
 def cdi_spec_path(settings: Settings) -> str:
     """Return where the spec is kept; raise Refusal(BROKEN) where that is not said."""
-    if not settings.cdi_dir.startswith("/"):
+    if not settings.cdi_dir:
         raise Refusal(BROKEN, "CDI_DIR names no folder", "set CDI_DIR=/var/run/cdi")
     return f"{settings.cdi_dir}/{NAME}"
 
@@ -143,7 +123,7 @@ class CdiSpecWriter(Chore):
         hindered = ""
         settings, found = node.settings, node.devices()
         try:
-            text = self._caller.ask(lambda: format_cdi_spec(build_cdi_spec(settings, found)))
+            text = self._caller.ask(lambda: format_cdi_spec(settings, found))
             update_cdi_spec(settings, text)
         except NoAnswerError:
             hindered = f"no CDI spec: {settings.driver_dir} does not answer; see its mount"

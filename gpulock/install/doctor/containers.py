@@ -52,7 +52,7 @@ def check_cdi_spec(settings: Settings) -> Iterator[Finding]:
         return
     try:
         path = cdi.cdi_spec_path(settings)
-        made = cdi.build_cdi_spec(settings, Node(settings).devices())
+        made = cdi.format_cdi_spec(settings, Node(settings).devices())
     except Refusal as refusal:
         yield fault(f"no spec: {refusal.why}", refusal.do)
         return
@@ -60,7 +60,7 @@ def check_cdi_spec(settings: Settings) -> Iterator[Finding]:
         now = atomic.read_text(path, cdi.LIMIT)
     except FileNotFoundError:
         now = ""
-    if now != cdi.format_cdi_spec(made):
+    if now != made:
         what = f"{path} {'is not as the node is' if now else 'is missing'}"
         yield warning(what, "run gpulock cdi --write, and gpulockd to keep it")
 

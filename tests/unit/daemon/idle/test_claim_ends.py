@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.idle.claim_ends import AGAIN, BEFORE, ClaimEnds, tell_terminal
+from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.context import Node
 from gpulock.store.owner import Owner
@@ -32,7 +33,8 @@ class Site:
         self.node.store.check(make=True)
         self.journal = HeardJournal()
         self.told: list[str] = []
-        self.ends = ClaimEnds(self.journal, self._tell)
+        self.idle = IdlePolicy(self.told.append)
+        self.ends = ClaimEnds(self.journal, self.idle.tell_end, self._tell)
         fields: dict[str, object] = {"scheduler": "process", "job_id": str(SHELL), "pid": SHELL}
         fields |= {"start": 9, "uid": ALICE, "user": "alice", "add_grp_id": 0}
         self.claim = record(
@@ -46,7 +48,9 @@ class Site:
     def go(self, now: float) -> list[str]:
         """Let a reconcile come; return what is held then."""
         report = reconcile_locks(self.node, judge_of(self.node), soon())
+        self.idle.run(self.node, report, now)
         self.ends.run(self.node, report, now)
+        self.idle.run_due(now)
         return self.box.locks()
 
 
@@ -94,7 +98,7 @@ def test_idle_command_is_run_before_the_end(tmp_path: Path) -> None:
     site.node.settings.idle_command = f"{tmp_path}/told"
     site.go(END - 60)
     wait_until((tmp_path / "said").exists, why="the command to run")
-    site.ends.close()
+    site.idle.close()
     assert (tmp_path / "said").read_text() == "end alice\n"
 
 

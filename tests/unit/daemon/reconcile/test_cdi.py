@@ -64,9 +64,10 @@ def configured(site: Site, **keys: str) -> Settings:
 def test_a_card_is_called_by_its_lock_id(tmp_path: Path) -> None:
     site = Site(tmp_path, "dgx-h200")
 
-    assert nodes(told(site)) == {
-        gpu.bus: [f"/dev/nvidia{gpu.minor}"] for gpu in site.files.machine.gpus
-    }
+    spec = told(site)
+    assert nodes(spec) == {gpu.bus: [f"/dev/nvidia{gpu.minor}"] for gpu in site.files.machine.gpus}
+    (node,) = spec["devices"][0]["containerEdits"]["deviceNodes"]
+    assert node["hostPath"] == f"{dev_of(site)}/{node['path'].removeprefix('/dev/')}"
 
 
 def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_whole(
@@ -127,26 +128,6 @@ def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path)
     edits = told(site)["containerEdits"]
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
-
-
-def test_a_node_that_is_there_has_its_numbers_and_no_other_place() -> None:
-    assert cdi.build_cdi_device_node(Settings({}), "null") == {
-        "path": "/dev/null",
-        "type": "c",
-        "permissions": "rw",
-        "major": 1,
-        "minor": 3,
-    }
-
-
-def test_a_node_that_is_elsewhere_is_told_to_be_there(tmp_path: Path) -> None:
-    node = cdi.build_cdi_device_node(Settings({"DEV_ROOT": str(tmp_path)}), "nvidia0")
-    assert node == {
-        "path": "/dev/nvidia0",
-        "hostPath": f"{tmp_path}/nvidia0",
-        "type": "c",
-        "permissions": "rw",
-    }
 
 
 def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: Path) -> None:

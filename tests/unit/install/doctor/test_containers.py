@@ -110,9 +110,7 @@ def spec_in(node: Node, folder: Path) -> None:
 
     node.keys["CDI_DIR"] = str(folder)
     settings = Settings(dict(node.keys))
-    cdi.update_cdi_spec(
-        settings, cdi.format_cdi_spec(cdi.build_cdi_spec(settings, Seen(settings).devices()))
-    )
+    cdi.update_cdi_spec(settings, cdi.format_cdi_spec(settings, Seen(settings).devices()))
 
 
 def test_a_spec_of_this_node_is_well(node: Node, folder: Path) -> None:

@@ -49,6 +49,7 @@ from gpulock.daemon.health.snapshot import (
 from gpulock.daemon.reconcile.exporter_limit import (
     EXPORTER_CAUSES,
     QUARANTINE_LIMIT_REACHED,
+    cards_out_by_exporter,
     limit_exporter_quarantine,
 )
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -128,8 +129,7 @@ class HealthPolicy(Chore):
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
             state.found = {**had.leave_out_passing(found, look.now), **kept}
             state.most = had.most
-        here = findings.quarantinable_ids(report.devices)
-        states = {name: state for name, state in sorted(cards.states.items()) if name in here}
+        states = {name: state for name, state in sorted(cards.states.items()) if name in look.here}
         self._degraded = {name: state.describe_failed() for name, state in states.items()}
         failed = {
             f"{name} {check}": f"{name}: {why}"
@@ -171,8 +171,8 @@ class HealthPolicy(Chore):
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
         wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
         found = look.findings(wanted)
-        told, clean = look.fresh.keys(), look.clean_devices()
-        cards.marks = findings.expire_finding_marks(cards.marks, found, told, clean)
+        clean = [device.id for device in look.devices if look.memory(device.id) == ""]
+        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys(), clean)
         lasting = [
             one
             for one in self._losses.select_lasting(found, look.now)
@@ -204,7 +204,8 @@ class HealthPolicy(Chore):
         """Act on what is new; return what could not be done, by a key."""
         advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
         cards = look.cards
-        allowed = limit_exporter_quarantine(advice, look.cards_out(out), look.count_cards())
+        already = cards_out_by_exporter(out, look.devices)
+        allowed = limit_exporter_quarantine(advice, already, look.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in fresh}):
             reasons = [one for one in fresh if one.device == name]
@@ -261,12 +262,12 @@ class HealthPolicy(Chore):
         failed: dict[str, str] = {}
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
         told = [one.device for one in bad if one.cause in EXPORTER_CAUSES]
-        kept = [
-            name
-            for name in ours
-            if look.wants_repair(name) or any(lock_ids_overlap(one, name) for one in told)
+        told += [
+            name for name, seen in look.fresh.items() if seen.recovery_action or seen.remap_failure
         ]
-        heard = limit_exporter_quarantine(kept, look.cards_out(ours), look.count_cards())
+        kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in told)]
+        already = cards_out_by_exporter(ours, look.devices)
+        heard = limit_exporter_quarantine(kept, already, look.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in heard
             against = any(
@@ -274,20 +275,15 @@ class HealthPolicy(Chore):
                 for one in bad
                 if believed or one.cause not in EXPORTER_CAUSES
             )
-            sight = look.observe_device(name, note, against)
-            if not believed:
-                sight = sight._replace(seen=None)
-            clean = recovery.check_device_recovered(note, sight)
+            clean = False if against else look.has_recovered(name, note, believed)
             times, at = self._clean.get(name, (0, look.now - SPACING))
             if clean is False:
                 self._clean.pop(name, None)
             if not clean or look.now - at < SPACING:
                 continue
             self._clean[name] = (times + 1, look.now)
-            if times + 1 < CLEAN_CHECKS:
-                continue
-            if not look.has_passed_command(name, note):
-                continue  # the chore tests what is out first
+            if times + 1 < CLEAN_CHECKS or not look.has_passed_command(name, note):
+                continue  # what is out is tested first
             try:
                 self._restore(look.node, look.cards, name, note)
             except (OSError, ValueError) as fault:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.daemon.health.cards import BACK, NodeCards
 from gpulock.daemon.health.findings import (
     CAUSES,
     ECC,
-    HEALTH,
     LASTING_KEYS,
     LOST,
     MEMORY,
-    MISSING,
     XID,
     HealthFinding,
 )
@@ -72,44 +70,30 @@ def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     return known if len(words) == len([word for word in words if word in CAUSES]) else ()
 
 
-class DeviceObservation(NamedTuple):
-    """What is to be seen of a device now: `shown` by the driver, `seen` in a fresh sample.
+def is_device_clean(
+    note: Mapping[str, str],
+    seen: sample.DeviceSample | None,
+    memory: str | None,
+    restarted: bool,
+) -> bool | None:
+    """Return whether a device is clean, None where that cannot be told, or not by us.
 
-    `memory` is why too much of its memory is in use, nothing where it is given back, None where
-    that is not known; `bad` is whether anything speaks against the device now, `restarted` whether
-    its card was started again since it went out.
+    `seen` is its fresh sample; `memory` is why too much of its memory is in use, nothing where it
+    is given back, None where that is not known; `restarted`: its card was since it went out.
     """
-
-    shown: bool
-    seen: sample.DeviceSample | None
-    memory: str | None
-    bad: bool
-    restarted: bool
-
-
-def check_device_recovered(note: Mapping[str, str], sight: DeviceObservation) -> bool | None:
-    """Return whether a device is clean, None where that cannot be told, or not by us."""
-    if ADMIN_RESTORE_ONLY in note.get("reason", ""):
+    causes = parse_note_causes(note)
+    if ADMIN_RESTORE_ONLY in note.get("reason", "") or not causes:
         return None
-    if not sight.shown or sight.bad:
+    if seen is not None and (seen.recovery_action or seen.remap_failure):
         return False
-    if sight.seen is not None and (sight.seen.recovery_action or sight.seen.remap_failure):
+    if MEMORY in causes and memory:
         return False
-    found = [is_cause_cleared(cause, sight) for cause in parse_note_causes(note)]
-    if False in found:
-        return False
-    return None if None in found or not found else True
-
-
-def is_cause_cleared(cause: str, sight: DeviceObservation) -> bool | None:
-    """Return whether one cause is over, None where that cannot be told."""
-    if cause in (MISSING, HEALTH):
-        return True
-    if cause == LOST:
-        return True if sight.seen is not None else None
-    if cause == MEMORY:
-        return None if sight.memory is None else not sight.memory
-    return True if sight.seen is not None and sight.restarted else None
+    known = (
+        (MEMORY, memory is not None),
+        (LOST, seen is not None),
+        *((cause, seen is not None and restarted) for cause in (XID, ECC)),
+    )
+    return True if all(told for cause, told in known if cause in causes) else None
 
 
 def describe_recovery(reason: str) -> str:

@@ -10,8 +10,6 @@ from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import MEMORY_CHECK
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthFinding
-from gpulock.daemon.health.recovery import DeviceObservation
-from gpulock.daemon.reconcile.exporter_limit import cards_out_by_exporter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node import sample
@@ -19,7 +17,6 @@ from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
 
@@ -35,17 +32,16 @@ class HealthSnapshot:
     def __init__(self, node: Node, report: ReconcileReport, now: float, cards: NodeCards) -> None:
         self.node, self.now, self.cards = node, now, cards
         self._report, self.devices = report, report.devices
-        self._here = findings.quarantinable_ids(self.devices)
+        self.here = findings.quarantinable_ids(self.devices)
         self.told = read_fresh_sample(node, now)
         self.fresh = {
             name: seen
             for name, seen in (self.told.devices.items() if self.told else ())
-            if name in self._here
+            if name in self.here
             and seen.looked is not None
             and now - seen.looked <= node.settings.max_sample_age
         }
         self._holders: device_users.OpenFiles | None = None
-        self._held: dict[str, Lock] = {}
 
     def count_cards(self) -> int:
         """Return how many cards this node has, with those that were here in this boot."""
@@ -69,65 +65,42 @@ class HealthSnapshot:
         if HEALTH in wanted:
             found += self.degraded_cards()
         if MEMORY in wanted:
-            found += self.dirty_devices()
+            found += [
+                HealthFinding(one.id, MEMORY, MEMORY, 1, why)
+                for one in devices
+                if (why := self.memory(one.id)) and not self._is_in_use(one.id)
+            ]
         if MISSING in wanted:
             found += findings.find_missing_cards(devices, known)
             found += findings.find_lost_cards(self.told, devices) if self.told else []
         return found
 
     def degraded_cards(self) -> list[HealthFinding]:
-        """Return the devices of which a check has failed that concerns every job."""
+        """Return the devices of which a check has failed."""
         return [
             HealthFinding(name, HEALTH, HEALTH, 1, why)
             for name, state in sorted(self.cards.states.items())
-            if name in self._here and (why := state.describe_failed())
+            if name in self.here and (why := state.describe_failed())
         ]
-
-    def dirty_devices(self) -> list[HealthFinding]:
-        """Return the free devices with memory in use though nobody is there, as root sees it."""
-        names = [device.id for device in self.devices if self.memory(device.id)]
-        return [
-            HealthFinding(name, MEMORY, MEMORY, 1, self.memory(name) or "")
-            for name in names
-            if not self.is_device_in_use(name)
-        ]
-
-    def clean_devices(self) -> list[str]:
-        """Return the free devices whose memory is given back."""
-        return [device.id for device in self.devices if self.memory(device.id) == ""]
 
     def memory(self, name: str) -> str | None:
         """Return why the check of a device's memory fails, None where it cannot be made now."""
         state = self.cards.states.get(name)
         return state.found.get(MEMORY_CHECK) if state and name in self.fresh else None
 
-    def is_device_in_use(self, name: str) -> bool:
-        """Return whether a process has a device open, or may have: then it is not dirty yet."""
+    def _is_in_use(self, name: str) -> bool:
+        """Return whether a process, as root sees it, has a device open, or may have."""
+        held = self.node.store.read_all_locks()
+        if any(lock_ids_overlap(lock, name) for lock in held):
+            return True
         if self._holders is None:
             judging = make_liveness_judge(self.node)
             self._holders = device_users.OpenFiles(judging.scan, self.devices, self.node.settings)
-            self._held = self.node.store.read_all_locks()
-            for lock in self._held.values():
-                self.node.store.read_details(lock)
-        if any(lock_ids_overlap(lock, name) for lock in self._held):
-            return True
-        pids, locks = self._holders.pids_with_open(name), self._held.values()
-        left = device_users.unclaimed_processes(pids, self._holders.scan, locks, Owner())
+        for lock in held.values():
+            self.node.store.read_details(lock)
+        pids = self._holders.pids_with_open(name)
+        left = device_users.unclaimed_processes(pids, self._holders.scan, held.values(), Owner())
         return bool(left or self._holders.blind)
-
-    def is_free(self, name: str) -> bool:
-        """Return whether no lock overlaps a device."""
-        held = [one.lock.id for one in self._report.outcomes if one.act != reaper.FREED]
-        return not any(lock_ids_overlap(one, name) for one in held)
-
-    def cards_out(self, notes: Mapping[str, Mapping[str, str]]) -> set[str]:
-        """Return the cards that are out of service for what the exporter said."""
-        return cards_out_by_exporter(notes, self.devices)
-
-    def wants_repair(self, name: str) -> bool:
-        """Return whether the exporter says that a device waits for a reset or a repair."""
-        seen = self.fresh.get(name)
-        return seen is not None and bool(seen.recovery_action or seen.remap_failure)
 
     def has_passed_command(self, name: str, note: Mapping[str, str]) -> bool:
         """Return whether HEALTH_COMMAND passed on a card since it went out and was started again.
@@ -140,16 +113,18 @@ class HealthSnapshot:
             return True
         return self.cards.of(name).has_passed(recovery.test_since(note, self.cards))
 
-    def observe_device(self, name: str, note: Mapping[str, str], bad: bool) -> DeviceObservation:
-        """Return what is to be seen of a device that is out."""
-        shown = [d for d in self.devices if lock_ids_overlap(d.id, name) and not d.fault]
-        return DeviceObservation(
-            shown=bool(shown),
-            seen=self.fresh.get(name),
-            memory=self.memory(name) if self.is_free(name) else None,
-            bad=bad,
-            restarted=recovery.was_card_restarted(note, self.cards),
-        )
+    def has_recovered(self, name: str, note: Mapping[str, str], believed: bool) -> bool | None:
+        """Return whether a device is clean, None where that cannot be told, or not by us.
+
+        `believed`: what the exporter says of it counts.
+        """
+        if not any(lock_ids_overlap(one.id, name) and not one.fault for one in self.devices):
+            return False
+        held = [one.lock.id for one in self._report.outcomes if one.act != reaper.FREED]
+        free = not any(lock_ids_overlap(one, name) for one in held)
+        seen, memory = self.fresh.get(name) if believed else None, self.memory(name)
+        restarted = recovery.was_card_restarted(note, self.cards)
+        return recovery.is_device_clean(note, seen, memory if free else None, restarted)
 
 
 def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:

@@ -21,8 +21,7 @@ from gpulock.daemon.health.findings import (
     select_new_findings,
 )
 from gpulock.daemon.health.recovery import (
-    DeviceObservation,
-    check_device_recovered,
+    is_device_clean,
     was_card_restarted,
 )
 from gpulock.daemon.reconcile.exporter_limit import limit_exporter_quarantine
@@ -32,15 +31,7 @@ from gpulock.store import kv
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}
-WELL = DeviceObservation(
-    shown=True, seen=sample.DeviceSample({}, {}), memory="", bad=False, restarted=True
-)
 MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
-
-
-def sight(**about: Any) -> DeviceObservation:
-    """Return what there is to see of a device that is well."""
-    return WELL._replace(**about)
 
 
 def seen(**values: object) -> sample.DeviceSample:
@@ -51,8 +42,6 @@ def seen(**values: object) -> sample.DeviceSample:
     ("note", "about", "clean"),
     [
         (NOTE, {}, True),
-        (NOTE, {"shown": False}, False),
-        (NOTE, {"bad": True}, False),
         (NOTE, {"seen": None}, None),
         (NOTE, {"seen": seen(recovery_action=1)}, False),
         (NOTE, {"seen": seen(remap_failure=1)}, False),
@@ -72,7 +61,8 @@ def seen(**values: object) -> sample.DeviceSample:
 def test_a_check_says_clean_not_clean_or_nothing(
     note: dict[str, str], about: dict[str, object], clean: bool | None
 ) -> None:
-    assert check_device_recovered(note, sight(**about)) is clean
+    well: dict[str, Any] = {"seen": seen(), "memory": "", "restarted": True}
+    assert is_device_clean(note, **{**well, **about}) is clean
 
 
 @pytest.mark.parametrize(

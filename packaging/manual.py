@@ -20,7 +20,7 @@ from gpulock import __version__
 from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
 from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
-from gpulock.daemon.app import HELP as DAEMON_HELP
+from gpulock.daemon.app import daemon_parser
 from gpulock.node.setting_keys import CHOICE, KEYS, TEXT
 from gpulock.node.settings_file import DEFAULT_PATH
 
@@ -137,7 +137,7 @@ def all_pages() -> list[Page]:
     exporter = "tell Prometheus what each GPU does and which job holds it"
     daemon = "free what dead owners hold, and keep a node's GPUs"
     services = (
-        ("gpulockd", daemon, DAEMON_HELP),
+        ("gpulockd", daemon, daemon_parser().format_help()),
         ("gpulock-exporter", exporter, exporter_parser().format_help()),
     )
     return [

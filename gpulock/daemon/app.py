@@ -7,6 +7,7 @@ signal; 1 another one runs; 2 usage; 3 the settings cannot be believed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import pkgutil
 import sys
@@ -42,14 +43,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 PACKAGES = ("store", "node", "job", "alloc", "isolation", "workstation", "daemon")
-DONE, REFUSED, USAGE, NODE_BROKEN = 0, 1, 2, 3
-HELP = """usage: gpulockd [--config FILE]
-
-Free what dead owners hold, publish verdicts, write the history.
-
-  --config FILE  settings of the node  [default: /etc/gpulock/gpulock.conf]
-  --version      show the version
-"""
+DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 
 
 def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
@@ -82,31 +76,22 @@ def import_all_modules() -> None:
             import_module(module.name)
 
 
-def parse_config_path(argv: Sequence[str]) -> str:
-    """Return the settings file that the arguments name; raise ValueError."""
-    words = list(argv)
-    path = DEFAULT_PATH
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name != "--config" or not (equals or words):
-            raise ValueError(f"not understood: {word}")
-        path = value if equals else words.pop(0)
-    return path
+def daemon_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(
+        prog="gpulockd",
+        description="Free what dead owners hold, publish verdicts, write the history.",
+        allow_abbrev=False,
+    )
+    default = f"settings of the node  [default: {DEFAULT_PATH}]"
+    parser.add_argument("--config", metavar="FILE", default=DEFAULT_PATH, help=default)
+    parser.add_argument("--version", action="version", version=f"gpulockd {__version__}")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Be this node's gpulockd until a signal comes; return the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if "--version" in arguments or "-h" in arguments or "--help" in arguments:
-        text = f"gpulockd {__version__}\n" if "--version" in arguments else HELP
-        sys.stdout.write(text)
-        return DONE
-    try:
-        path = parse_config_path(arguments)
-    except ValueError as fault:
-        sys.stderr.write(f"gpulockd: {fault}\n{HELP}")
-        return USAGE
+    path = daemon_parser().parse_args(argv).config
     os.umask(0o022)  # everybody may read locks and records
     import_all_modules()
     journal = DaemonJournal(levels=is_journal_stream(os.environ))

@@ -17,7 +17,7 @@ import pytest
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon import main_loop
-from gpulock.daemon.app import parse_config_path
+from gpulock.daemon.app import daemon_parser
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
@@ -295,13 +295,13 @@ def test_a_reload_of_a_malformed_file_takes_what_was_obeyed_last(field: Field) -
     [([], DEFAULT_PATH), (["--config", "/a"], "/a"), (["--config=/b"], "/b")],
 )
 def test_the_settings_file_is_the_only_argument(argv: list[str], path: str) -> None:
-    assert parse_config_path(argv) == path
+    assert daemon_parser().parse_args(argv).config == path
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--once"], ["reap"]])
 def test_another_argument_is_not_understood(argv: list[str]) -> None:
-    with pytest.raises(ValueError):
-        parse_config_path(argv)
+    with pytest.raises(SystemExit, match="2"):
+        daemon_parser().parse_args(argv)
 
 
 def test_users_are_not_served_unless_that_is_set(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class GpulockDaemon:
 
     def _serve(self, report: ReconcileReport | None) -> None:
         """Open the socket, or close it where a scheduler owns the node by now."""
-        why_not = self._serving.why_not(self.rounds.node, report, clock_boottime())
+        why_not = self._serving.why_not(self.rounds.node, clock_boottime())
         failed = ""
         if why_not and why_not != self._why_closed:
             self._server.close(why_not)

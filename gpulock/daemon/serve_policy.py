@@ -7,13 +7,11 @@ import os
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.process_tree import is_root_program
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.node.context import Node
 from gpulock.sge.shepherds import EXECD
 from gpulock.slurm.gres_map import NAME as SLURM_MAP
 from gpulock.slurm.steps import SLURMD
 
-SCHEDULERS = ("sge", "slurm")
 LOOK_EVERY = 600.0  # seconds between two looks for a scheduler's daemon
 
 
@@ -24,14 +22,11 @@ class ServePolicy:
         self._next = 0.0
         self._daemon = ""
 
-    def why_not(self, node: Node, report: ReconcileReport | None, now: float) -> str:
+    def why_not(self, node: Node, now: float) -> str:
         """Return why users are not served, nothing where they are."""
         if not node.settings.user_claims:
             return "USER_CLAIMS is not set"
-        told = scheduler_from_settings(node) or (
-            scheduler_from_locks(report) if report is not None else ""
-        )
-        if told:
+        if told := scheduler_from_settings(node):
             return told
         if now >= self._next:
             self._next = now + LOOK_EVERY
@@ -51,15 +46,6 @@ def scheduler_from_settings(node: Node) -> str:
         return "SGE_ROOT is set: Grid Engine owns this node"
     if os.path.exists(f"{node.settings.state_dir}/{SLURM_MAP}"):
         return f"STATE_DIR has a {SLURM_MAP}: Slurm owns this node"
-    return ""
-
-
-def scheduler_from_locks(report: ReconcileReport) -> str:
-    """Return which scheduler has jobs here, or nothing."""
-    for outcome in report.outcomes:
-        record = outcome.lock.owner
-        if record is not None and record.scheduler in SCHEDULERS:
-            return f"{outcome.lock.id} is held by a job of {record.scheduler}"
     return ""
 
 

@@ -32,35 +32,27 @@ LOADING: Final = "NVRM: loading NVIDIA UNIX"
 
 
 def count_record(counts: XidCounts, record: str, suspended: float) -> None:
-    """Count the error that a record tells of, unless it was counted before.
+    """Count the error that a record of the kernel tells of, unless it was counted before.
 
     The kernel's clock stands while the machine is suspended.
     """
     head = HEAD.match(record)
-    if head is None or int(head[2]) <= counts.sequence:
+    if head is None or int(head[2]) <= counts.sequence or int(head[1]) >> 3:
         return
-    if int(head[1]) >> 3:
-        return  # of another facility than the kernel
     text, at = head[4], int(head[3]) / 1e6 + suspended
+    error, fallen = ERROR.match(text), FALLEN.match(text)
     if text.startswith(LOADING):
         counts.loaded = at
-    elif error := ERROR.match(text):
-        _count_error(counts, error[1], int(error[2]), at)
-    elif fallen := FALLEN.match(text):
-        _, last = counts.errors.get((f"{fallen[1].lower()}.0", OFF_THE_BUS), (0, -SAME_FALL))
-        if at - last < SAME_FALL:
+    elif found := error or fallen:
+        key = f"{found[1].lower()}.0", int(error[2]) if error else OFF_THE_BUS
+        times, last = counts.errors.get(key, (0, -SAME_FALL))
+        if not error and at - last < SAME_FALL:
             return
-        _count_error(counts, fallen[1], OFF_THE_BUS, at)
+        if times or len(counts.errors) < MOST_KINDS:
+            counts.errors[key] = times + 1, at
     else:
         return
     counts.sequence = int(head[2])
-
-
-def _count_error(counts: XidCounts, slot: str, number: int, at: float) -> None:
-    key = f"{slot.lower()}.0", number
-    times, _ = counts.errors.get(key, (0, at))
-    if times or len(counts.errors) < MOST_KINDS:
-        counts.errors[key] = times + 1, at
 
 
 class KernelLog:
@@ -75,31 +67,27 @@ class KernelLog:
 
         Raises OSError where the log cannot be read.
         """
-        path = f"{dev_root}/{NAME}"
+        path, overwritten = f"{dev_root}/{NAME}", False
         if self._fd < 0 or (self._path, self._sequence) != (path, counts.sequence):
             self.close()  # what was counted of it is lost, or was never kept
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._path = path
+        suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
         try:
-            return self._take_records(counts)
+            for _ in range(MOST_RECORDS):
+                try:
+                    records = os.read(self._fd, RECORD)
+                except BrokenPipeError:
+                    overwritten = True  # the next read gives the oldest that is left
+                    continue
+                if not records:
+                    break
+                for record in records.decode("utf-8", "replace").split("\n"):
+                    count_record(counts, record, suspended)
+        except BlockingIOError:
+            pass  # no more records
         finally:
             self._sequence = counts.sequence
-
-    def _take_records(self, counts: XidCounts) -> bool:
-        overwritten = False
-        suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
-        for _ in range(MOST_RECORDS):
-            try:
-                records = os.read(self._fd, RECORD)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                overwritten = True  # the next read gives the oldest that is left
-                continue
-            if not records:
-                break
-            for record in records.decode("utf-8", "replace").split("\n"):
-                count_record(counts, record, suspended)
         return overwritten
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from types import FrameType
 import pytest
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon import main_loop
 from gpulock.daemon.app import daemon_parser
 from gpulock.daemon.core.journal import SystemdNotifier
@@ -26,18 +25,15 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.serve_policy import (
     ServePolicy,
-    scheduler_from_locks,
     scheduler_from_processes,
     scheduler_from_settings,
 )
 from gpulock.node.context import Node
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
-from tests.support.trees import Box, bus, record
+from tests.support.trees import Box
 
 
 class Script(Chore):
@@ -305,11 +301,11 @@ def test_another_argument_is_not_understood(argv: list[str]) -> None:
 
 
 def test_users_are_not_served_unless_that_is_set(tmp_path: Path) -> None:
-    assert ServePolicy().why_not(Box(tmp_path).node(), None, 0.0) == "USER_CLAIMS is not set"
+    assert ServePolicy().why_not(Box(tmp_path).node(), 0.0) == "USER_CLAIMS is not set"
 
 
 def test_users_are_served_where_no_scheduler_is(tmp_path: Path) -> None:
-    assert ServePolicy().why_not(Box(tmp_path, USER_CLAIMS="yes").node(), None, 0.0) == ""
+    assert ServePolicy().why_not(Box(tmp_path, USER_CLAIMS="yes").node(), 0.0) == ""
 
 
 def test_where_grid_engine_is_set_up_users_are_not_served(tmp_path: Path) -> None:
@@ -322,19 +318,14 @@ def test_where_slurm_is_set_up_users_are_not_served(tmp_path: Path) -> None:
     assert "Slurm" in scheduler_from_settings(box.node())
 
 
-def test_where_jobs_hold_devices_users_are_not_served() -> None:
-    held = ReapOutcome(Lock(bus(0), record(), ""), HELD, Verdict(ALIVE, ""), "")
-    assert "sge" in scheduler_from_locks(ReconcileReport([], [held]))
-
-
 @pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
 def test_where_a_schedulers_daemon_runs_users_are_not_served(tmp_path: Path, name: str) -> None:
     box = Box(tmp_path, USER_CLAIMS="yes")
     serving = ServePolicy()
-    assert serving.why_not(box.node(), None, 0.0) == ""
+    assert serving.why_not(box.node(), 0.0) == ""
     box.proc.add(60, name, uids=(0,) * 4)
     serving.recheck_processes()
-    assert name in serving.why_not(box.node(), None, 1.0)
+    assert name in serving.why_not(box.node(), 1.0)
 
 
 def test_a_users_process_of_that_name_is_no_scheduler(tmp_path: Path) -> None:

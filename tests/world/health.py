@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from gpulock.daemon.core.journal import WARNING
 from gpulock.daemon.health.cards import read_cards, save_cards
@@ -48,13 +47,21 @@ COMEBACKS = CLEAN_CHECKS + 3  # rounds in which all that is well must be back
 
 
 class ChoresJournal(QuietJournal):
-    """gpulockd's journal; `failed` are the chores that did in the last round."""
+    """gpulockd's journal; `failed` is whether a chore, or a part of health, did at last."""
 
-    failed: Mapping[str, str] = MappingProxyType({})
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: dict[str, bool] = {}
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the last round left out what another would have done."""
+        return any(self._failed.values())
 
     def log_changes(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
-        """Keep what concerns chores."""
-        self.failed = found if part == "chores" else self.failed
+        """Keep whether chores and parts of health failed."""
+        if part in ("chores", "parts of health"):
+            self._failed[part] = bool(found)
         super().log_changes(part, found, level)
 
 

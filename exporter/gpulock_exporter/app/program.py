@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from types import FrameType
 
 import gpulock
+from gpulock.daemon.core.journal import SystemdNotifier, notifier_from_environ
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node import sample
@@ -32,7 +33,6 @@ from gpulock_exporter.app.folder import (
     is_disk_full,
     is_pause_asked,
 )
-from gpulock_exporter.app.watchdog import Heartbeat, start_watchdog, take_notifier
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.listen import ListenError, Listening
@@ -150,7 +150,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
     exporter.device_list.start()
     server.start()
-    pulse, systemd = Heartbeat(), take_notifier(os.environ, os.getpid())
+    systemd = take_notifier(os.environ, os.getpid())
 
     def announce(answers: str) -> None:
         write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
@@ -158,15 +158,14 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
 
     words = listening.words(RETRY)
     announce(words)
-    patience = systemd.watchdog / 2
-    start_watchdog(systemd, lambda: server.answers(ACCEPT_SECONDS) and pulse.goes_on(patience))
     if exporter.reloader:
         exporter.reloader.start(server.adopt)
     made = os.path.isdir(settings.exporter_dir)
     try:
         due, retry = time.monotonic(), time.monotonic() + RETRY
         while not stopped.is_set() and server.is_serving:
-            pulse.beat()
+            if time.monotonic() >= systemd.due and server.answers(ACCEPT_SECONDS):
+                systemd.alive(time.monotonic())
             supervisor.paused = is_pause_asked(settings.exporter_dir)
             if time.monotonic() >= retry:
                 retry = time.monotonic() + RETRY
@@ -191,6 +190,17 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         if exporter.reloader:
             exporter.reloader.stop()
     return 0 if serving else AT_FAULT
+
+
+def take_notifier(environ: MutableMapping[str, str], pid: int) -> SystemdNotifier:
+    """Return who started process `pid` and wants to hear of it.
+
+    The variables are removed, so that no child takes them for its own.
+    """
+    found = notifier_from_environ(environ, pid)
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        environ.pop(name, None)
+    return found
 
 
 def worker_command(settings: Settings) -> list[str]:

@@ -96,43 +96,17 @@ def read_samples(seen: DeviceSnapshot, source: str | Samples) -> Iterable[Sample
 
 
 DEVICE_ROWS: tuple[Row, ...] = (
-    (
-        "lock_acquired_timestamp_seconds",
-        "When the lock of the device was taken.",
-        lock_acquired_time,
-    ),
-    (
-        "idle_since_timestamp_seconds",
-        "The last sample, less the observed time since the device last worked for its claim.",
-        "idle_since",
-    ),
-    (
-        "last_busy_timestamp_seconds",
-        "When the device was last observed at work in this boot.",
-        "last_busy",
-    ),
-    (
-        "foreign_processes",
-        "Processes on the device that are neither its owner's nor a service; "
-        "absent where some cannot be seen.",
-        "foreign",
-    ),
+    ("lock_acquired_timestamp_seconds", "When its lock was taken.", lock_acquired_time),
+    ("idle_since_timestamp_seconds", "Since when it has been idle for its claim.", "idle_since"),
+    ("last_busy_timestamp_seconds", "When it was last observed at work.", "last_busy"),
+    ("foreign_processes", "Processes that are neither its owner's nor a service's.", "foreign"),
     (
         "quarantine_info",
-        "Why the device is out of service; always 1.",
+        "Why it is out of service.",
         lambda seen: by_label("cause", dict.fromkeys(seen.causes or (), 1)),
     ),
-    (
-        "responding",
-        "Whether the driver answers for the device; "
-        "0 while a call for it hangs, or the driver has lost it.",
-        "responding",
-    ),
-    (
-        "utilization_ratio",
-        "Share of time in which the device worked, at the last sample.",
-        "utilization",
-    ),
+    ("responding", "Whether the driver answers for the device.", "responding"),
+    ("utilization_ratio", "Share of time at work, at the last sample.", "utilization"),
     ("busy_seconds_total", "Time in which the device was observed at work.", "counters.busy"),
     ("observed_seconds_total", "Time in which the device was observed.", "counters.observed"),
     ("memory_used_bytes", "Memory in use on the device.", "memory_used"),
@@ -149,40 +123,24 @@ DEVICE_ROWS: tuple[Row, ...] = (
 )
 
 BOARD_ROWS: tuple[Row, ...] = (
-    (
-        "memory_utilization_ratio",
-        "Share of time in which memory of the GPU was read or written.",
-        "memory_utilization",
-    ),
+    ("memory_utilization_ratio", "Share of time in which memory was used.", "memory_utilization"),
     ("power_watts", "Power draw of the board.", "power"),
     ("energy_joules_total", "Energy that the board took in this boot.", "counters.energy"),
     ("power_limit_watts", "Limit of the power draw, as set.", "power_limit"),
-    (
-        "power_limit_enforced_watts",
-        "Limit of the power draw that is enforced.",
-        "power_limit_enforced",
-    ),
+    ("power_limit_enforced_watts", "Limit that is enforced.", "power_limit_enforced"),
     ("temperature_celsius", "Temperature of the GPU.", "temperature"),
     ("memory_temperature_celsius", "Temperature of the GPU's memory.", "memory_temperature"),
     ("fan_ratio", "Speed of the fan, as a share of its highest.", "fan"),
-    (
-        "driver_answer_seconds",
-        "Time that the driver took to answer for the GPU, at the last sample.",
-        "answer",
-    ),
+    ("driver_answer_seconds", "Time that the driver took to answer for it.", "answer"),
     ("pcie_generation", "Generation of the PCIe link now.", "pcie_generation"),
-    (
-        "pcie_generation_max",
-        "Highest generation that GPU and slot can have.",
-        "pcie_generation_max",
-    ),
+    ("pcie_generation_max", "Highest that GPU and slot can have.", "pcie_generation_max"),
     ("pcie_width_lanes", "Lanes of the PCIe link now.", "pcie_width"),
     ("pcie_width_max_lanes", "Most lanes that GPU and slot can have.", "pcie_width_max"),
     ("pcie_replays_total", "Packets that the PCIe link sent again.", "counters.pcie_replays"),
     ("nvlink_active_links", "NVLinks that are up.", "nvlink_active"),
     (
         "fabric_state",
-        "How far the GPU has joined the NVLink fabric; 1 for the state that it is in.",
+        "How far it has joined the NVLink fabric.",
         numbered_state(FABRIC_STATES, "fabric", "state"),
     ),
     ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock"),
@@ -191,7 +149,7 @@ BOARD_ROWS: tuple[Row, ...] = (
     ("remapped_rows_failure", "Whether a row of memory could not be remapped.", "remap_failure"),
     (
         "recovery_action",
-        "What the driver asks for; 1 for the action that it is.",
+        "What the driver asks for.",
         numbered_state(RECOVERY_ACTIONS, "recovery_action", "action"),
     ),
     *(
@@ -201,7 +159,7 @@ BOARD_ROWS: tuple[Row, ...] = (
     ),
     (
         "health",
-        "Whether the GPU passed a check at gpulockd's last look at it.",
+        "Whether it passed a check of gpulockd's.",
         lambda seen: by_label("check", {name: not why for name, why in seen.checks.items()}),
     ),
     ("clock_event_active", "Whether a reason lowers the clocks.", active_reasons),
@@ -220,11 +178,7 @@ BOARD_ROWS: tuple[Row, ...] = (
         "When the last XID error of a code was.",
         lambda seen: by_label("xid", {str(xid): at for xid, (_, at) in seen.xids.items()}),
     ),
-    (
-        "ecc_errors_total",
-        "Memory errors that were found, in this boot, by type and location.",
-        ecc_errors,
-    ),
+    ("ecc_errors_total", "Memory errors in this boot, by type and location.", ecc_errors),
     (
         "nvlink_errors_total",
         "Errors on all NVLinks, by kind.",
@@ -235,25 +189,21 @@ BOARD_ROWS: tuple[Row, ...] = (
         "Rows of memory that were remapped, by cause.",
         lambda seen: by_label("cause", seen.remapped or {}),
     ),
-    (
-        "share_ratio",
-        "Which part of the GPU a share is, by the places that its card had at the claim.",
-        share_parts,
-    ),
+    ("share_ratio", "Which part of the GPU a share is.", share_parts),
     ("share_places", "How many shares the GPU gives out, by SHARES.", "places"),
     (
         "share_memory_used_bytes",
-        "Memory in use by the processes of a share of the GPU.",
+        "Memory in use by a share.",
         lambda seen: share_values(seen.share_memory),
     ),
     (
         "share_utilization_ratio",
-        "Share of time in which the processes of a share of the GPU worked, at the last sample.",
+        "Share of time in which a share worked.",
         lambda seen: share_values(seen.share_use),
     ),
     (
         "share_idle_since_timestamp_seconds",
-        "The last sample, less the observed time since the processes of a share last worked.",
+        "Since when a share has been idle.",
         lambda seen: share_values(seen.share_idle_since),
     ),
 )

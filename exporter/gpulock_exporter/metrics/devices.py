@@ -52,11 +52,11 @@ def collect_families(
             place = ("share", name.partition(SHARE)[2])
             yield known_labels([*owner_labels(record, label_user), place]), 1
 
-    held = "Which job holds the device; 1 while it does."
-    state = "Whether the device is in a state; 1 for the state that it is in."
-    shared = "Which jobs share the GPU, each by its own lock; 1 while they do."
+    held = "Which job holds the device."
+    state = "Whether it is in a state."
+    shared = "Which jobs share the GPU."
     tables: tuple[tuple[Labelled, Sequence[Row]], ...] = (
-        (devices, (("info", "What a device is; always 1.", info), ("state", state, device_states))),
+        (devices, (("info", "What a device is.", info), ("state", state, device_states))),
         (claimed, (("lock_info", held, holder),)),
         (cards, (("share_info", shared, sharers),)),  # of its own: joins need one series each
         (claimed, DEVICE_ROWS),

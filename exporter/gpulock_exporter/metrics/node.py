@@ -23,35 +23,24 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
     claims = counters_by_suffix(counters, CLAIMS_KEY)
     if counters:  # `increase` needs a value before the first claim that times out, or is lost
         claims[LOCK_TIMEOUT] = counters.get(TIMEOUTS_KEY, 0.0)
-    yield node_family(
-        "gpus",
-        "Devices in each state; together as many as are expected.",
-        "state",
-        snapshot.states or {},
-    )
+    yield node_family("gpus", "Devices in each state.", "state", snapshot.states or {})
     yield node_value(
-        "reconcile_timestamp_seconds",
-        "When the owners of all locks were last judged.",
-        snapshot.reconciled,
+        "reconcile_timestamp_seconds", "When all owners were last judged.", snapshot.reconciled
     )
     yield node_family(
         "locks_reaped_total",
-        "Locks that were freed because their owner was proven dead.",
+        "Locks of owners that were proven dead.",
         "proof",
         counters_by_suffix(counters, REAPED_KEY),
     )
     yield node_family("claims_total", "Claims by how they ended, in this boot.", "result", claims)
+    yield node_value("waiting", "Calls in the queue of users' claims.", len(snapshot.waiting))
     yield node_value(
-        "waiting", "Calls that wait in the queue of users' claims.", len(snapshot.waiting)
-    )
-    yield node_value(
-        "lock_wait_seconds_total",
-        "Time that claims waited for the gate, in this boot.",
-        counters.get(WAITED_KEY),
+        "lock_wait_seconds_total", "Time that claims waited for the gate.", counters.get(WAITED_KEY)
     )
     yield node_value(
         "history_dropped_total",
-        "Finished claims that were dropped before their line in the history, in this boot.",
+        "Finished claims that have no line in the history.",
         counters.get(DROPPED_KEY, 0.0 if counters else None),
     )
     yield make_family(
@@ -76,11 +65,7 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     """Yield the families of the exporter itself."""
     told = health.collectors.items()
     yield node_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
-    yield node_value(
-        "nvml_workers_abandoned",
-        "Workers that hang in the driver and cannot be killed.",
-        health.abandoned,
-    )
+    yield node_value("nvml_workers_abandoned", "Workers that cannot be killed.", health.abandoned)
     yield node_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)
     yield node_family(
         "collector_success",
@@ -96,9 +81,9 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     )
     yield node_value(
         "config_last_reload_successful",
-        "Whether the web configuration that is there is in force.",
+        "Whether the web configuration is in force.",
         health.reloaded,
     )
     yield node_family(
-        "exporter_build_info", "Version of the exporter; always 1.", "version", {health.version: 1}
+        "exporter_build_info", "Version of the exporter.", "version", {health.version: 1}
     )

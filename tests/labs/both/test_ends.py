@@ -8,7 +8,6 @@ import pytest
 from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import DAEMONISES, SLEEP, Site
 from tests.labs.common.installed import SOAK
-from tests.labs.common.journal import Journal, doubles
 from tests.labs.common.processes import end
 
 pytestmark = pytest.mark.lab
@@ -64,32 +63,3 @@ def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile
     assert len(site.held(job)) == 2
     site.settings_file.write_text(text)
     assert site.reap().acts() == [("freed", "dead")] * 2
-
-
-@EVERY
-def test_many_hooks_at_once_never_free_each_others_fresh_locks(site: Site) -> None:
-    site.configure(SLURM_WAIT="50")
-    journal = Journal(site.gpus.cluster.lab / "journal")
-    journal.clear()
-    script = f"{site.names_itself}{journal.around('sleep 0.$((RANDOM % 4))')}"
-    for user in (site.alice, site.bob):
-        for gpus in (1, 2):
-            site.submit_many(NUMBER // 4, gpus, script, user=user)
-    rounds: list[set[str]] = []
-
-    def reap() -> None:
-        outcomes = site.reap().outcomes.values()
-        rounds.append({why for act, _, why in outcomes if act == "freed"})
-
-    site.wait_empty(reap)  # a reconcile at work at the same time frees none either
-    assert len(rounds) > 2
-    assert set[str]().union(*rounds) <= {"released by its job, whose processes are gone"}
-    holds = journal.holds()
-    assert len(holds) == NUMBER
-    assert doubles(holds) == []
-    assert {len(hold.devices) for hold in holds} == {1, 2}
-    # where processes come and go all the time an epilog may leave a lock to the next reconcile
-    assert all(one.draining for one in site.gpus.locks(site.node).values())
-    site.reap()
-    assert site.locks() == {}
-    assert site.in_service()

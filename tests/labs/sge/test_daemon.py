@@ -28,7 +28,6 @@ from tests.labs.daemon.daemon_witness import Witness
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
-    SLEEP,
     at_gate,
     carriers,
     group_of,
@@ -40,7 +39,7 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.support.wait import LabError, wait_ended, wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
@@ -63,13 +62,6 @@ def living(gpus: Gpulock, job: JobId) -> list[int]:
 def sleeper(gpus: Gpulock, job: JobId) -> list[int]:
     """Return the one process that a job is for good."""
     return sleepers(group_of(gpus, NODE, job), 1)
-
-
-def shepherd_of(gpus: Gpulock, job: JobId) -> int | None:
-    """Return a job's shepherd, None where there is none yet."""
-    with contextlib.suppress(LabError, OSError, ValueError):
-        return gpus.sge.shepherd_pid(job)
-    return None
 
 
 # --- the shepherd is killed -----------------------------------------------------------------------
@@ -175,26 +167,6 @@ def test_a_job_deleted_by_force_while_its_execd_is_gone_is_freed_when_it_ends(
             witness.never_free_too_soon(assert_freed(daemon, claim, NOBODY))
         finally:
             gpus.sge.start_execd(NODE)
-
-
-# --- the prolog is cut short ----------------------------------------------------------------------
-
-
-def test_what_a_prolog_that_was_cut_short_leaves_is_nobodys(gpus: Gpulock, daemon: Daemon) -> None:
-    locks = daemon.lock_dir / "locks"
-    name = min(path.name for path in (gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())
-    (locks / name).mkdir()  # as one leaves it that is killed behind its first mkdir
-    daemon.frees((locks / name).exists)
-    with shut_gate(gpus, NODE):
-        job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
-        shepherd = wait_until(lambda: shepherd_of(gpus, job), why="its shepherd")
-        hook = hook_of(gpus, shepherd)
-        wait_until(lambda: at_gate(hook), why="the prolog to wait at the gate")
-        end([shepherd])
-    wait_ended([hook], why="the prolog to end")
-    daemon.goes_round()
-    assert gpus.locks(NODE) == {}
-    gpus.sge.wait_done(job)
 
 
 # --- Grid Engine's daemons are away ---------------------------------------------------------------

@@ -18,7 +18,6 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     at_gate,
-    claims,
     held,
     hook_of,
     on,
@@ -34,8 +33,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
-# by the job's name: `lost*` loses execd's file of the job, `strange*`
-# makes it an unknown Grid Engine's, `wait*` waits for a file
+# by the job's name: `wait*` waits for a file, `*lost` loses execd's file of the job
 AROUND = """#!/bin/sh
 PATH=/usr/bin:/bin
 case $JOB_NAME in
@@ -43,13 +41,6 @@ case $JOB_NAME in
 esac
 case $JOB_NAME in
 *lost*) cd -P /proc/$PPID/cwd && rm ../../jobs/*/*/$(printf %04d "$JOB_ID").* ;;
-esac
-case $JOB_NAME in
-*strange*)
-    cd -P /proc/$PPID/cwd
-    file=$(echo ../../jobs/*/*/$(printf %04d "$JOB_ID").*)
-    printf '\\020\\003' | dd of="$file" bs=1 seek=4 conv=notrunc 2>/dev/null
-    ;;
 esac
 cd /
 exec {start} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
@@ -76,17 +67,6 @@ def submit(gpus: Gpulock, node: str, count: int, name: str, user: str = "glalice
     return gpus.sge.submit(user, *on(node, *more, "-N", name), stdin=SHOW)
 
 
-def test_without_execds_file_no_job_starts_and_no_queue_stops(around: Gpulock) -> None:
-    jobs = [submit(around, NODE, count, "lost") for count in (2, 0)]
-    for job in jobs:
-        around.sge.wait_state(job, "Rq")
-        assert "unknown: execd has no file of this job" in said(around, job, "lost")
-        assert "mask=" not in said(around, job, "lost")
-        assert {r["failed"].split()[0] for r in records(around, job)} == {"25"}
-    assert stopped_queues(around) == {}
-    assert claims(around, NODE) == {}
-
-
 def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpulock) -> None:
     """Out of memory, the kernel kills what it likes."""
     with shut_gate(gpus, NODE):
@@ -102,21 +82,6 @@ def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpu
     assert "ended by signal 9, so the job goes back" in wait_said(gpus, job, "mask=0,1\n")
     gpus.sge.wait_done(job)
     assert held(gpus, NODE, job) == []
-
-
-def test_jobs_of_an_unknown_grid_engine_wait_and_no_queue_stops(around: Gpulock) -> None:
-    jobs = {
-        submit(around, OTHER, count, f"strange{number}", user): (f"strange{number}", user)
-        for number, (user, count) in enumerate(
-            (("glalice", 1), ("glbob", 0), ("glalice", 2), ("glbob", 1))
-        )
-    }
-    for job, (name, user) in jobs.items():
-        around.sge.wait_state(job, "Rq")
-        assert "another version of Grid Engine" in said(around, job, name, user)
-        assert "mask=" not in said(around, job, name, user)
-    assert stopped_queues(around) == {}
-    assert claims(around, OTHER) == {}
 
 
 def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds_file(
@@ -142,22 +107,6 @@ def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds
     around.sge.wait_queue(NODE, "")
     around.sge.wait_settled(going)
     assert records(around, going)[-1]["failed"] == "0"
-
-
-def test_a_state_directory_that_is_emptied_stops_no_queue(gpus: Gpulock) -> None:
-    """`rm -rf /var/lib/gpulock/*`: every job with GPUs put its queue into error."""
-    before = submit(gpus, NODE, 1, "before")
-    gpus.sge.wait_done(before)
-    folder = gpus.sge.path_in(NODE, "/var/lib/gpulock")
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    job = submit(gpus, NODE, 1, "job")
-    gpus.sge.wait_settled(job)
-    assert "quarantine was lost" in said(gpus, job, "job")
-    assert "mask=0" in said(gpus, job, "job")
-    assert gpus.sge.queue_states("gpu.q")[NODE] == ""
-    assert "quarantine was lost" in gpus.command(NODE, "doctor").stdout
-    (folder / "quarantine.lost").unlink()
 
 
 def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(

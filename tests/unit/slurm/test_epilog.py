@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -188,22 +187,6 @@ def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: S
     assert site.locks() == [bus(1)]
 
 
-@pytest.mark.parametrize("uid", [UID, OTHER_UID])
-@pytest.mark.parametrize("how", ["cgroup", "environment"])
-def test_nor_does_one_that_left_its_parents_there(site: Site, how: str, uid: int) -> None:
-    site.prolog(12, "0")
-    site.prolog(13, "1", SLURM_JOB_UID=str(uid))
-    site.left_by(701, 13, "n1", uid)
-    (site.proc.root / "701/fd/9").symlink_to(site.dev / "nvidia0")
-    if how == "cgroup":
-        (site.proc.root / "701/environ").unlink()
-        site.cgroup(f"{freezer(13, uid)}/step_0", 701)
-        path = f"{freezer(13, uid)}/step_0".replace("freezer/", "freezer:/")
-        (site.proc.root / "701/cgroup").write_text(f"4:{path}\n")
-    site.epilog(12)
-    assert site.locks() == [bus(1)]
-
-
 def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> None:
     site.prolog(12, "0")
     site.prolog(13, "1")
@@ -223,14 +206,6 @@ def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
     clock.then[2] = lambda: site.proc.remove(900)
     assert site.prolog(SLURM_JOB_RESTART_COUNT="1") == RUN
     assert (site.granted(), draining(site, 0, 1)) == ([bus(0), bus(1)], [0, 0])
-
-
-def test_a_scan_that_cannot_see_keeps_everything(site: Site) -> None:
-    site.prolog()
-    site.proc.add(900)
-    (site.proc.root / "900/status").write_bytes(b"")
-    site.epilog()
-    assert draining(site, 0, 1) == [1, 1]
 
 
 def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(
@@ -315,25 +290,3 @@ def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> N
     shutil.rmtree(site.state)
     site.epilog()
     assert site.locks() == []
-
-
-def test_a_lock_directory_that_is_not_private_is_not_touched(site: Site) -> None:
-    site.prolog()
-    site.lock.chmod(0o777)
-    site.epilog()
-    assert len(site.locks()) == 2
-
-
-def other_format(path: Path) -> None:
-    path.write_text(path.read_text().replace("gpulock-owner 1", "gpulock-owner 2"))
-
-
-def test_a_claim_of_another_format_is_left_alone(site: Site) -> None:
-    site.prolog()
-    copies = [site.lock / "locks" / bus(number) / "owner" for number in (0, 1)]
-    for path in (site.records / "claims" / site.note().token / "record", *copies):
-        other_format(path)
-    site.epilog()
-    assert site.locks() == [bus(0), bus(1)]
-    assert site.prolog(13, "2") == RUN
-    assert "has no record of its own that can be read" in site.refused(13, "unknown")

@@ -75,13 +75,6 @@ def lose_the_map(site: Site) -> None:
     (site.state / "slurm-map").unlink()
 
 
-def edit_gres_conf(site: Site) -> None:
-    gres_conf = site.root / "gres.conf"
-    gres_conf.write_text("Name=gpu\n")
-    site.map("0", "1", "2", "3", gres_conf=str(gres_conf))
-    gres_conf.write_text("Name=gpu Count=1\n")
-
-
 def lose_a_card(site: Site) -> None:
     site.map("0", "1", "7", "3")
 
@@ -103,27 +96,12 @@ def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
     assert told in two_models.drained()[0]
 
 
-def test_a_position_of_a_changed_gres_conf_waits_for_the_comparison(two_models: Site) -> None:
-    two_models.set(**COUNTED, SLURM_WAIT="0.1")
-    edit_gres_conf(two_models)
-    assert two_models.prolog(12, "2") == GO_ON
-    assert "changed" in two_models.refused(12, "unknown")
-    assert (two_models.locks(), two_models.drained()) == ([], [])
-
-
 def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
     site.set(**COUNTED)
     site.map("0", "1", "2", "3.gi1.ci0")
     (site.driver / "capabilities/gpu3/mig/gi1/ci0").mkdir(parents=True)
     assert site.prolog(12, "3") == GO_ON
     assert "nothing tells which device Slurm's 3 is" in site.refused(12, "unknown")
-
-
-def test_a_node_of_one_model_needs_no_map(site: Site) -> None:
-    site.set(**COUNTED)
-    lose_the_map(site)
-    assert site.prolog(12, "0,2") == GO_ON
-    assert len(site.granted()) == 2
 
 
 @pytest.mark.parametrize("other", ["3g.40gb", "1g.10gb+me"])

@@ -89,15 +89,6 @@ def test_a_gres_conf_that_nobody_compares_sends_the_job_back_and_drains_no_node(
     assert (site.locks(), site.drained()) == ([], [])
 
 
-def test_an_instance_is_locked_as_such(site: Site) -> None:
-    first, second = site.mig()
-    site.map("0.gi1.ci0", "0.gi2.ci0", "1")
-    assert site.prolog(12, "1") == RUN
-    assert site.locks() == site.granted() == [second]
-    assert site.prolog(13, "0") == RUN
-    assert site.locks() == [first, second]
-
-
 def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> None:
     site.set(**OURS)
     (site.state / "slurm-map").unlink()

@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.store import quarantine
 from tests.support.clock import VirtualClock
-from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer
+from tests.support.slurm_site import OTHER_UID, RUN, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -193,15 +193,3 @@ def test_a_quarantined_device_is_not_given(site: Site, clock: VirtualClock) -> N
     site.set(**OURS)
     site.prolog(12, "0")
     assert site.granted() == [bus(1)]
-
-
-def test_a_step_daemon_of_root_runs_while_nobody_waits_for_it(
-    site: Site, clock: VirtualClock
-) -> None:
-    """Those of other jobs keep no device of this one."""
-    site.stepd(700, "13.extern")
-    site.stepd(701, "")
-    site.stepd(702, "12.0", UID)
-    site.prolog()
-    assert site.prolog() == RUN
-    assert (site.granted(), clock.sleeps) == ([bus(0), bus(1)], [])

@@ -186,13 +186,6 @@ def test_in_silence_absence_counts_only_where_slurmd_is_to_be_seen(site: Site) -
     assert state(site, True) == UNKNOWN
 
 
-def test_a_process_that_cannot_be_read_makes_absence_unknown(site: Site) -> None:
-    site.fails(INVALID)
-    site.proc.add(700)
-    (site.proc.root / "700/status").write_bytes(b"")
-    assert state(site, True) == UNKNOWN
-
-
 def test_an_environment_that_cannot_be_read_makes_absence_unknown(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,23 +193,6 @@ def test_an_environment_that_cannot_be_read_makes_absence_unknown(
     site.process(700, "sh", uid=ROOT)
     fail_at(monkeypatch, "open", "/700/environ", PermissionError(13, "denied"))
     assert state(site, True) == UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"boot_id": OTHER_BOOT}, DEAD),
-        ({"node": "node2", "boot_id": OTHER_BOOT}, DEAD),
-        ({"node": "node2", "pid_ns": "pid:[1]"}, UNKNOWN),
-        ({"pid_ns": "pid:[1]"}, UNKNOWN),
-    ],
-)
-def test_boot_and_namespace_come_first_and_no_host_name(
-    site: Site, changes: dict[str, object], expected: str
-) -> None:
-    site.answers(row(12, State="RUNNING" if expected == DEAD else "COMPLETED"))
-    assert state(site, True, **changes) == expected
-    assert site.calls() == []
 
 
 @pytest.mark.parametrize("body", [f"echo '{INVALID}' >&2; exit 1", "exit 0"])

@@ -39,7 +39,6 @@ HOT_STANDARD = frozenset(
 HOT_RARELY = {
     "gpulock.node.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"ctypes"}),
-    "gpulock.hooks.drop_privileges": frozenset({"ctypes"}),
     "gpulock.sge.site_hook": frozenset({"pwd"}),
 }
 # A hook may load one of these. contextlib loads functools, so with it the other is free.

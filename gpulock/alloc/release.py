@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class ReleaseResult:
     """What a release did: ids `freed`, and (id, why) of what is `kept` until it is quiet.
 
-    `claims` has the uid of each claim, by token, whatever became of it.
+    `known` says whether any lock was the job's, whatever became of it.
     """
 
-    __slots__ = ("claims", "freed", "kept")
+    __slots__ = ("freed", "kept", "known")
 
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []
-        self.claims: dict[str, int] = {}
+        self.known = False
 
     def add(self, outcome: ReapOutcome) -> None:
         """Add what became of one lock; one that was freed or claimed anew meanwhile is neither."""
@@ -65,7 +65,7 @@ def release_locks(
     held = node.store.read_all_locks()
     if not (mine := select_job_locks(held, ours)):
         return released
-    released.claims = {lock.owner.token: lock.owner.uid for lock in mine if lock.owner}
+    released.known = True
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     reaper.look(mine)

@@ -4,7 +4,6 @@
 Hot; the only door to this package for hooks, which load it where ISOLATION is not off.
 """
 
-import os
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
 from gpulock.isolation import confine, marks, sessions, tree
@@ -63,12 +62,6 @@ def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> 
             f"the job cannot be confined to its devices: {fault}",
             "see gpulock doctor",
         ) from fault
-
-
-def enter_closed_cgroup(node: Node, label: str) -> None:
-    """Move this process into a cgroup of its own that opens no GPU; raise Refusal."""
-    pid = os.getpid()
-    confine.confine_process(node, label, pid, node.proc.start(pid), [])
 
 
 def end_job_isolation(node: Node, prefix: str, who: "IsolatedJob | None" = None) -> str:

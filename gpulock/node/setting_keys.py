@@ -67,7 +67,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("USER_MAX", COUNT, "0", "GPUs that a user of USER_CLAIMS may hold at a time; 0: any number"),
     ("CLAIM_MAX", LIMIT, "0", "longest claim of a user; one that names no end gets this; 0: none"),
     ("RESERVE_MAX", LIMIT, "0", "GPU time that a user may reserve a day ahead; 0: none"),
-    ("REPORT_AT_END", FLAG, "no", "print a report of a job's GPUs at its end"),
     ("HISTORY_DAYS", COUNT, "400", "days that the history is kept at least; 0: for ever"),
     ("IDLE_WARN", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND runs"),
     ("IDLE_COMMAND", PATH, "", "program that gpulockd runs for an idle claim: docs/reports.md"),

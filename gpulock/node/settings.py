@@ -79,7 +79,6 @@ class Settings:
     user_max: int
     claim_max: float  # seconds
     reserve_max: float
-    report_at_end: bool
     history_days: int
     idle_warn: float
     idle_command: str

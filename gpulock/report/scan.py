@@ -57,7 +57,6 @@ class ClaimQuery:
     task: str = ""
     scheduler: str = ""
     device: str = ""
-    token: str = ""
 
     def fits(self, claim: Owner | ReportedClaim) -> bool:
         """Return whether a claim is of the user, job and scheduler that are asked for.
@@ -68,7 +67,6 @@ class ClaimQuery:
             self.user in ("", claim.user)
             and self.job in ("", claim.job_id)
             and self.task in ("", claim.task_id or "1")
-            and self.token in ("", claim.token)
             and (self.scheduler or claim.scheduler) == claim.scheduler
             and (not self.job or bool(self.scheduler) or claim.scheduler not in NO_JOBS)
         )
@@ -79,7 +77,6 @@ class ClaimQuery:
         In a JSON string each quote has a backslash before it, so none of these is in a text.
         """
         pairs = (
-            ('"token":', self.token),
             ('"job_id":', self.job),
             ('"user":', self.user),
             ('{"id":', self.device),

@@ -12,7 +12,6 @@ import stat
 from gpulock.alloc.release import ReleaseResult
 from gpulock.hooks.frame import HookRun, log_hook_line, release_job
 from gpulock.node.context import Node
-from gpulock.node.settings import Settings
 from gpulock.sge import hook
 from gpulock.sge.spool import RECORD, Spool
 from gpulock.store import atomic
@@ -38,27 +37,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
         code = site_hook.run_site_epilog(call, environ)
     run = HookRun(call.tried)
-    run.run(config, lambda node: end_sge_job(node, call, code, run))
+    run.run(config, lambda node: release_sge_job(node, call, code, run))
     if run.refusal is not None:
         run.log(run.refusal.sentence(f"epilog of {call.who}"), error=True)
     return code
-
-
-def end_sge_job(node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun) -> None:
-    """Release the locks of this run, and have a report made; raise Refusal."""
-    released = release_sge_job(node, call, site_code, run)
-    if node.settings.report_at_end:
-        print_sge_report(node.settings, released)
-
-
-def print_sge_report(settings: Settings, released: ReleaseResult) -> None:
-    """Have the report printed: our stdout is the job's output file (docs/facts/grid-engine.md)."""
-    from gpulock.hooks import report_hook
-
-    try:
-        report_hook.start_job_report(settings, released.claims, wait=True)
-    except OSError as fault:
-        log_hook_line(settings, f"no report: {fault}", error=False)
 
 
 def release_sge_job(
@@ -80,7 +62,7 @@ def release_sge_job(
 
     ours = SgeJobMatcher(node, found)
     released = release_job(node, run, call.who, ours, lambda: hook.make_sge_observer(node), free)
-    if not released.claims and os.access(RECORD, os.F_OK, dir_fd=found.fd):
+    if not released.known and os.access(RECORD, os.F_OK, dir_fd=found.fd):
         line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
         log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
     return released

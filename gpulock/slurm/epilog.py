@@ -10,10 +10,9 @@ import os
 from gpulock.alloc.release import ReleaseResult
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
-from gpulock.hooks.frame import HookRun, log_hook_line, release_job
+from gpulock.hooks.frame import HookRun, release_job
 from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS, Proc
-from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.store.gate import Gate
@@ -29,47 +28,11 @@ if TYPE_CHECKING:
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Run the Epilog; return 0."""
     run = HookRun(trial="SLURM_JOB_ID" not in environ)
-    run.run(config, lambda node: end_slurm_job(node, environ, run))
+    run.run(config, lambda node: release_slurm_job(node, SlurmHookCall(environ), run))
     if run.refusal is not None:
         who = f"epilog of job {environ.get('SLURM_JOB_ID', '?')[:20]}"
         run.log(run.refusal.sentence(who), error=True)
     return 0
-
-
-def end_slurm_job(node: Node, environ: "Mapping[str, str]", run: HookRun) -> None:
-    """Release the job's locks here, and have a report made; raise Refusal."""
-    call = SlurmHookCall(environ)
-    released = release_slurm_job(node, call, run)
-    output = slurm_output_path(call, environ) if node.settings.report_at_end else ""
-    if output:
-        start_slurm_report(node.settings, released, environ, output)
-
-
-def start_slurm_report(
-    settings: Settings, released: ReleaseResult, environ: "Mapping[str, str]", output: str
-) -> None:
-    """Have the report made beside us: a slow Epilog stops the whole node (docs/facts/slurm.md)."""
-    from gpulock.hooks import report_hook
-
-    gid = environ.get("SLURM_JOB_GID", "")
-    group = int(gid) if gid.isascii() and gid.isdigit() else report_hook.NOBODY
-    try:
-        report_hook.start_job_report(settings, released.claims, False, group, output)
-    except (OSError, OverflowError) as fault:
-        log_hook_line(settings, f"no report: {fault}", error=False)
-
-
-def slurm_output_path(call: SlurmHookCall, environ: "Mapping[str, str]") -> str:
-    """Return the job's output file, nothing where its name has more in it than we know.
-
-    Several nodes would write one file at once. slurmd tells the path as sbatch was told (22.05):
-    relative to the job's folder, with %j for its id.
-    """
-    path = environ.get("SLURM_JOB_STDOUT", "").replace("%j", call.job).replace("%u", call.user)
-    if not path or "%" in path or not call.batch or call.nodes > 1:
-        return ""
-    folder = environ.get("SLURM_JOB_WORK_DIR", "")
-    return path if path.startswith("/") else f"{folder}/{path}" if folder else ""
 
 
 def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseResult:

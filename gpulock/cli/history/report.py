@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import time
 
 import click
 
 from gpulock.cli.select import SelectError, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
-from gpulock.deadline import Deadline
-from gpulock.node.context import Node
 from gpulock.report.scan import HistoryFaults
 from gpulock.report.sources import find_job_claims
 from gpulock.report.text import advise_on_last_run, format_job_report, select_last_run
@@ -23,20 +20,13 @@ VERSION = 1
 @click.argument("job", nargs=-1, metavar="JOB")
 @click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--tokens", default="", hidden=True, help="At a job's end: its claims.")
-@click.option("--append", "output", default="", hidden=True, help="At a job's end: its output.")
 @click.pass_obj
-def report_command(
-    session: Session, job: tuple[str, ...], only_last: bool, as_json: bool, tokens: str, output: str
-) -> None:
+def report_command(session: Session, job: tuple[str, ...], only_last: bool, as_json: bool) -> None:
     """Report what the GPUs of JOB (12, 12.3, pid 4711) did, during or after the job.
 
     For an array without a task, report each task. Time not observed is never called idle.
     """
     node = session.node()
-    if tokens:
-        report_at_job_end(node, tokens.split(","), output)
-        return
     if not job:
         raise click.UsageError("name a job: 12, 12.3 or pid 4711")
     try:
@@ -58,17 +48,3 @@ def report_command(
         click.echo(json.dumps({**about, "advice": advise_on_last_run(found) or None}, indent=2))
     else:
         click.echo("\n".join(format_job_report(found)))
-
-
-def report_at_job_end(node: Node, tokens: list[str], output: str) -> None:
-    """Tell the job's user; an error would not help."""
-    from gpulock.report import ending
-
-    found = ending.gather_ended_claims(node, tokens, Deadline(ending.SECONDS), time.sleep)
-    if not found:
-        return
-    text = "\n".join(["", "gpulock report", *format_job_report(found), ""])
-    if output:
-        ending.append_report(output, click.unstyle(text))
-    else:
-        click.echo(text, nl=False)

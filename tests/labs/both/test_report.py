@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job is told at its end, against what its GPUs were made to do."""
+"""The report of a job, against what its GPUs were made to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
     with observed(site.gpus, site.node, folder, site.configure) as nvml:
         job = site.submit(2, f"sleep {SECONDS}\n")
         site.wait_over(job)
-        printed = site.wait_said(job, f"Job {job} of {site.alice}")
+        printed = site.command("report", str(job))
         (row,) = [line for line in printed.splitlines() if line.split()[:1] == ["0"]][:1]
         assert abs(int(row.split()[2]) - 75) <= 8, row
         assert "GPU 1" not in printed, "twelve seconds are too short for advice"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,8 +14,6 @@ from tests.labs.common.installed import Installed
 from tests.nvml.double import Double
 from tests.nvml.node import ENERGY
 
-GPULOCK = "from gpulock.cli import main; main()"
-PROGRAMS = "/usr/local/bin"
 WATTS, GIB = 200, 1 << 30
 
 
@@ -29,22 +26,12 @@ def observed(
 ) -> Generator[Double]:
     """Let a node be observed.
 
-    GPU 0 works for 75 % of the time and uses 3 GiB, GPU 1 does nothing; reports are made.
+    GPU 0 works for 75 % of the time and uses 3 GiB, GPU 1 does nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bin").mkdir(exist_ok=True)
-    program = folder / "bin/gpulock"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{GPULOCK}' \"$@\"\n")
-    program.chmod(0o755)
-    configure(REPORT_AT_END="yes")
-    both = f"lowerdir={folder}/bin:{PROGRAMS}"
-    over = ["mount", "-t", "overlay", "overlay", "-o", both, PROGRAMS]
-    assert gpus.cluster.run_in(node, over).returncode == 0
-    try:
-        with exporter(gpus, node, folder, looks, at_work) as found:
-            yield found.nvml
-    finally:
-        gpus.cluster.run_in(node, ["umount", PROGRAMS])
+    configure()
+    with exporter(gpus, node, folder, looks, at_work) as found:
+        yield found.nvml
 
 
 def at_work(nvml: Double) -> None:

@@ -56,7 +56,7 @@ def test_tests_that_a_page_names_are_there() -> None:
     ("page", "section", "fewest"),
     [
         ("reliability", "The promises", 11),
-        ("facts/inputs", "What a hook waits for", 17),
+        ("facts/inputs", "What a hook waits for", 16),
         ("facts/inputs", "What root reads", 60),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
-from gpulock.hooks import report_hook
 from gpulock.hooks.frame import HookRun
 from gpulock.slurm import epilog
 from gpulock.store import gate
@@ -246,39 +245,6 @@ def test_garbage_in_the_environment_frees_nothing_and_ends_with_0(
     site.epilog(**changes)
     assert len(site.locks()) == 2
     assert capfd.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize("told", [None, "", "x", "-1", "\u00b2"])
-def test_a_group_that_slurm_does_not_tell_is_nobodys_and_the_report_is_made(
-    site: Site, monkeypatch: pytest.MonkeyPatch, told: str | None
-) -> None:
-    groups: list[int] = []
-    monkeypatch.setattr(report_hook, "start_job_report", lambda *about: groups.append(about[3]))
-    site.set(REPORT_AT_END="yes")
-    site.prolog()
-    group = {} if told is None else {"SLURM_JOB_GID": told}
-    site.epilog(SLURM_JOB_STDOUT="/home/alice/12.out", **group)
-    assert (groups, site.locks()) == ([report_hook.NOBODY], [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "reports"),
-    [
-        ({}, [(False, 7, "/home/alice/12.out")]),
-        ({"SLURM_JOB_NUM_NODES": "2"}, []),
-        ({"SLURM_HET_JOB_ID": "11"}, []),
-    ],
-)
-def test_the_report_goes_to_the_output_of_a_batch_job_of_one_node(
-    site: Site, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], reports: list[object]
-) -> None:
-    """Nobody waits for it: a slow Epilog stops the whole node."""
-    told: list[tuple[object, ...]] = []
-    monkeypatch.setattr(report_hook, "start_job_report", lambda *about: told.append(about[2:]))
-    site.set(REPORT_AT_END="yes")
-    site.prolog()
-    site.epilog(**{"SLURM_JOB_STDOUT": "/home/%u/%j.out", "SLURM_JOB_GID": "7", **changes})
-    assert told == reports
 
 
 def test_settings_driver_or_state_that_are_not_there_end_with_0(site: Site) -> None:

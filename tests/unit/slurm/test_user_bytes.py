@@ -32,9 +32,7 @@ def test_a_row_of_squeues_has_no_field_of_the_users() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    made = Site(tmp_path_factory.mktemp("site"))
-    made.set(REPORT_AT_END="yes")
-    return made
+    return Site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.mark.slow

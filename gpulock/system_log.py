@@ -15,7 +15,6 @@ from _socket import (
     SOCK_CLOEXEC,
     SOCK_DGRAM,
     SOCK_NONBLOCK,
-    SOCK_STREAM,
     socket,
 )
 
@@ -32,16 +31,14 @@ def log_to_system(level: int, line: str, tag: str = "gpulock", path: str = SOCKE
     """Write a line; one that nobody takes in time is lost."""
     head = f"<{DAEMON | level}>{time.strftime('%b %e %H:%M:%S')} {tag}[{os.getpid()}]: "
     data = head.encode() + shorten(line, LOG_BYTES).encode("utf-8", "backslashreplace")
-    for kind, end in ((SOCK_DGRAM, b""), (SOCK_STREAM, b"\0")):  # the second of an old syslog-ng
+    try:
+        log = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK)
         try:
-            log = socket(AF_UNIX, kind | SOCK_CLOEXEC | SOCK_NONBLOCK)
-            try:
-                log.connect(path)
-                send_in_time(log, data + end)
-            finally:
-                log.close()
-        except OSError:
-            continue
+            log.connect(path)
+            send_in_time(log, data)
+        finally:
+            log.close()
+    except OSError:
         return
 
 

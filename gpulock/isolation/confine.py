@@ -10,7 +10,7 @@ import errno
 import os
 
 from gpulock.errors import UNKNOWN, Refusal, os_error_kind
-from gpulock.isolation import marks, policy, tree
+from gpulock.isolation import policy, tree
 from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -45,7 +45,7 @@ def confine_process(
             for one in tree.find_hierarchies(settings.sys_root)
         ]
         ours = [(one, folder) for one, folder in places if not slurm_step_folder(one, folder)]
-        marks.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in ours])
+        tree.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in ours])
         for one, folder in places:
             if step := slurm_step_folder(one, folder):
                 close_job_cgroup(one, os.path.dirname(step), rules, settings.dev_root)
@@ -198,7 +198,7 @@ def remove_step_cgroups(node: Node, prefix: str) -> None:
 def list_job_cgroups(node: Node) -> list[str]:
     """Return the jobs' cgroups; raise OSError."""
     found: list[str] = []
-    for folder in marks.read_cgroup_folders(node.store):
+    for folder in tree.read_cgroup_folders(node.store):
         try:
             names = os.listdir(folder)
         except FileNotFoundError:

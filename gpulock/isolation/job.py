@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning and the end of a job's isolation.
+"""The beginning and the end of a job's isolation, and what a reconcile does about it.
 
-Hot; the only door to this package for hooks, which load it where ISOLATION is not off.
+Hot; the only door to this package for hooks, which load it where ISOLATION is not off. A cgroup of
+ours whose process is gone goes as soon as it is empty; with it goes its program. A reconcile kills
+nobody: a job whose shepherd was killed lives on, and stays confined.
 """
 
+import os
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
-from gpulock.isolation import confine, marks, sessions, tree
+from gpulock.isolation import confine, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -53,7 +56,7 @@ def check_systemd_scope(config: "dict[str, list[str]]") -> None:
 def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> None:
     """Keep a job to what it was granted; raise Refusal, and then it must not start."""
     try:
-        marks.note_cgroup_folders(node.store, [])
+        tree.note_cgroup_folders(node.store, [])
         sessions.close_login_cgroups(tree.find_hierarchies(node.settings.sys_root), CLOSE_ALL_GPUS)
         confine.confine_process(node, who.label, who.pid, who.start, granted)
     except OSError as fault:
@@ -79,3 +82,46 @@ def end_job_isolation(node: Node, prefix: str, who: "IsolatedJob | None" = None)
     except Refusal as refusal:
         return refusal.why
     return ""
+
+
+def clean_up_isolation(node: Node) -> str:
+    """Remove what jobs that are over left behind, see to the ways round; return what failed."""
+    try:
+        remove_ended_cgroups(node)
+    except OSError as fault:
+        return f"isolation: {fault}"
+    except Refusal as refusal:
+        return f"isolation: {refusal.why}"
+    return ""
+
+
+def remove_ended_cgroups(node: Node) -> None:
+    """Remove the cgroups of jobs that are over; raise Refusal or OSError.
+
+    Logins are closed from the first reconcile of a boot on, before there is a job: what somebody
+    opens now stays open. That is noted first, or nobody would open them again.
+    """
+    try:
+        trees = tree.find_hierarchies(node.settings.sys_root)
+    except Refusal:
+        if node.settings.isolation != "off":
+            raise
+        trees = []
+    found = confine.list_job_cgroups(node)
+    left = [folder for folder in found if not remove_if_job_ended(folder, node)]
+    if node.settings.isolation != "off":
+        tree.note_cgroup_folders(node.store, [])
+        sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
+        return
+    sessions.reopen_login_cgroups(trees)
+    for folder in left:
+        if tree.is_launcher_cgroup(folder):
+            sessions.reopen_launcher(folder)
+    if not left:
+        tree.remove_cgroup_marks(node.store)
+
+
+def remove_if_job_ended(folder: str, node: Node) -> bool:
+    """Remove a cgroup of ours whose process is gone; return whether it is; raise OSError."""
+    process = tree.parse_cgroup_name(os.path.basename(folder))
+    return process is not None and not node.proc.running(*process) and tree.remove_cgroup(folder)

@@ -10,7 +10,7 @@ stay open (docs/isolation.md).
 import errno
 import os
 
-from gpulock.isolation import marks, tree
+from gpulock.isolation import tree
 from gpulock.isolation.tree import V2, CgroupHierarchy
 from gpulock.store import atomic
 
@@ -76,7 +76,7 @@ def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
         there = tree.process_cgroup_folder(one, node.proc, pid) == folder
         if there and bpf.has_device_program(folder):
             return
-        marks.note_cgroup_folders(node.store, [outer])
+        tree.note_cgroup_folders(node.store, [outer])
         atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
         bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
         tree.move_to_cgroup(pid, folder)

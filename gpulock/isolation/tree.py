@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this node's cgroups are, and in which of them a process is.
+"""Where this node's cgroups are, in which of them a process is, and below which jobs were confined.
 
 Hot. A node has the devices controller of version 1, a tree of version 2 (for BPF), or both; then
 both are used, and a device opens only where both agree.
+
+The file `isolation` beside the records names the folders below which jobs were confined, one a
+line: a node may have thousands of cgroups, and the schedulers' daemons are in two. It is there as
+soon as isolation was ever on, is written before a job's cgroup is made, and is no record of jobs.
 """
 
 import errno
@@ -11,10 +15,12 @@ import os
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
 from gpulock.store import atomic
+from gpulock.store.locks import LockStore
 
 V1, V2 = 1, 2
 PREFIX = "gpulock-"
 LAUNCHER = f"{PREFIX}slurmd-"  # of the cgroup in which slurmd itself lives
+MARK = "isolation"
 PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 
 
@@ -140,3 +146,29 @@ def write_cgroup_file(path: str, *texts: str) -> None:
             os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:
+    """Note folders that are not noted yet; raise Refusal or OSError."""
+    known = read_cgroup_folders(store)
+    missing = [folder for folder in folders if folder not in known]
+    if not missing and os.path.lexists(f"{store.root}/{MARK}"):
+        return
+    store.check(make=True)
+    # a line that somebody was killed in must not be the beginning of ours
+    lines = "".join([f"\n{folder}\n" for folder in missing])
+    atomic.append_file(f"{store.root}/{MARK}", lines.encode())
+
+
+def read_cgroup_folders(store: LockStore) -> list[str]:
+    """Return the folders below which there may be cgroups of jobs; raise OSError."""
+    try:
+        text = atomic.read_text(f"{store.root}/{MARK}")
+    except FileNotFoundError:
+        return []
+    return [line for line in dict.fromkeys(text.split("\n")) if line.startswith("/")]
+
+
+def remove_cgroup_marks(store: LockStore) -> None:
+    """Take the file away: nothing is confined here any more."""
+    atomic.remove_quietly(f"{store.root}/{MARK}")

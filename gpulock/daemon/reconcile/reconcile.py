@@ -91,9 +91,9 @@ def reconcile_locks(
             report.fault = publish_outcomes(node, reaper.judge, report)
     isolated = node.settings.isolation != "off" or os.path.lexists(f"{node.store.root}/isolation")
     if isolated and not dry_run:
-        from gpulock.isolation import cleanup
+        from gpulock.isolation import job
 
-        report.fault = report.fault or cleanup.clean_up_isolation(node)
+        report.fault = report.fault or job.clean_up_isolation(node)
     return report
 
 

@@ -24,7 +24,7 @@ from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.install.trial import why_users_cannot_run
-from gpulock.isolation.marks import MARK
+from gpulock.isolation.tree import MARK
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.store.locks import claims_root
 

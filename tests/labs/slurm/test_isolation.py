@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.isolation.marks import MARK
+from gpulock.isolation.tree import MARK
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.installed import gate_file, reap
 from tests.labs.slurm import evil as slurm_evil

@@ -20,8 +20,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
-from gpulock.isolation.marks import MARK
-from gpulock.isolation.tree import cgroup_name
+from gpulock.isolation.tree import MARK, cgroup_name
 from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS
 from gpulock.sge.members import SgeMembers

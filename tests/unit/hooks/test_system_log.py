@@ -21,23 +21,18 @@ ROUNDING, LINES = 1e-6, 5  # seconds; lines
 GPULOCK = Path(__file__).resolve().parents[3] / "gpulock"
 
 
-@pytest.fixture(params=[socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["datagram", "stream"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[socket.socket]:
     """Give a test a log that reads when the test does."""
-    with socket.socket(socket.AF_UNIX, request.param) as reader:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
         reader.bind(str(tmp_path / "log"))
-        if request.param == socket.SOCK_STREAM:
-            reader.listen(0)
         reader.settimeout(0)
         yield reader
 
 
 def received(log: socket.socket) -> bytes:
-    """Return one line that was written, without the end that a stream has."""
-    if log.type == socket.SOCK_DGRAM:
-        return log.recv(1 << 16)
-    with log.accept()[0] as connection:
-        return connection.recv(1 << 16).removesuffix(b"\0")
+    """Return one line that was written."""
+    return log.recv(1 << 16)
 
 
 def write(log: socket.socket, line: str) -> None:
@@ -87,24 +82,21 @@ def test_a_log_that_nobody_reads_holds_up_nobody(
 
 
 def test_a_log_that_is_full_for_a_moment_loses_no_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hooks come in bursts, and a socket takes ten lines."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
-        log.bind(str(tmp_path / "log"))
-        log.settimeout(0)
-        fill(log)
-        real = select.select
+    fill(log)
+    real = select.select
 
-        def read_meanwhile(*given: Any) -> Any:
-            log.recv(1 << 16)
-            return real(*given)
+    def read_meanwhile(*given: Any) -> Any:
+        received(log)
+        return real(*given)
 
-        monkeypatch.setattr(select, "select", read_meanwhile)
-        write(log, "seen")
-        lines = [log.recv(1 << 16)]
-        while lines[-1] == b"first":
-            lines.append(log.recv(1 << 16))
+    monkeypatch.setattr(select, "select", read_meanwhile)
+    write(log, "seen")
+    lines = [received(log)]
+    while lines[-1] == b"first":
+        lines.append(received(log))
     assert lines[-1].endswith(b"]: seen")
 
 

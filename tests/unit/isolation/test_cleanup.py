@@ -12,8 +12,7 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.isolation import confine, sessions
 from gpulock.isolation.job import IsolatedJob, end_job_isolation
-from gpulock.isolation.marks import MARK
-from gpulock.isolation.tree import CgroupHierarchy, cgroup_name
+from gpulock.isolation.tree import MARK, CgroupHierarchy, cgroup_name
 from tests.support.claims import ask
 from tests.support.faults import raising
 from tests.support.trees import Box, judge_of, soon

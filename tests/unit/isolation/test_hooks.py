@@ -14,7 +14,7 @@ from gpulock.alloc import reaper
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.isolation import job, marks, tree
+from gpulock.isolation import job, tree
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
@@ -317,24 +317,24 @@ def test_a_job_without_a_parallel_environment_needs_no_launcher(site: Site, kern
 
 def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
     store = site.node().store
-    assert marks.read_cgroup_folders(store) == []
+    assert tree.read_cgroup_folders(store) == []
 
-    marks.note_cgroup_folders(store, [])
-    assert (site.records / marks.MARK).exists()
+    tree.note_cgroup_folders(store, [])
+    assert (site.records / tree.MARK).exists()
     for _ in range(2):
-        marks.note_cgroup_folders(store, ["/a/b", "/c"])
-    assert marks.read_cgroup_folders(store) == ["/a/b", "/c"]
-    assert (site.records / marks.MARK).read_text().count("/a/b") == 1
+        tree.note_cgroup_folders(store, ["/a/b", "/c"])
+    assert tree.read_cgroup_folders(store) == ["/a/b", "/c"]
+    assert (site.records / tree.MARK).read_text().count("/a/b") == 1
 
 
 def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:
     store = site.node().store
-    marks.note_cgroup_folders(store, [])
-    (site.records / marks.MARK).write_text("\n/a/")
+    tree.note_cgroup_folders(store, [])
+    (site.records / tree.MARK).write_text("\n/a/")
 
-    marks.note_cgroup_folders(store, ["/a/b"])
+    tree.note_cgroup_folders(store, ["/a/b"])
 
-    assert marks.read_cgroup_folders(store) == ["/a/", "/a/b"]
+    assert tree.read_cgroup_folders(store) == ["/a/", "/a/b"]
 
 
 def leave_behind(site: Site, pid: int) -> None:
@@ -343,7 +343,7 @@ def leave_behind(site: Site, pid: int) -> None:
     inner = outer / tree.cgroup_name("12.1", SHEPHERD, 1000)
     inner.mkdir(parents=True)
     (inner / "cgroup.procs").write_text(f"{pid}\n")
-    marks.note_cgroup_folders(site.node().store, [str(outer)])
+    tree.note_cgroup_folders(site.node().store, [str(outer)])
     site.proc.add(pid, "sheds")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import bpf, cleanup, confine, sessions, tree
+from gpulock.isolation import bpf, confine, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import V2, CgroupHierarchy
 from tests.support.trees import Box
@@ -229,7 +229,7 @@ def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
     closed = cgroups.attached.copy()
 
     node.settings["ISOLATION"] = "off"
-    cleanup.remove_ended_cgroups(node.node())
+    job.remove_ended_cgroups(node.node())
     assert cgroups.attached == set()
 
     node.settings["ISOLATION"] = "cgroup"
@@ -241,6 +241,6 @@ def test_the_cgroup_of_a_slurmd_that_ended_is_removed(node: Node) -> None:
     sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
     node.proc.remove(SLURMD)
 
-    cleanup.remove_ended_cgroups(node.node())
+    job.remove_ended_cgroups(node.node())
 
     assert list(node.service.glob("gpulock-*")) == []

@@ -38,8 +38,6 @@ class ClaimAttempt:
     `devices` are the node's. `ahead` is the look by which locks are freed, None until it is needed.
     """
 
-    __slots__ = ("_judge", "_make_judge", "ahead", "devices", "node", "template", "want")
-
     def __init__(
         self, node: Node, template: Owner, want: ClaimRequest, make_judge: "Callable[[], Judge]"
     ) -> None:

@@ -36,11 +36,6 @@ class ClaimRequest:
     `patience` how many seconds it waits for that.
     """
 
-    __slots__ = (
-        *("asked", "check", "check_held", "count", "counted", "join", "kept", "kinds", "last"),
-        *("patience", "share", "uid", "wanted"),
-    )
-
     def __init__(
         self,
         count: int,

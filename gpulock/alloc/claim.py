@@ -41,8 +41,6 @@ class Grant:
     at the gate in seconds.
     """
 
-    __slots__ = ("devices", "fresh", "owner", "waited")
-
     def __init__(
         self, granted: list[Device], record: Owner, fresh: bool = True, waited: float = 0.0
     ) -> None:

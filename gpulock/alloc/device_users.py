@@ -84,11 +84,6 @@ class OpenFiles:
     `dark` one that is told from outside: which nodes there are is not known.
     """
 
-    __slots__ = (
-        *("_dev_root", "_driver_root", "_end", "_isolated", "_keys", "_late", "_looks", "_mounts"),
-        *("_services", "_simulated", "_spent", "blind", "dark", "ids", "scan", "sealed", "seconds"),
-    )
-
     def __init__(
         self,
         scan: ProcessScan,

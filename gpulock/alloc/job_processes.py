@@ -34,8 +34,6 @@ class JobProcesses:
     has the steps of Slurm's step daemons by pid: one may be of another node on this machine.
     """
 
-    __slots__ = ("daemons", "doubt", "pids", "unmarked")
-
     def __init__(self) -> None:
         self.pids: dict[int, str] = {}
         self.daemons: dict[int, str] = {}

@@ -57,8 +57,6 @@ class Judge:
     are held. `members` maps a scheduler to what it knows of the processes of its jobs.
     """
 
-    __slots__ = ("_members", "_rules", "boot_id", "scan")
-
     def __init__(
         self,
         boot_id: str,

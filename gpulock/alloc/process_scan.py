@@ -36,11 +36,6 @@ class ProcessScan(ProcessTree):
     `blind` says why the look is not to be trusted, and is empty where it is.
     """
 
-    __slots__ = (
-        *("_accounts", "_environs", "_left_out", "_listings", "_newest", "_read", "_running"),
-        *("_spent", "_statuses", "_users", "blind", "complete", "partial", "restless"),
-    )
-
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
         super().__init__(proc, members)
         self.blind = ""

@@ -31,8 +31,6 @@ class ProcessTree:
     `members` has what a scheduler knows of the processes of its jobs, by the scheduler's name.
     """
 
-    __slots__ = ("_known", "_sees_all", "members", "proc")
-
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
         self.proc = proc
         self.members = members or {}

@@ -41,8 +41,6 @@ class ReapOutcome:
     written.
     """
 
-    __slots__ = ("act", "changed", "fault", "lock", "reason", "verdict")
-
     def __init__(self, lock: Lock, act: "ReapAct", verdict: Verdict, reason: str) -> None:
         self.lock = lock
         self.act = act
@@ -121,8 +119,6 @@ class Reaper:
     `held` are all locks, whose claims explain what is open. The look at open files is taken when
     it is first needed, or by `look` before the gate.
     """
-
-    __slots__ = ("_ahead", "files", "held", "judge", "node")
 
     def __init__(
         self, node: Node, judge: Judge, devices: "Iterable[Device]", held: dict[str, Lock]

@@ -29,8 +29,6 @@ class ReleaseResult:
     `known` says whether any lock was the job's, whatever became of it.
     """
 
-    __slots__ = ("freed", "kept", "known")
-
     def __init__(self) -> None:
         self.freed: list[str] = []
         self.kept: list[tuple[str, str]] = []

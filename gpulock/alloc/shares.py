@@ -76,8 +76,6 @@ def format_requested_shares(count: int) -> str:
 class CardPlaces:
     """A card of SHARES: how many `places` it has, and the `locks` of those that are held."""
 
-    __slots__ = ("card", "locks", "places")
-
     def __init__(self, card: Device, places: int) -> None:
         self.card = card
         self.places = places

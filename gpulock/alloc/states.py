@@ -33,18 +33,6 @@ class DeviceState:
     the lock's owner is dead.
     """
 
-    __slots__ = (
-        "device",
-        "id",
-        "lock",
-        "noted",
-        "orphans",
-        "others",
-        "reason",
-        "reserved",
-        "state",
-    )
-
     def __init__(
         self, name: str, device: "Device | None", lock: "Lock | None", state: str, reason: str
     ) -> None:

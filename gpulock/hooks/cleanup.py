@@ -41,8 +41,6 @@ SHOWN = 4  # processes named in a line
 class LeftoverProcess:
     """A process that a job left behind: pid, start time, name, and why it is the job's."""
 
-    __slots__ = ("name", "pid", "start", "why")
-
     def __init__(self, pid: int, start: int, name: str, why: str) -> None:
         self.pid = pid
         self.start = start

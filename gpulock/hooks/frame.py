@@ -42,8 +42,6 @@ class HookRun:
     In a `trial`, by doctor or install, there is no job, and nobody to tell in syslog.
     """
 
-    __slots__ = ("begun", "deadline", "refusal", "settings", "trial")
-
     def __init__(self, trial: bool = False) -> None:
         self.begun = clock_boottime()
         self.deadline = Deadline(SECONDS)

@@ -23,8 +23,6 @@ ANSWER_LIMIT = 1 << 24  # bytes
 class SchedulerProgram:
     """A program with its environment; `hint` says what to do when it fails."""
 
-    __slots__ = ("env", "hint", "path")
-
     def __init__(self, path: str, env: dict[str, str], hint: str) -> None:
         self.path = path
         self.env = env

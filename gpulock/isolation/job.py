@@ -18,8 +18,6 @@ from gpulock.node.devices import Device
 class IsolatedJob:
     """A job as isolation sees it: a label for people, and the process it descends from."""
 
-    __slots__ = ("label", "pid", "start")
-
     def __init__(self, label: str, pid: int, start: int) -> None:
         self.label = label
         self.pid = pid

@@ -27,8 +27,6 @@ PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 class CgroupHierarchy:
     """One hierarchy: its version, and the folder where it is mounted."""
 
-    __slots__ = ("top", "version")
-
     def __init__(self, version: int, top: str) -> None:
         self.version = version
         self.top = top

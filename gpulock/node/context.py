@@ -17,17 +17,6 @@ from gpulock.store.locks import LockStore
 class Node:
     """What every act on this node needs; made once a process."""
 
-    __slots__ = (
-        "_known",
-        "boot_id",
-        "inventory",
-        "links",
-        "name",
-        "proc",
-        "settings",
-        "store",
-    )
-
     def __init__(self, settings: Settings, name: str = "") -> None:
         self.settings = settings
         self.proc = Proc(settings.proc_root)

@@ -35,24 +35,6 @@ class Device:
     `places` is how many its card has, of a share that gpulock counts.
     """
 
-    __slots__ = (
-        "bus",
-        "fault",
-        "id",
-        "index",
-        "memory_mib",
-        "minor",
-        "model",
-        "numa",
-        "parent",
-        "path",
-        "places",
-        "profile",
-        "switched",
-        "uuid",
-        "withheld",
-    )
-
     def __init__(self, name: str, index: int) -> None:
         self.id = name
         self.bus = card_bus_id(name)
@@ -203,10 +185,7 @@ def lock_ids_overlap(a: str, b: str) -> bool:
 def place_device(card: Device, name: str, places: int) -> Device:
     """Return a place on a card under its own id, as one of so many (0: not known)."""
     place = Device(name, card.index)
-    for key in Device.__slots__:
-        if key not in ("id", "parent"):
-            setattr(place, key, getattr(card, key))
-    place.places = places
+    place.__dict__ = {**card.__dict__, "id": name, "parent": place.parent, "places": places}
     return place
 
 

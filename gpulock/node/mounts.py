@@ -34,8 +34,6 @@ class StatxError(OSError):
 class Mounts:
     """The types of the mounts that were met in one look."""
 
-    __slots__ = ("_read", "_root", "_types")
-
     def __init__(self, root: str) -> None:
         self._root = root
         self._read: set[str] = set()

@@ -116,8 +116,6 @@ class Proc:
     `kthreadd` says whether pid 2 is the kernel's, None until `kernel_threads` has looked.
     """
 
-    __slots__ = ("_groups", "_own_users", "_reader", "kthreadd", "root")
-
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
         self._groups: dict[bytes, frozenset[int]] = {}

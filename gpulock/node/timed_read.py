@@ -22,8 +22,6 @@ SECONDS = 1.0  # a read takes microseconds; a thread of a busy machine waits lon
 class TimedReader:
     """Reads of processes' memory; those that hang are not asked again meanwhile."""
 
-    __slots__ = ("_hung",)
-
     def __init__(self) -> None:
         # by pid: in which process a thread was left behind, and its answer once there is one
         self._hung: "dict[int, tuple[int, list[bytes | BaseException]]]" = {}

@@ -34,16 +34,6 @@ class Gate:
     spent in seconds.
     """
 
-    __slots__ = (
-        "_checked",
-        "_deadline",
-        "_fd",
-        "_guarded",
-        "_ours",
-        "_path",
-        "waited",
-    )
-
     def __init__(
         self,
         of: "str | LockStore",

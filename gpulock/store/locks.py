@@ -33,8 +33,6 @@ class Lock:
     `mps` is gpulockd's word on the MPS of a share's card: `PID START`, or `! WHY` there is none.
     """
 
-    __slots__ = ("anchors", "fault", "id", "mps", "owner", "seen")
-
     def __init__(self, name: str, record: "Owner | None", fault: str) -> None:
         self.id = name
         self.owner = record
@@ -58,8 +56,6 @@ class LockStore:
     """The lock directory at `path`, and the records beside it; nothing is opened before it is
     asked for.
     """
-
-    __slots__ = ("claims_dir", "finished_dir", "locks_dir", "path", "root")
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -24,8 +24,6 @@ class Repair:
     These are by token, and name only the devices that were.
     """
 
-    __slots__ = ("held", "restored")
-
     def __init__(self) -> None:
         self.held: dict[str, Lock] = {}
         self.restored: dict[str, Owner] = {}

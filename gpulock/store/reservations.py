@@ -19,8 +19,6 @@ LATEST = 1e11  # epoch seconds: localtime(3) has a year for all before
 class Reservation:
     """One device, whose it is, from when to when (epoch seconds), and what for."""
 
-    __slots__ = ("begin", "device", "end", "uid", "user", "why")
-
     def __init__(
         self, device: str, uid: int, times: tuple[float, float], user: str, why: str
     ) -> None:

@@ -43,8 +43,6 @@ class Verdict:
     `orphans` says which process has a device of a dead owner open.
     """
 
-    __slots__ = ("by", "orphans", "proof", "state")
-
     def __init__(self, state: "State", proof: str, by: "DeathProof" = OTHER) -> None:
         self.state = state
         self.proof = proof

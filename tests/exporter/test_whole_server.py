@@ -13,7 +13,6 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.daemon.health.cards import OUT, note_card_step
 from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
@@ -115,9 +114,6 @@ def test_plain_text_is_for_who_asks_for_nothing(tmp_path: Path, nvml: Double) ->
         page = exporter.get("/")
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert page.text.count("<article") == 8
-        assert "<h2>Health</h2>" not in page.text
-        note_card_step(str(nvml.node / "state"), "", "0000:06:00.0", OUT, "xid: XID 79")
-        assert exporter.page_says("0000:06:00.0  out: xid: XID 79</p>")
 
 
 @pytest.mark.parametrize(

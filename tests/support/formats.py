@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpulock.alloc.process_owner import RUN
-from gpulock.daemon.health.cards import CardStep, NodeCards, parse_cards
+from gpulock.daemon.health.cards import NodeCards, parse_cards
 from gpulock.daemon.history.record import (
     ClaimedDevice,
     ExporterSamples,
@@ -197,7 +197,7 @@ def make_cards() -> NodeCards:
     cards.known, cards.marks = {CARD, OTHER}, {(CARD, "xid 79"): 2}
     cards.xids.sequence, cards.xids.loaded = 4711, 2.5
     cards.xids.errors = {(CARD, 79): (2, 905.5)}
-    cards.steps = [CardStep(1700000000.0, CARD, "out", "xid: XID 79")]
+    cards.backs = [(1700000000.0, CARD)]
     return cards
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.health.cards import BACK, note_card_step, read_cards
+from gpulock.daemon.health.cards import read_cards, save_cards
+from gpulock.daemon.health.recovery import note_comeback
 from gpulock.daemon.history.files import FOLDER, name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.slots import rsmap
@@ -106,18 +107,21 @@ def remembered(root: Path, kept: bool) -> Case:
     node, state = powered.node(), str(powered.box.state)
     first = {"card": {"1": "1"}}
     second = {"card": {"1": "1", "2": "2"}}
-    note_card_step(state, node.boot_id, bus(0), BACK, "clean")
+    cards = read_cards(state, node.boot_id)
+    note_comeback(cards, bus(0))
+    assert save_cards(state, cards)
     rsmap.save_withdrawn_ids(state, first)
     with recording(*powered.roots()) as disk:
-        note_card_step(state, node.boot_id, bus(0), BACK, "clean")
+        note_comeback(cards, bus(0))
+        assert save_cards(state, cards)
         disk.tell("comeback")
         rsmap.save_withdrawn_ids(state, second)
         disk.tell("withdrawn")
 
     def check(left: Remainder) -> None:
         powered.restart(left)
-        steps = read_cards(state, node.boot_id).steps
-        assert len(steps) in ((2,) if "comeback" in left.told else (1, 2))
+        backs = read_cards(state, node.boot_id).backs
+        assert len(backs) in ((2,) if "comeback" in left.told else (1, 2))
         found = rsmap.load_withdrawn_ids(state)
         assert found in ((second,) if "withdrawn" in left.told else (first, second))
 

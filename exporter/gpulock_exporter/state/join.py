@@ -58,7 +58,6 @@ def take_snapshot(
         counters=facts.counters,
         waiting=tuple(facts.waiting),
         reservations=tuple(facts.reservations),
-        steps=tuple(facts.cards.steps),
         switch_errors={of: one for of, one in errors.items() if of[0] not in known},
         reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
         health=replace(

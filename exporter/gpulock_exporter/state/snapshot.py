@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
-from gpulock.daemon.health.cards import CardStep
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
@@ -113,9 +112,8 @@ class NodeSnapshot:
     """A node at one moment; `states` is None where the locks or the devices are not known.
 
     `counters` are the hooks' own, `reconciled` is epoch seconds, `waiting` the queue of users'
-    claims, `reservations` are users' own, `steps` of GPUs that went out of service, were tested or
-    came back, the latest last. `switch_errors` has the SXids of NVSwitches by bus id and number:
-    how many there were, and when the last was.
+    claims, `reservations` are users' own. `switch_errors` has the SXids of NVSwitches by bus id and
+    number: how many there were, and when the last was.
     """
 
     at: Moment
@@ -127,7 +125,6 @@ class NodeSnapshot:
     health: ExporterHealth
     waiting: tuple[WaitingCaller, ...] = ()
     reservations: tuple[Reservation, ...] = ()
-    steps: tuple[CardStep, ...] = ()
     switch_errors: Mapping[tuple[str, int], tuple[int, float]] = field(
         default_factory=dict[tuple[str, int], tuple[int, float]]
     )

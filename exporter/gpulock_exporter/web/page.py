@@ -18,11 +18,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from gpulock.alloc import states
-from gpulock.daemon.health.cards import CardStep
 from gpulock.daemon.health.findings import HARDWARE, describe_recovery_action
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
-from gpulock.text.words import format_duration, format_local_time, held_seconds
+from gpulock.text.words import format_duration, held_seconds
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.labels import LabelUser
@@ -42,7 +41,6 @@ PAGE_HEADERS = (
 )
 RELOAD = 5  # seconds, of a page that loads itself again
 MOST_CALLERS = 20  # of the queue
-SHOWN_STEPS = 10  # of GPUs that went out of service
 GIB = 1 << 30
 HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
 LONG = 120  # seconds that are told as minutes
@@ -93,7 +91,6 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
     reserved = [
         describe_reservation(one, snapshot, about) for one in snapshot.reservations[:MOST_CALLERS]
     ]
-    last_steps = snapshot.steps[-SHOWN_STEPS:]
     title = f"{about.node}: {', '.join(there) or 'no GPU'}"
     sick = sum(map(bool, warnings.values()))
     return "".join(
@@ -108,7 +105,6 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
             "" if shown else "<p class=none>No GPU is known here.</p>",
             render_lines("Queue", waiting),
             render_lines("Reserved", reserved),
-            render_lines("Health", [describe_step(one) for one in reversed(last_steps)]),
             f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
@@ -209,11 +205,6 @@ def describe_reservation(one: Reservation, snapshot: NodeSnapshot, about: PageOp
     who = about.label_user.of(Owner(user=one.user, uid=one.uid)) or "a user"
     names = {seen.id: seen.gpu_label or seen.id for seen in snapshot.devices}
     return f"GPU {names.get(one.device, one.device)}: {one.describe(who)}"
-
-
-def describe_step(one: CardStep) -> str:
-    """Return when a GPU went out of service, was tested or came back, and why."""
-    return f"{format_local_time(one.at)}  {one.device}  {one.step}: {one.words}"
 
 
 # --- a device -----------------------------------------------------------------------------------

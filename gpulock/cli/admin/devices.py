@@ -29,7 +29,6 @@ from gpulock.cli.session import (
     log_to_syslog,
     name_config,
 )
-from gpulock.daemon.health.cards import BACK, OUT, note_card_step
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -172,8 +171,6 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
-        words = f"{reason} ({describe_caller()})"
-        note_card_step(node.settings.state_dir, node.boot_id, name, OUT, words)
         held = [
             lock for lock in node.store.read_all_locks().values() if lock_ids_overlap(lock.id, name)
         ]
@@ -211,8 +208,6 @@ def restore_command(session: Session, device: str) -> None:
             what = f"{label} is not quarantined{', but reserved' if kept else ''}"
             raise CommandRefusedError(what, undo or "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
-        words = f"restored by {describe_caller()}"
-        note_card_step(node.settings.state_dir, node.boot_id, name, BACK, words)
     done = f"is not quarantined any more, but reserved; {undo}" if kept else "is back in service"
     report_admin_change(node, f"{label} {done}")
 

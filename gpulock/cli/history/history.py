@@ -13,9 +13,8 @@ import click
 
 from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
-from gpulock.daemon.health.cards import read_cards
 from gpulock.daemon.history.files import FOLDER
-from gpulock.errors import Refusal, one_line
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
@@ -73,7 +72,6 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     show_default=True,
     help="Number of rows; 0: all.",
 )
-@click.option("--health", is_flag=True, help="GPUs out of service, tested and back, not claims.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def history_command(
@@ -82,15 +80,11 @@ def history_command(
     by: str | None,
     limit: int,
     as_json: bool,
-    health: bool,
     **which: str | None,
 ) -> None:
     """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
     query = parse_history_query(node, **which)
-    if health:
-        print_health_steps(node, query, limit)
-        return
     folder = f"{node.settings.state_dir}/{FOLDER}"
     faults = HistoryFaults()
     if by:
@@ -137,18 +131,6 @@ def parse_history_query(
     except (ValueError, SelectError) as fault:
         raise click.UsageError(str(fault)) from fault
     return meant.query(since=begin, until=end, user=name, device=place)
-
-
-def print_health_steps(node: Node, query: ClaimQuery, limit: int) -> None:
-    """Print a line for each step of a GPU's health in the time that is asked for."""
-    cards = read_cards(node.settings.state_dir, node.boot_id)
-    steps = cards.steps_of(query.device) if query.device else cards.steps
-    found = [one for one in steps if query.since <= one.at < query.until]
-    for one in found[-limit:]:
-        when = format_local_time(one.at)
-        click.echo(one_line(f"{when}  {one.device}  {one.step}  {one.words}"))
-    if not found:
-        click.echo("no GPU went out of service, was tested or came back")
 
 
 def find_history_device_id(node: Node, text: str) -> str:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from gpulock.report.claims import ReportedClaim
 
 FactList = list[tuple[str, str]]
-SHOWN = 4  # processes named before `and 7 more`; steps of a device's health
-HEALTH_SECONDS = 30 * 86400.0  # for which a step is told
+SHOWN = 4  # processes named before `and 7 more`
 
 
 def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
@@ -206,14 +205,6 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
             ("idle", f"did nothing for {format_duration(idle)}, as gpulock-exporter saw it")
         )
     return found
-
-
-def describe_health_steps(view: StatusView, device: str) -> FactList:
-    """Return when a device went out of service, was tested and came back, of the last days."""
-    node = view.node
-    steps = read_cards(node.settings.state_dir, node.boot_id).steps_of(device)
-    late = [one for one in steps if one.at > view.now - HEALTH_SECONDS][-SHOWN:]
-    return [("health", f"{format_local_time(one.at)} {one.step}: {one.words}") for one in late]
 
 
 def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -> list[int]:

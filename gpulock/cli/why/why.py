@@ -38,7 +38,6 @@ from gpulock.cli.status.status_view import (
 from gpulock.cli.why.evidence import (
     FactList,
     absence_words,
-    describe_health_steps,
     describe_lock,
     describe_observed_use,
     describe_open_device,
@@ -124,7 +123,7 @@ def find_missing_card(view: StatusView, rows: list[DeviceState], text: str) -> D
     if note := (view.quarantined or {}).get(name):
         reasons.append(f"quarantined: {note}")
     known = any(row.lock is None for row in absent) or len(reasons) > 1
-    if known or describe_health_steps(view, name) or last_holder_facts(view, name):
+    if known or last_holder_facts(view, name):
         return DeviceState(name, None, None, MISSING, "; ".join(reasons))
     return None
 
@@ -164,7 +163,6 @@ def explain_device(view: StatusView, sight: ProcessView, row: DeviceState, width
     found += describe_observed_use(view, row)
     if row.lock is None:
         found += last_holder_facts(view, row.id)
-    found += describe_health_steps(view, row.id)
     if not each:
         found += next_step_facts(view, sight, row)
     elif found[-1] == NEXT_HOLDER:

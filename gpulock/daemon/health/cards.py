@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STATE_DIR/cards: what gpulockd knows of each GPU, and what became of it.
+"""STATE_DIR/cards: what gpulockd knows of each GPU.
 
 Warm. A claim reads the suspects alone (store.quarantine): they have a line each, and the rest is
-JSON in the last line. Who changes it holds the gate. All but the steps is of one boot. Times are
-CLOCK_BOOTTIME seconds, those of steps epoch seconds. What cannot be read of it is not known.
+JSON in the last line. Who changes it holds the gate. All but the comebacks is of one boot. Times
+are CLOCK_BOOTTIME seconds, those of comebacks epoch seconds. What cannot be read is not known.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from gpulock.deadline import Deadline
-from gpulock.errors import one_line
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
 from gpulock.store.quarantine import CARDS, CARDS_LIMIT, CARDS_LINE, SUSPECT
 
 COMMAND = "command"  # the check that HEALTH_COMMAND is
-OUT, TESTED, BACK = "out", "tested", "back"
 GATE_SECONDS = 2.0
-MOST_STEPS = 200
 NOT_CARDS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-LONGEST_WORDS = 200  # characters of a step, and of a reason
+LONGEST_WORDS = 200  # characters of a reason
 
 
 class CardState:
@@ -53,13 +49,6 @@ class CardState:
         return (self.tested or 0.0) > since and self.found.get(COMMAND) == ""
 
 
-class CardStep:
-    """What became of `device` (a lock id) at `at`: it went out, was tested, came back."""
-
-    def __init__(self, at: float, device: str, step: str, words: str) -> None:
-        self.at, self.device, self.step, self.words = at, device, step, words
-
-
 class XidCounts:
     """The XIDs and SXids of each card or NVSwitch in this boot: how many, and when the last was.
 
@@ -76,9 +65,12 @@ class XidCounts:
 
 
 class NodeCards:
-    """The file. `known` are the cards that were here, `marks` on what the policy has acted."""
+    """The file. `known` are the cards that were here, `marks` on what the policy has acted.
 
-    __slots__ = ("boot_id", "fault", "known", "marks", "states", "steps", "stored", "xids")
+    `backs` are the devices that the policy brought back in the last day, and when.
+    """
+
+    __slots__ = ("backs", "boot_id", "fault", "known", "marks", "states", "stored", "xids")
 
     def __init__(self, boot_id: str) -> None:
         self.boot_id = boot_id
@@ -86,24 +78,13 @@ class NodeCards:
         self.marks: dict[tuple[str, str], int] = {}  # by device and key of a finding
         self.known: set[str] = set()
         self.xids = XidCounts()
-        self.steps: list[CardStep] = []  # the latest last
+        self.backs: list[tuple[float, str]] = []
         self.stored: "str | None" = None  # the file as it was read
         self.fault = ""  # that it was not understood: it is replaced
 
     def of(self, device: str) -> CardState:
         """Return what is known of a device; what is changed in it is saved."""
         return self.states.setdefault(device, CardState())
-
-    def add_step(self, device: str, step: str, words: str) -> None:
-        """Add a step, which is now."""
-        words = one_line(words)[:LONGEST_WORDS]
-        self.steps = [*self.steps, CardStep(time.time(), device, step, words)][-MOST_STEPS:]
-
-    def steps_of(self, device: str) -> "list[CardStep]":
-        """Return the steps of a device and its card."""
-        return [
-            one for one in self.steps if device == one.device or device.startswith(f"{one.device}.")
-        ]
 
     def text(self) -> str:
         """Return the file; raise kv.MalformedError."""
@@ -118,24 +99,21 @@ class NodeCards:
             "xids": [[*key, *value] for key, value in sorted(self.xids.errors.items())],
             "states": {name: vars(one) for name, one in states if vars(one) != vars(CardState())},
             "marks": [[*key, times] for key, times in sorted(self.marks.items())],
-            "steps": [vars(one) for one in self.steps],
+            "backs": self.backs,
         }
         pairs = kv.encode_pairs([("boot_id", self.boot_id), *suspects])
         return f"{CARDS_LINE}\n{pairs}{json.dumps(rest)}\n"
 
 
 def parse_cards(text: str, boot_id: str) -> NodeCards:
-    """Return what a file says, of another boot the steps alone; raise ValueError and its like."""
+    """Return a file's text, of another boot the comebacks alone; raise ValueError and its like."""
     import json
 
     head, brace, body = text.partition("\n{")
     pairs = kv.decode_pairs(head, CARDS_LINE)
     rest: dict[str, Any] = json.loads(brace + body)
     cards = NodeCards(boot_id)
-    for one in rest["steps"]:
-        cards.steps.append(
-            CardStep(float(one["at"]), str(one["device"]), str(one["step"]), str(one["words"]))
-        )
+    cards.backs = [(float(at), str(device)) for at, device in rest["backs"]]
     if pairs["boot_id"] != boot_id:
         return cards
     cards.known = {str(name) for name in rest["known"]}
@@ -196,13 +174,3 @@ def save_changed_cards(store: LockStore, state_dir: str, cards: NodeCards) -> No
     if cards.text() != cards.stored:
         with Gate(store, Deadline(GATE_SECONDS)):
             save_cards(state_dir, cards)
-
-
-def note_card_step(state_dir: str, boot_id: str, device: str, step: str, words: str) -> None:
-    """Add a step, the gate held; one that cannot be written is left out."""
-    cards = read_cards(state_dir, boot_id)
-    cards.add_step(device, step, words)
-    try:
-        save_cards(state_dir, cards)
-    except (OSError, kv.MalformedError):
-        return

@@ -15,7 +15,6 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal
 from gpulock.daemon.health import recovery
 from gpulock.daemon.health.cards import (
     COMMAND,
-    TESTED,
     CardState,
     NodeCards,
     read_cards,
@@ -101,8 +100,6 @@ class CardChecker(Chore):
         cards = read_cards(node.settings.state_dir, node.boot_id)
         state = cards.of(bus)
         before, state.found[COMMAND] = state.found.get(COMMAND), found
-        if found != before or bus in read_quarantine_notes(node):
-            cards.add_step(bus, TESTED, found or "HEALTH_COMMAND passed")
         save_changed_cards(node.store, node.settings.state_dir, cards)
         if before and not found:
             self._journal.say(NOTICE, f"{bus} passed HEALTH_COMMAND")

@@ -22,10 +22,8 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, r
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import CardHistory, judge_links, judge_memory
 from gpulock.daemon.health.cards import (
-    BACK,
     COMMAND,
     LONGEST_WORDS,
-    OUT,
     NodeCards,
     read_cards,
     save_cards,
@@ -40,7 +38,7 @@ from gpulock.daemon.health.findings import (
     HealthFinding,
 )
 from gpulock.daemon.health.kernel_log import KernelLog
-from gpulock.daemon.health.recovery import CLEAN, CLEAN_CHECKS
+from gpulock.daemon.health.recovery import CLEAN_CHECKS
 from gpulock.daemon.health.snapshot import (
     HealthSnapshot,
     read_fresh_sample,
@@ -247,7 +245,6 @@ class HealthPolicy(Chore):
                 return
             facts = tuple(more.items())
             notes.write_device_note(state_dir, kind, name, notes.POLICY, reason, facts)
-            cards.add_step(name, OUT, reason)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
     # --- back ---------------------------------------------------------------------------------
@@ -302,12 +299,12 @@ class HealthPolicy(Chore):
             listed = name in notes.list_noted_devices(state_dir, kind)
             if not listed or notes.read_device_note(state_dir, kind, name) != note:
                 return
-            before = cards.steps
-            cards.add_step(name, BACK, f"{CLEAN}: was {note['reason']}")
+            before = cards.backs
+            recovery.note_comeback(cards, name)
             try:
                 saved = save_cards(state_dir, cards)
             except BaseException:
-                cards.steps = before
+                cards.backs = before
                 raise
             if not saved:
                 return  # another has changed the file: at the next round

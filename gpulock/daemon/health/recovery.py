@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from gpulock.daemon.health.cards import BACK, NodeCards
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
     CAUSES,
     ECC,
@@ -28,7 +28,6 @@ from gpulock.store.quarantine import POLICY
 CLEAN_CHECKS: Final = 3  # in a row, before a device comes back
 MAX_COMEBACKS: Final = 3  # comebacks in a day, after which a device stays out
 DAY: Final = 86400.0  # seconds
-CLEAN: Final = "clean"  # begins the words of a comeback by policy
 MOST_REASONS: Final = 4  # in a note
 ADMIN_RESTORE_ONLY: Final = "only an administrator brings it back"
 
@@ -126,12 +125,13 @@ def merge_note_reasons(
     return list(dict.fromkeys(words))
 
 
+def note_comeback(cards: NodeCards, name: str) -> None:
+    """Note that a device comes back now."""
+    now = time.time()
+    cards.backs = [*((at, one) for at, one in cards.backs if at > now - DAY), (now, name)]
+
+
 def is_device_flapping(cards: NodeCards, name: str) -> bool:
     """Return whether a device came back by itself too often in the last day."""
     begun = time.time() - DAY
-    back = [
-        one
-        for one in cards.steps
-        if (one.device, one.step) == (name, BACK) and one.words.startswith(CLEAN)
-    ]
-    return len([one for one in back if one.at > begun]) >= MAX_COMEBACKS
+    return len([at for at, one in cards.backs if one == name and at > begun]) >= MAX_COMEBACKS

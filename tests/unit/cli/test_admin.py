@@ -335,18 +335,6 @@ def test_status_says_what_comes_back_by_itself(site: Site) -> None:
     assert f"gpulockd brings it back when it is clean, or {site.gpulock} restore 3" in text
 
 
-def test_the_history_of_health_is_of_the_device_and_time_that_are_asked_for(site: Site) -> None:
-    assert "no GPU went out of service" in site.call("history", "--health").stdout
-    for number in ("2", "4"):
-        site.call("quarantine", number, "--reason", "its fan died")
-    site.call("restore", "4")
-    found = site.call("history", "--health", "--device", "4").stdout.splitlines()
-    assert [line.split("  ")[2] for line in found] == ["out", "back"]
-    assert "its fan died" in found[0] and "restored by" in found[1]
-    assert site.call("history", "--health", "--last", "1").stdout.count("\n") == 1
-    assert "no GPU" in site.call("history", "--health", "--until", "2020-01-01").stdout
-
-
 def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Site) -> None:
     assert "HEALTH_COMMAND is not set" in site.call("test", "3").stderr
     with Path(site.config).open("a") as file:

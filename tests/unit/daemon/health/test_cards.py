@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import errno
-import time
 from pathlib import Path
 
 import pytest
 
 from gpulock.daemon.health.cards import (
-    BACK,
-    MOST_STEPS,
-    OUT,
     NodeCards,
-    note_card_step,
     parse_cards,
     read_cards,
     save_cards,
@@ -32,7 +26,7 @@ def filled() -> NodeCards:
     cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
     cards.xids.sequence, cards.xids.loaded = 4711, 1.5
     cards.xids.errors = {(bus(1), 79): (2, 8.5)}
-    cards.add_step(bus(0), OUT, "xid: XID 79\nand more")
+    cards.backs = [(1.7e9, bus(0))]
     return cards
 
 
@@ -45,10 +39,10 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     assert (tmp_path / CARDS).stat().st_mode & 0o777 == 0o644, "everybody may read it"
 
 
-def test_of_another_boot_the_steps_alone_count() -> None:
+def test_of_another_boot_the_comebacks_alone_count() -> None:
     cards = parse_cards(filled().text(), OTHER_BOOT)
-    assert [(one.device, one.step) for one in cards.steps] == [(bus(0), OUT)]
-    cards.steps = []
+    assert cards.backs == [(1.7e9, bus(0))]
+    cards.backs = []
     assert cards.text() == NodeCards(OTHER_BOOT).text()
 
 
@@ -70,31 +64,10 @@ def test_garbage_is_not_known_and_is_replaced(tmp_path: Path, text: str) -> None
 def test_what_another_has_changed_meanwhile_stands(tmp_path: Path) -> None:
     state_dir = str(tmp_path)
     ours = read_cards(state_dir, BOOT)
-    note_card_step(state_dir, BOOT, bus(0), OUT, "its fan died (root)")
+    other = read_cards(state_dir, BOOT)
+    other.known = {bus(0)}
+    assert save_cards(state_dir, other)
     ours.of(bus(1)).tested = 5.0
     assert not save_cards(state_dir, ours)
     again = read_cards(state_dir, BOOT)
-    assert (len(again.steps), again.states) == (1, {})
-
-
-def test_steps_are_bounded_and_those_of_a_card_are_its_instances_too() -> None:
-    cards = NodeCards(BOOT)
-    begun = time.time()
-    for number in range(MOST_STEPS + 5):
-        cards.add_step(bus(number % 2), BACK, f"{number} {'x' * 500}")
-    assert len(cards.steps) == MOST_STEPS
-    last = cards.steps_of(f"{bus(0)}.gi1.ci0")[-1]
-    assert last.words.startswith(f"{MOST_STEPS + 4} ") and len(last.words) == 200
-    assert begun <= last.at <= time.time()
-    assert {one.device for one in cards.steps_of(bus(1))} == {bus(1)}
-
-
-def test_a_step_that_cannot_be_written_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr("gpulock.store.atomic.replace_file", fail)
-    note_card_step(str(tmp_path), BOOT, bus(0), OUT, "its fan died")
-    assert read_cards(str(tmp_path), BOOT).steps == []
+    assert (again.known, again.states) == ({bus(0)}, {})

@@ -602,32 +602,6 @@ def test_a_card_that_was_started_again_while_it_is_out_is_tested_once_more(
     assert site.checker.command is not None
 
 
-def test_an_outcome_is_a_step_where_it_is_news_or_of_a_card_that_is_out(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make("exit 3\n", 1)
-    state = str(site.state)
-    for script in ("exit 3\n", "exit 3\n", "exit 0\n"):
-        site.write(script)
-        site.now += 1e6
-        site.go_round()
-        assert site.checker.command is not None, site.said()
-        site.finish_check()
-    quarantine.write_device_note(state, QUARANTINE, bus(0), "gpulock", "xid: XID 79")
-    site.now += 1e6
-    cards = site.cards()
-    cards.xids.loaded = site.now - 1
-    site.save(cards)
-    site.go_round()
-    assert site.checker.command is not None, site.said()
-    site.finish_check()
-    failed, passed = "HEALTH_COMMAND: it ended with 3", "HEALTH_COMMAND passed"
-    found = site.cards().steps_of(bus(0))
-    assert [(one.step, one.words) for one in found] == [
-        ("tested", words) for words in (failed, passed, passed)
-    ]
-
-
 def test_a_program_that_is_not_roots_alone_is_not_run(make: Callable[..., Clinic]) -> None:
     site = make("exit 0\n", 1)
     site.program.chmod(0o777)

@@ -17,7 +17,6 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.health import cards as card_file
 from gpulock.daemon.health import checker, recovery
 from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.cards import COMMAND
@@ -71,7 +70,7 @@ class Faults(Ward):
         self.before: set[int] = set()
         for number in range(CARDS):
             self.answer(number)
-        for module in (recovery, quarantine, card_file):
+        for module in (recovery, quarantine):
             monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
         monkeypatch.setattr(checker, "HealthCommand", self.make_test)
         self.checker = CardChecker(self.journal, lambda: self.now)

@@ -544,7 +544,7 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     ward.round(2)
     assert ward.out() == [bus(1)]
     lost, over = [line for line in ward.said() if "cannot be understood" in line]
-    assert "begins anew: KeyError('steps')" in lost and "no longer" in over
+    assert "begins anew: KeyError('backs')" in lost and "no longer" in over
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Union
 
 from gpulock.install.files import InstallError, run_program
-from gpulock.install.hooks import HookPaths, hook_modules
+from gpulock.install.hooks import HookPaths
 from gpulock.sge.hook import TRIAL_JOB
 
 SECONDS: Final = 15.0  # a hook that needs longer to refuse is not fit for use
@@ -25,15 +25,6 @@ _JOB: Final = {"JOB_ID": TRIAL_JOB}
 NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 _HOSTILE: Final = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
-_IMPORT: Final = """
-import sys
-sys.path[:0] = [sys.argv[1]]
-for name in sys.argv[2:]:
-    __import__(name)
-    found = sys.modules[name].__file__
-    if not found.startswith(sys.argv[1] + "/"):
-        sys.exit(f"{name} comes from {found}")
-"""
 
 
 def try_hook(
@@ -79,9 +70,6 @@ def why_users_cannot_run(path: Path) -> str:
 
 def try_sge_hooks(paths: HookPaths) -> None:
     """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
-    modules = [name.removesuffix(".py").replace("/", ".") for name in hook_modules()]
-    modules = [name.removesuffix(".__init__") for name in modules]
-    try_hook([hook_interpreter(paths), "-IS", "-c", _IMPORT, str(paths.library), *modules], (0,))
     job, site = (TRIAL_JOB, "0", "queue"), ("root", "root@/bin/true")
     for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
         try_hook([path, NO_PROCESS], codes, "not started by sge_shepherd", env=_JOB)
@@ -98,18 +86,14 @@ def try_slurm_hooks(paths: HookPaths) -> None:
     The one of a task is started as nobody, where root asks: that finds what users may not read.
     """
     hooks = (paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog)
-    for path in (Path(hook_interpreter(paths)), *hooks):
+    interpreter = paths.slurm_task.read_text().partition(" -IS\n")[0].removeprefix("#!")
+    for path in (Path(interpreter), *hooks):
         if why := why_users_cannot_run(path):
             raise InstallError(f"{why}; tasks run as their user: every one would fail with 127")
     try_hook([paths.slurm_prolog], (1,), "SLURM_JOB_ID")
     try_hook([paths.slurm_epilog], (0,))
     says = "not called as a TaskProlog"
     try_hook([paths.slurm_task], range(1, 256), says, as_nobody=os.geteuid() == 0)
-
-
-def hook_interpreter(paths: HookPaths) -> str:
-    """Return the interpreter that the hooks name."""
-    return paths.slurm_task.read_text().partition(" -IS\n")[0].removeprefix("#!")
 
 
 def command_program(site: str) -> Path:

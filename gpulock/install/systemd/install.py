@@ -141,24 +141,6 @@ class ServiceItem(Item):
         return ""
 
 
-class LoadedUnits(Item):
-    """What systemd keeps of units whose files are gone; a service that starts has it read them."""
-
-    title = "units as systemd has read them"
-
-    def __init__(self, units: Sequence[str], ctl: manager.Systemctl) -> None:
-        self.units, self.ctl = units, ctl
-
-    def show(self, wanted: Wanted) -> list[str]:
-        if wanted is Wanted.PRESENT:
-            return []
-        seen = {unit: unit_properties(unit, ASKED, self.ctl) for unit in self.units}
-        return [f"  {u}" for u, found in seen.items() if found.get("NeedDaemonReload") == "yes"]
-
-    def absent(self) -> None:
-        self.ctl("daemon-reload")
-
-
 class SystemdInstaller(NodePart):
     """Find out what is to be there on this node, and what is."""
 
@@ -182,10 +164,8 @@ class SystemdInstaller(NodePart):
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: a service before its files."""
-        items = self.items(self.unit_files(dict.fromkeys(units.UNITS, "any")))
-        if manager.RUNNING.is_dir():
-            items.insert(0, LoadedUnits(units.UNITS, self.options.ctl))
-        return InstallParts(items, self.notes)
+        files = self.unit_files(dict.fromkeys(units.UNITS, "any"))
+        return InstallParts(self.items(files), self.notes)
 
     def items(self, files: Mapping[str, list[FileItem]]) -> list[Item]:
         """Return all but what stays, around the files of each unit."""

@@ -238,14 +238,11 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     before = files(node)
     node.install()
     (node.root / "run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
-    node.ctl.properties["gpulockd.service"] = {"NeedDaemonReload": "yes"}
-    node.ctl.reads_again = True
 
     node.uninstall()
 
     assert files(node) == before
     assert (node.ctl.active, node.ctl.enabled) == (set(), set())
-    assert node.ctl.told[-1] == "daemon-reload"
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
     assert not (node.etc / "systemd/system/gpulock-exporter.socket.d").exists()
     assert node.uninstall().changed == []

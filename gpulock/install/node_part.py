@@ -54,21 +54,18 @@ class NodePart:
         return [FolderItem(Path(path)) for path in folders]
 
     def settings_file_item(self, wanted: dict[str, str]) -> SettingsFile:
-        """Return the settings file, with the keys that it lacks; it stays."""
-        text = self.settings_text(wanted)
-        return SettingsFile(self.config_path, text)
-
-    def settings_text(self, wanted: dict[str, str]) -> str:
-        """Return the settings file with what a hook must know; raise InstallError."""
-        text = add_settings(read_file(self.config_path), wanted, self.scheduler)
+        """Return the settings file, with the keys that it lacks; it stays. Raises InstallError."""
+        text, path = (
+            add_settings(read_file(self.config_path), wanted, self.scheduler),
+            str(self.config_path),
+        )
         try:
-            path = str(self.config_path)
             faults = parse_settings(text, path, path == DEFAULT_PATH).faults
         except ValueError as fault:
             faults = (str(fault),)
         if faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
-        return text
+        return SettingsFile(self.config_path, text)
 
     def count_gpus(self) -> int:
         """Return how many GPUs this node must have: EXPECTED_GPUS, else what the driver shows.

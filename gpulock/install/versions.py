@@ -40,7 +40,6 @@ SGE, SLURM = "sge", "slurm"
 _MAPS: Final = {SGE: card_map.NAME, SLURM: gres_map.NAME}
 _TRIALS: Final = {SGE: try_sge_hooks, SLURM: try_slurm_hooks}
 _JOBS: Final = {SGE: "Grid Engine's", SLURM: "Slurm's"}
-FORCE: Final = "--force --reason TEXT"
 WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
 _NAME: Final = re.compile(r"[0-9][^/-]*-[0-9a-f]{12}")  # of a version's folder
 
@@ -147,7 +146,7 @@ class HeldDevices(Item):
             return None
         held = list_held_devices(self.settings.lock_dir, self.scheduler)
         what = f"{_JOBS[self.scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
-        return Remainder(f"{what}: {WAIT_OR_REAP}, or {FORCE}") if held else None
+        return Remainder(f"{what}: {WAIT_OR_REAP}, or --force --reason TEXT") if held else None
 
 
 def version_in_force(folder: Path) -> str | None:

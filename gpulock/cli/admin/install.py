@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import sys
 import syslog
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +23,6 @@ from gpulock.text import table
 if TYPE_CHECKING:
     from gpulock.install.items import InstallParts
 
-F = TypeVar("F", bound=Callable[..., object])
 CELL = "sge --cluster"
 
 
@@ -44,21 +42,9 @@ def install_command() -> None:
     """Install hooks or services."""
 
 
-def dry_run_option(function: F) -> F:
-    """Add --dry-run."""
-    text = "Print what would change; change nothing."
-    return click.option("--dry-run", is_flag=True, help=text)(function)
-
-
-def hook_options(function: F) -> F:
-    """Add the options of an installation of hooks."""
-    for option in (
-        dry_run_option,
-        click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask."),
-        click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask."),
-    ):
-        function = option(function)
-    return function
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
+ENROOT = click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask.")
+PODMAN = click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask.")
 
 
 @install_command.command("sge")
@@ -71,7 +57,9 @@ def hook_options(function: F) -> F:
     help="With --cluster: queue whose jobs get locks; may be repeated.",
 )
 @click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
-@hook_options
+@ENROOT
+@PODMAN
+@DRY_RUN
 @click.pass_obj
 def install_sge_command(
     session: Session,
@@ -102,7 +90,9 @@ def install_sge_command(
 @click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
 @click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
-@hook_options
+@ENROOT
+@PODMAN
+@DRY_RUN
 @click.pass_obj
 def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
@@ -117,7 +107,7 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 
 
 @install_command.command("systemd")
-@dry_run_option
+@DRY_RUN
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
@@ -143,7 +133,7 @@ def install_hooks_command(session: Session, /) -> None:
 
 @click.command()
 @click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
-@dry_run_option
+@DRY_RUN
 @click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
 @click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
@@ -155,12 +145,9 @@ def uninstall_command(
     """Remove gpulock's own files; name what leads to them in files of others."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
-    given = {name for name, value in options.items() if value}
-    known = {"slurm": {"write_conf"}, "systemd": set[str]()}
-    known["sge"] = {"cluster"}
-    if given - known[system]:
-        raise click.UsageError(f"uninstall {system} has no such option.")
     cluster, write_conf = options["cluster"], options["write_conf"]
+    if (cluster and system != "sge") or (write_conf and system != "slurm"):
+        raise click.UsageError(f"uninstall {system} has no such option.")
     if force and not dry_run and system != "systemd" and not cluster:
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
         line = one_line(f"gpulock: {system} is uninstalled by force: {reason}")

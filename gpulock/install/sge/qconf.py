@@ -76,8 +76,9 @@ class Qconf:
         return {**(self.configuration("global") or {}), **(self.configuration(host) or {})}
 
     def complexes(self) -> dict[str, str]:
-        """Return the line of each complex by name."""
-        return parse_complexes(self.run("qconf", "-sc"))
+        """Return the line of each complex by name, one blank between its fields."""
+        rows = [line.split() for line in join_continued_lines(self.run("qconf", "-sc"))]
+        return {row[0]: " ".join(row) for row in rows if len(row) == COMPLEX_FIELDS}
 
     def queues_of_host(self, host: str) -> list[str]:
         """Return the queues that a host has."""
@@ -142,12 +143,6 @@ def parse_sge_list(value: str) -> dict[str, str]:
         return {}
     pairs = [item.partition("=") for item in split_sge_elements(value)]
     return {name: inner for name, _, inner in pairs if name}
-
-
-def parse_complexes(text: str) -> dict[str, str]:
-    """Return the line of each complex by name, one blank between its fields."""
-    rows = [line.split() for line in join_continued_lines(text)]
-    return {row[0]: " ".join(row) for row in rows if len(row) == COMPLEX_FIELDS}
 
 
 def format_qconf_object(pairs: Mapping[str, str]) -> str:

@@ -20,7 +20,6 @@ SUGGESTED_TIMEOUT: Final = 120
 _CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
 _SPARE: Final = 10.0
 HOOK_SECONDS: Final = int(SECONDS + _CALLS * ANSWER_SECONDS + _SPARE)  # Slurm must wait so long
-_COLUMNS: Final = 92  # of a line that stands four columns in
 SUBMIT_SCRIPT: Final = find_share_folder() / "prolog/job_submit.lua"
 
 INSTALL_FIRST: Final = (
@@ -49,14 +48,12 @@ class SlurmSettingAdvice:
     first: str = ""
 
     def lines(self) -> list[str]:
-        """Return the line for slurm.conf with the reason, which a long one has above it."""
-        reason = f"# now: {self.now}; {self.why}" if self.now else f"# {self.why}"
+        """Return the line for slurm.conf below its reason."""
         line = f"{self.key}={self.value}"
         if self.first:  # whoever pastes all of it stops no slurmctld
             first = "# First, in the folder of the controller's slurm.conf, or slurmctld ends:"
             return [first, f"#   {self.first}", f"# Then {self.why}:", f"#{line}"]
-        one = f"{line}  {reason}"
-        return [one] if len(one) <= _COLUMNS else [f"# {self.why}", line]
+        return [f"# {f'now: {self.now}; ' if self.now else ''}{self.why}", line]
 
 
 def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:

@@ -12,14 +12,16 @@ from tests.support.slurm_node import SlurmNode, told
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
     (page,) = node.parts().pages
 
-    assert page[:7] == [
+    assert page[:9] == [
         "Into slurm.conf, the same on every node and at the controller:",
         "",
         f"    Prolog={node.paths.slurm_prolog}",
         f"    TaskProlog={node.paths.slurm_task}",
         f"    Epilog={node.paths.slurm_epilog}",
-        "    PrologFlags=Contain  # a job's extern step proves that it lives",
-        "    RequeueExit=213  # a job that finds no GPU waits again",
+        "    # a job's extern step proves that it lives",
+        "    PrologFlags=Contain",
+        "    # a job that finds no GPU waits again",
+        "    RequeueExit=213",
     ]
     assert page[-2] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
     assert "gpulock reap from cron" in page[-1]
@@ -47,9 +49,10 @@ def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
 
     text = told(node)
 
-    assert "RequeueExit=75,80-82,213  # now: 75,80-82; " in text
-    assert "PrologFlags=Alloc,Contain  # now: Alloc,NoHold; " in text
-    assert "PrologEpilogTimeout=120  # now: 30; a hook may take 95 s" in text
+    assert "waits again\n    RequeueExit=75,80-82,213\n" in text
+    assert "# now: Alloc,NoHold; a job's extern step proves" in text
+    assert "lives\n    PrologFlags=Alloc,Contain\n" in text
+    assert "# now: 30; a hook may take 95 s" in text
 
 
 def test_hooks_of_the_sites_are_named_with_the_page_that_says_how_ours_run_beside(

@@ -29,29 +29,18 @@ def told(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_where_no_systemd_runs_the_note_says_what_to_do_instead(
-    session: Session,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(manager, "RUNNING", tmp_path / "none")
-
-    assert told(session, capsys) == [f"note: {items.NO_SYSTEMD}"]
-
-
 def test_services_are_named_as_missing_only_while_no_daemon_runs(
     session: Session,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(manager, "RUNNING", tmp_path / "none")
+    assert told(session, capsys) == [f"note: {items.NO_SYSTEMD}"]
     monkeypatch.setattr(manager, "RUNNING", tmp_path)
     assert told(session, capsys) == [f"note: {items.NO_DAEMON}"]
 
     running = InstanceLock()
     running.take(str(tmp_path / "run"))
     assert told(session, capsys) == []
-
     running.release()
-    assert told(session, capsys) == [f"note: {items.NO_DAEMON}"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,12 +44,6 @@ def open_state_dir(site: Site) -> None:
 
 def lost_quarantine(site: Site) -> None:
     (Path(read_settings(site.config).state_dir) / "quarantine.lost").touch()
-
-
-def test_a_lock_dir_that_was_removed_is_no_loss_of_records(site: Site) -> None:
-    site.hold(1)
-    shutil.rmtree(site.files.lock_dir)
-    assert faults(site) == []
 
 
 @pytest.mark.parametrize("name", ["", ".claims"])

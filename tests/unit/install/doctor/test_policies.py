@@ -54,11 +54,8 @@ def shares_of(box: Box) -> list[tuple[str, str]]:
     return told_of(box, "SHARES")
 
 
-def test_a_node_without_shares_is_not_told_of_any(box: Box) -> None:
-    assert shares_of(box) == []
-
-
 def test_places_of_no_card_are_told(box: Box) -> None:
+    assert shares_of(box) == []
     box.settings["SHARES"] = "0:4 9:2"
     (wrong,) = shares_of(box)
     assert wrong[0] == WARNING

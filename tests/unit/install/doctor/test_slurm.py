@@ -409,20 +409,6 @@ def test_that_a_job_can_open_any_gpu_is_said_where_nothing_closes_them(node: Slu
     assert not any("can open any GPU" in one for one in run(node).facts)
 
 
-@pytest.mark.parametrize(
-    ("plant", "name"),
-    [
-        (a_site_prolog_before_ours, "hooks of the site"),
-        (nothing_listed, "gres.conf"),
-        (no_interpreter, "installation"),
-    ],
-)
-def test_what_is_doubtful_is_not_passed_as_well(node: SlurmNode, plant: Plant, name: str) -> None:
-    plant(node)
-
-    assert name not in run(node).passed
-
-
 def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> None:
     (node.state / "down").touch()
 
@@ -454,17 +440,6 @@ def test_a_node_whose_slurmd_is_gone_is_at_fault(
     monkeypatch.setattr(slurm, "find_slurmds", _nothing)
 
     assert found(node)["slurmd"].state == FAULT
-
-
-def test_a_slurmd_without_our_hooks_is_one_line(node: SlurmNode) -> None:
-    """It was five faults of one cause, and "every job fails"."""
-    node.uninstall(force=True)
-
-    report = run(node)
-
-    (only,) = report.findings
-    assert (only.name, only.state, only.do) == ("gpulock", FAULT, "gpulock install slurm")
-    assert {report.silent["driver"], report.silent["gpulockd"]} == {"gpulock"}
 
 
 def test_without_slurm_nothing_is_said_of_it(

@@ -13,7 +13,6 @@ from gpulock.daemon.slots.rsmap import (
 )
 from gpulock.install.files import InstallError
 from gpulock.install.sge.cards import (
-    is_rsmap,
     mapped_cards,
     restore_card_ids,
 )
@@ -36,12 +35,6 @@ def settings(tmp_path: Path) -> Settings:
 
 def text(settings: Settings, option: str = "", value: str = VALUE) -> str:
     return format_card_map("node1", mapped_cards(settings, "card", value, option))
-
-
-def test_a_complex_that_gives_out_ids_is_known_by_its_type() -> None:
-    assert is_rsmap("card card RSMAP <= YES YES NONE 0")
-    assert not is_rsmap("gpu gpu INT <= YES YES 0 0")
-    assert not is_rsmap("")
 
 
 @pytest.mark.parametrize("option", ["GPU1=0,GPU2=1", f"GPU1={bus(0)}, GPU2={bus(1)}"])

@@ -31,22 +31,25 @@ def test_a_sites_command_comes_back_out_of_our_line(hook: str, site: str) -> Non
     assert line.text().endswith(f" $job_owner {site}")
 
 
-@pytest.mark.parametrize("edit", [" mine", " $job_owner", " other /x"])
-def test_a_line_that_somebody_edited_is_ours_and_not_taken_apart(edit: str) -> None:
-    line = f"{commands.HookLine(CURRENT, 'prolog').text()}{edit}"
-
-    assert commands.is_gpulock_command(line, "prolog")
-    assert commands.parse_hook_line(line, "prolog") is None
+OURS = HookLine(CURRENT, "prolog").text()
 
 
-def test_a_sites_own_line_is_not_ours() -> None:
-    assert not commands.is_gpulock_command("root@/site/prolog/sge", "prolog")
-    assert commands.parse_hook_line("root@/site/prolog/sge", "prolog") is None
-    assert commands.parse_hook_line(None, "prolog") is None
-
-
-def test_a_prolog_of_ours_in_the_epilogs_place_is_not_our_epilog() -> None:
-    assert not commands.is_gpulock_command(commands.HookLine(CURRENT, "prolog").text(), "epilog")
+@pytest.mark.parametrize(
+    ("line", "hook", "ours"),
+    [
+        (f"{OURS} mine", "prolog", True),
+        (f"{OURS} $job_owner", "prolog", True),
+        (f"{OURS} other /x", "prolog", True),
+        (OURS, "epilog", False),
+        ("root@/site/prolog/sge", "prolog", False),
+        (None, "prolog", False),
+    ],
+)
+def test_a_line_of_the_sites_or_one_that_somebody_edited_is_not_taken_apart(
+    line: str | None, hook: str, ours: bool
+) -> None:
+    assert commands.is_gpulock_command(line, hook) is ours
+    assert commands.parse_hook_line(line, hook) is None
 
 
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])

@@ -62,7 +62,6 @@ class DeviceSample:
     remap_failure: int | None  # 1: a row of its memory could not be remapped
     pcie_width: int | None  # lanes of its PCIe link
     pcie_width_max: int | None  # most lanes that card and slot can have
-    pcie_generation: int | None  # of its PCIe link; lower while it idles
     nvlink_active: int | None  # NVLinks that are up
 
     def __init__(self, values: dict[str, object], own: dict[str, str]) -> None:

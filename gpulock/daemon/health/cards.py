@@ -25,14 +25,14 @@ LONGEST_WORDS = 200  # characters of a reason
 class CardState:
     """One device. `found` has why each check failed, and nothing for one that is good.
 
-    A check that could not be made is not there. `most` are the lanes, the PCIe generation and the
-    NVLinks that it had at most, 0 where that is not known. `tested` is when HEALTH_COMMAND was
+    A check that could not be made is not there. `most` are the lanes and the NVLinks that it had at
+    most, 0 where that is not known. `tested` is when HEALTH_COMMAND was
     started last, None where that was not in this boot. `suspect` is why claims take it last.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
-        self.most: tuple[int, int, int] = (0, 0, 0)
+        self.most: tuple[int, int] = (0, 0)
         self.tested: "float | None" = None
         self.suspect = ""
 
@@ -125,8 +125,8 @@ def parse_cards(text: str, boot_id: str) -> NodeCards:
     for name, known in rest["states"].items():
         state = cards.of(name)
         state.found = {str(check): str(why) for check, why in known["found"].items()}
-        width, generation, links = known["most"]
-        state.most = int(width), int(generation), int(links)
+        width, links = known["most"]
+        state.most = int(width), int(links)
         state.tested = None if known["tested"] is None else float(known["tested"])
         state.suspect = str(known["suspect"])
     return cards

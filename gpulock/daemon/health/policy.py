@@ -20,7 +20,7 @@ from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.card_checks import CardHistory, judge_links, judge_memory
+from gpulock.daemon.health.card_checks import MEMORY_CHECK, check_links, check_memory
 from gpulock.daemon.health.cards import (
     COMMAND,
     LONGEST_WORDS,
@@ -62,6 +62,7 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
 
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
+LASTING: Final = 25.0  # seconds for which it must be in use: processes are listed every 10
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
 LOOK: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
@@ -78,7 +79,7 @@ class HealthPolicy(Chore):
         self._losses = findings.LossTimer()
         self._log = KernelLog()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
-        self._had: dict[str, CardHistory] = {}
+        self._dirty: dict[str, float] = {}  # since when memory is in use without a process
         self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
 
@@ -119,14 +120,20 @@ class HealthPolicy(Chore):
         held = [one.lock.id for one in report.outcomes]
         for name, seen in look.fresh.items():
             state = cards.of(name)
-            had = self._had.setdefault(name, CardHistory(state.most))
-            had.follow(seen, look.now)
+            width, links = state.most
+            state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
             free = seen.processes == 0 and not any(lock_ids_overlap(one, name) for one in held)
             others = [one for other, one in look.fresh.items() if other != name]
-            found = {**judge_links(seen, others, had), **(judge_memory(seen) if free else {})}
+            found = {
+                **check_links(seen, others, state.most),
+                **(check_memory(seen) if free else {}),
+            }
+            if not found.get(MEMORY_CHECK):
+                self._dirty.pop(name, None)
+            elif look.now - self._dirty.setdefault(name, look.now) < LASTING:
+                del found[MEMORY_CHECK]
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
-            state.found = {**had.leave_out_passing(found, look.now), **kept}
-            state.most = had.most
+            state.found = {**found, **kept}
         states = {name: state for name, state in sorted(cards.states.items()) if name in look.here}
         self._degraded = {name: state.describe_failed() for name, state in states.items()}
         failed = {

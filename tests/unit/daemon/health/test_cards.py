@@ -21,7 +21,7 @@ def filled() -> NodeCards:
     """Return all that can be known."""
     cards = NodeCards(BOOT)
     one = cards.of(bus(0))
-    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 5, 18), 12.5
+    one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 18), 12.5
     one.suspect = "it = does not answer"
     cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
     cards.xids.sequence, cards.xids.loaded = 4711, 1.5

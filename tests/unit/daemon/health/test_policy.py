@@ -551,7 +551,7 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     "parts",
     [
         ("KernelLog.read",),
-        ("judge_links",),
+        ("check_links",),
         ("HealthPolicy._name_suspects",),
         ("KernelLog.read", "HealthPolicy._name_suspects"),
     ],

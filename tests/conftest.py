@@ -19,7 +19,7 @@ import pytest
 from tests.support.attacks import attack_story, check_attacks
 from tests.support.reach import NOBODY, unreachable_folder
 from tests.sweep.tally import TALLY
-from tests.world.counts import SCHEDULES, SPENT, world_lines
+from tests.world.counts import SCHEDULES, world_lines
 
 DAY = 86400.0
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
@@ -163,7 +163,6 @@ def pytest_testnodedown(node: object) -> None:
     output: dict[str, dict[str, int]] = getattr(node, "workeroutput", nothing)
     config.stash.setdefault(LEFT_OUT, {}).update(output.get("left_out", {}))
     SCHEDULES.update(output.get("schedules", {}))
-    SPENT.update(output.get("spent", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -172,7 +171,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     left = session.config.stash.setdefault(LEFT_OUT, {})
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output.update(left_out=left, schedules=dict(SCHEDULES), spent=dict(SPENT))
+        output.update(left_out=left, schedules=dict(SCHEDULES))
     yield
     found = session.config.pluginmanager.get_plugin("terminalreporter")
     terminal: pytest.TerminalReporter | None = found

@@ -22,29 +22,95 @@ from tests.labs.common.device_nodes import (
     opened,
     programs,
 )
-from tests.support.starter import Shepherd
+from tests.support.starter import Shepherd, Starter
 from tests.sweep.beside import await_end, beside
-from tests.sweep.play import Case
+from tests.sweep.play import Case, Play
 from tests.sweep.sge import Epilog, Prolog, Reap, SgePlay, SgeStage
-from tests.sweep.stage import MINE
+from tests.sweep.stage import MINE, Stage
 
 GPUS = 8
 ALL = {f"nvidia{n}" for n in range(GPUS)}
 
 
-class ConfinedStage(SgeStage):
-    """The stage of Grid Engine with real device nodes; on it every job is confined."""
+class ConfinedNode(Stage):
+    """A stage with real device nodes, on which every job is confined; one is the victim's.
+
+    `key` names its cgroups, `keeper` is the process that they are made for.
+    """
+
+    key: str
+    keeper: Starter
+
+    def confine_jobs(self, root: Path, *daemons: int) -> None:
+        """Lay out devices and settings; let these processes live in cgroups of a service."""
+        self.dev, self.probe = root / "dev", root / "probe.py"
+        make_nodes(self.dev, GPUS)
+        self.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
+        self.probe.write_text(PROBE)
+        (self.proc / "devices").write_text(Path("/proc/devices").read_text())
+        self.service = Service(f"gpulock-sweep-{os.getpid()}.service", *daemons)
+
+    def is_near(self, call: str) -> bool:
+        """Return whether a traced call is on what a hook may change: cgroups are, too."""
+        return super().is_near(call) or self.service.name in call
+
+    def empty_cgroups(self) -> None:
+        """Let the cgroups of the job be empty, as at its keeper's end."""
+        for folder in self.service.folders:
+            tree.move_to_cgroup(self.keeper.pid, str(folder))
+
+    def start(self) -> int:
+        """Return the start time of the keeper."""
+        return Proc().start(self.keeper.pid)
+
+    def confine(self) -> None:
+        """Confine the job as its hook does."""
+        granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
+        confine.confine_process(self.node, self.key, self.keeper.pid, self.start(), granted)
+
+    def cgroups(self) -> list[Path]:
+        """Return the cgroups of the job."""
+        name = tree.cgroup_name(self.key, self.keeper.pid, self.start())
+        return [folder / name for folder in self.service.folders if (folder / name).exists()]
+
+    def opens(self) -> dict[str, set[str]]:
+        """Return what a process of the job may open, by error."""
+        program = ["/usr/bin/python3", "-IS", str(self.probe), str(self.dev)]
+        run = self.keeper.run(program, {}, stderr=str(self.stderr), proc=str(self.proc))
+        self.must(run.status, 0)
+        return opened(self.stderr.read_text())
+
+
+class ConfinedPlay(Play):
+    """What every case expects beside the locks."""
+
+    node: ConfinedNode
+    programs: set[int]  # that are there before, and stay
+
+    def opens_only(self, names: set[str]) -> None:
+        """Expect that a process of the job opens these devices and no other."""
+        seen = self.node.opens()
+        right = {"ENXIO": names | {"nvidiactl"}, "EPERM": ALL - names}
+        self.expect(seen == right, f"it holds {sorted(names)} and may open {seen}")
+
+    def settled(self) -> None:
+        """Expect nothing of the job after the reconcile."""
+        super().settled()
+        left = [str(path) for path in self.node.cgroups()]
+        self.expect(not left, f"after a reconcile there is still {left}")
+        more = programs() - self.programs
+        self.expect(not more, f"programs {more} are left")
+
+
+class ConfinedStage(ConfinedNode, SgeStage):
+    """The stage of Grid Engine; on it every job is confined."""
+
+    key = f"{MINE}.1"
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.dev = root / "dev"
-        make_nodes(self.dev, GPUS)
-        self.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
-        self.probe = root / "probe.py"
-        self.probe.write_text(PROBE)
-        (self.proc / "devices").write_text(Path("/proc/devices").read_text())
-        name = f"gpulock-sweep-{os.getpid()}.service"
-        self.service = Service(name, self.mine.pid, self.other.pid)
+        self.keeper = self.mine
+        self.confine_jobs(root, self.mine.pid, self.other.pid)
         self.confined = False  # whether the job whose hook is stopped had its prolog already
         self.orphaned = False  # and whether its shepherd is gone
 
@@ -53,7 +119,7 @@ class ConfinedStage(SgeStage):
         with contextlib.ExitStack() as stack:
             stack.callback(super().close)
             stack.callback(self.service.close)
-            self.end_job()
+            self.empty_cgroups()
 
     def hook(self, shepherd: Shepherd, name: str, head: Sequence[str] = ()) -> int:
         """Run prolog or epilog of a job, `head` beside it; return the exit code."""
@@ -63,51 +129,23 @@ class ConfinedStage(SgeStage):
         await_end(head, self.log)
         return status
 
-    def is_near(self, call: str) -> bool:
-        """Return whether a traced call is on what a hook may change: cgroups are, too."""
-        return super().is_near(call) or self.service.name in call
-
-    def end_job(self) -> None:
-        """Let the cgroups of the job that is stopped be empty, as at the shepherd's end."""
-        for folder in self.service.folders:
-            tree.move_to_cgroup(self.mine.pid, str(folder))
-
     def reset(self) -> None:
         """Bring back the files, and the cgroups as they were after the prolog or before it."""
         super().reset()
-        self.end_job()
+        self.empty_cgroups()
         for path in self.cgroups():
             path.rmdir()
-        if self.confined:
-            found = self.node.devices()
-            if self.orphaned:
-                self.link(self.mine.pid)
-            granted = [d for d in found if d.id in self.locks(MINE)]
-            confine.confine_process(self.node, f"{MINE}.1", self.mine.pid, self.start(), granted)
         if self.orphaned:
-            self.end_job()
+            self.link(self.mine.pid)
+        if self.confined:
+            self.confine()
+        if self.orphaned:
+            self.empty_cgroups()
             self.unlink(self.mine.pid)
 
-    def start(self) -> int:
-        """Return the start time of the shepherd whose hook is stopped."""
-        return Proc().start(self.mine.pid)
 
-    def cgroups(self) -> list[Path]:
-        """Return the cgroups of the job whose hook is stopped."""
-        name = tree.cgroup_name(f"{MINE}.1", self.mine.pid, self.start())
-        return [folder / name for folder in self.service.folders if (folder / name).exists()]
-
-    def job_opens(self) -> dict[str, set[str]]:
-        """Return what a process of the job may open, by error."""
-        program = ["/usr/bin/python3", "-IS", str(self.probe), str(self.dev)]
-        self.must(
-            self.mine.run(program, {}, stderr=str(self.stderr), proc=str(self.proc)).status, 0
-        )
-        return opened(self.stderr.read_text())
-
-
-class Confined(SgePlay):
-    """What every case expects beside the locks."""
+class Confined(ConfinedPlay, SgePlay):
+    """A case of Grid Engine."""
 
     sets = ConfinedStage
     node: ConfinedStage
@@ -117,7 +155,7 @@ class Confined(SgePlay):
         super().set_out()
         self.node.confined = self.node.cgroups() != []
         there = programs()
-        self._programs = there - {max(there)} if self.node.confined else there  # but the job's
+        self.programs = there - {max(there)} if self.node.confined else there  # but the job's
 
     def granted(self) -> None:
         """Expect whole locks of two devices, a mask that names them, and no other to open."""
@@ -125,19 +163,12 @@ class Confined(SgePlay):
         mask = self.node.mask(self.node.mine.job)
         own = [device for device in self.node.node.devices() if str(device.index) in indexes]
         self.expect(mask == [",".join([d.uuid for d in own])], f"mask {mask}, not {indexes}")
-        names = {f"nvidia{device.minor}" for device in own}
-        seen = self.node.job_opens()
-        right = {"ENXIO": names | {"nvidiactl"}, "EPERM": ALL - names}
-        self.expect(seen == right, f"it holds {sorted(names)} and may open {seen}")
+        self.opens_only({f"nvidia{device.minor}" for device in own})
 
     def settled(self) -> None:
-        """Let the shepherd end; expect nothing of its job after the reconcile."""
-        self.node.end_job()
+        """Let the shepherd end."""
+        self.node.empty_cgroups()
         super().settled()
-        left = [str(path) for path in self.node.cgroups()]
-        self.expect(not left, f"after a reconcile there is still {left}")
-        more = programs() - self._programs
-        self.expect(not more, f"programs {more} are left")
 
 
 class ConfinedProlog(Confined, Prolog):
@@ -160,7 +191,7 @@ class ConfinedReap(Confined, Reap):
         """Let the job claim, and its shepherd be killed."""
         super().prepare()
         self.stage.must(self.node.hook(self.node.mine, "prolog"), 0)
-        self.node.end_job()
+        self.node.empty_cgroups()
         self.node.unlink(self.node.mine.pid)
         self.node.orphaned = True
 

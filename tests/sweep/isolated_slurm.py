@@ -13,44 +13,31 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.isolation import confine, tree
-from gpulock.node.procfs import Proc
-from tests.labs.common.device_nodes import (
-    PROBE,
-    Service,
-    make_nodes,
-    opened,
-    programs,
-)
+from tests.labs.common.device_nodes import programs
 from tests.support.slurm_calls import BATCH, SlurmJob
 from tests.support.starter import Starter
 from tests.sweep.beside import await_end, beside
-from tests.sweep.isolated import ALL, GPUS
+from tests.sweep.isolated import ConfinedNode, ConfinedPlay
 from tests.sweep.play import Case
 from tests.sweep.slurm_play import SlurmPlay
 from tests.sweep.slurm_stage import SlurmStage
 from tests.sweep.stage import MINE
 
-STEP = f"{MINE}.{BATCH}"
 OPEN, CLOSE = "open_session", "close_session"  # PAM_TYPE of pam_exec(8)
 
 
-class ConfinedSlurmStage(SlurmStage):
+class ConfinedSlurmStage(ConfinedNode, SlurmStage):
     """The stage of Slurm, on which every step is confined; of one job the batch step is there."""
+
+    key = f"{MINE}.{BATCH}"
 
     def __init__(self, root: Path, selection: str) -> None:
         super().__init__(root, selection)
-        self.dev = root / "dev"
-        make_nodes(self.dev, GPUS)
-        self.probe = root / "probe.py"
-        self.probe.write_text(PROBE)
-        (self.proc / "devices").write_text(Path("/proc/devices").read_text())
-        self.configure(ISOLATION="cgroup", SYS_ROOT="/sys", DEV_ROOT=str(self.dev))
-        self.step = Starter(root, "slurmstepd", self.job(MINE).title())
-        self.link(self.step.pid)
+        self.keeper = Starter(root, "slurmstepd", self.job(MINE).title())
+        self.link(self.keeper.pid)
         daemons = [int(path.name) for path in self.proc.iterdir() if path.name.isdigit()]
         daemons.remove(os.getpid())
-        self.service = Service(f"gpulock-sweep-{os.getpid()}.service", *daemons)
+        self.confine_jobs(root, *daemons)
         self._session = self.scene.hooks.folder / "prolog/slurm-session"
         self._confined = False  # whether the step had its session already, when all was saved
         self._over = False  # and whether it was over
@@ -59,13 +46,9 @@ class ConfinedSlurmStage(SlurmStage):
         """Remove the cgroups, and end all daemons."""
         with contextlib.ExitStack() as stack:
             stack.callback(super().close)
-            stack.callback(self.step.end)
+            stack.callback(self.keeper.end)
             stack.callback(self.service.close)
             self.end_step()
-
-    def is_near(self, call: str) -> bool:
-        """Return whether a traced call is on what a hook may change: cgroups are, too."""
-        return super().is_near(call) or self.service.name in call
 
     def session(self, act: str, head: Sequence[str] = ()) -> int:
         """Open or close the session of the step, behind `head`; return the exit code.
@@ -75,7 +58,7 @@ class ConfinedSlurmStage(SlurmStage):
         self.log.unlink(missing_ok=True)
         argv = beside(head, [str(self._session)], self.cgroups(), self.service.folders)
         env = {"PAM_TYPE": act, "PAM_USER": "labslurm", "PAM_SERVICE": "slurm"}
-        run = self.step.run(argv, env, proc=str(self.proc), stderr=str(self.stderr))
+        run = self.keeper.run(argv, env, proc=str(self.proc), stderr=str(self.stderr))
         await_end(head, self.log)
         return run.status
 
@@ -89,10 +72,9 @@ class ConfinedSlurmStage(SlurmStage):
 
     def end_step(self) -> None:
         """Let the step be over: its daemon ends, and its cgroup is empty."""
-        for folder in self.service.folders:
-            tree.move_to_cgroup(self.step.pid, str(folder))
+        self.empty_cgroups()
         if self._shows():
-            self.unlink(self.step.pid)
+            self.unlink(self.keeper.pid)
 
     def save(self) -> None:
         """Keep whether the step is confined, and whether it is over, too."""
@@ -105,35 +87,18 @@ class ConfinedSlurmStage(SlurmStage):
         self.end_step()
         for path in self.cgroups():
             path.rmdir()
-        self.link(self.step.pid)
+        self.link(self.keeper.pid)
         if self._confined:
-            granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
-            confine.confine_process(self.node, STEP, self.step.pid, self.start(), granted)
+            self.confine()
         if self._over:
             self.end_step()
 
-    def start(self) -> int:
-        """Return the start time of the step's daemon."""
-        return Proc().start(self.step.pid)
-
-    def cgroups(self) -> list[Path]:
-        """Return the cgroups of the step."""
-        name = tree.cgroup_name(STEP, self.step.pid, self.start())
-        return [folder / name for folder in self.service.folders if (folder / name).exists()]
-
-    def step_opens(self) -> dict[str, set[str]]:
-        """Return what a process of the step may open, by error."""
-        program = ["/usr/bin/python3", "-IS", str(self.probe), str(self.dev)]
-        run = self.step.run(program, {}, stderr=str(self.stderr), proc=str(self.proc))
-        self.must(run.status, 0)
-        return opened(self.stderr.read_text())
-
     def _shows(self) -> bool:
-        return (self.proc / str(self.step.pid)).is_symlink()
+        return (self.proc / str(self.keeper.pid)).is_symlink()
 
 
-class Confined(SlurmPlay):
-    """What every case expects beside the locks."""
+class Confined(ConfinedPlay, SlurmPlay):
+    """A case of Slurm."""
 
     sets = ConfinedSlurmStage
     node: ConfinedSlurmStage
@@ -142,16 +107,13 @@ class Confined(SlurmPlay):
         """Let the job claim; its Prolog closes slurmd's own cgroup, which stays closed."""
         super().prepare()
         self.stage.must(self.node.prolog(self.mine), 0)
-        self._programs = programs()
+        self.programs = programs()
 
     def confined(self) -> None:
         """Expect that the step opens what its job holds, and no other."""
         indexes = self.holds_whole(2)
         minors = [d.minor for d in self.node.node.devices() if str(d.index) in indexes]
-        names = {f"nvidia{minor}" for minor in minors}
-        seen = self.node.step_opens()
-        right = {"ENXIO": names | {"nvidiactl"}, "EPERM": ALL - names}
-        self.expect(seen == right, f"its job holds {sorted(names)} and it may open {seen}")
+        self.opens_only({f"nvidia{minor}" for minor in minors})
 
     def course(self, code: int) -> None:
         """Let the step be over, and its job."""
@@ -159,14 +121,6 @@ class Confined(SlurmPlay):
         self.told_rightly()
         self.node.end_step()
         self.ended()
-
-    def settled(self) -> None:
-        """Expect nothing of the step after the reconcile."""
-        super().settled()
-        left = [str(path) for path in self.node.cgroups()]
-        self.expect(not left, f"after a reconcile there is still {left}")
-        more = programs() - self._programs
-        self.expect(not more, f"programs {more} are left")
 
 
 class SessionOpens(Confined):

@@ -36,7 +36,6 @@ class Play(ABC):
         self.others: dict[str, bytes] = {}  # the records of `living`
         self.earlier: set[str] = set()  # the tokens of an earlier run of the job
         self.wrong: list[str] = []
-        self.left: list[str] = []
         self._outside: object = None
 
     def set_out(self) -> None:
@@ -63,8 +62,8 @@ class Play(ABC):
         """Take the scheduler's own course after the program ended with `code`."""
 
     def check(self, point: Point, code: int) -> list[str]:
-        """Return what does not hold after a fault at `point`; `left` is what harmlessly stays."""
-        self.wrong, self.left = [], []
+        """Return what does not hold after a fault at `point`."""
+        self.wrong = []
         codes = (KILLED,) if point.kind == KILL else self.codes
         self.expect(code in codes, f"it exits {code}")
         self.unharmed("the fault")

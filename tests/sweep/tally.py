@@ -21,7 +21,6 @@ class Tally:
         self.there: Counter[tuple[str, str]] = Counter()
         self.tried: Counter[tuple[str, str]] = Counter()
         self.missed: Counter[tuple[str, str]] = Counter()
-        self.leftovers: Counter[str] = Counter()
         self._order: Counter[tuple[str, str, bool]] = Counter()
         self.every = 1 if WHOLE else int(os.environ.get("GPULOCK_SWEEP_SAMPLE", EVERY))
 
@@ -53,7 +52,6 @@ class Tally:
                 f"  {case:30} {kind:7} {tried:5} of {there:5} points tried, {missed} not reached"
             )
         found.append(f"  in all {sum(self.tried.values())} of {sum(self.there.values())} points")
-        found += [f"  left behind {count:4} x {what}" for what, count in self.leftovers.items()]
         return found
 
 

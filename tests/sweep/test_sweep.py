@@ -7,17 +7,14 @@ GPULOCK_SOAK=1) tries all.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.scene import folder
 from tests.sweep import daemon_cases, sge, slurm_other_cases, slurm_prolog_cases
 from tests.sweep.play import Case, Play
-from tests.sweep.stage import Stage, walk
 from tests.sweep.tally import TALLY, WHOLE
 from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, watching
 
@@ -28,7 +25,6 @@ CASES = (
     *slurm_prolog_cases.CASES,
     *slurm_other_cases.CASES,
 )
-RANDOM = re.compile(r"[0-9a-f]{12,}")
 ENOUGH = 5  # faults of a case
 MISSED_SHARE = 0.05  # of the points of a kind may not be reached
 
@@ -69,14 +65,6 @@ def all_points(play: Play) -> list[Point]:
     return points
 
 
-def leftovers(stage: Stage) -> None:
-    """Count what a fault left half written in LOCK_DIR and STATE_DIR."""
-    for root in (stage.node.store.path, stage.node.settings.state_dir):
-        for path in walk(Path(root)):
-            if path.name.startswith("."):
-                TALLY.leftovers[RANDOM.sub("*", str(path.relative_to(root)))] += 1
-
-
 def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> None:
     stage = play.stage
     wrong: list[str] = []
@@ -93,8 +81,6 @@ def test_a_fault_at_any_system_call_loses_nothing(play: Play, case: Case) -> Non
             continue
         said = stage.stderr.read_text().strip()
         faults = play.check(point, code)
-        leftovers(stage)
-        TALLY.leftovers.update(f"{case.name}: {what}" for what in play.left)
         wrong += [f"{point}\n    {fault}\n    exit {code}: {said}" for fault in faults]
         if len(wrong) > ENOUGH:
             break  # each may have waited a minute for what never came

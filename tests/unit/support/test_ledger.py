@@ -55,62 +55,39 @@ def is_refused():
 """
 
 
-class Run:
-    """A run of pytest over one test of a made-up lab."""
-
-    def __init__(self, folder: Path, *tests: str) -> None:
-        self.folder = folder
-        (folder / "conftest.py").write_text(CONFTEST)
-        text = "".join(f"def test_{number}(): {test}()\n" for number, test in enumerate(tests))
-        (folder / "test_lab.py").write_text(TESTS + text)
-        root = Path(__file__).resolve().parents[3]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "-rA",
-                "test_lab.py",
-            ],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(root), "GPULOCK_TARGET": "labs"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.code, self.output = done.returncode, done.stdout + done.stderr
-
-    def runs(self) -> int:
-        """Return how often its tests ran."""
-        return len((self.folder / "runs").read_text())
-
-    def rows(self) -> list[list[str]]:
-        """Return the ledger's lines."""
-        path = self.folder / "ledger.tsv"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split("\t") for line in lines]
-
-
-def test_wait_that_gave_up_is_run_again_and_said(tmp_path: Path) -> None:
-    run = Run(tmp_path, "gives_up_once")
-    assert (run.code, run.runs()) == (0, 2), run.output
-    assert "RUN AGAIN: a wait gave up" in run.output
-    ((_, _, target, test, waited),) = run.rows()
-    assert (target, test) == ("labs", "test_lab.py::test_0")
-    assert waited == "gave up, waiting for a job"
-
-
-@pytest.mark.parametrize("fault", ["fails", "is_refused"])
-def test_other_failure_is_not_run_again(tmp_path: Path, fault: str) -> None:
-    run = Run(tmp_path, fault)
-    assert (run.code, run.runs(), run.rows()) == (1, 1, []), run.output
-
-
-def test_second_test_of_a_run_is_not_run_again(tmp_path: Path) -> None:
-    run = Run(tmp_path, "gives_up_twice", "gives_up_twice")
-    assert (run.code, run.runs(), len(run.rows())) == (1, 3, 2), run.output
+@pytest.mark.parametrize(
+    ("tests", "code", "runs", "rows"),
+    [
+        (["gives_up_once"], 0, 2, 1),
+        (["gives_up_twice", "gives_up_twice"], 1, 3, 2),
+        (["fails"], 1, 1, 0),
+        (["is_refused"], 1, 1, 0),
+    ],
+)
+def test_a_wait_that_gave_up_is_run_again_once_in_a_run_and_said(
+    tmp_path: Path, tests: list[str], code: int, runs: int, rows: int
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    text = "".join(f"def test_{number}(): {test}()\n" for number, test in enumerate(tests))
+    (tmp_path / "test_lab.py").write_text(TESTS + text)
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_lab.py"]
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root), "GPULOCK_TARGET": "labs"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, len((tmp_path / "runs").read_text())) == (code, runs), done.stdout
+    path = tmp_path / "ledger.tsv"
+    lines = path.read_text().splitlines() if path.exists() else []
+    assert len(lines) == rows
+    if code == 0:
+        told = ["labs", "test_lab.py::test_0", "gave up, waiting for a job"]
+        assert lines[0].split("\t")[2:] == told
+        assert "RUN AGAIN: a wait gave up" in done.stdout
 
 
 def test_test_with_two_lines_is_not_run_again(tmp_path: Path) -> None:

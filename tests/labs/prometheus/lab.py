@@ -4,14 +4,13 @@
     with Prometheus(tmp_path, {"gpulock": ["127.0.0.1:19465"]}, shortened(shipped())) as server:
         server.wait("gpulock:job:gpus:count")
 
-Needs Debian's package prometheus (installed when missing, without the service that comes with it).
-Everything else lies in the folder given, and each program is ended by its own pid.
+Needs Debian's package prometheus. Everything else lies in the folder given, and each program is
+ended by its own pid.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -55,14 +54,10 @@ class Sample(NamedTuple):
 
 
 def program(name: str) -> str:
-    """Return a program of Debian's package prometheus; raise LabError where it cannot be had."""
-    if shutil.which(name) is None and os.geteuid() == 0:
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-        apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "install", "-y"]
-        subprocess.run([*apt, "--no-install-recommends", "prometheus"], env=quiet, check=False)
+    """Return a program of Debian's package prometheus; raise LabError where there is none."""
     found = shutil.which(name)
     if not found:
-        raise LabError(f"this needs {name}: apt-get install prometheus")
+        raise LabError(f"this needs {name} of Debian's package prometheus")
     return found
 
 

@@ -126,13 +126,3 @@ def test_all_nodes_are_told_as_each_tells_itself_and_one_that_is_down_is_named(
         for job in jobs:
             job.kill()
             job.wait()
-
-
-def test_a_prometheus_that_knows_no_gpulock_is_said(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "node", "workstation")
-    with Prometheus(tmp_path, {"other": [free_address()]}, {}) as server:
-        with node.config.open("a") as file:
-            file.write(f"PROMETHEUS_URL=http://{server.address}\n")
-        done = Scraped(node, "", None).call("status", "--cluster")  # type: ignore[arg-type]
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "has no series of gpulock" in done.stderr

@@ -84,14 +84,12 @@ def serving(
     *options: str,
     client: ssl.SSLContext | None = None,
     starter: Sequence[str] = (),
-    descriptors: Sequence[int] = (),
 ) -> Generator[Child]:
     """Start a server, and end it; it must end well."""
     errors = folder / "stderr"
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             [*starter, sys.executable, str(SERVE), *options],
-            pass_fds=descriptors,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

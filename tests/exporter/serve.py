@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that serves as the exporter does, with made-up metrics: what the load tests attack.
 
-Usage: serve.py [--config FILE] [--activated] [--listen ADDRESS]... [--limit NAME=NUMBER]...
+Usage: serve.py [--config FILE] [--listen ADDRESS]... [--limit NAME=NUMBER]...
 Writes the port it listens on as its first line.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -45,7 +44,6 @@ def main(arguments: list[str]) -> int:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config")
-    parser.add_argument("--activated", action="store_true")
     parser.add_argument("--listen", action="append", default=[])
     parser.add_argument("--limit", action="append", default=[])
     options = parser.parse_args(arguments)
@@ -61,8 +59,7 @@ def main(arguments: list[str]) -> int:
 
         reloader = Reloader(options.config, log)
         settings = reloader.settings
-    handed = os.environ if options.activated else {}
-    listeners = Listening(options.listen or ["127.0.0.1:0"], handed).open()
+    listeners = Listening(options.listen or ["127.0.0.1:0"], {}).open()
 
     large = b"x" * 2_000_000
 

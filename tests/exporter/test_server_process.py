@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server as a process: started by systemd, ended by a signal, and what it costs at rest."""
+"""The server as a process, ended by a signal."""
 
 from __future__ import annotations
 
 import select
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,6 @@ from tests.exporter.wire import SOUND, dial
 from tests.support.wait import let_work, wait_until
 
 LARGE = 2_000_000  # of serve.py's /big
-PROMETHEUS = {
-    "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
-    "application/openmetrics-text;version=0.0.1;q=0.5,"
-    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
-    "Accept-Encoding": "gzip",
-    "User-Agent": "Prometheus/3.5.0",
-    "X-Prometheus-Scrape-Timeout-Seconds": "10",
-}
-
-
-def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as handed:
-        port = handed.getsockname()[1]
-        number = handed.fileno()
-        variables = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web"
-        starter = ("/bin/bash", "-c", f'export {variables}; exec "$@" 3<&{number}', "bash")
-        with (
-            dial(port) as waiting,  # before there is a server
-            serving(tmp_path, "--activated", starter=starter, descriptors=(number,)) as child,
-        ):
-            assert child.port == port
-            waiting.sendall(SOUND)
-            assert waiting.recv(12) == b"HTTP/1.0 200"
-            child.scrape()
-        # systemd still holds it: who comes now waits for the next start.
-        dial(port).close()
 
 
 @pytest.mark.parametrize("with_tls", [False, True])

@@ -8,7 +8,6 @@ locks are told, and it recovers by itself.
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,7 @@ from gpulock.node.settings_file import read_settings
 from tests.exporter.whole import UTILISATION, Scrape, Whole
 from tests.nvml.double import Double
 from tests.support.journal import HeardJournal
-from tests.support.wait import wait_ended, wait_until
+from tests.support.wait import wait_until
 
 LOOKED = "gpulock_sample_timestamp_seconds"
 
@@ -100,25 +99,6 @@ def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, coun
         exporter.gpulock("claim", "-n", "1", "--pid", str(os.getpid()))
         assert os.listdir(f"{settings.lock_dir}/locks") == [second]
         rounds.close()
-
-
-@pytest.mark.parametrize("crashes", [False, True])
-def test_a_worker_that_is_killed_or_brought_down_by_the_driver_is_replaced(
-    tmp_path: Path, crashes: bool
-) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        before = exporter.up().one(LOOKED)
-        (worker,) = exporter.workers()
-        if crashes:
-            nvml.crash("nvmlDeviceGetTemperature", signal.SIGSEGV)
-        else:
-            worker.kill()
-        wait_ended([worker.pid], why="the worker to end")
-        nvml.reset()
-        exporter.wait_until(lambda s: max(s.all(LOOKED), default=0.0) > before + 1.5)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -13,11 +13,10 @@ from gpulock.node import sample
 from gpulock.store import owner
 from gpulock.store.locks import LockStore
 from tests.exporter.whole import Scrape, Whole
-from tests.nvml.double import ERROR_NOT_SUPPORTED, Double, Process
+from tests.nvml.double import Double, Process
 from tests.support.clock import boot_time
 from tests.support.locks import place_lock
 from tests.support.trees import record
-from tests.support.wait import let_work
 
 SECRET = "hunter2-correct-horse"
 LOOKED = "gpulock_sample_timestamp_seconds"
@@ -114,32 +113,6 @@ def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: P
             assert after.values[key] >= value, key
         more = [after.totals()[key] - value for key, value in counted.items() if "busy" in key[0]]
         assert max(more) < 20, "time that nobody observed is in no counter"
-
-
-def instances(found: Scrape) -> list[str]:
-    """Return the name of each MIG instance that is told of."""
-    names = [dict(own)["gpu"] for name, own in found.values if name == "gpulock_gpu_info"]
-    return [name for name in names if ":" in name]
-
-
-def test_a_mig_instance_without_gpm_is_neither_busy_nor_idle(tmp_path: Path) -> None:
-    settings = {"IDLE_AFTER": "1", "EXPECTED_GPUS": "0", "PLAIN_REQUEST": "any"}
-    with (
-        Double(tmp_path / "nvml", preset="a100-mig", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings=settings) as exporter,
-    ):
-        nvml.fail("nvmlGpm*", ERROR_NOT_SUPPORTED)
-        found = exporter.wait_until(lambda s: s.all("gpulock_gpu_memory_total_bytes"))
-        assert len(instances(found)) == 6
-        exporter.gpulock("claim", "-n", "6", "--pid", str(os.getpid()))
-        let_work(3)
-        found = exporter.wait_until(lambda s: s.states() == ["held"] * 6)
-        for name in ("busy_seconds_total", "observed_seconds_total", "utilization_ratio"):
-            assert found.all(f"gpulock_gpu_{name}") == []
-        assert len(found.all("gpulock_gpu_power_watts")) == 2, "a board's"
-        assert found.one("gpulock_gpus", state="held_idle") == 0
-        assert found.one("gpulock_gpus", state="held") == 6
-        exporter.release()
 
 
 def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
-from tests.exporter.test_server_process import PROMETHEUS
 from tests.exporter.whole import Answer, Scrape, Whole
 from tests.exporter.wire import SOUND, dial
 from tests.nvml.double import Double
@@ -23,6 +22,14 @@ from tests.support.wait import let_work, wait_until
 
 FASTEST = 4  # RFC 1952, XFL: the compressor used its fastest algorithm
 RELOADED = "gpulock_config_last_reload_successful"
+PROMETHEUS = {
+    "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/3.5.0",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
 
 
 @pytest.fixture(scope="module")

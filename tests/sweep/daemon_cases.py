@@ -23,9 +23,7 @@ from tests.support.history_site import read_history
 from tests.support.trees import OTHER_BOOT, record
 from tests.sweep.play import Case
 from tests.sweep.sge import Reap
-from tests.sweep.stage import GONE, LIBRARIES
-
-ROUND = Path(__file__).with_name("round.py")
+from tests.sweep.stage import GONE
 
 
 class Round(Reap):
@@ -75,14 +73,9 @@ class Round(Reap):
             return
         self.wrong.append(f"{by}, all is granted: {grant.owner.devices}")
 
-    def command(self) -> list[str]:
-        """Return the command of one round."""
-        scene = self.stage.scene
-        return [scene.interpreter, "-IS", str(ROUND), LIBRARIES, str(scene.config)]
-
     def run(self, head: Sequence[str] = ()) -> int:
         """Go round once."""
-        return self.node.run(self.node.other, [*head, *self.command()])
+        return self.node.run(self.node.other, [*head, *self.stage.command_of("round")])
 
     def proper(self) -> None:
         """Expect that it does all that there is to do."""

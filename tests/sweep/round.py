@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of gpulockd as a process: reconcile, and all the chores that it has.
+"""One reconcile, or one round of gpulockd with all its chores, as a process.
 
-Usage: python -IS round.py LIBRARIES CONFIG. The sweep stops it at every system call.
+Usage: python -IS round.py LIBRARIES reap|round CONFIG. The exit codes are those of `gpulock reap`,
+without its CLI's imports. The sweep stops it at every system call.
 """
 
 import os
@@ -9,30 +10,51 @@ import sys
 
 sys.path[:0] = sys.argv[1].split(":")
 
-from gpulock.daemon.app import make_daemon_chores  # noqa: E402 (the library is put on the path first)
-from gpulock.daemon.core.instance_lock import AlreadyRunningError  # noqa: E402
-from gpulock.daemon.core.journal import DaemonJournal  # noqa: E402
-from gpulock.daemon.reconcile.driver import DaemonNode  # noqa: E402
-from gpulock.daemon.rounds import Rounds  # noqa: E402
-from gpulock.deadline import clock_boottime  # noqa: E402
-from gpulock.errors import Refusal  # noqa: E402
+from gpulock.deadline import Deadline, clock_boottime  # noqa: E402 (the library is put on the path first)
+from gpulock.errors import BROKEN, Refusal  # noqa: E402
+from gpulock.node.context import Node  # noqa: E402
 from gpulock.node.settings_file import read_settings  # noqa: E402
 
 DONE, REFUSED, NODE_BROKEN = 0, 1, 3
 
 
-def main(config: str) -> int:
-    """Go round once; return the exit code of `gpulock reap` in the same case."""
+def reap(config: str) -> int:
+    """Reconcile once."""
+    from gpulock.daemon.reconcile.reconcile import reconcile_locks
+    from gpulock.schedulers.liveness import make_liveness_judge
+
+    node = Node(read_settings(config))
+    reconcile_locks(node, make_liveness_judge(node), Deadline(20))
+    return DONE
+
+
+def go_round(config: str) -> int:
+    """Go round once."""
+    from gpulock.daemon.app import make_daemon_chores
+    from gpulock.daemon.core.instance_lock import AlreadyRunningError
+    from gpulock.daemon.core.journal import DaemonJournal
+    from gpulock.daemon.reconcile.driver import DaemonNode
+    from gpulock.daemon.rounds import Rounds
+
     journal = DaemonJournal(quiet=True)
     try:
         rounds = Rounds(DaemonNode(read_settings(config)), journal, make_daemon_chores(journal))
         return DONE if rounds.run_round(clock_boottime()) is not None else NODE_BROKEN
     except AlreadyRunningError:
         return REFUSED
+
+
+def main(what: str, config: str) -> int:
+    """Do it; return the exit code."""
+    try:
+        return (reap if what == "reap" else go_round)(config)
     except Refusal as refusal:
-        os.write(2, refusal.sentence("gpulockd").encode())
+        os.write(2, refusal.sentence(what).encode())
+        return NODE_BROKEN if what == "round" or refusal.kind == BROKEN else REFUSED
+    except OSError as fault:
+        os.write(2, f"{what}: {fault}".encode())
         return NODE_BROKEN
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2]))
+    sys.exit(main(*sys.argv[2:]))

@@ -162,7 +162,7 @@ class Reap(SgePlay):
 
     def run(self, head: Sequence[str] = ()) -> int:
         """Run the reconcile."""
-        return self.node.run(self.node.other, [*head, *self.stage.reap_command()])
+        return self.node.run(self.node.other, [*head, *self.stage.command_of("reap")])
 
     def proper(self) -> None:
         """Expect that it frees what the dead hold."""

@@ -136,7 +136,9 @@ class Reap(SlurmPlay):
 
     def run(self, head: Sequence[str] = ()) -> int:
         """Run the reconcile."""
-        return self.node.by_slurmd([*head, *self.stage.reap_command()], {"PATH": "/usr/bin:/bin"})
+        return self.node.by_slurmd(
+            [*head, *self.stage.command_of("reap")], {"PATH": "/usr/bin:/bin"}
+        )
 
     def proper(self) -> None:
         """Expect that it frees what the dead hold."""
@@ -171,7 +173,9 @@ class PutBack(SlurmPlay):
 
     def run(self, head: Sequence[str] = ()) -> int:
         """Run the reconcile."""
-        return self.node.by_slurmd([*head, *self.stage.reap_command()], {"PATH": "/usr/bin:/bin"})
+        return self.node.by_slurmd(
+            [*head, *self.stage.command_of("reap")], {"PATH": "/usr/bin:/bin"}
+        )
 
     def proper(self) -> None:
         """Expect that all locks are back."""

@@ -25,7 +25,7 @@ from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import Scene, linked_proc
 
 MINE, OTHER, GONE = 1001, 1002, 1003
-REAP = Path(__file__).with_name("reap.py")
+ROUND = Path(__file__).with_name("round.py")
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIBRARIES = f"{CHECKOUT}:{sysconfig.get_path('purelib')}"
 WORKING_FOLDER = re.compile(r"AT_FDCWD<[^>]*>")  # strace -y shows it with every absolute path
@@ -66,9 +66,10 @@ class Stage:
         """Let a process look dead."""
         (self.proc / str(pid)).unlink()
 
-    def reap_command(self) -> list[str]:
-        """Return the command of one reconcile as a process of its own."""
-        return [self.scene.interpreter, "-IS", str(REAP), str(CHECKOUT), str(self.scene.config)]
+    def command_of(self, what: str) -> list[str]:
+        """Return the command of one `reap` or `round` as a process of its own."""
+        config = str(self.scene.config)
+        return [self.scene.interpreter, "-IS", str(ROUND), LIBRARIES, what, config]
 
     def leave_cut_short(self) -> None:
         """Leave what a claim leaves that is killed between the mkdir of a lock and its copy."""

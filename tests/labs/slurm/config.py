@@ -16,7 +16,7 @@ from typing_extensions import TypeAlias
 Gres: TypeAlias = Literal["slurm", "gpulock", "count", "none"]
 
 # Jobs start at once (the scheduler's own loop wakes up once a second), and no job is forgotten.
-_SLURM: Final = {
+SLURM: Final = {
     "ClusterName": "gpulock",
     "SlurmUser": "slurm",
     "AuthType": "auth/munge",
@@ -99,7 +99,7 @@ def slurm_conf(lab: Path, setup: Setup, master: tuple[str, str], nodes: Mapping[
     """Return slurm.conf."""
     constrained = setup.constrain_devices or setup.proctrack == "cgroup"
     pairs = {
-        **_SLURM,
+        **SLURM,
         "SlurmctldHost": f"{master[0]}({master[1]})",
         "AuthInfo": f"socket={lab}/munge/socket",
         "StateSaveLocation": f"{lab}/state",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.labs.common.device_nodes import PROBE, opened
-from tests.labs.slurm.config import first_job
+from tests.labs.slurm.config import SLURM, first_job
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
@@ -31,33 +31,20 @@ SLURMD: Final = "slurmd.service"
 DAEMONS: Final = ("munge", "slurmctld", "slurmd")
 STATE: Final = "/srv/slurm"  # of slurmctld's and slurmd's own
 _PROBE: Final = "/srv/probe.py"
-_CONF: Final = f"""
-ClusterName=gpulock
-SlurmUser=slurm
-SlurmctldHost={HOST}
-AuthType=auth/munge
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,nohold_on_prolog_fail
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-ReturnToService=2
-SlurmdParameters=config_overrides
-MinJobAge=3600
-KillWait=5
-StateSaveLocation={STATE}/state
-SlurmdSpoolDir={STATE}/spool
-SlurmctldLogFile={STATE}/log/slurmctld
-SlurmdLogFile={STATE}/log/slurmd
-SlurmctldDebug=verbose
-SlurmdDebug=debug
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup
-GresTypes=gpu
-NodeName={HOST} CPUs=32 RealMemory=1000 Gres=gpu:{GPUS}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE
-"""
+_CONF: Final = {
+    **SLURM,
+    "SlurmctldHost": HOST,
+    "StateSaveLocation": f"{STATE}/state",
+    "SlurmdSpoolDir": f"{STATE}/spool",
+    "SlurmctldLogFile": f"{STATE}/log/slurmctld",
+    "SlurmdLogFile": f"{STATE}/log/slurmd",
+    "ProctrackType": "proctrack/cgroup",
+    "TaskPlugin": "task/cgroup",
+    "GresTypes": "gpu",
+    "SchedulerParameters": f"{SLURM['SchedulerParameters']},nohold_on_prolog_fail",
+    "NodeName": f"{HOST} CPUs=32 RealMemory=1000 Gres=gpu:{GPUS}",
+    "PartitionName": "main Nodes=ALL Default=YES MaxTime=INFINITE",
+}
 _PAM: Final = """account required pam_permit.so
 session required pam_exec.so quiet /usr/lib/gpulock/hooks/current/prolog/slurm-session
 """
@@ -151,7 +138,8 @@ class SlurmNode(SchedulerNode):
         own = [
             line for line in advice if not line.startswith(("SchedulerParameters", "PrologFlags"))
         ]
-        text = "\n".join([f"FirstJobId={first_job(self.machine.lab)}", flags, *own, _CONF])
+        lines = [f"{key}={value}" for key, value in _CONF.items()]
+        text = "\n".join([f"FirstJobId={first_job(self.machine.lab)}", flags, *own, *lines])
         gres = [f"Name=gpu File=/dev/nvidia{minor}" for minor in range(GPUS)]
         constrain = "yes" if self.kind.constrains else "no"
         cgroup = ["CgroupPlugin=cgroup/v2", f"ConstrainDevices={constrain}"]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tests.labs.common.device_nodes import (
     opened,
     programs,
 )
-from tests.labs.common.installed import SOAK
 from tests.labs.systemd.machine import Machine
 from tests.support.wait import wait_until
 
@@ -24,7 +21,6 @@ pytestmark = pytest.mark.lab
 REPOSITORY = Path(__file__).resolve().parents[3]
 INSIDE, DEV, SEEN = "/opt/checkout", "/opt/dev", "/run/seen"
 PYTHON = "/usr/bin/python3"
-PYTHON_INSIDE = sys.executable.replace(str(REPOSITORY), INSIDE)  # /tmp is not the host's there
 ALL = {f"nvidia{n}" for n in range(4)}
 OWN = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
 NONE = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
@@ -117,36 +113,6 @@ def test_a_reload_opens_nothing_and_to_stop_the_service_stops_the_job(machine: M
         remove(machine, folder)
     machine.run("systemctl", "stop", "user.slice", check=False)
     assert len(programs() - before) <= 1  # user.slice's own
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "mode", "slurmds"),  # programs of slurmds' own cgroups stay as long as these
-    [
-        ("sge", "unified", 0),
-        ("slurm", "hybrid", 1),
-        *([("sge", "hybrid", 0)] if SOAK else []),
-    ],
-)
-def test_a_job_stays_confined_over_a_reload_and_ends_with_its_service(
-    scheduler: str, mode: str, slurmds: int
-) -> None:
-    machine = Machine(mode, binds={REPOSITORY: INSIDE})
-    machine.up()
-    try:
-        machine.run("rm", "-rf", "/etc/gpulock", "/var/lib/gpulock")  # which its nodes make
-        command = ("-m", "tests.labs.isolation.isolation_reload", scheduler, "/opt")
-        around = ("env", "-C", INSIDE, f"PYTHONPATH={INSIDE}", PYTHON_INSIDE)
-        told = json.loads(machine.run(*around, *command, seconds=400).stdout)
-    finally:
-        machine.down()
-    own = set(told["own"])
-    others = {f"nvidia{n}" for n in range(8)} - own
-    assert [opened(seen) for seen in told["seen"]] == [
-        {"ENXIO": own | {"nvidiactl"}, "EPERM": others}
-    ] * 4
-    assert len(own) == 2
-    assert told["groups"] and all("/gpulock-lab.scope/" in path for path in told["groups"])
-    assert (told["left"], told["programs"], told["locks"]) == ([], slurmds, 0)
 
 
 def test_a_users_own_manager_is_no_way_round(machine: Machine) -> None:

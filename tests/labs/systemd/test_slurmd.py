@@ -131,12 +131,17 @@ def test_a_child_that_leaves_its_job_ends_with_it_and_keeps_no_lock(slurm: Slurm
 
 
 def test_a_job_lives_on_while_slurmd_is_started_again(slurm: SlurmNode) -> None:
-    """Its locks and its cgroup stay; what it opens does, too, and a new job gets other GPUs."""
+    """Its locks and its cgroup stay; what it opens does, too, and a new job gets other GPUs.
+
+    So it does when systemd reads its units again, and sets a property of slurmd's.
+    """
     text = f"echo child=$$\n{waiting_for('again')}{slurm.probe}\necho over\n{waiting_for('go')}"
     job = slurm.submit(text, "--gres=gpu:3")
     pid = child_of(slurm.wait_said(job, "child="))
     own, group = slurm.held_by(job), cgroup_of(slurm.machine, pid)
     assert len(own) == 3
+    slurm.run("systemctl", "daemon-reload")
+    slurm.run("systemctl", "set-property", "--runtime", SLURMD, "CPUWeight=200")
     for words in (("restart",), ("kill", "--signal=KILL"), ("stop",)):
         slurm.run("systemctl", *words, SLURMD)
         slurm.node.gpulock("reap")

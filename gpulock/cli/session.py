@@ -20,6 +20,7 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.system_log import NOTICE, log_to_system
 
+FOR_EVER = "for ever"
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 
 
@@ -63,6 +64,19 @@ def echo_error(line: str) -> None:
 
     for part in table.wrap_sentence(line, table.sentence_width(sys.stderr), "  "):
         click.echo(part, err=True)
+
+
+def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
+    """Return the seconds of an option, 0 without it; FOR_EVER has no end."""
+    from gpulock.text.words import parse_duration
+
+    try:
+        seconds = float("inf") if value == FOR_EVER else parse_duration(value or "0")
+    except ValueError as fault:
+        raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
+    if value is not None and not seconds:
+        raise click.BadParameter("the time must be longer than 0.", ctx, param)
+    return seconds
 
 
 class Session:

@@ -39,7 +39,6 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.store.reservations import read_reservations
 from gpulock.text.words import format_device_label, format_lock_holder, parse_duration
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
@@ -138,8 +137,6 @@ def unreserve_command(session: Session, device: str) -> None:
     if socket_client.is_daemon_needed(node):
         ask_for_reserve(session, device, UNRESERVE)
         return
-    every, now = read_reservations(node.settings.state_dir), time.time()
-    users = {one.device for one in every if now < one.end} if node.settings.user_claims else set()
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
     with make_admin_gate(node):
@@ -147,7 +144,7 @@ def unreserve_command(session: Session, device: str) -> None:
         record = lock.owner if lock else None
         reserved = record is not None and record.scheduler == "admin"
         noted = name in notes.list_noted_devices(node.settings.state_dir, notes.RESERVE)
-        if not reserved and not noted and name not in users:
+        if not (reserved or noted or node.settings.user_claims):
             raise CommandRefusedError(f"{label} is not reserved", "see gpulock status")
         if noted:
             notes.remove_device_note(node.settings.state_dir, notes.RESERVE, name)
@@ -190,10 +187,6 @@ def restore_command(session: Session, device: str) -> None:
     node, found, name = prepare_admin_device(session, device, card=True)
     label = format_device_label(name, found)
     with make_admin_gate(node):
-        reserves = notes.list_noted_devices(node.settings.state_dir, notes.RESERVE)
-        kept = [one for one in reserves if lock_ids_overlap(one, name)]
-        labels = [format_device_label(one, found).removeprefix("GPU ") for one in kept]
-        undo = "; ".join(f"gpulock unreserve {one}" for one in labels)
         listed = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
         card = name.partition(".gi")[0]
         if name not in listed and card in listed:
@@ -205,11 +198,9 @@ def restore_command(session: Session, device: str) -> None:
             if orphans := view.find_orphans(view.held.get(name)):
                 why = f"{label} is quarantined because {orphans}"
                 raise CommandRefusedError(why, "end that process, then gpulock reap")
-            what = f"{label} is not quarantined{', but reserved' if kept else ''}"
-            raise CommandRefusedError(what, undo or "see gpulock status")
+            raise CommandRefusedError(f"{label} is not quarantined", "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
-    done = f"is not quarantined any more, but reserved; {undo}" if kept else "is back in service"
-    report_admin_change(node, f"{label} {done}")
+    report_admin_change(node, f"{label} is not quarantined any more")
 
 
 def prepare_admin_device(

@@ -16,7 +16,13 @@ from gpulock.alloc.claim import Grant
 from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import SelectError, match_device_list
-from gpulock.cli.session import CommandRefusedError, Session, uid_to_user_name
+from gpulock.cli.session import (
+    FOR_EVER,
+    CommandRefusedError,
+    Session,
+    parse_duration_option,
+    uid_to_user_name,
+)
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, Refusal
 from gpulock.job.mps import wait_for_mps
@@ -26,36 +32,14 @@ from gpulock.report.scan import ClaimQuery, find_latest_claim
 from gpulock.report.sources import node_history_folder
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
-from gpulock.text.words import format_count, parse_duration
+from gpulock.text.words import format_count
 from gpulock.workstation import process_claims
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import LONGEST_NOTE
 
 F = TypeVar("F", bound=Callable[..., object])
-FOR_EVER = "for ever"
 PAUSE = 1.0  # seconds between two attempts without gpulockd
 CLAIM_SECONDS = 60.0  # for one attempt, whose wait at the gate is LONGEST_WAIT
-
-
-def parse_wait_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
-    """Return the seconds of --wait: none without it, no end without a duration."""
-    if value is None:
-        return 0.0
-    try:
-        return float("inf") if value == FOR_EVER else parse_duration(value)
-    except ValueError as fault:
-        raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
-
-
-def parse_for_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
-    """Return the seconds of --for, 0 without it."""
-    try:
-        seconds = parse_duration(value) if value else 0.0
-    except ValueError as fault:
-        raise click.BadParameter(str(fault), ctx, param) from fault
-    if value and not seconds:
-        raise click.BadParameter("the time must be longer than 0.", ctx, param)
-    return seconds
 
 
 class ClaimWishes(NamedTuple):
@@ -84,7 +68,7 @@ def claim_options(function: F) -> F:
     for option in (
         click.option(
             "--wait",
-            callback=parse_wait_option,
+            callback=parse_duration_option,
             is_flag=False,
             flag_value=FOR_EVER,
             metavar="[DURATION]",
@@ -93,7 +77,7 @@ def claim_options(function: F) -> F:
         click.option(
             "--for",
             "seconds",
-            callback=parse_for_option,
+            callback=parse_duration_option,
             metavar="DURATION",
             help="Give them back after that time: 90m, 2h.",
         ),

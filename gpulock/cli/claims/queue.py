@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from gpulock.cli.claims.socket_client import cancel_waiting_caller
+from gpulock.cli.claims.socket_client import request_daemon_act
 from gpulock.cli.session import Session
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
@@ -13,6 +13,7 @@ from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_duration
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
+from gpulock.workstation.wire import CANCEL, SocketRequest
 
 COLUMNS = (
     Column("NUMBER", right=True),
@@ -31,7 +32,7 @@ def queue_command(session: Session, cancel: int | None) -> None:
     """Show who waits in the queue of `gpulock run` and `claim`, and why."""
     node = session.node()
     if cancel is not None:
-        cancel_waiting_caller(node, cancel)
+        request_daemon_act(node, SocketRequest(CANCEL, number=cancel))
         click.echo(f"cancelled {cancel}")
         return
     callers = read_waiting(node.store.path, node.boot_id, node.proc.running)

@@ -24,14 +24,12 @@ from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
 from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
-    CANCEL,
     CLAIM,
     FOR_EVER,
     GRANTED,
@@ -255,20 +253,11 @@ def request_daemon_claim(
         time.sleep(PAUSE)
     if reply.state != GRANTED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
-    return Grant(find_granted_devices(node, reply), make_granted_owner(record, reply), True, 0.0)
-
-
-def make_granted_owner(record: Owner, reply: SocketReply) -> Owner:
-    """Return the record of what was granted."""
-    return record.copy(token=reply.token, devices=reply.devices, places=reply.places)
-
-
-def find_granted_devices(node: Node, reply: SocketReply) -> list[Device]:
-    """Return the devices that were granted, by index; raise Refusal where one is not there."""
     found = granted_devices(node.devices(), {*reply.devices}, reply.places)
     if len(found) != len(reply.devices):
         raise Refusal(BROKEN, f"not all of {', '.join(reply.devices)} are there", "see status")
-    return found
+    own = record.copy(token=reply.token, devices=reply.devices, places=reply.places)
+    return Grant(found, own, True, 0.0)
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -286,8 +275,3 @@ def request_daemon_act(node: Node, request: SocketRequest) -> SocketReply:
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
     return reply
-
-
-def cancel_waiting_caller(node: Node, number: int) -> None:
-    """Have the daemon end a call that waits; raise Refused or Refusal."""
-    request_daemon_act(node, SocketRequest(CANCEL, 0, 0, number))

@@ -20,25 +20,18 @@ from gpulock.cli.session import (
     name_config,
     name_config_in_facts,
     owns_lock_dir,
+    parse_duration_option,
 )
 from gpulock.cli.status import device_table
 from gpulock.cli.status.attention import list_attention_facts
 from gpulock.cli.status.status_view import StatusView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
-from gpulock.text.words import format_device_label, format_local_time, parse_duration
+from gpulock.text.words import format_device_label, format_local_time
 
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
 NARROWEST = 20  # columns of a terminal that a table fits into
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
-
-
-def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
-    """Return the duration that was given; refuse the usage where it is none."""
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as fault:
-        raise click.BadParameter(str(fault)) from None
 
 
 @click.command()
@@ -47,7 +40,7 @@ def parse_idle_option(_: click.Context, __: click.Parameter, text: str | None) -
 @click.option(
     "--idle",
     metavar="DURATION",
-    callback=parse_idle_option,
+    callback=parse_duration_option,
     help="List only held devices idle for that long (30m); exit 1 if none.",
 )
 @click.option(
@@ -65,15 +58,15 @@ def status_command(
     ctx: click.Context,
     as_json: bool,
     only_free: bool,
-    idle: float | None,
+    idle: float,
     period: float | None,
     cluster: bool,
 ) -> None:
     """Show every GPU, its state, who holds it and how busy it is."""
     session: Session = ctx.obj
     for wrong, why in (
-        (only_free and idle is not None, "--free and --idle: a free device is not held"),
-        (cluster and idle is not None, "--cluster and --idle: Prometheus has no idle times"),
+        (only_free and idle, "--free and --idle: a free device is not held"),
+        (cluster and idle, "--cluster and --idle: each node lists its own idle devices"),
         (cluster and as_json, "--cluster and --json: ask Prometheus itself"),
         (as_json and period is not None, "--json and --watch: call it again for each document"),
     ):
@@ -84,7 +77,7 @@ def status_command(
 
         view, shown = look_at_node(session, only_free, idle)
         click.echo(format_status_json(view, view.rows(), shown))
-        ctx.exit(int(not shown and (only_free or idle is not None)))
+        ctx.exit(int(not shown and bool(only_free or idle)))
     take = partial(draw_cluster if cluster else draw_node, session, only_free, idle)
     if period is not None:
         from gpulock.cli.status.watch import watch_frames
@@ -93,11 +86,11 @@ def status_command(
         return
     lines, empty = take(table.terminal_width(NARROWEST))
     click.echo("\n".join(lines))
-    ctx.exit(int(empty and (only_free or idle is not None)))
+    ctx.exit(int(empty and bool(only_free or idle)))
 
 
 def look_at_node(
-    session: Session, only_free: bool, idle: float | None
+    session: Session, only_free: bool, idle: float
 ) -> tuple[StatusView, list[DeviceState]]:
     """Return this node, and what of it was asked for; raise Refusal or Refused."""
     node = session.node()
@@ -105,17 +98,13 @@ def look_at_node(
     return view, select_status_rows(view, view.rows(), only_free, idle)
 
 
-def draw_node(
-    session: Session, only_free: bool, idle: float | None, width: int
-) -> tuple[list[str], bool]:
+def draw_node(session: Session, only_free: bool, idle: float, width: int) -> tuple[list[str], bool]:
     """Return the lines of this node, and whether it has nothing of what was asked for."""
     view, shown = look_at_node(session, only_free, idle)
     return format_status_lines(view, shown, width, idle), not shown
 
 
-def draw_cluster(
-    session: Session, only_free: bool, _: float | None, width: int
-) -> tuple[list[str], bool]:
+def draw_cluster(session: Session, only_free: bool, _: float, width: int) -> tuple[list[str], bool]:
     """Return the lines of all nodes, as Prometheus knows them; raise Refused."""
     from gpulock.cli.cluster import view
 
@@ -131,11 +120,8 @@ def watch_heading(period: float, width: int) -> list[str]:
     ]
     if sys.stdout.isatty():
         words.append(click.style(f"every {period:g} s, Ctrl-C ends it", dim=True))
-    lines = words[:1]
-    for word in words[1:]:
-        longer = f"{lines[-1]}  {word}"
-        lines[-1:] = [longer] if len(click.unstyle(longer)) <= width else [lines[-1], word]
-    return lines
+    line = "  ".join(words)
+    return [line] if len(click.unstyle(line)) <= width else words
 
 
 def draw_status_frame(take: Callable[[int], tuple[list[str], bool]], period: float) -> list[str]:
@@ -152,12 +138,12 @@ def draw_status_frame(take: Callable[[int], tuple[list[str], bool]], period: flo
 
 
 def select_status_rows(
-    view: StatusView, rows: list[DeviceState], only_free: bool, idle: float | None
+    view: StatusView, rows: list[DeviceState], only_free: bool, idle: float
 ) -> list[DeviceState]:
     """Return the rows that were asked for; raise Refused where nobody knows what is idle."""
     if only_free:
         return [row for row in rows if row.state == states.FREE]
-    if idle is None:
+    if not idle:
         return rows
     if view.use.sample is None:
         why = (
@@ -171,17 +157,17 @@ def select_status_rows(
 
 
 def format_status_lines(
-    view: StatusView, shown: list[DeviceState], width: int, idle: float | None = None
+    view: StatusView, shown: list[DeviceState], width: int, idle: float = 0.0
 ) -> list[str]:
     """Return the table of `shown`, the totals of all devices and what needs attention."""
     rows = view.rows()
     result = device_table.render_status_table(view, shown, width) if shown else []
     result += device_table.format_status_totals(rows, width)
-    if idle is None and (room := view.share_room(rows)):
+    if not idle and (room := view.share_room(rows)):
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]
         words = [f"{name}: {free} of {places} free" for name, places, free in names]
         result += table.render_facts([("shares", ", ".join(words))], width)
-    if idle is not None:
+    if idle:
         return result + format_unknown_idle(view, rows, width)
     if len(shown) == len(rows):
         facts = name_config_in_facts(list_attention_facts(view, rows))

@@ -286,26 +286,12 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     assert noted(site, quarantine.QUARANTINE) == []
 
 
-def test_restore_says_what_still_keeps_a_device_from_jobs(site: Site) -> None:
+def test_restore_ends_a_quarantine_and_no_reserve(site: Site) -> None:
     site.call("reserve", "3", "--reason", "driver test")
     site.call("quarantine", "3", "--reason", "XID 79")
-    result = site.call("restore", "3")
-    assert result.exit_code == 0
-    assert "back in service" not in result.stdout
-    assert "GPU 3 is not quarantined any more, but reserved" in result.stdout
-    assert f"{site.gpulock} unreserve 3" in result.stdout
-    refused = site.call("restore", "3")
-    assert (refused.exit_code, f"{site.gpulock} unreserve 3" in refused.stderr) == (1, True)
-    site.call("unreserve", "3")
-    site.call("quarantine", "3", "--reason", "XID 79")
-    assert site.call("restore", "3").stdout == "GPU 3 is back in service\n"
-
-
-def test_restore_of_a_card_names_the_instance_that_is_reserved(tmp_path: Path) -> None:
-    site = Site(tmp_path, "a100-mig")
-    site.call("reserve", "0:gi2.ci0", "--reason", "driver test")
-    site.call("quarantine", "0", "--reason", "XID 79")
-    assert f"{site.gpulock} unreserve 0:gi2.ci0" in site.call("restore", "0").stdout
+    assert site.call("restore", "3").stdout == "GPU 3 is not quarantined any more\n"
+    assert site.json()["gpus"][3]["held"]["comment"] == "driver test"
+    assert site.call("restore", "3").exit_code == 1
 
 
 def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Path) -> None:

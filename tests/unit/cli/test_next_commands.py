@@ -40,7 +40,6 @@ def refuse_job(site: Site) -> None:
 SCENES: list[tuple[Scene, Sequence[str]]] = [
     (quarantine_and_reserve, ("status",)),
     (quarantine_and_reserve, ("why", "3")),
-    (quarantine_and_reserve, ("restore", "3")),
     (break_record, ("reap",)),
     (lose_records, ("reserve", "3", "--reason", "test")),
     (refuse_job, ("why", "77")),

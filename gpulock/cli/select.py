@@ -75,20 +75,18 @@ def parse_subject(text: str, devices: Sequence[Device]) -> Subject:
         return Subject(pid=int(found[1]))
     if found := DEVICE.fullmatch(text):
         return Subject(device=match_one_device(found[1], devices))
-    if JOB.fullmatch(text) and (text.startswith("job") or not match_devices(text, devices)):
-        return parse_job(text)
+    found = JOB.fullmatch(text)
+    if found and (text.startswith("job") or not match_devices(text, devices)):
+        return Subject(job=found[1].lstrip("0") or "0", task=found[2] or "")
     return Subject(device=match_one_device(text, devices))
 
 
 def parse_job(text: str) -> Subject:
     """Return the job or process that `text` names; raise SelectError."""
-    text = text.strip()
-    if len(text) <= LONGEST:
-        if found := PID.fullmatch(text):
-            return Subject(pid=int(found[1]))
-        if found := JOB.fullmatch(text):
-            return Subject(job=found[1].lstrip("0") or "0", task=found[2] or "")
-    raise SelectError(f"{text[:LONGEST]!r} is no job")
+    try:
+        return parse_subject(text, ())
+    except SelectError:
+        raise SelectError(f"{text.strip()[:LONGEST]!r} is no job") from None
 
 
 def match_one_device(text: str, devices: Sequence[Device]) -> Device:

@@ -2,7 +2,7 @@
 """Machines that exist, as `gpulock simulate --preset` offers them.
 
 Bus ids, NVLinks, NUMA nodes and processors are those of the real machines: `nvidia-smi topo -m`
-and NCCL topology dumps in NVIDIA/nccl issues 671 (DGX-1), 507 (DGX-2) and 1505 (DGX A100), and
+and NCCL topology dumps in NVIDIA/nccl issues 671 (DGX-1) and 1505 (DGX A100), and
 NVIDIA's user guides. Bridges between root port and GPU that those do not name are filled in so
 that exactly the GPUs which share a switch there share one here. Minors that differ from the
 index are seen in PrincetonUniversity/jobstats issue 34.
@@ -32,7 +32,6 @@ _570 = DriverRelease(
 
 _K80 = GpuModel("Tesla K80", 11441)
 _V100 = GpuModel("Tesla V100-SXM2-32GB", 32768)
-_V100_SXM3 = GpuModel("Tesla V100-SXM3-32GB", 32768)
 _A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81920)
 _H200 = GpuModel("NVIDIA H200", 143771)
 _4090 = GpuModel("NVIDIA GeForce RTX 4090", 24564)
@@ -156,37 +155,6 @@ _A100_MIG = Machine(
     nvswitch=True,
 )
 
-_BIG = Machine(
-    name="big",
-    summary="DGX-2: 16 V100 on NVSwitches, four GPUs below two levels of PCI switches",
-    driver=_535,
-    card=_V100_SXM3,
-    gpus=_make_preset_gpus(
-        (
-            ("34", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:00.0"),
-            ("36", "2b:00.0 2c:00.0 2d:00.0 32:00.0 33:04.0"),
-            ("39", "2b:00.0 2c:00.0 2d:04.0 37:00.0 38:00.0"),
-            ("3b", "2b:00.0 2c:00.0 2d:04.0 37:00.0 38:04.0"),
-            ("57", "4e:00.0 4f:00.0 50:00.0 55:00.0 56:00.0"),
-            ("59", "4e:00.0 4f:00.0 50:00.0 55:00.0 56:04.0"),
-            ("5c", "4e:00.0 4f:00.0 50:04.0 5a:00.0 5b:00.0"),
-            ("5e", "4e:00.0 4f:00.0 50:04.0 5a:00.0 5b:04.0"),
-            ("b7", "ae:00.0 af:00.0 b0:00.0 b5:00.0 b6:00.0"),
-            ("b9", "ae:00.0 af:00.0 b0:00.0 b5:00.0 b6:04.0"),
-            ("bc", "ae:00.0 af:00.0 b0:04.0 ba:00.0 bb:00.0"),
-            ("be", "ae:00.0 af:00.0 b0:04.0 ba:00.0 bb:04.0"),
-            ("e0", "d7:00.0 d8:00.0 d9:00.0 de:00.0 df:00.0"),
-            ("e2", "d7:00.0 d8:00.0 d9:00.0 de:00.0 df:04.0"),
-            ("e5", "d7:00.0 d8:00.0 d9:04.0 e3:00.0 e4:00.0"),
-            ("e7", "d7:00.0 d8:00.0 d9:04.0 e3:00.0 e4:04.0"),
-        ),
-        (*(0 for _ in range(8)), *(1 for _ in range(8))),
-        range(16),
-    ),
-    cpus=("0-23,48-71", "24-47,72-95"),
-    nvswitch=True,
-)
-
 _WORKSTATION = Machine(
     name="workstation",
     summary="one processor, 2 RTX 4090, no NVLink, no PCI switch, NUMA node unknown",
@@ -219,7 +187,7 @@ PRESETS: Mapping[str, Machine] = MappingProxyType(
     {
         machine.name: machine
         for machine in (
-            *(_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _BIG, _WORKSTATION),
+            *(_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _WORKSTATION),
             *(_TWO_MODELS, _CLASSROOM),
         )
     }

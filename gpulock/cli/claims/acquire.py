@@ -106,12 +106,6 @@ def open_node_for_claim(session: Session, wait: float) -> Node:
     return session.writable_node()
 
 
-def prepare_claim_folders(node: Node) -> None:
-    """Make LOCK_DIR and STATE_DIR where they are missing and ours; raise Refusal."""
-    if not socket_client.is_daemon_needed(node):
-        process_claims.ensure_node_dirs(node)
-
-
 def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     """Return what is asked for; raise UsageError or Refused. Of a kind one is asked for without -n.
 
@@ -150,6 +144,8 @@ def acquire_devices(
     Where gpulockd serves users it claims for us. Of a share whose card has an MPS it waits for
     that.
     """
+    if not socket_client.is_daemon_needed(node):
+        process_claims.ensure_node_dirs(node)
     what = format_count(want.count, "share" if want.share else "GPU")
     preferred = find_last_devices(node, record) if wishes.prefer else ()
     terms = ClaimTerms(preferred, wishes.seconds, wishes.note[:LONGEST_NOTE])

@@ -17,7 +17,6 @@ from gpulock.cli.claims.acquire import (
     make_claim_request,
     make_cli_owner,
     open_node_for_claim,
-    prepare_claim_folders,
 )
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
@@ -50,7 +49,6 @@ def claim_command(
     """
     node = open_node_for_claim(session, wishes.wait)
     want = make_claim_request(node, wishes)
-    prepare_claim_folders(node)
     holder = pid or find_calling_shell(node.proc)
     if pid is None:
         refuse_passing_shell(node.proc, holder)

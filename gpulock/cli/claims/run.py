@@ -29,7 +29,6 @@ from gpulock.cli.claims.acquire import (
     make_claim_request,
     make_cli_owner,
     open_node_for_claim,
-    prepare_claim_folders,
     release_cli_claim,
 )
 from gpulock.cli.session import Session
@@ -81,7 +80,6 @@ def run_command(
         who = f"the claim of pid {outer.owner.pid}"
         click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
         exec_command(command, make_command_environment(outer, node.settings, dict(os.environ)))
-    prepare_claim_folders(node)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
     grant = acquire_devices(session, node, record, want, wishes)

@@ -7,7 +7,7 @@ A device is in the state that its exporter says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpulock.alloc import states
@@ -54,7 +54,6 @@ class ClusterDevice:
     holds and how busy the part is: by share, WHOLE of a claim that has it alone.
     """
 
-    node: str
     model: str = ""
     split: bool = False
     state: str | None = None
@@ -107,7 +106,7 @@ def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
     if fact == "nvml_up":
         node.driver = one.value == 1
         return
-    device = node.devices.setdefault(one.labels.get("uuid", ""), ClusterDevice(node.name))
+    device = node.devices.setdefault(one.labels.get("uuid", ""), ClusterDevice())
     share = one.labels.get("share", WHOLE)
     if fact == "state":
         name = one.labels.get("state")
@@ -173,36 +172,27 @@ def sum_node(node: ClusterNode) -> ClusterSum:
 def sum_by_model(nodes: Sequence[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a model, most devices first; a card that no driver shows is of none."""
     found: dict[str, ClusterSum] = {}
-    for device in all_devices(nodes):
-        if device.state is not None:
-            name = device.model or "not known"
-            found.setdefault(name, ClusterSum(name)).add(device)
-    return largest_first(found)
+    for node in nodes:
+        for device in node.devices.values():
+            if device.state is not None:
+                name = device.model or "not known"
+                found.setdefault(name, ClusterSum(name)).add(device)
+    return sorted(found.values(), key=lambda one: (-one.devices, one.name))
 
 
 def sum_by_user(nodes: Sequence[ClusterNode]) -> list[ClusterSum]:
     """Return one sum a user who holds something, most devices first."""
     found: dict[str, ClusterSum] = {}
-    for device in all_devices(nodes):
-        for share, labels in device.holders.items():
-            name = labels.get("user") or "not told"
-            one = found.setdefault(name, ClusterSum(name))
-            one.add(device, share)
-            one.nodes.add(device.node)
-            local = device.node if labels.get("scheduler") in ("process", "admin") else ""
-            job = [labels.get(key, "") for key in ("scheduler", "job_id", "task_id")]
-            one.jobs.add((local, *job))
-    return largest_first(found)
-
-
-def all_devices(nodes: Sequence[ClusterNode]) -> Iterator[ClusterDevice]:
-    """Yield the devices of all nodes."""
     for node in nodes:
-        yield from node.devices.values()
-
-
-def largest_first(found: dict[str, ClusterSum]) -> list[ClusterSum]:
-    """Return sums by their number of devices, then by name."""
+        for device in node.devices.values():
+            for share, labels in device.holders.items():
+                name = labels.get("user") or "not told"
+                one = found.setdefault(name, ClusterSum(name))
+                one.add(device, share)
+                one.nodes.add(node.name)
+                local = node.name if labels.get("scheduler") in ("process", "admin") else ""
+                job = [labels.get(key, "") for key in ("scheduler", "job_id", "task_id")]
+                one.jobs.add((local, *job))
     return sorted(found.values(), key=lambda one: (-one.devices, one.name))
 
 
@@ -217,20 +207,20 @@ def observe_cluster(url: str) -> list[ClusterNode]:
     return nodes
 
 
-def select_nodes_with_free(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-    """Return the nodes that have a free device."""
-    return [node for node in nodes if node.counts and node.counts[states.FREE]]
-
-
 def format_cluster_tables(
-    nodes: Sequence[ClusterNode], shown: Sequence[ClusterNode], width: int
-) -> list[str]:
-    """Return the tables: by node of `shown`, by model and by user of all, and what is wrong."""
+    nodes: Sequence[ClusterNode], only_free: bool, width: int
+) -> tuple[list[str], bool]:
+    """Return the tables by node, model and user, and what is wrong; and whether none is shown.
+
+    With `only_free` the nodes that have a free device, and of all what is wrong.
+    """
     result: list[str] = []
+    counted = [node for node in nodes if node.counts and node.counts[states.FREE]]
+    shown = counted if only_free else nodes
     if shown:
         rows = [node_cells(node) for node in shown]
         result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width)
-    if len(shown) == len(nodes):
+    if not only_free:
         if models := [count_cells(one) for one in sum_by_model(nodes)]:
             columns = (Column("MODEL", least=12), *COUNTS)
             result += ["", *table.render_table(columns, models, width)]
@@ -238,7 +228,7 @@ def format_cluster_tables(
             result += ["", *table.render_table(USERS, users, width)]
         result.append("")
     result += format_cluster_totals(nodes, width)
-    return [*result, *table.render_facts(find_cluster_faults(nodes), width)]
+    return [*result, *table.render_facts(find_cluster_faults(nodes), width)], not shown
 
 
 def node_cells(node: ClusterNode) -> list[Cell]:
@@ -285,7 +275,7 @@ def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]
     """Return `3 nodes, 24 GPUs: 10 free, 12 held, 2 held (idle)`."""
     counted = [node.counts for node in nodes if node.counts is not None]
     found = {name: sum(one[name] for one in counted) for name in states.STATES}
-    split = any(device.split for device in all_devices(nodes))
+    split = any(device.split for node in nodes for device in node.devices.values())
     what = format_count(sum(found.values()), "device" if split else "GPU")
     return table.format_state_counts(f"{format_count(len(nodes), 'node')}, {what}", found, width)
 

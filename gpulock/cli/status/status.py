@@ -109,8 +109,7 @@ def draw_cluster(session: Session, only_free: bool, _: float, width: int) -> tup
     from gpulock.cli.cluster import view
 
     nodes = view.observe_cluster(session.settings().prometheus_url)
-    shown = view.select_nodes_with_free(nodes) if only_free else nodes
-    return view.format_cluster_tables(nodes, shown, width), not shown
+    return view.format_cluster_tables(nodes, only_free, width)
 
 
 def watch_heading(period: float, width: int) -> list[str]:
@@ -167,28 +166,7 @@ def format_status_lines(
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]
         words = [f"{name}: {free} of {places} free" for name, places, free in names]
         result += table.render_facts([("shares", ", ".join(words))], width)
-    if idle:
-        return result + format_unknown_idle(view, rows, width)
-    if len(shown) == len(rows):
+    if len(shown) == len(rows) and not idle:
         facts = name_config_in_facts(list_attention_facts(view, rows))
         result += table.render_facts(facts, width)
     return result
-
-
-def format_unknown_idle(view: StatusView, rows: list[DeviceState], width: int) -> list[str]:
-    """Say which held devices may be idle or not: nobody can see that."""
-    names = [
-        format_device_label(row.id, view.devices)
-        for row in rows
-        if row.state in TAKEN and not is_idle_known(view, row)
-    ]
-    return table.render_facts(
-        [("not known", f"whether {', '.join(names)} idle")] if names else [], width
-    )
-
-
-def is_idle_known(view: StatusView, row: DeviceState) -> bool:
-    """Return whether it is known of each holder of a device how long it has been idle."""
-    locks = [lock for lock in row.locks() if not (lock.owner and lock.owner.is_reserve())]
-    known = all(view.use.idle(lock.id, lock) is not None for lock in locks)
-    return bool(row.locks()) and known

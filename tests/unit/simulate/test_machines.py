@@ -97,12 +97,6 @@ def test_which_gpus_share_a_switch(preset: str, near: set[tuple[int, int]]) -> N
     assert {pair for pair in pairs if shared_bridges(machine, *pair)} == near
 
 
-def test_on_the_big_machine_a_pair_is_nearer_than_a_quad() -> None:
-    machine = PRESETS["big"]
-    assert len(shared_bridges(machine, 0, 1)) > len(shared_bridges(machine, 0, 2)) > 1
-    assert not shared_bridges(machine, 0, 4)
-
-
 def facts(preset: str) -> dict[str, str]:
     text = format_machine_inventory(PRESETS[preset], BOOT)
     version, *lines = text.splitlines()

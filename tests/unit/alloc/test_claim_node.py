@@ -137,12 +137,6 @@ def test_a_gate_that_stays_shut_is_counted(box: Box) -> None:
         assert totals(box)["lock_timeouts"] == "1"
 
 
-def test_a_lock_directory_that_is_not_private_grants_nothing(box: Box) -> None:
-    ask(box, 1)
-    box.lock.chmod(0o777)
-    assert refused(box, 1, job_id="13").kind == BROKEN
-
-
 def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> None:
     """Otherwise Grid Engine starts job after job there for ever."""
     ask(box, 1)

@@ -19,7 +19,7 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from tests.support.faults import fail_at
-from tests.support.trees import EXECD, FakeProc, record
+from tests.support.trees import FakeProc, record
 
 SERVICES = ("nvidia-persistenced", "gpulock-exporter")
 MINOR = 7
@@ -84,13 +84,6 @@ def test_another_devices_node_is_not_this_ones(stage: Stage) -> None:
     assert stage.left() == ""
 
 
-def test_a_device_is_recognised_by_its_number_under_another_name(numbered: Stage) -> None:
-    alias = numbered.dev / "nvidia-elsewhere"
-    alias.symlink_to("/dev/full")
-    numbered.fake.add(700, fds={9: alias})
-    assert numbered.who() == [700]
-
-
 def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     numbered: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,35 +102,6 @@ def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
     assert stage.left() == ""
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"uids": (1000,) * 4},  # anybody may call a program so
-        {"uids": (1000, 0, 0, 0)},  # or run a set-uid one
-        {"uids": ROOT, "ppid": 600},  # root's job
-        {"uids": ROOT, "name": "python3"},
-        {"uids": ROOT, "name": "nvidia-persist"},
-    ],
-)
-def test_what_only_looks_like_a_service_holds_the_device(
-    stage: Stage, about: dict[str, object]
-) -> None:
-    stage.fake.add(EXECD, "sge_execd", uids=ROOT)
-    stage.fake.add(500, "sge_shepherd", ppid=EXECD, uids=ROOT)
-    stage.fake.add(600, ppid=500)
-    whole = {"name": SERVICES[0][:15], "fds": {9: stage.node}, **about}
-    stage.fake.add(700, **whole)  # type: ignore[arg-type]
-    assert stage.who() == [700]
-
-
-def test_a_process_below_another_claims_owner_does_not_keep_this_lock(stage: Stage) -> None:
-    stage.fake.add(600, start=77)
-    stage.fake.add(700, ppid=600, fds={9: stage.node})
-    mine = {"scheduler": "process", "add_grp_id": 0}
-    assert stage.left(pid=600, start=77, **mine) == ""
-    assert stage.left(pid=600, start=78, **mine) != ""  # the pid is somebody else's by now
-
-
 def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,11 +111,6 @@ def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
     assert stage.left(**theirs) == ""
     fail_at(monkeypatch, "open", "/environ", PermissionError(13, "denied"))
     assert "700" in stage.left(**theirs)
-
-
-def test_a_process_of_the_job_itself_keeps_it_although_its_group_is_listed(stage: Stage) -> None:
-    stage.fake.add(700, groups=[record().add_grp_id], fds={9: stage.node})
-    assert stage.left(add_grp_id=record().add_grp_id) != ""
 
 
 def test_a_process_whose_files_may_not_be_seen_keeps_every_lock_of_its_user(
@@ -224,15 +183,6 @@ def test_nobody_is_looked_at_where_there_is_no_device(
     monkeypatch.setattr(ProcessScan, "statuses", never)
     holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], stage.settings)
     assert holders.pids_with_open("0000:3b:00.0") == []
-
-
-def test_a_look_that_takes_too_long_is_given_up_and_every_lock_is_kept(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any user may open so many files that to look at them all would hold the gate for minutes."""
-    stage.fake.add(700, fds={9: stage.dev / "null"})
-    monkeypatch.setattr(device_users, "LONGEST", -1.0)
-    assert "more files open than can be looked at in time" in stage.left()
 
 
 def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(

@@ -19,11 +19,6 @@ from gpulock.store.locks import Lock
 from tests.support.trees import FakeProc, record
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeProc:
-    return FakeProc(tmp_path / "proc")
-
-
 def left_in_group(fake: FakeProc, lock: Lock) -> str:
     node = Node(Settings({"PROC_ROOT": str(fake.root)}))
     return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).reason()

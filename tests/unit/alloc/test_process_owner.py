@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,11 +37,6 @@ SLURM: dict[str, Any] = {
     "add_grp_id": 0,
     "slurmd": "node1",
 }
-
-
-@pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
-    return FakeProc(tmp_path / "proc")
 
 
 def judged(proc: FakeProc, pid: int, *locks: Lock) -> str:
@@ -172,6 +166,7 @@ def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
         ("Xorg", {"uids": (1000,) * 4}, FOREIGN),
         ("Xorg", {"uids": (1000, 0, 0, 0)}, FOREIGN),
         ("python3", {"uids": ROOT}, FOREIGN),
+        ("nvidia-persist", {"uids": ROOT}, FOREIGN),
     ],
 )
 def test_a_service_is_recognised_by_name_and_user(
@@ -210,17 +205,9 @@ def test_what_may_not_be_read_is_not_foreign(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc.add(JOB)
-
-    def denied(_proc: Proc, pid: int) -> object:
-        raise PermissionError(errno.EACCES, "hidepid=1", str(pid))
-
-    monkeypatch.setattr(Proc, "status", denied)
-    assert judged(proc, JOB) == UNSEEN
-
-
-def test_a_status_that_is_garbage_is_not_foreign(proc: FakeProc) -> None:
-    proc.add(JOB)
     (proc.root / str(JOB) / "status").write_text("nonsense")
+    assert judged(proc, JOB) == UNSEEN
+    monkeypatch.setattr(Proc, "status", raising(PermissionError(errno.EACCES, "hidepid=1")))
     assert judged(proc, JOB) == UNSEEN
 
 

@@ -18,11 +18,6 @@ from tests.support.trees import FakeProc
 HERE, GONE = 64_001, 64_002  # users
 
 
-@pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
-    return FakeProc(tmp_path / "proc")
-
-
 def look(proc: FakeProc) -> ProcessScan:
     return ProcessScan(Proc(str(proc.root)))
 

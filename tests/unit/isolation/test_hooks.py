@@ -308,13 +308,6 @@ def test_only_isolation_needs_the_launcher(site: Site, kernel: Kernel) -> None:
     assert start(site, spooled, ISOLATION="off") == RUN
 
 
-def test_a_job_without_a_parallel_environment_needs_no_launcher(site: Site, kernel: Kernel) -> None:
-    spooled = site.run()
-
-    assert start(site, spooled, **CGROUP) == RUN
-    assert kernel.asked == [("12.1", SHEPHERD, [])]
-
-
 def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
     store = site.node().store
     assert tree.read_cgroup_folders(store) == []

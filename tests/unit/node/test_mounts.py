@@ -117,57 +117,29 @@ def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:
         fake.key()
 
 
-@pytest.mark.parametrize(("uid", "told"), [(0, True), (1000, False)])
-def test_what_fuse_keeps_from_root_is_no_device(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, uid: int, told: bool
+@pytest.mark.parametrize(
+    ("fault", "uid", "known"),
+    [
+        (mounts.StatxError(errno.EACCES, "kept"), 0, True),  # FUSE keeps it from root as well
+        (mounts.StatxError(errno.EACCES, "kept"), 1000, False),
+        (mounts.StatxError(errno.EIO, "spoilt"), 0, True),  # of an inode that FUSE gave up
+        (mounts.StatxError(errno.ENOTCONN, "spoilt"), 0, True),
+        (mounts.StatxError(errno.ENOSYS, "none"), 0, False),
+        (FileNotFoundError(errno.ENOENT, "gone"), 0, False),
+        (OSError(errno.ENOMEM, "libffi.so.8"), 0, False),  # a job's own limits
+    ],
+)
+def test_what_a_server_keeps_from_root_or_spoilt_is_no_device_and_blinds_nobody(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, fault: OSError, uid: int, known: bool
 ) -> None:
     """A mount of a user's that stands in no table: to anybody else it may be anything."""
-
-    def denied(path: str) -> tuple[int, int, int]:
-        raise mounts.StatxError(13, "Permission denied", path)
-
-    monkeypatch.setattr(mounts, "cached_file_key", denied)
+    monkeypatch.setattr(mounts, "cached_file_key", raising(fault))
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    seen = Mounts(str(fake.root))
-    if told:
-        assert seen.key(900, str(fake.folder), fake.fd) is None
-    else:
-        with pytest.raises(mounts.StatxError):
-            seen.key(900, str(fake.folder), fake.fd)
-
-
-@pytest.mark.parametrize(("code", "known"), [(5, True), (107, True), (2, False), (38, False)])
-def test_a_file_that_its_server_spoilt_is_no_device_and_blinds_nobody(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
-) -> None:
-    """EIO of an inode that FUSE gave up; not what tells of nothing (ENOENT, ENOSYS)."""
-
-    def spoilt(path: str) -> tuple[int, int, int]:
-        if code == errno.ENOENT:
-            raise FileNotFoundError(code, "no answer", path)
-        raise mounts.StatxError(code, "no answer", path)
-
-    monkeypatch.setattr(mounts, "cached_file_key", spoilt)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     if known:
         assert fake.key() is None
     else:
-        with pytest.raises(OSError, match="no answer"):
+        with pytest.raises(type(fault)):
             fake.key()
-
-
-def test_what_fails_before_a_file_is_asked_says_nothing_of_it(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a job's own limits even ctypes may not be loaded."""
-
-    def unloaded(path: str) -> tuple[int, int, int]:
-        raise OSError(errno.ENOMEM, "libffi.so.8", path)
-
-    monkeypatch.setattr(mounts, "cached_file_key", unloaded)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(OSError, match="libffi"):
-        fake.key()
 
 
 def test_a_table_is_read_once_however_many_files_are_in_none(

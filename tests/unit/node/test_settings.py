@@ -195,11 +195,6 @@ def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
     assert read_settings(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o777])
-def test_a_file_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    refusal(write(tmp_path, "EXPECTED_GPUS=4\n", mode))
-
-
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "EXPECTED_GPUS=4\n")
     if os.geteuid() == 0:

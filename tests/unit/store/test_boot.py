@@ -245,14 +245,14 @@ def test_a_lock_directory_below_no_mount_is_refused_with_what_to_do(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a chroot that is no mount point the table of mounts does not have its root."""
+    on(monkeypatch, "tmpfs")
+    real = atomic.read_text
 
-    def no_mount(path: str) -> str:
-        return boot.NO_MOUNT if path else ""
+    def unlisted(path: str, limit: int = atomic.LIMIT, dir_fd: int | None = None) -> str:
+        return "mnt_id:\t99\n" if "/fdinfo/" in path else real(path, limit, dir_fd)
 
-    monkeypatch.setattr(boot, "file_system_type", no_mount)
-
+    monkeypatch.setattr(atomic, "read_text", unlisted)
     found = place.refusal()
-
     assert (found.kind, "as in a chroot" in found.why) == (BROKEN, True)
     assert "bind the chroot's root to itself" in found.do
     assert place.store.boot_id() == ""
@@ -276,19 +276,6 @@ def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
 def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
     assert boot.file_system_type(str(tmp_path)) in boot.LOCAL_FILE_SYSTEMS
     assert boot.file_system_type("/proc") == "proc"
-
-
-def test_a_mount_that_is_not_listed_is_refused(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on(monkeypatch, "tmpfs")
-    real = atomic.read_text
-
-    def unlisted(path: str, limit: int = atomic.LIMIT, dir_fd: int | None = None) -> str:
-        return "mnt_id:\t99\n" if "/fdinfo/" in path else real(path, limit, dir_fd)
-
-    monkeypatch.setattr(atomic, "read_text", unlisted)
-    assert place.refusal().kind == BROKEN
 
 
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:

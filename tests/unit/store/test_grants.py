@@ -21,14 +21,6 @@ TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)), uuids=("GPU-0", "GPU-1"), minors=("0", "1"))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LockStore:
-    made = LockStore(str(tmp_path / "run"))
-    for folder in (made.locks_dir, made.claims_dir, made.finished_dir):
-        os.makedirs(folder)
-    return made
-
-
 def release(store: LockStore, *names: str, how: str = "epilog", boot_id: str = BOOT) -> None:
     grants.release_devices(store, TOKEN, names, how, boot_id)
 

@@ -18,14 +18,6 @@ from tests.support.trees import bus, record
 ONE = bus(0)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LockStore:
-    made = LockStore(str(tmp_path / "run"))
-    for folder in (made.locks_dir, made.claims_dir, made.finished_dir):
-        os.makedirs(folder)
-    return made
-
-
 def test_a_lock_reads_back_as_it_was_made(store: LockStore) -> None:
     place_lock(store, ONE, record())
     found = store.read_all_locks()

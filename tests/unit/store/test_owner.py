@@ -50,13 +50,6 @@ def test_an_unknown_key_is_ignored() -> None:
     assert fields(owner.parse_owner(text)) == fields(record())
 
 
-@pytest.mark.parametrize("version", ["gpulock-owner 2", "gpulock-owner", "scheduler=sge"])
-def test_an_unknown_version_is_malformed_not_guessed(version: str) -> None:
-    body = owner.encode_owner(record()).partition("\n")[2]
-    with pytest.raises(kv.MalformedError):
-        owner.parse_owner(f"{version}\n{body}")
-
-
 @pytest.mark.parametrize("key", REQUIRED)
 def test_a_record_without_a_key_field_is_malformed(key: str) -> None:
     lines = owner.encode_owner(record()).splitlines()

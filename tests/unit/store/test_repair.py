@@ -25,13 +25,10 @@ OTHER = record(token="cafe", job_id="13", devices=(bus(2),))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LockStore:
-    made = LockStore(str(tmp_path / "run"))
-    for folder in (made.locks_dir, made.claims_dir, made.finished_dir):
-        os.makedirs(folder)
-    grants.make_claim(made, TWO)
-    grants.make_claim(made, OTHER)
-    return made
+def store(store: LockStore) -> LockStore:
+    grants.make_claim(store, TWO)
+    grants.make_claim(store, OTHER)
+    return store
 
 
 def holders(repair: Repair) -> dict[str, str]:

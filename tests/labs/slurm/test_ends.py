@@ -15,7 +15,6 @@ from tests.labs.slurm.jobs import (
     impatient,
     notes,
     record_of,
-    started,
     wait_detached,
     wait_requeued,
 )
@@ -50,17 +49,6 @@ def refused(gpus: Gpulock, count: int = 4) -> str:
     assert not any(gpus.held_by(job).values())
     gpus.slurm.scancel(job)
     return gpus.slurm.said(job)
-
-
-# --- ordinary ends --------------------------------------------------------------------------------
-
-
-@pytest.mark.minutes  # slurmctld looks for limits twice a minute
-def test_a_job_that_runs_out_of_time_gives_back(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, extra=EXTRA)
-    job = started(slurm_gpus, NODE, TWO, "--time=1")
-    assert slurm_gpus.slurm.wait_settled(job) == "TIMEOUT"
-    assert slurm_gpus.locks(NODE) == {}
 
 
 @pytest.mark.short

@@ -31,16 +31,6 @@ def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
 
 
 @BOTH
-def test_a_step_of_a_job_that_asked_for_none_sees_none(slurm_gpus: Gpulock, mode: Mode) -> None:
-    mode(slurm_gpus)
-    script = "export CUDA_VISIBLE_DEVICES=0,1,2,3\nenv | grep ^CUDA_V\nsrun env | grep ^CUDA_V\n"
-    job = slurm_gpus.slurm.submit("slalice", script=f"env | grep -c ^CUDA_V\n{script}")
-    slurm_gpus.slurm.wait_done(job)
-    said = slurm_gpus.slurm.said(job).splitlines()
-    assert said == ["1", "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES="]
-
-
-@BOTH
 @pytest.mark.parametrize(
     ("request_", "count"),
     [

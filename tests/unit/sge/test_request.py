@@ -53,12 +53,6 @@ def test_a_per_slot_complex_is_taken_once_a_slot_and_a_per_job_one_once() -> Non
     assert count(("gpuj", 2.0, PER_JOB), slots=3) == 2
 
 
-def test_gpus_of_two_complexes_are_invalid() -> None:
-    assert refused(("gpu", 1.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST
-    assert refused(("gpu", 1.0, PER_SLOT), ("gpu", 1.0, PER_SLOT)) == INVALID_REQUEST
-    assert refused(("gpu", 0.0, PER_SLOT), ("gpuj", 1.0, PER_JOB)) == INVALID_REQUEST
-
-
 @pytest.mark.parametrize("flag", [NOT_CONSUMABLE, 3, 255])
 def test_a_complex_that_is_no_consumable_cannot_be_counted(flag: int) -> None:
     assert refused(("gpu", 1.0, flag)) == UNKNOWN

@@ -182,21 +182,6 @@ def test_every_byte_of_a_variable_reaches_the_sites_hook(chain: Chain) -> None:
         assert b"\n" + line + b"\n" in b"\n" + found, line
 
 
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.giant
-def test_a_job_with_very_many_variables_does_not_keep_the_sites_hook(chain: Chain) -> None:
-    """A list that grew with each of them took minutes; Linux takes 130,000 as small as these."""
-    told = [f"V{number}=\\\\'" for number in range(40_000)] + ["PATH=/usr/bin:/bin"]
-    (chain.folder / "environment").write_text("\n".join(told) + "\n")
-    seen = chain.open_to_all()
-
-    assert chain.run("epilog", "nobody@") == 0
-
-    found = set(seen.read_text().splitlines())
-    assert {f"V{number}=\\'" for number in range(40_000)} <= found
-
-
 PIECES = (
     b"\\",
     b"\\n",

@@ -117,17 +117,6 @@ def test_a_shepherd_that_may_not_be_seen_is_unknown(
     assert host.verdict().state == UNKNOWN
 
 
-def test_another_namespace_is_unknown_although_all_is_empty_there(host: Host) -> None:
-    host.fake.namespace("pid:[1]")
-    assert host.verdict().state == UNKNOWN
-
-
-def test_one_process_that_cannot_be_read_makes_absence_unknown(host: Host) -> None:
-    (host.fake.root / "700").mkdir()
-    (host.fake.root / "700/status").write_bytes(b"")
-    assert host.verdict().state == UNKNOWN
-
-
 def test_a_group_that_is_another_jobs_now_does_not_keep_the_lock(host: Host) -> None:
     host.heir(900)
     host.fake.add(901, ppid=900, groups=[GID])
@@ -178,11 +167,6 @@ def test_a_record_with_a_start_time_no_kernel_has_is_dead_only_by_its_group(host
     assert host.verdict().state == DEAD
     host.fake.add(700, groups=[GID])
     assert host.verdict().state == ALIVE
-
-
-def test_a_pid_too_long_for_a_path_is_unknown(host: Host) -> None:
-    host.lock = Lock("x", record(pid=10**300), "")
-    assert host.verdict().state == UNKNOWN
 
 
 def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:

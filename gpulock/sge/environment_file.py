@@ -66,11 +66,7 @@ def sge_bind_line(name: str, old: str, binds: str) -> str:
 def truncate_env_line(line: str) -> str:
     """Return the part of a line that the shepherd reads at once."""
     data = line.encode("utf-8", "surrogateescape")
-    return (
-        line
-        if len(data) <= LONGEST_VARIABLE
-        else data[:LONGEST_VARIABLE].decode("utf-8", "surrogateescape")
-    )
+    return data[:LONGEST_VARIABLE].decode("utf-8", "surrogateescape")
 
 
 def escape_env_value(value: str) -> str:

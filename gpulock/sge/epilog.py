@@ -19,7 +19,7 @@ from gpulock.store.owner import Owner
 
 EXIT_STATUS, JOB_PID = "exit_status", "job_pid"  # files of the shepherd's
 EXIT_STATUS_LIMIT = 1 << 16  # bytes
-APPLICATION_ERROR = 30  # the job is in error (common/execution_states.h of 8.1.9)
+APPLICATION_ERROR = "30"  # the job is in error (common/execution_states.h of 8.1.9)
 # What a job's end can mean to itself: done, again, no output file, shell, folder or group.
 OWN_STATES = ("0", "25", "26", "27", "28", "30", "38")
 
@@ -75,25 +75,18 @@ def secure_exit_status(found: Spool) -> None:
     writes 7 there puts every queue of the host in error (facts/grid-engine.md, exit_status).
     """
     try:
+        # where the job never ran the number is the shepherd's, for a prolog that failed
         os.stat(JOB_PID, dir_fd=found.fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return  # the job never ran: the number is the shepherd's, for a prolog that failed
-    try:
         mode = os.stat(EXIT_STATUS, dir_fd=found.fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
     try:
-        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1)
+        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1) or ["0"]
     except (OSError, ValueError):
         words = ["unreadable"]
-    data = f"{decide_exit_status(words[0] if words else '0')}\n".encode()
+    told = words[0] if words[0] in OWN_STATES else APPLICATION_ERROR
     owner = (found.uid, -1) if os.geteuid() == 0 else None
-    atomic.replace_file(EXIT_STATUS, data, stat.S_IMODE(mode), found.fd, owner)
-
-
-def decide_exit_status(word: str) -> int:
-    """Return what execd learns about a job that ran, from the first word of `exit_status`; pure."""
-    return int(word) if word in OWN_STATES else APPLICATION_ERROR
+    atomic.replace_file(EXIT_STATUS, f"{told}\n".encode(), stat.S_IMODE(mode), found.fd, owner)
 
 
 class SgeJobMatcher:

@@ -108,11 +108,6 @@ def is_task_note_superseded(store: LockStore, own: TaskNote) -> bool:
     return found is not None and found.uid == own.uid and found.restart > own.restart
 
 
-def is_task_claim_held(store: LockStore, note: TaskNote) -> bool:
-    """Return whether the claim that a note is of still has one of its devices."""
-    return any([store.is_held(note.token, device.id) for device in note.devices])
-
-
 def check_task_claim(store: LockStore, note: TaskNote) -> Owner:
     """Return the record of the claim that a note is of; raise Refusal unless both name the same.
 
@@ -159,7 +154,8 @@ def remove_task_note(
         note = parse_task_note(atomic.read_text(path))
         if note.uid != uid or note.restart > restart:
             return
-        if note.token not in (tokens or ()) and is_task_claim_held(store, note):
+        standing = [one for one in note.devices if store.is_held(note.token, one.id)]
+        if standing and note.token not in (tokens or ()):
             return
     except FileNotFoundError:
         return

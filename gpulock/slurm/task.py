@@ -89,8 +89,7 @@ def build_task_prolog_lines(
     if not found.devices:
         return task_export_lines([], settings, environ) if settings.hide_unrequested else []
     note.check_task_claim(store, found)
-    opened = list_open_devices(settings.dev_root, found.devices)
-    denied = list_cgroup_denied_devices(settings.dev_root, found.devices, opened)
+    opened, denied = probe_devices(settings.dev_root, found.devices)
     chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
     pairs = task_export_lines(chosen, settings, environ, mask)
     if found.binds:
@@ -158,37 +157,26 @@ def mask_task_without_note(
     return task_export_lines([], settings, environ) if settings.hide_unrequested else []
 
 
-def list_open_devices(dev_root: str, devices: list[Device]) -> list[Device]:
-    """Return the devices that this process, and so its task, may open.
+def probe_devices(dev_root: str, devices: list[Device]) -> tuple[list[Device], list[Device]]:
+    """Return the devices that this process, and so its task, may open; and those it is denied.
 
     access(2) asks the device cgroup, and opens nothing. A node that is missing is denied to nobody.
+    Denied are those that a device cgroup denies, and not their node's mode: open(2) tells the two
+    apart (docs/facts/slurm.md, device constraint), and opens nothing where access(2) was denied.
     """
-    found: list[Device] = []
+    opened: list[Device] = []
+    denied: list[Device] = []
     for device in devices:
         path = f"{dev_root}/nvidia{device.minor}"
         if os.access(path, os.R_OK | os.W_OK) or not os.path.lexists(path):
-            found.append(device)
-    return found
-
-
-def list_cgroup_denied_devices(
-    dev_root: str, devices: list[Device], opened: list[Device]
-) -> list[Device]:
-    """Return the devices outside `opened` that a device cgroup denies, and not their node's mode.
-
-    open(2) tells the two apart (docs/facts/slurm.md, device constraint), and opens nothing here:
-    access(2) was denied already.
-    """
-    found: list[Device] = []
-    for device in devices:
-        if device in opened:
+            opened.append(device)
             continue
         try:
-            os.close(os.open(f"{dev_root}/nvidia{device.minor}", os.O_RDWR | os.O_CLOEXEC))
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as fault:
             if fault.errno == errno.EPERM:
-                found.append(device)
-    return found
+                denied.append(device)
+    return opened, denied
 
 
 def task_export_lines(

@@ -133,7 +133,7 @@ def test_a_device_is_open_to_a_task_that_may_read_it_and_write_it(
     (site.dev / "nvidia0").touch()
     monkeypatch.setattr(os, "access", lambda _, asked: asked & allowed == asked)
     devices = site.node().devices()[:1]
-    assert len(task.list_open_devices(str(site.dev), devices)) == count
+    assert len(task.probe_devices(str(site.dev), devices)[0]) == count
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])

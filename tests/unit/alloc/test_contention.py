@@ -7,14 +7,12 @@ written after a claim, `give` before the release, each in one append with a mono
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,11 +21,10 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.alloc.reaper import FREED
 from gpulock.alloc.release import ReleaseResult, release_locks
-from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
-from gpulock.errors import BUSY, UNKNOWN, Refusal
+from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.settings_file import read_settings
@@ -36,9 +33,7 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.store import grants
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import RELEASED, LockStore
-from gpulock.store.owner import Owner
 from gpulock.workstation.process_claims import make_process_owner
-from tests.support.locks import place_lock, retire_lock
 from tests.support.scene import folder, linked_proc
 from tests.support.wait import let_work
 
@@ -91,10 +86,10 @@ class Field:
         lines = [line.split(" ") for line in self.log.read_text().splitlines()]
         return sorted((int(when), event, int(pid), name) for when, event, pid, name in lines)
 
-    def claim(self, count: int, record: Owner | None = None, share: bool = False) -> Grant:
+    def claim(self, count: int, share: bool = False) -> Grant:
         """Claim for this process."""
         node = self.node
-        own = record or make_process_owner(node, os.getpid(), "worker")
+        own = make_process_owner(node, os.getpid(), "worker")
         want = ClaimRequest(count, share=share)
         return claim_devices(node, own, want, lambda: make_liveness_judge(node), Deadline(60))
 
@@ -328,86 +323,3 @@ def test_claims_of_killed_processes_are_reaped_by_others(
     reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(20))
     assert field.node.store.read_all_locks() == {}
     assert len(field.claim(GPUS).devices) == GPUS
-
-
-# Races at one system call: the other's step is done at that very instant.
-
-
-def before_flock(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
-    """Do `step` once, between the open of the gate and its flock."""
-    real = fcntl.flock
-    steps = [step]
-
-    def flock(fd: int, operation: int) -> None:
-        if steps:
-            steps.pop()()
-        real(fd, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-
-
-def dead_record(field: Field) -> Owner:
-    """Return the record of a claim whose process is over."""
-    return make_process_owner(field.node, os.getpid(), "ghost").copy(start=1, job_id="ghost")
-
-
-def test_a_lock_made_again_since_it_was_judged_stays(field: Field) -> None:
-    grant = field.claim(1, dead_record(field))
-    judged = field.node.store.read_all_locks()[grant.devices[0].id]
-    retire_lock(field.node.store, judged, "somebody else's reap")
-    place_lock(field.node.store, judged.id, grant.owner.copy(token="another"))
-
-    with pytest.raises(Refusal) as refused:
-        retire_lock(field.node.store, judged, "a reap that comes late")
-
-    assert refused.value.kind == UNKNOWN
-    record = field.node.store.read_all_locks()[judged.id].owner
-    assert record is not None and record.token == "another"
-
-
-def test_of_two_reconciles_one_frees_and_the_other_waits(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    field.claim(2, dead_record(field))
-    real = grants.release_devices
-    seen: list[str] = []
-
-    def release(
-        store: LockStore, token: str, names: Collection[str], how: str, boot_id: str
-    ) -> None:
-        with pytest.raises(Refusal, match="timed out on the lock") as refused:
-            reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(0.01))
-        seen.append(refused.value.kind)
-        real(store, token, names, how, boot_id)
-
-    monkeypatch.setattr(grants, "release_devices", release)
-    first = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
-    monkeypatch.undo()
-    second = reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5))
-
-    assert [outcome.act for outcome in first.outcomes] == [FREED, FREED]
-    assert second.outcomes == []
-    assert seen == [UNKNOWN]
-    assert count_events(read_events(field.node.store.path))["reaped_process"] == 2
-
-
-def test_a_reap_at_the_door_of_a_release_leaves_it_nothing_to_do(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grant = field.claim(2, dead_record(field))
-    before_flock(
-        monkeypatch,
-        lambda: assert_freed(
-            reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(5)), 2
-        ),
-    )
-
-    released = field.release(grant.owner.token)
-
-    assert (released.freed, released.kept) == ([], [])
-    assert os.listdir(field.node.store.finished_dir) == [grant.owner.token]
-
-
-def assert_freed(report: ReconcileReport, count: int) -> None:
-    """Expect what a reconcile freed."""
-    assert [outcome.act for outcome in report.outcomes] == [FREED] * count

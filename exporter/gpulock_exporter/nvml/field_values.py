@@ -48,11 +48,6 @@ class NvmlField(NamedTuple):
     read: Callable[[float], Any] = int
 
 
-def seconds_of_nanoseconds(number: float) -> float:
-    """Return nanoseconds as seconds."""
-    return number / 1e9
-
-
 def bytes_of_kib(number: float) -> int:
     """Return KiB as bytes."""
     return int(number) * KIB
@@ -82,7 +77,7 @@ REASON_SECONDS = field_table(  # of two with one name the last counts
         270: "hw_thermal_slowdown",
         271: "hw_power_brake_slowdown",
     },
-    seconds_of_nanoseconds,
+    lambda nanoseconds: nanoseconds / 1e9,
 )
 ECC_PLACES = ("l1", "l2", "dram", "register", "texture")
 ECC = field_table(  # volatile: since the driver was loaded
@@ -198,12 +193,6 @@ def field_error(field: NvmlField, error: int, value_type: int) -> int:
     return 0
 
 
-def slow_fields(nvlink: bool, pcie: bool) -> tuple[NvmlField, ...]:
-    """Return the fields of a slow look, with those of NVLink and of PCIe or without."""
-    links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
-    return (*ALWAYS, *links, *(PCIE if pcie else ()))
-
-
 class SlowCounters:
     """The last values of a card that change seldom, by the names of their attributes in a record.
 
@@ -222,7 +211,8 @@ class SlowCounters:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
         now = PollContext(look.now)
         self.values, self.failures = {}, now.failures
-        values = read_fields(card, now, slow_fields(nvlink, pcie))
+        links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
+        values = read_fields(card, now, (*ALWAYS, *links, *(PCIE if pcie else ())))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
         self.values = {**board_values(values), **_limits_and_link(card, now)}

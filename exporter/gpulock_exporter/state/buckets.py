@@ -32,7 +32,9 @@ class Buckets:
         """
         end = min(max(0.0, at - self.since), LONGEST)
         while end > BUCKETS * self.width:
-            self._double()
+            self.width *= 2
+            self.used = sum_neighbour_pairs(self.used)
+            self.covered = sum_neighbour_pairs(self.covered)
         begin = max(0.0, end - covered)
         last = max(0, math.ceil(end / self.width) - 1)
         missing = last + 1 - len(self.used)
@@ -55,10 +57,6 @@ class Buckets:
             for values in (self.used, self.covered)
         )
         return used, covered
-
-    def _double(self) -> None:
-        self.width *= 2
-        self.used, self.covered = sum_neighbour_pairs(self.used), sum_neighbour_pairs(self.covered)
 
 
 def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:

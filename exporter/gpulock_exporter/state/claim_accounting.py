@@ -84,7 +84,10 @@ class Ledger:
     def __init__(self, accounts: Mapping[str, Accounts] | None = None) -> None:
         self.accounts = dict(accounts or {})
         self._holders: dict[str, str] = {}  # as of the last look
-        for token, of in sorted(self.accounts.items(), key=lambda pair: _claim_start(pair[1])):
+        every = [
+            (one.since, token, of) for token, of in self.accounts.items() for one in of.values()
+        ]
+        for _, token, of in sorted(every, key=lambda one: one[0]):
             self._holders.update(dict.fromkeys(of, token))
         self._over: dict[str, Accounts] = {}
         self._gone: dict[str, float] = {}
@@ -164,8 +167,3 @@ class Ledger:
         for token in list(self._over)[: max(0, len(self._over) - REMEMBERED)]:
             del self._over[token]
         return over
-
-
-def _claim_start(accounts: Accounts) -> float:
-    """Return when a claim began."""
-    return min((one.since for one in accounts.values()), default=0.0)

@@ -18,7 +18,7 @@ from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store.event_log import count_events, read_events
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import Lock
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
@@ -67,7 +67,7 @@ def read_local_state(node: Node, now: float) -> LocalState:
     facts.verdicts, facts.reconciled = judged
     facts.cards = read_cards(node.settings.state_dir, node.boot_id)
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
-    facts.counters = facts.read("counters", lambda: read_hook_counters(node.store), {})
+    facts.counters = facts.read("counters", lambda: count_events(read_events(node.store.path)), {})
     return facts
 
 
@@ -80,11 +80,6 @@ def read_boot_locks(node: Node) -> dict[str, Lock]:
     if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
         raise lost_records_refusal(node.store.root)
     return node_view.read_detailed_locks(node.store)
-
-
-def read_hook_counters(store: LockStore) -> dict[str, float]:
-    """Return what the hooks count in this boot; raise OSError."""
-    return count_events(read_events(store.path))
 
 
 def ledger_claims(

@@ -74,7 +74,7 @@ class SampleBody:
             self._plain = self._plain or self._render()
             if not takes_gzip(request.headers.get("accept-encoding", "")):
                 return HttpResponse(200, self._plain, METRICS_TEXT, (("Vary", "Accept-Encoding"),))
-            self._zipped = self._zipped or gzip_body(self._plain)
+            self._zipped = self._zipped or gzip.compress(self._plain, _LEVEL, mtime=0)
         headers = (("Vary", "Accept-Encoding"), ("Content-Encoding", "gzip"))
         return HttpResponse(200, self._zipped, METRICS_TEXT, headers)
 
@@ -84,11 +84,6 @@ def takes_gzip(accept_encoding: str) -> bool:
     elements = accept_encoding.replace(" ", "").lower().split(",")
     weights = {name: weight for name, _, weight in (one.partition(";") for one in elements)}
     return weights.get("gzip", "q=0").rstrip("0.") != "q="
-
-
-def gzip_body(body: bytes) -> bytes:
-    """Compress a body."""
-    return gzip.compress(body, _LEVEL, mtime=0)
 
 
 class HttpExchange(BaseHTTPRequestHandler):

@@ -73,7 +73,8 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
     shown = [
         seen
         for seen in sorted(snapshot.devices, key=device_sort_key)
-        if seen.state is not None or (unread and not is_split(seen))
+        # of a card in MIG mode only the instances are granted
+        if seen.state is not None or (unread and not (seen.mig and not seen.instance))
     ]
     own = {seen.id: list(device_warnings(seen, now)) for seen in snapshot.devices}
     warnings = {seen.id: own.get(seen.parent, []) + own[seen.id] for seen in shown}
@@ -108,11 +109,6 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
             f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
-
-
-def is_split(seen: DeviceSnapshot) -> bool:
-    """Return whether a device is a card in MIG mode: only its instances are granted."""
-    return bool(seen.mig and not seen.instance)
 
 
 def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int]]:

@@ -30,13 +30,9 @@ class UtilizationHistory:
         seen = self._values.get(name, ())
         values = [*[None] * (LENGTH - len(seen)), *seen]  # not seen, so not drawn
         step = LENGTH // SHOWN
-        return [mean_of_known(values[at : at + step]) for at in range(0, LENGTH, step)]
-
-
-def mean_of_known(values: list[float | None]) -> float | None:
-    """Return the mean of what is known, None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+        runs = (values[at : at + step] for at in range(0, LENGTH, step))
+        known = ([value for value in run if value is not None] for run in runs)
+        return [sum(run) / len(run) if run else None for run in known]
 
 
 def render_sparkline(history: Sequence[float | None]) -> str:

@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import math
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpulock_exporter.files.publish import (
     ExporterFolder,
 )
 from gpulock_exporter.files.sample_file import restore_exporter_memory
-from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.state.collector_state import ExporterMemory
 from gpulock_exporter.telemetry import DeviceTelemetry, Process
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.store import atomic
@@ -158,70 +152,3 @@ def test_a_sample_that_was_tampered_with_is_survived(line: str) -> None:
         node.tick(full_card(0))
     for totals in memory.totals.devices.values():
         assert totals.busy <= totals.observed
-
-
-FLOATS = st.one_of(st.none(), st.floats(), st.floats(0, 2))
-COUNTERS = st.one_of(st.none(), st.floats(), st.floats(0, 1e6), st.integers(0, 2**65))
-DEVICES = st.fixed_dictionaries(
-    {
-        "number": st.integers(0, 2),
-        "uuid": st.sampled_from(["GPU-a", "", "GPU-????", "bad uuid"]),
-        "busy": FLOATS,
-        "observed": FLOATS,
-        "energy": COUNTERS,
-        "pcie_transmit": COUNTERS,
-        "nvlink_receive": COUNTERS,
-    },
-    optional={
-        "ecc": st.dictionaries(st.sampled_from(["corrected.dram", "x y", "a."]), COUNTERS),
-        "clock_reason_seconds": st.dictionaries(st.sampled_from(["sw_power_cap", "="]), COUNTERS),
-        "gi": st.one_of(st.none(), st.integers(-1, 2)),
-    },
-)
-TICKS = st.lists(
-    st.tuples(
-        st.lists(DEVICES, max_size=3), st.floats(0, 50), st.booleans(), st.sampled_from(["a", "b"])
-    ),
-    max_size=12,
-)
-
-
-def device(about: dict[str, Any]) -> DeviceTelemetry:
-    fields = dict(about)
-    number = fields.pop("number")
-    part = fields.get("gi") is not None
-    if fields["uuid"] == "GPU-a":
-        fields["uuid"] = f"GPU-{number}-{fields.get('gi')}"  # that of its place
-    for name in ("ecc", "clock_reason_seconds"):
-        values: dict[str, float | None] = fields.get(name, {})
-        fields[name] = {key: value for key, value in values.items() if value is not None}
-    return card(number, ci=0 if part else None, parent=bus(number) if part else "", **fields)
-
-
-@pytest.mark.slow
-@given(TICKS, st.randoms(use_true_random=False))
-def test_no_frames_and_no_restarts_make_a_counter_fall(
-    ticks: list[tuple[list[dict[str, Any]], float, bool, str]], chance: random.Random
-) -> None:
-    node = Node()
-    served: dict[tuple[str, str], float] = {}
-    for found, seconds, restart, token in ticks:
-        node.facts = facts(lock(0, token * 16))
-        frame = node.frame(*[device(about) for about in found])
-        frame.boottime = chance.choice([frame.boottime, float("nan"), 0.0, 1e30])
-        frame.driver = chance.choice(["", "1", "2"])
-        node.now += seconds
-        node.book.tick([frame], node.facts, node.moment)
-        for metric in collect_families(node.snapshot()):
-            for one in metric.samples:
-                assert math.isfinite(one.value)
-                if metric.type == "counter":
-                    own = {name: of for name, of in one.labels.items() if name != "gpu"}
-                    key = (one.name, str(own))
-                    assert one.value >= served.get(key, 0), key
-                    served[key] = one.value
-        for accounts in node.book.memory.ledger.accounts.values():
-            for account in accounts.values():
-                assert 0 <= account.busy <= account.observed * (1 + 1e-9)
-        if restart:
-            node.book = Node(again(node)).book

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pynvml
 import pytest
-from gpulock_exporter.nvml.process_use import SAMPLE
 
 from tests.nvml.double import ERROR_NOT_SUPPORTED, ERROR_UNKNOWN, Double
 from tests.support.exporter_nvml import Eye, device
@@ -117,10 +113,3 @@ class TestOfADriver:
         node.nvml.fail(CALL, ERROR_UNKNOWN)
         assert node.look((77, 40)) is None
         assert "utilization" in node.failures
-
-
-def test_a_sample_lies_where_pynvml_has_it() -> None:
-    nvml: Any = pynvml
-    sample = nvml.c_nvmlProcessUtilizationSample_t(7, 1 << 50, 1, 2, 3, 4)
-    assert ctypes.sizeof(sample) == SAMPLE.size
-    assert SAMPLE.unpack(bytes(sample)) == (7, 1 << 50, 1, 2, 3, 4)

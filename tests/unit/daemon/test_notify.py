@@ -30,11 +30,6 @@ def heard(manager: socket.socket) -> list[str]:
             return found
 
 
-def test_ready_comes_with_how_things_stand(manager: socket.socket) -> None:
-    SystemdNotifier(manager.getsockname()).ready("2 of 8 devices held")
-    assert heard(manager) == ["READY=1\nSTATUS=2 of 8 devices held"]
-
-
 def test_a_reload_says_since_when(manager: socket.socket) -> None:
     SystemdNotifier(manager.getsockname()).reloading()
     (message,) = heard(manager)
@@ -49,10 +44,6 @@ def test_life_is_told_three_times_within_the_limit(manager: socket.socket) -> No
         if now >= notify.due:
             notify.alive(float(now))
     assert heard(manager) == ["WATCHDOG=1"] * 3
-
-
-def test_without_a_watchdog_no_ping_is_sent(manager: socket.socket) -> None:
-    assert SystemdNotifier(manager.getsockname()).due == float("inf")
 
 
 def test_an_abstract_address_is_understood() -> None:

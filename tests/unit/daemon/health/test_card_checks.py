@@ -194,20 +194,3 @@ def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) 
     ward.reboot()
     ward.tell(0, "pcie_width=8", "pcie_width_max=16")
     assert look(ward)[bus(0)].failed() == {}
-
-
-@pytest.mark.parametrize(
-    ("found", "tested", "passed"),
-    [
-        ({"memory": ""}, None, False),
-        ({"command": ""}, 40.0, False),
-        ({"command": "", "memory": "300 MiB"}, 60.0, True),
-        ({"command": "it failed"}, 60.0, False),
-    ],
-)
-def test_a_card_has_passed_when_the_command_ended_well_since(
-    found: dict[str, str], tested: float | None, passed: bool
-) -> None:
-    one = CardState()
-    one.found, one.tested = found, tested
-    assert one.has_passed(50.0) is passed

@@ -37,19 +37,6 @@ def next_job(ward: Ward, job_id: str, count: int) -> list[str]:
     return [device.id for device in grant.devices]
 
 
-def test_a_card_with_xid_79_is_granted_to_neither_of_the_next_two_jobs(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    ward.log_xid(0)
-    ward.lose(0)
-    ward.round()
-    assert ward.reason(0) == "xid: XID 79 (GPU has fallen off the bus)"
-    for job in ("1", "2"):
-        assert bus(0) not in next_job(ward, job, 3)
-        with pytest.raises(Refusal) as refused:
-            next_job(ward, job, 4)
-        assert refused.value.kind == BUSY, "no queue stops for it"
-
-
 def test_a_card_that_does_not_answer_is_taken_last_and_goes_out_after_a_minute(
     tmp_path: Path,
 ) -> None:
@@ -112,16 +99,6 @@ def test_cards_that_come_one_by_one_while_the_driver_is_loaded_are_not_missing(
     assert (ward.out(), ward.said()) == ([], [])
 
 
-def test_an_exporter_that_loses_every_card_takes_half_of_the_node_out(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    for number in range(4):
-        ward.lose(number, "Driver/library version mismatch")
-    ward.round(9)
-    assert len(ward.out()) == 2
-    assert len([line for line in ward.said() if "stays in service" in line]) == 2
-    assert len(next_job(ward, "1", 2)) == 2
-
-
 def test_an_exporter_that_hangs_or_is_gone_changes_nothing(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(0)
@@ -135,15 +112,6 @@ def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
     ward.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"gpu.{bus(1)}.mig=1")
     ward.round(9)
     ward.inventory(f"gpu.{bus(0)}.mig=0")
-    ward.round(9)
-    assert ward.out() == []
-
-
-def test_memory_puts_nothing_out(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    ward.tell(0, "c.ecc.uncorrected.dram=2,2,90.0,0.0")
-    ward.tell(1, f"memory_used={1 << 30}")
-    ward.tell(2, "remap_failure=1")
     ward.round(9)
     assert ward.out() == []
 

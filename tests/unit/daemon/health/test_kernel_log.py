@@ -147,20 +147,6 @@ def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     reader.close()
 
 
-def test_only_cards_of_this_node_and_xids_of_the_card_itself_speak_against_one(
-    tmp_path: Path,
-) -> None:
-    ward = Ward(tmp_path, 2)
-    for number, xid in ((0, 79), (1, 13), (5, 79)):
-        ward.log_xid(number, xid)
-    cards = NodeCards(ward.boot)
-    KernelLog().read(str(ward.dev), cards.xids)
-    found = find_hardware_xids(cards, ward.node().devices())
-    assert [(one.device, one.words) for one in found] == [
-        (bus(0), "XID 79 (GPU has fallen off the bus)")
-    ]
-
-
 def test_a_restarted_daemon_takes_no_card_out_that_was_restored(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
     ward.log_xid(1)

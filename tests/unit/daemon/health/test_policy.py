@@ -15,7 +15,6 @@ from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import Refusal
-from gpulock.node import sample
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
@@ -388,13 +387,6 @@ def test_one_that_says_everything_is_bad_puts_out_half_and_the_rest_is_told_once
     assert [line.split()[0] for line in told] == [f"<3>{bus(2)}", f"<3>{bus(3)}"]
 
 
-def test_day_after_day_it_is_never_more_than_half(ward: Ward) -> None:
-    for number in (2, 0, 3, 1):
-        ward.log_xid(number)
-        ward.round()
-    assert ward.out() == [bus(0), bus(2)]
-
-
 def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -> None:
     ward.by_hand(0)
     ward.by_hand(1)
@@ -403,30 +395,6 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
     ward.round()
     assert ward.out() == [bus(number) for number in range(4)]
     assert ward.reason(0) == "its fan died"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "device 0000:99:00.0 looked={now} x.79=1,1.0",
-        "device ../../etc/passwd looked={now} x.79=1,1.0",
-        "device {bus} looked={now} x.79=nan,1.0 x.48=-1,2 x.95=inf,1 recovery_action=-1",
-        "device {bus} looked={now} x.79= x.=1 x.48=1e999,1 remap_failure=yes",
-        "device {bus} looked={now} c.ecc.uncorrected.=,,, c.ecc.uncorrected.dram=0.9",
-        "device {bus} looked={now} x.79=,1.0",
-        "device",
-        "gone {bus} looked={now} x.79=1,1.0",
-    ],
-)
-def test_a_sample_that_makes_no_sense_puts_nothing_out(ward: Ward, line: str) -> None:
-    for number in range(4):
-        ward.facts.pop(number)
-    ward.now += 30
-    ward.sample(line.format(now=ward.now, bus=bus(1)))
-    node = ward.node()
-    ward.round(sampled=False)
-    assert ward.out() == []
-    assert sample.read_sample(node.settings.exporter_dir, ward.now, ward.boot, 100) is not None
 
 
 def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:

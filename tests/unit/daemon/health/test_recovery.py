@@ -6,9 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpulock_exporter.files.sample_file import sample_device_words
-from gpulock_exporter.state.device_totals import DeviceTotals
-from gpulock_exporter.telemetry import DeviceTelemetry as Card
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,14 +148,3 @@ def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
         one.mark > 0 and kv.is_single_line(one.words) and ";" not in one.words for one in said
     )
     assert len(limit_exporter_quarantine([one.device for one in said], [], 4)) <= 2
-
-
-def test_the_exporter_tells_of_repairs_that_are_due() -> None:
-    totals = DeviceTotals("GPU-1", bus(0), 0, 1.0)
-    told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, remap_failure=True))
-    assert "remap_failure=1" in told
-    told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, recovery_action=2))
-    assert "recovery_action=2" in told
-    assert not any(word.startswith("remap_failure") for word in told)
-    told = sample_device_words(totals, Card(bus(0), "GPU-1", 0, remap_failure=False))
-    assert "remap_failure=0" in told

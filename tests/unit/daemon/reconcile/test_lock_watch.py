@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.lock_watch import HEAD, LockDirWatch, parse_inotify_events
+from gpulock.daemon.reconcile.lock_watch import LockDirWatch
 from gpulock.store.events import OPEN, note_event
 from gpulock.store.locks import LockStore
 from gpulock.store.verdicts import write_verdicts
 from tests.support.locks import place_lock, retire_lock
 from tests.support.trees import bus, record
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LockStore:
-    made = LockStore(str(tmp_path / "run"))
-    make_folders(made)
-    return made
 
 
 def make_folders(store: LockStore) -> None:
@@ -32,6 +25,15 @@ def make_folders(store: LockStore) -> None:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> LockStore:
+    """Return a node's folders, in which one device is held."""
+    made = LockStore(str(tmp_path / "run"))
+    make_folders(made)
+    place_lock(made, bus(0), record(token="held"))
+    return made
+
+
+@pytest.fixture
 def watch(store: LockStore) -> Iterator[LockDirWatch]:
     made = LockDirWatch()
     made.follow(store)
@@ -39,85 +41,52 @@ def watch(store: LockStore) -> Iterator[LockDirWatch]:
     made.close()
 
 
-def test_a_quiet_directory_is_no_change(watch: LockDirWatch) -> None:
-    assert not watch.changed()
-    assert watch.fault == ""
-
-
-def test_a_lock_that_is_made_is_seen_once(watch: LockDirWatch, store: LockStore) -> None:
-    place_lock(store, bus(0), record())
-    assert watch.changed()
-    assert not watch.changed()
-
-
-def test_a_lock_that_is_freed_is_seen(watch: LockDirWatch, store: LockStore) -> None:
-    place_lock(store, bus(0), record())
-    watch.changed()
-    retire_lock(store, store.read(bus(0)), "epilog")
-    assert watch.changed()
-
-
-def test_a_record_that_somebody_removes_is_seen(watch: LockDirWatch, store: LockStore) -> None:
-    """Its lock may be removed next: both at once, and nothing is left of the claim."""
-    own = record()
-    place_lock(store, bus(0), own)
-    watch.changed()
-    shutil.rmtree(f"{store.claims_dir}/{own.token}")
-    assert watch.changed()
-
-
-def test_events_and_verdicts_wake_nobody(watch: LockDirWatch, store: LockStore) -> None:
+def write_what_wakes_nobody(store: LockStore) -> None:
     note_event(store.path, OPEN)
     write_verdicts(store.path, {}, "boot")
-    assert not watch.changed()
 
 
-def test_the_loss_of_the_directory_is_seen(watch: LockDirWatch, store: LockStore) -> None:
-    shutil.rmtree(store.path)
-    assert watch.changed()
+@pytest.mark.parametrize(
+    ("act", "seen"),
+    [
+        (lambda _: None, False),
+        (write_what_wakes_nobody, False),
+        (lambda store: place_lock(store, bus(1), record()), True),
+        (lambda store: retire_lock(store, store.read(bus(0)), "epilog"), True),
+        # its lock may be removed next: both at once, and nothing is left of the claim
+        (lambda store: shutil.rmtree(f"{store.claims_dir}/held"), True),
+        (lambda store: shutil.rmtree(store.path), True),
+        (lambda store: Path(store.path).rename(f"{store.path}.old"), True),
+    ],
+)
+def test_what_concerns_a_claim_is_seen_once(
+    watch: LockDirWatch, store: LockStore, act: Callable[[LockStore], object], seen: bool
+) -> None:
+    act(store)
+    assert (watch.changed(), watch.changed(), watch.fault) == (seen, False, "")
 
 
-def test_a_directory_that_was_moved_away_is_seen(watch: LockDirWatch, store: LockStore) -> None:
-    Path(store.path).rename(f"{store.path}.old")
-    assert watch.changed()
-
-
-def test_in_a_recreated_directory_locks_are_seen_again(
+def test_in_a_recreated_directory_locks_are_seen_and_in_the_old_one_no_longer(
     watch: LockDirWatch, store: LockStore
 ) -> None:
-    shutil.rmtree(store.path)
-    make_folders(store)
-    watch.follow(store)
-    watch.changed()
-    place_lock(store, bus(0), record())
-    assert watch.changed()
-
-
-def test_a_directory_moved_away_is_watched_no_longer(watch: LockDirWatch, store: LockStore) -> None:
     old = LockStore(f"{store.path}.old")
     Path(store.path).rename(old.path)
     make_folders(store)
     watch.follow(store)
     watch.changed()
-    place_lock(old, bus(0), record())
+    place_lock(old, bus(1), record())
     assert not watch.changed()
+    place_lock(store, bus(1), record())
+    assert watch.changed()
 
 
-def test_a_missing_directory_is_no_fault(tmp_path: Path) -> None:
-    watch = LockDirWatch()
-    watch.follow(LockStore(str(tmp_path / "none")))
-    assert watch.fault == ""
-    watch.close()
-
-
-def test_a_file_in_place_of_a_directory_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "run").touch()
+@pytest.mark.parametrize(("kind", "fault"), [("missing", ""), ("a file", "Not a directory")])
+def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
+    tmp_path: Path, kind: str, fault: str
+) -> None:
+    if kind == "a file":
+        (tmp_path / "run").touch()
     watch = LockDirWatch()
     watch.follow(LockStore(str(tmp_path / "run")))
-    assert "Not a directory" in watch.fault
+    assert fault in watch.fault and bool(watch.fault) == bool(fault)
     watch.close()
-
-
-def test_events_of_a_read_are_told_apart() -> None:
-    data = HEAD.pack(1, 0x100, 0, 16) + b"0000:3b:00.0".ljust(16, b"\0") + HEAD.pack(2, 0x400, 0, 0)
-    assert parse_inotify_events(data) == [(1, 0x100, "0000:3b:00.0"), (2, 0x400, "")]

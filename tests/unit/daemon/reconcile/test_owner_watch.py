@@ -62,12 +62,6 @@ def test_an_end_is_heard_once(field: Field) -> None:
     assert field.heard == 1
 
 
-def test_an_owner_that_lives_is_not_heard_of(field: Field) -> None:
-    field.follow(field.start(), field.start())
-    field.loop.wait(clock_boottime())
-    assert (field.heard, len(field.owners.watched())) == (0, 2)
-
-
 def test_an_owner_that_ended_before_it_was_watched_is_heard_of_once(field: Field) -> None:
     pid = field.start()
     start = PROC.start(pid)

@@ -49,11 +49,6 @@ def test_what_was_put_back_is_told() -> None:
     assert line.startswith(f"restored {bus(0)} {bus(2)} of job 12 (alice)")
 
 
-def test_a_lock_that_is_held_and_alive_is_no_news() -> None:
-    found = report(outcome(0, HELD, ALIVE, "its shepherd 500 runs"))
-    assert (reconcile_event_messages(found), lasting_problem_messages(found, 4)) == ([], {})
-
-
 def lasting_keys(why: str, token: str = "a1") -> set[str]:
     """Return the keys of what is told of a lock whose owner is not known."""
     found = report(outcome(0, HELD, UNKNOWN, why, record(token=token)))

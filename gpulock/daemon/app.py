@@ -37,7 +37,6 @@ from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.rsmap import RsmapSync
-from gpulock.daemon.slots.slurm import SlurmDrainSync
 from gpulock.daemon.slots.slurm_map import SlurmMapRenewal
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -62,7 +61,6 @@ def make_daemon_chores(journal: DaemonJournal) -> list[Chore]:
         idle := IdlePolicy(say),
         ClaimEnds(journal, idle.tell_end),
         RsmapSync(journal),
-        SlurmDrainSync(journal),
         SlurmMapRenewal(journal),
         TemporaryRemover(),
     ]

@@ -85,7 +85,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
         "what puts a device out: xid ecc missing memory health",
     ),
     ("HEALTH_COMMAND", WORDS, "", "program, with arguments, that tests a free GPU"),
-    ("SLURM_ON_UNHEALTHY", CHOICE, "log|drain", "action at Slurm while a device is out of service"),
     ("CDI_DIR", PATH, "", "folder of the CDI spec that gpulockd writes, such as /var/run/cdi"),
 )
 

@@ -87,7 +87,6 @@ class Settings:
     leftover_processes: str
     quarantine_on: tuple[str, ...]
     health_command: tuple[str, ...]
-    slurm_on_unhealthy: str
     cdi_dir: str
     proc_root: str
     driver_root: str

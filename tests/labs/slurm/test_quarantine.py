@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quarantine by policy on a real Slurm: nobody gets the device; a drain of ours, and no other."""
+"""Quarantine by policy on a real Slurm: nobody gets the device; a drain by the page's program."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from gpulock.daemon.slots.slurm import PREFIX
 from tests.labs.common.installed import STATE_DIR, out_of_service, reap
-from tests.labs.common.told import BOOT, PLACE, exporter
-from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+from tests.labs.common.told import BOOT, PLACE
+from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, started, wait_requeued
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
@@ -31,53 +33,30 @@ def out(gpus: Gpulock) -> set[str]:
     return {*out_of_service(str(gpus.slurm.path_in(NODE, STATE_DIR)))}
 
 
-def wait_drained(gpus: Gpulock, daemon: Daemon, drained: bool) -> str:
-    """Wait until the node is drained, or is not; return the reason."""
-    daemon.rounds_until(
-        lambda: ("DRAIN" in gpus.slurm.node_words(NODE)) is drained, f"drained: {drained}"
-    )
-    return gpus.slurm.node_state(NODE)[1]
-
-
-def test_a_node_is_drained_with_the_reason_and_resumed_when_its_device_is_clean(
+def test_the_pages_health_check_drains_the_node_and_resumes_what_it_drained(
     slurm_gpus: Gpulock,
 ) -> None:
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
-    reap(slurm_gpus, NODE)
-    slurm, names = slurm_gpus.slurm, devices(slurm_gpus)
-    place = slurm.path_in(NODE, PLACE)
-    with exporter(place, names) as told, daemon_on(slurm_gpus, NODE) as daemon:
-        job = started(slurm_gpus, NODE, "--gres=gpu:1")
-        free = next(name for name in names if name not in slurm_gpus.held_by(job)[NODE])
-        told.tell(free, USED)
-        daemon.rounds_until(lambda: out(slurm_gpus) == {free}, "it to be out")
-        reason = wait_drained(slurm_gpus, daemon, drained=True)
-        assert reason.startswith(f"{PREFIX}{free}: memory: 3072 MiB are in use")
-        assert slurm.state(job) == "RUNNING"
-        told.tell(free)
-        daemon.rounds_until(lambda: not out(slurm_gpus), "it to be back")
-        wait_drained(slurm_gpus, daemon, drained=False)
-        assert slurm.state(job) == "RUNNING"
-        started(slurm_gpus, NODE, "--gres=gpu:3")
-
-
-def test_an_administrators_drain_and_resume_stand(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, {**KEYS, "SLURM_ON_UNHEALTHY": "drain"})
+    by_gpulock(slurm_gpus, KEYS)
     reap(slurm_gpus, NODE)
     slurm = slurm_gpus.slurm
-    with daemon_on(slurm_gpus, NODE) as daemon:
-        slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
-        assert "its fan died" in wait_drained(slurm_gpus, daemon, drained=True)
-        slurm.resume_node(NODE)
-        daemon.rounds_until(
-            lambda: "gpulock does not change it" in daemon.said(), "gpulockd to see it"
-        )
-        assert "DRAIN" not in slurm.node_words(NODE)
-        slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
-        slurm_gpus.command(NODE, "restore", "1")
-        over = "no longer: the node was resumed by hand"
-        daemon.rounds_until(lambda: over in daemon.said(), "gpulockd to forget it")
-        assert slurm.node_state(NODE)[1] == "new cooling"
+    page = (Path(__file__).parents[3] / "docs/quarantine.md").read_text()
+    program = re.search(r"```\n(#!/bin/sh\n.*?)```", page, re.DOTALL)
+    assert program
+
+    def check() -> tuple[bool, str]:
+        done = slurm.run_in(NODE, ["sh", "-c", program[1]])
+        assert done.returncode == 0, done.stderr
+        return "DRAIN" in slurm.node_words(NODE), slurm.node_state(NODE)[1]
+
+    assert check()[0] is False
+    slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
+    ours = "gpulock: a GPU is out of service"
+    assert [check(), check()] == [(True, ours)] * 2
+    slurm_gpus.command(NODE, "restore", "1")
+    assert check()[0] is False
+    slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
+    assert check() == (True, "new cooling")
+    slurm.resume_node(NODE)
 
 
 @pytest.mark.attack

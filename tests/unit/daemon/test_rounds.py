@@ -167,8 +167,8 @@ def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:
 def test_what_a_chore_writes_the_later_ones_see_in_the_same_round() -> None:
     names = [type(chore).__name__ for chore in make_daemon_chores(HeardJournal())]
     assert names[0] == "HistoryWriter", "it waits for no other"
-    after = names[names.index("HealthPolicy") :]  # a quarantine drains the node at once
-    assert {"CardChecker", "RsmapSync", "SlurmDrainSync"} <= {*after}
+    after = names[names.index("HealthPolicy") :]  # a quarantine takes an id out at once
+    assert {"CardChecker", "RsmapSync"} <= {*after}
 
 
 def test_chores_wait_for_a_round_that_can_be_done(one: Round) -> None:

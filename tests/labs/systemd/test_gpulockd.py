@@ -97,36 +97,6 @@ def test_the_watchdog_does_not_end_a_daemon_whose_loop_runs(node: Node) -> None:
     outlive_watchdog(node, DAEMON)
 
 
-def test_a_daemon_that_dies_is_started_again(node: Node) -> None:
-    held = records(node.claim(1))
-    node.reload(DAEMON, "RestartSec=100ms")
-    first = node.main_pid(DAEMON)
-
-    node.machine.run("kill", "-KILL", str(first))
-
-    wait_until(lambda: node.main_pid(DAEMON) not in (0, first), why="another gpulockd")
-    assert records(node.locks()) == held
-
-
-def test_a_reload_reads_the_settings_and_bad_ones_change_nothing(node: Node) -> None:
-    first = node.main_pid(DAEMON)
-    node.configure(EXPECTED_GPUS="7")
-
-    node.machine.run("systemctl", "reload", DAEMON)
-    wait_journal(node, DAEMON, "the settings were read again")
-    node.configure(NONSENSE="1", SLURM_WAIT="soon")
-    node.machine.run("systemctl", "reload", DAEMON)
-
-    wait_journal(node, DAEMON, "the settings obeyed last stay in force")
-    node.machine.run("systemctl", "restart", DAEMON)
-    first = node.main_pid(DAEMON)
-    node.configure(NONSENSE="1")
-    node.machine.run("systemctl", "reload", DAEMON)
-
-    wait_journal(node, DAEMON, "unknown key 'NONSENSE'")
-    assert (node.main_pid(DAEMON), show(node, DAEMON, "ActiveState")) == (first, "active")
-
-
 def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
     node.configure(USER_CLAIMS="yes")
     node.machine.run("systemctl", "reload", DAEMON)

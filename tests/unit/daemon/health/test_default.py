@@ -52,18 +52,6 @@ def test_a_card_that_does_not_answer_is_taken_last_and_goes_out_after_a_minute(
     assert refused.value.kind == BUSY
 
 
-def test_a_card_that_answers_again_is_back_after_clean_checks(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    ward.lose(0, "a call for it hangs")
-    ward.round(4)
-    assert ward.reason(0) == "lost: the driver does not answer for it: a call for it hangs"
-    ward.find(0)
-    ward.round(2)
-    assert ward.out() == [bus(0)]
-    ward.round()
-    assert ward.out() == []
-
-
 def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(0)

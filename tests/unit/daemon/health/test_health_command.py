@@ -228,6 +228,7 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
         os.waitpid(pid, os.WNOHANG)
     site.go_round()
     assert site.checker.command is None, "a job has the card"
+    assert site.outcome(0).tested is None, "it is tested when it is free again"
 
 
 def test_a_claim_waits_for_the_last_process_of_a_test(
@@ -504,15 +505,6 @@ def test_a_card_whose_test_told_nothing_fails_as_before(make: Callable[..., Clin
     site.now += AGAIN + 1
     end_without_outcome(site)
     assert site.outcome(0).failed() == {"command": "HEALTH_COMMAND: it ended with 3"}
-
-
-def test_a_card_that_gave_way_is_tested_when_it_is_free_again(make: Callable[..., Clinic]) -> None:
-    site = make(WAITS, 1)
-    site.start_check()
-    site.claim(1)
-    site.go_round()
-    assert site.checker.command is None
-    assert site.outcome(0).tested is None
 
 
 def test_a_gpulockd_that_dies_with_a_test_does_not_try_it_again_at_once(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 
 import pytest
@@ -15,7 +14,7 @@ from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
-from tests.support.trees import OTHER_BOOT, bus
+from tests.support.trees import bus
 
 DAY = 86400.0
 
@@ -72,12 +71,6 @@ def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
     assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
 
 
-def test_the_next_claim_of_a_device_does_not_keep_the_last_one_waiting(site: Ended) -> None:
-    site.claim(0, 1)
-    site.hold(0, token="next")
-    assert site.write() == 1
-
-
 def test_the_history_waits_for_the_exporters_last_word_while_it_lives(site: Ended) -> None:
     own = site.hold(0)
     site.sample(site.account(own, 0))
@@ -131,52 +124,6 @@ def test_what_cannot_be_true_is_not_believed(
     found = site.lines()[0]
     assert found[key] == (value if value is None else pytest.approx(value, rel=0.02))
     assert (found["observed_seconds"] or 0) <= found["held_seconds"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"width": "0.001"},
-        {"width": "1e300"},
-        {"used": ",".join(["9" * 4000] * 70), "covered": ",".join(["8" * 4000] * 70)},
-        {"used": "1,2,3", "covered": ""},
-    ],
-)
-def test_buckets_that_make_no_sense_are_cut_down(site: Ended, fields: dict[str, object]) -> None:
-    own = site.claim(0)
-    site.finish(own, site.account(own, 0, **fields))
-    site.write()
-    for shape in site.lines()[0]["shapes"].values():
-        assert len(shape["use"]) <= 64
-        assert all(0 <= use <= 1000 for use in shape["use"])
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge", "foreign", "binary", "boot"])
-def test_a_hostile_last_word_costs_its_numbers_and_nothing_else(site: Ended, kind: str) -> None:
-    own = site.claim(0)
-    path = site.exporter / "finished" / own.token
-    secret = site.root / "secret"
-    site.finish(own, site.account(own, 0), boot_id=OTHER_BOOT if kind == "boot" else "")
-    text = path.read_bytes()
-    if kind == "link":
-        path.rename(secret)
-        path.symlink_to(secret)
-    elif kind != "boot":
-        path.unlink()
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "huge":
-        with path.open("wb") as file:
-            file.write(text)
-            file.truncate(1 << 40)
-    elif kind == "foreign":
-        path.write_bytes(b"gpulock-finished 2\n" + text)
-    elif kind == "binary":
-        path.write_bytes(random.Random(0).randbytes(10_000))
-    assert site.write() == 1
-    assert site.lines()[0]["busy_seconds"] is None
 
 
 def test_a_finished_claim_that_cannot_be_read_is_told_once_and_holds_up_nobody(site: Ended) -> None:

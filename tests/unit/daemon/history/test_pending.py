@@ -14,7 +14,6 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
-from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -28,7 +27,7 @@ from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.faults import disk_full
-from tests.support.history_site import Ended, write_history
+from tests.support.history_site import Ended
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
@@ -436,9 +435,3 @@ def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(site: Ended, torn
     os.utime(place, (1, 1))
     site.write()
     assert (site.owed(), site.told) == (["feed"], [])
-
-
-def test_a_node_without_records_has_no_folder_for_them(site: Ended) -> None:
-    assert (site.write(), site.owed()) == (0, [])
-    assert not (site.state / "owed").exists()
-    assert write_history(HistoryWriter(site.told.append), site.node()) == 0

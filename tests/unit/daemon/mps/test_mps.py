@@ -25,7 +25,7 @@ from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.mps.unit import MpsSite
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.errors import BUSY, Refusal
 from gpulock.job import environment
 from gpulock.job.mps import wait_for_mps
 from gpulock.workstation.process_claims import make_process_owner
@@ -311,18 +311,6 @@ def test_a_place_whose_users_process_has_the_card_open_stays_although_mps_may(de
     assert [why for _, why in released.kept] == [
         f"process {stray.pid} has {grant.owner.devices[0]} open"
     ]
-
-
-def test_places_of_one_claim_are_on_one_card(desk: Desk) -> None:
-    desk.settings["SHARES"] = "0:4 1:2"
-    refusal = desk.refused(desk.start().pid, 5)
-    assert refusal.kind == INVALID_REQUEST
-    assert "a claim gets at most 4" in refusal.why
-    desk.claim(desk.start().pid, 3)
-    assert (
-        len({name.partition(".s")[0] for name in desk.claim(desk.start().pid, 2).owner.devices})
-        == 1
-    )
 
 
 def test_gpulockd_makes_the_folder_at_its_start_for_containers_that_bind_it(desk: Desk) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from tests.support.faults import raising
 from tests.support.locks import place_lock
 from tests.support.trees import NAME, Box, bus, judge_of, record, soon
 
@@ -49,12 +48,6 @@ def silent(node: Hanging) -> Refusal:
     with pytest.raises(Refusal) as caught:
         node.devices()
     return caught.value
-
-
-def test_a_driver_that_answers_shows_its_devices(node: Hanging) -> None:
-    node.answer()
-    assert [device.id for device in node.devices()] == [bus(number) for number in range(4)]
-    assert node.cards[bus(1)] == DriverCard(1, "GPU-00000001-aaaa")
 
 
 def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
@@ -136,18 +129,3 @@ def test_a_card_that_fell_off_the_bus_and_is_open_is_not_freed(box: Box) -> None
     box.proc.add(900, fds={3: box.dev / "nvidia3"})
     report = reconcile_locks(box.node(), judge_of(box.node()), soon())
     assert [outcome.act for outcome in report.outcomes] == ["orphans"]
-
-
-def test_a_card_that_shows_garbage_and_is_open_is_not_freed(box: Box) -> None:
-    hold(box, 3, 501, "3")
-    (box.driver / "gpus" / bus(3) / "information").write_text("\xff")
-    box.proc.add(900, fds={3: box.dev / "nvidia3"})
-    report = reconcile_locks(box.node(), judge_of(box.node()), soon())
-    assert [outcome.act for outcome in report.outcomes] == ["orphans"]
-
-
-def test_a_question_that_fails_raises_for_who_asked() -> None:
-    asking = BackgroundCall(raising(KeyError("nobody")))
-    assert asking.wait(10.0)
-    with pytest.raises(KeyError):
-        asking.answer()

@@ -84,15 +84,6 @@ def test_a_uuid_is_taken_where_the_driver_does_not_tell_one() -> None:
     assert check_inventory(told, {bus(0): DriverCard(0, "")}, NONE).pairs == told
 
 
-def test_an_instance_that_the_driver_has_is_published() -> None:
-    told = {
-        f"gpu.{bus(0)}.mig": "1",
-        f"mig.{bus(0)}.gi1.ci0.uuid": "MIG-1234",
-        f"mig.{bus(0)}.gi1.ci0.profile": "1g.5gb",
-    }
-    assert check_inventory(told, CARDS, SPLIT).pairs == told
-
-
 def test_a_card_with_instances_is_never_granted_whole() -> None:
     """The exporter lies, or is late: the driver has access files of an instance."""
     found = check_inventory({f"gpu.{bus(0)}.mig": "0"}, CARDS, SPLIT)
@@ -139,24 +130,12 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_what_the_exporter_tells_is_published(site: Site) -> None:
-    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
-    assert site.run() == {"boot_id": BOOT, f"gpu.{bus(0)}.memory_mib": "32768"}
-
-
 def test_what_has_not_changed_is_not_written_again(site: Site) -> None:
     site.tell(f"gpu.{bus(0)}.memory_mib=32768")
     site.run()
     before = (site.box.lock / "inventory").stat().st_ino
     site.run()
     assert (site.box.lock / "inventory").stat().st_ino == before
-
-
-def test_a_lie_is_told_once(site: Site) -> None:
-    site.tell(f"gpu.{bus(0)}.uuid=GPU-99999999-bbbb")
-    for _ in range(3):
-        site.run()
-    assert len(site.said()) == 1
 
 
 def test_without_an_exporter_an_instance_that_is_gone_goes(site: Site) -> None:

@@ -199,14 +199,6 @@ def test_nothing_held_is_refused(site: Site) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
 
 
-def test_a_lock_whose_owner_cannot_be_read_is_not_released_without_force(site: Site) -> None:
-    site.hold(3)
-    site.spoil(3)
-    result = site.call("release", "3")
-    assert result.exit_code == 1
-    assert "use --force" in result.stderr
-
-
 def test_a_jobs_devices_are_not_released_without_force(site: Site) -> None:
     site.hold(1, 2)
     result = site.call("release", "--job", "12")
@@ -269,15 +261,6 @@ def test_anothers_process_is_not_released_without_force(site: Site) -> None:
     result = site.call("release", "1")
     assert (result.exit_code, "--force" in result.stderr) == (1, True)
     assert site.states()[1] == "held"
-
-
-def test_a_record_that_cannot_be_read_is_released_by_force_alone(site: Site) -> None:
-    site.hold(4)
-    site.spoil(4)
-    assert site.call("release", "4").exit_code == 1
-    assert site.states()[4] == "unknown"
-    assert site.call("release", "4", "--force", "--reason", "x").exit_code == 0
-    assert site.states()[4] == "free"
 
 
 def test_a_reserve_is_ended_by_unreserve_not_by_release(site: Site) -> None:

@@ -297,20 +297,6 @@ def test_what_prometheus_does_not_tell_is_a_usage_error(call: Any, words: tuple[
     assert call(*words).exit_code == 2
 
 
-def test_a_watched_cluster_is_drawn_like_a_node(tmp_path: Path, prometheus: Prometheus) -> None:
-    from tests.support.cli_site import Site
-
-    site = Site(tmp_path)
-    three_nodes(prometheus, tmp_path / "nodes")
-    with open(site.config, "a") as file:
-        file.write(f"PROMETHEUS_URL={prometheus.url}\n")
-    with site.start("status", "--cluster", "--watch", "3600") as process:
-        assert process.stdout is not None
-        while "3 nodes, 10 GPUs" not in process.stdout.readline():
-            pass
-        process.terminate()
-
-
 @pytest.mark.parametrize(
     "names", [["gpu9", "gpu10", "gpu10a", "gpu10b2", "gpu10b11"], ["7", "a", "b1"], ["", "a"]]
 )

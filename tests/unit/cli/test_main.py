@@ -18,7 +18,6 @@ from gpulock.cli.admin.inventory import format_inventory_lines
 from gpulock.cli.commands import NAMES
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.presets import PRESETS
@@ -184,13 +183,6 @@ def test_config_check_refuses_folders_that_others_may_write(site: Site, folder: 
     assert (code, str(path) in error, "777" in error) == (1, True, True)
 
 
-def test_config_check_says_every_value_that_no_hook_reads_and_is_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "gpulock.conf"
-    path.write_text("QUARANTINE_ON=hot\nEXPORTER_LISTEN=foo\n")
-    code, _, error = call("config", "--check", str(path))
-    assert (code, "QUARANTINE_ON=hot" in error, "EXPORTER_LISTEN=foo" in error) == (1, True, True)
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -213,40 +205,12 @@ def test_inventory_shows_devices(site: Site) -> None:
     assert site.files.machine.uuid(site.files.machine.gpus[5]) in text
 
 
-def test_a_long_model_is_cut_for_a_terminal_alone(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = f"GPU of {'many ' * 12}words"
-    found = site.node().devices()
-    for device in found:
-        device.model = model
-
-    def devices(_: Node) -> list[Device]:
-        return found
-
-    monkeypatch.setattr(Node, "devices", devices)
-    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
-    assert model in site.call("inventory").stdout
-    monkeypatch.setenv("COLUMNS", "100")
-    text = site.call("inventory").stdout
-    assert model not in text
-    assert "GPU of man" in text
-
-
 def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path), "status")
     assert (code, error) == (
         1,
         f"gpulock: status: unknown: settings: {tmp_path}: not a regular file; name a file\n",
     )
-
-
-def test_settings_that_anybody_can_write_say_what_is_expected(tmp_path: Path) -> None:
-    path = tmp_path / "gpulock.conf"
-    path.write_text("EXPECTED_GPUS=8\n")
-    path.chmod(0o666)
-    error = call("--config", str(path), "status")[2]
-    assert "mode 666, and must be root's or the caller's and writable by no other user" in error
 
 
 def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None:

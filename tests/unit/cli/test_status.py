@@ -320,25 +320,6 @@ def test_json_says_null_for_what_is_not_known(tmp_path: Path) -> None:
     assert (gpus[7]["index"], gpus[7]["state"], gpus[7]["uuid"]) == (None, "missing", None)
 
 
-def share(site: Site, *jobs: str) -> None:
-    """Let jobs share the third GPU."""
-    for number, job in enumerate(jobs, 1):
-        name = f"{site.id(2)}.share{number}"
-        place_lock(site.node().store, name, site.hold(job_id=job, token=f"t{job}", devices=(name,)))
-
-
-def test_a_shared_gpu_has_a_line_a_holder(site: Site) -> None:
-    share(site, "12", "13")
-    lines = site.call("status").stdout.splitlines()
-    assert lines[-1].startswith("8 GPUs: 7 free, 1 held")
-    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["2"])
-    assert "12" in lines[first].split() and "held" in lines[first].split()
-    assert lines[first + 1].split()[:2] == ["13", "alice"]
-    assert [gpu["held"] and gpu["held"]["job_id"] for gpu in site.json()["gpus"]][2] == "12"
-    assert [one["job_id"] for one in site.json()["gpus"][2]["holders"]] == ["12", "13"]
-    assert site.json()["gpus"][3]["holders"] == []
-
-
 @pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(site: Site) -> None:
     callers = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}

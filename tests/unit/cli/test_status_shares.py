@@ -135,20 +135,3 @@ def test_json_has_the_work_of_each_holder(site: Site, sampled: Sampled) -> None:
             **{"observed_seconds": 100.0, "memory_peak_bytes": GIB},
         },
     ]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
-def test_no_holder_is_lost_where_the_terminal_is_narrow(
-    site: Site, sampled: Sampled, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    for place in range(1, 5):
-        share(site, str(1000 + place), f"user{place}", place)
-        sampled.claim(f"t{1000 + place}", f"{site.id(2)}.share{place}", last_busy=sampled.now)
-    sampled.device(site.id(2))
-    sampled.write()
-    lines = site.call("status").stdout.splitlines()
-    assert max(len(line) for line in lines) <= width
-    for place in range(1, 5):
-        (line,) = [line for line in lines if str(1000 + place) in line]
-        assert f"user{place}" in line and "1/4" in line

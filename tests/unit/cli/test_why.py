@@ -51,24 +51,6 @@ def facts(text: str) -> dict[str, str]:
     return found
 
 
-def test_a_shared_gpu_names_every_holder_and_each_job_its_gpu(site: Site) -> None:
-    for number, job in enumerate(("12", "13"), 1):
-        name = f"{site.id(2)}.share{number}"
-        place_lock(site.node().store, name, site.hold(job_id=job, token=f"t{job}", devices=(name,)))
-    said = site.call("why", "2").stdout
-    assert [line.split("  ")[-1].strip() for line in said.splitlines() if "holder" in line] == [
-        "job 12 of alice in gpu.q",
-        "job 13 of alice in gpu.q",
-    ]
-    for job in ("12", "13"):
-        result = site.call("why", job)
-        assert result.exit_code == 0
-        assert result.stdout.startswith(f"job {job} of alice in gpu.q holds GPU 2\n")
-        assert f"qstat -j {job}" in result.stdout
-    freed = site.call("release", "2", "--force", "--reason", "test")
-    assert freed.exit_code == 0 and freed.stdout.count("freed GPU 2") == 2
-
-
 def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> None:
     for number in (1, 2):
         name = f"{site.id(2)}.share{number}"

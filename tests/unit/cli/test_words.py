@@ -17,12 +17,10 @@ from gpulock.text.table import (
     Column,
     clip_text,
     model_cell,
-    render_facts,
     render_table,
     sentence_width,
 )
 from gpulock.text.words import (
-    format_count,
     format_duration,
     held_seconds,
     parse_duration,
@@ -85,33 +83,11 @@ def test_a_claim_of_another_boot_is_timed_by_the_wall_clock() -> None:
     assert held_seconds(record, "other", 130.0, 9000.0) == 4000.0
 
 
-def test_one_is_singular() -> None:
-    assert [format_count(1, "GPU"), format_count(2, "GPU"), format_count(2, "process")] == [
-        "1 GPU",
-        "2 GPUs",
-        "2 processes",
-    ]
-
-
 def plain(*rows: tuple[str, str, str], width: int = 80) -> list[str]:
     from click import unstyle
 
     cells = [[Cell(part, "red") for part in row] for row in rows]
     return [unstyle(line) for line in render_table(COLUMNS, cells, width)]
-
-
-def test_columns_are_aligned_whatever_the_colour() -> None:
-    assert plain(("0", "V100", "12"), ("10", "A100-SXM4", "")) == [
-        "GPU  MODEL      JOB",
-        "  0  V100       12",
-        " 10  A100-SXM4",
-    ]
-
-
-def test_a_table_shrinks_where_it_may() -> None:
-    lines = plain(("0", "a" * 70, "b" * 70), width=100)
-    assert max(len(line) for line in lines) == 100
-    assert lines[1].count("…") == 2
 
 
 def test_on_a_narrow_screen_columns_are_left_out_but_for_the_first_two() -> None:
@@ -121,10 +97,6 @@ def test_on_a_narrow_screen_columns_are_left_out_but_for_the_first_two() -> None
     assert plain(rows, width=5)[1] == "  0  aaaaa…"
 
 
-def test_a_clipped_text_says_so() -> None:
-    assert [clip_text("abcdef", 6), clip_text("abcdef", 4)] == ["abcdef", "abc…"]
-
-
 @pytest.mark.parametrize(
     ("width", "shown"),
     [(22, "A100-SXM4-80GB 3g.40gb"), (13, "A100… 3g.40gb"), (10, "A… 3g.40gb"), (8, "A100-SX…")],
@@ -132,15 +104,6 @@ def test_a_clipped_text_says_so() -> None:
 def test_a_mig_profile_is_not_cut_off_where_it_fits(width: int, shown: str) -> None:
     cell = model_cell("A100-SXM4-80GB", "3g.40gb")
     assert clip_text(cell.text, width, cell.tail) == shown
-
-
-def test_facts_are_wrapped_below_their_beginning() -> None:
-    from click import unstyle
-
-    lines = [unstyle(line) for line in render_facts([("a", "x"), ("long", "word " * 10)], 30)]
-    assert lines[0] == "  a     x"
-    assert len(lines) > 2
-    assert all(line.startswith("        word") for line in lines[2:])
 
 
 @pytest.mark.parametrize(("columns", "told"), [(60, 60), (120, 120), (10, SLIM)])

@@ -282,25 +282,6 @@ def test_a_line_that_a_power_cut_tore_is_in_no_sum(desk: Desk) -> None:
     assert "1 line of the history cannot be read" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["--json", "--last=9"])
-@pytest.mark.parametrize("sums", [(), ("--by", "user")])
-def test_an_output_that_cannot_be_written_is_one_line_and_no_broken_node(
-    busy: Desk, form: str, sums: tuple[str, ...]
-) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*PROGRAM, "--config", busy.config(), "history", form, *sums],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    said = "gpulock: cannot write the output: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
-
-
 def test_of_a_claim_of_several_devices_only_the_one_asked_for_counts(desk: Desk) -> None:
     both = desk.hold(0, 1)
     desk.finish(both, desk.account(both, 0, busy=10), desk.account(both, 1, busy=70))
@@ -320,21 +301,6 @@ def test_lines_that_are_garbage_are_counted_and_the_rest_is_told(busy: Desk) -> 
     done = busy.call("history", "--since", "10d")
     assert "9 claims" in done.output
     assert "5 lines of the history cannot be read" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
-def test_a_damaged_file_is_told_and_the_others_are_read(busy: Desk, kind: str) -> None:
-    damaged = next_month(busy)
-    damaged.unlink()
-    if kind == "fifo":
-        os.mkfifo(damaged)
-    elif kind == "folder":
-        damaged.mkdir()
-    else:
-        damaged.symlink_to(busy.path)
-    done = busy.call("history")
-    assert str(damaged) in done.stderr
-    assert "claims" in done.output and done.exit_code == 1
 
 
 def test_a_user_with_any_name_is_found_by_it(desk: Desk) -> None:

@@ -257,18 +257,6 @@ def test_a_claim_that_is_answered_again_counts_once(
     assert desk.server.claims.rate.due(ALICE) <= clock_boottime()
 
 
-def test_claims_over_a_long_time_are_not_delayed(desk: Desk) -> None:
-    rate, now = desk.server.claims.rate, 0.0
-    for _ in range(2 * socket_claims.BURST):
-        assert rate.due(ALICE) <= now
-        rate.charge(ALICE, socket_claims.PERIOD, now)
-        now += socket_claims.PERIOD
-    for _ in range(socket_claims.BURST):
-        assert rate.due(ALICE) <= now
-        rate.charge(ALICE, socket_claims.PERIOD, now)
-    assert rate.due(ALICE) == now + socket_claims.PERIOD
-
-
 def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
     for number in range(4):
         desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)

@@ -39,7 +39,6 @@ from gpulock.workstation.wire import (
     SocketReply,
     SocketRequest,
     encode_packet,
-    new_packet_socket,
 )
 from tests.support.desk import LATER, ME, MINE, UIDS, Desk, answers, last
 from tests.support.driver_reads import observe_driver_reads
@@ -181,21 +180,6 @@ def behind_all(desk: Desk, number: int = 1) -> socket.socket:
     for held in range(4):
         desk.hold(held, 900, start=9)
     return desk.ask(SocketRequest(CLAIM, ME, MINE, number, wait=FOR_EVER))
-
-
-def test_of_several_at_once_who_do_not_wait_each_is_served(desk: Desk) -> None:
-    callers: list[socket.socket] = []
-    for number in range(3):
-        caller, pid = new_packet_socket(), desk.process(900 + number)
-        caller.connect(str(desk.box.lock / "socket"))
-        caller.setblocking(False)
-        caller.send(encode_packet(SocketRequest(CLAIM, pid, 9, 1)))
-        desk.came.append(caller)
-        callers.append(caller)
-    for _ in range(8):  # all stand in line before the first is served
-        desk.loop.wait(clock_boottime())
-    desk.go()
-    assert [last(caller).state for caller in callers] == [GRANTED] * 3
 
 
 def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
@@ -574,21 +558,6 @@ def test_a_socket_that_cannot_be_put_in_its_place_leaves_the_old_one_and_nothing
     assert [one for one in os.listdir(desk.box.lock) if "socket" in one] == ["socket"]
     desk.server.open()
     assert desk.claim(1).state == GRANTED
-
-
-def test_what_means_nothing_costs_no_look_at_anybodys_files(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.hold(1, 900, uid=UIDS[0] + 1)
-
-    def never(*_: object) -> None:
-        pytest.fail("a look at all files")
-
-    monkeypatch.setattr("gpulock.alloc.reaper.OpenFiles", never)
-    for devices in ((bus(0),), (bus(1),)):
-        assert (
-            last(desk.ask(SocketRequest(RELEASE, ME, 0, devices=devices))).kind == INVALID_REQUEST
-        )
 
 
 def test_of_many_who_give_back_one_is_served_a_turn(desk: Desk) -> None:

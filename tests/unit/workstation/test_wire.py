@@ -4,47 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.workstation.wire import (
-    CLAIM,
     FIRST_LINES,
-    FOR_EVER,
-    LARGEST,
-    RELEASE,
-    WAITING,
-    SocketReply,
     SocketRequest,
-    encode_packet,
-    parse_reply,
     parse_request,
 )
-from tests.support.trees import bus
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        SocketRequest(CLAIM, 4711, 99, 2),
-        SocketRequest(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 3600.0, "run"),
-        SocketRequest(CLAIM, 1, 2, 128, tuple(bus(n) for n in range(128)), FOR_EVER),
-        SocketRequest(CLAIM, 4711, 99, 2, device_kind="model:a100*"),
-        SocketRequest(RELEASE, 4711, 99),
-        SocketRequest(RELEASE, 4711, 0, devices=("0000:3b:00.0.gi1.ci0",)),
-    ],
-)
-def test_a_request_is_read_as_it_was_written(request_: SocketRequest) -> None:
-    data = encode_packet(request_)
-    assert len(data) <= LARGEST
-    assert parse_request(data) == request_
-
-
-@given(st.text(), st.text(), st.integers(0, 10**6))
-def test_a_reply_is_one_message_whatever_it_says(why: str, do: str, before: int) -> None:
-    found = parse_reply(encode_packet(SocketReply(WAITING, before=before, why=why, do=do)))
-    assert (found.state, found.before) == (WAITING, before)
-    assert "\n" not in found.why
 
 
 def asked(*lines: str) -> bytes:
@@ -77,11 +42,5 @@ def asked(*lines: str) -> bytes:
     ],
 )
 def test_anything_else_is_no_request(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        parse_request(data)
-
-
-@given(st.binary(max_size=300))
-def test_garbage_is_a_value_error_and_nothing_worse(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_request(data)

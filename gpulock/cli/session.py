@@ -25,11 +25,7 @@ PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be ro
 
 
 def name_config(text: str) -> str:
-    """Return a text whose commands have the --config that was given, and whose pages a path."""
-    if "docs/" in text:
-        from gpulock.text.pages import name_pages
-
-        text = name_pages(text)
+    """Return a text whose commands have the --config that was given."""
     context = click.get_current_context(silent=True)
     session = context.find_object(Session) if context else None
     if session is None or session.config == DEFAULT_PATH:

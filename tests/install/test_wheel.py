@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.text.pages import PAGE
 from tests.install.roots import copy_demo
 
 pytestmark = pytest.mark.install
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = re.compile(r"(?<![\w/.-])docs/((?:facts/)?[\w-]+\.md)")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -50,8 +50,7 @@ def test_a_wheel_in_a_venv_of_its_own_runs_a_job(tmp_path: Path) -> None:
     assert cited <= {*zipfile.ZipFile(wheel).namelist()}
     run(*pip, "--python", python, "install", "-q", wheel, cwd=tmp_path)
     gpulock = place / "bin/gpulock"
-    said = run(gpulock, "simulate", tmp_path / "node", "--for-scheduler", cwd=tmp_path)
-    assert Path(re.findall(r"(\S+/docs/\S+\.md) has every step", said)[0]).is_relative_to(place)
+    run(gpulock, "simulate", tmp_path / "node", "--for-scheduler", cwd=tmp_path)
     (tmp_path / "node").rename(tmp_path / "other")
     run(gpulock, "simulate", tmp_path / "node", cwd=tmp_path)
     config = tmp_path / "node/gpulock.conf"

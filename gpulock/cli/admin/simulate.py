@@ -16,7 +16,6 @@ from gpulock.simulate.node import (
     write_simulated_node,
 )
 from gpulock.simulate.presets import PRESETS
-from gpulock.text.pages import name_pages
 
 HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())
 
@@ -68,5 +67,5 @@ def scheduler_steps(node: SimulatedNode) -> list[str]:
         f"  NodeName=NODE Name=gpu File={files}",
         f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
         f"  gpulock --config {node.config} install slurm --write-conf",
-        name_pages("docs/try-without-gpus.md has every step."),
+        "docs/try-without-gpus.md has every step.",
     ]

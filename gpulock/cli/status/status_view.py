@@ -33,18 +33,13 @@ class StatusView(NodeView):
     """A node as status shows it: with the driver's devices and what the exporter saw."""
 
     def __init__(self, node: Node) -> None:
+        super().__init__()
         self.node = node
         self.boottime, self.now = clock_boottime(), time.time()
         self.devices: list[Device] = node.devices()
         if os.path.lexists(node.store.path):
             os.stat(f"{node.store.path}/.")  # one that may not be entered is a broken node
-        found = read_node_view(node, self.boottime)
-        super().__init__(
-            found.locks, found.quarantined, found.verdicts, found.reconciled, found.lost
-        )
-        self.full, self.fault = found.full, found.fault
-        self.closed = found.closed
-        self.reserved, self.reservations = found.reserved, found.reservations
+        vars(self).update(vars(read_node_view(node, self.boottime)))
         self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings

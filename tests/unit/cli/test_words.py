@@ -90,6 +90,12 @@ def plain(*rows: tuple[str, str, str], width: int = 80) -> list[str]:
     return [unstyle(line) for line in render_table(COLUMNS, cells, width)]
 
 
+def test_a_table_shrinks_where_it_may() -> None:
+    lines = plain(("0", "a" * 70, "b" * 70), width=100)
+    assert max(len(line) for line in lines) == 100
+    assert lines[1].count("…") == 2
+
+
 def test_on_a_narrow_screen_columns_are_left_out_but_for_the_first_two() -> None:
     rows = ("0", "a" * 30, "b" * 30)
     assert plain(rows, width=70)[1] == f"  0  {'a' * 30}  {'b' * 30}"

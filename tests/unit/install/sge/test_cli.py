@@ -66,7 +66,10 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
     install(site)
     shown = call(site, "uninstall", "sge", "--dry-run")
     assert (shown.exit_code, "  - node1 in @gpulock\n" in shown.stdout) == (0, True)
-    assert call(site, "uninstall", "sge", "--cluster").exit_code == NOT_IN_FORCE
+    assert f"  - shepherd_cmd {site.hooks}/current/prolog/sge_shepherd\n" in shown.stdout
+    early = call(site, "uninstall", "sge", "--cluster")
+    assert (early.exit_code, "hosts are in @gpulock: node1" in early.stdout) == (NOT_IN_FORCE, True)
+    assert site.in_force("prolog") == site.hook("prolog")
 
     done = call(site, "uninstall", "sge")
 

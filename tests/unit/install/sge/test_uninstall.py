@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.items import Wanted
 from gpulock.install.sge import site as site_module
 from gpulock.install.sge.complexes import REPORTED
-from tests.support.install_site import Site, deaf_execd, make_site, qconf_values, tree
+from tests.support.install_site import Site, deaf_execd, make_site, qconf_values
 
 pytestmark = pytest.mark.slow
 
@@ -57,32 +57,6 @@ def test_a_host_that_was_renamed_is_taken_out_by_its_name_of_then(
     monkeypatch.setattr(site_module, "choose_sge_host", lambda *_: "")
     site.uninstall()
     assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
-
-
-def test_a_dry_run_shows_each_difference_and_changes_nothing(site: Site) -> None:
-    site.install_all()
-    before, said = tree(site.root), list[str]()
-
-    ItemRun(site.removal().items, Wanted.ABSENT, said.append, dry_run=True).run()
-
-    current = site.hooks / "current"
-    for line in (
-        f"  - {site.hook('prolog')}",
-        "  - node1 in @gpulock",
-        f"  - shepherd_cmd {current}/prolog/sge_shepherd",
-        f"hooks {current}",
-    ):
-        assert line in said
-    assert tree(site.root) == before
-
-
-def test_the_clusters_part_stays_while_a_host_is_in_its_group(site: Site) -> None:
-    site.install_all()
-
-    (left,) = site.run(site.cluster().removal(), Wanted.ABSENT).remainders
-
-    assert left.clause.startswith("hosts are in @gpulock: node1; run gpulock uninstall sge on each")
-    assert site.in_force("prolog") == site.hook("prolog")
 
 
 def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:

@@ -99,33 +99,5 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1" in whole.stdout
 
 
-def test_uninstalling_shows_what_must_go_from_slurm_conf_first(node: SlurmNode) -> None:
-    install(node)
-    node.put_hooks()
-
-    done = call(node, "uninstall", "slurm")
-
-    assert done.exit_code == NOT_IN_FORCE
-    assert f" slurmctld: Prolog={node.paths.slurm_prolog}\n" in done.stdout
-    assert "\nNOT wholly uninstalled: Slurm still starts the hooks" in done.stdout
-    assert node.paths.slurm_prolog.is_file()
-
-
-def test_a_dry_run_of_an_uninstallation_shows_each_difference_and_changes_nothing(
-    node: SlurmNode,
-) -> None:
-    assert install(node, "--write-conf").exit_code == 0
-    before = node.conf.read_text()
-
-    done = call(node, "uninstall", "slurm", "--write-conf", "--dry-run")
-
-    assert done.exit_code == 0, done.output
-    assert f"\n  - Prolog={node.paths.slurm_prolog}\n" in done.stdout
-    assert "3 changes would be made\n" in done.stdout
-    assert (node.conf.read_text(), node.map.exists()) == (before, True)
-    assert call(node, "uninstall", "slurm", "--write-conf").exit_code == 0
-    assert "gpulock" not in node.conf.read_text().replace(str(node.root), "")
-
-
 def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:
     assert "gres.conf is younger than slurmd" in install(node, "--dry-run").stdout

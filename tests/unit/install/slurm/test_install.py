@@ -21,17 +21,6 @@ from tests.support.slurm_node import SlurmNode, told
 pytestmark = pytest.mark.slow
 
 
-def test_a_plan_changes_nothing(node: SlurmNode) -> None:
-    before = tree(node.root)
-
-    assert node.differences() == [
-        f"file {node.config}",
-        f"file {node.root}/node/state/slurm-map",
-        f"hooks {node.hooks}/current",
-    ]
-    assert tree(node.root) == before
-
-
 def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: SlurmNode) -> None:
     node.install()
 
@@ -74,18 +63,6 @@ def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation
     node.config.write_text(f"{node.config.read_text()}GUPS=8\n")
     with pytest.raises(InstallError, match="unknown key 'GUPS'; correct the file"):
         node.install()
-
-
-def test_a_changed_gres_conf_gives_a_new_map(node: SlurmNode) -> None:
-    node.install()
-    gres = node.conf.with_name("gres.conf")
-    gres.write_text(f"Name=gpu File={node.device('[1,0]')}\n")
-    node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[1,0]')}")
-
-    node.install()
-
-    assert node.map.read_text().endswith("\n0=1\n1=0\n")
-    assert read_gres_map(str(node.map.parent)) == {"0": "1", "1": "0"}
 
 
 def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(

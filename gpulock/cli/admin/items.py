@@ -12,7 +12,7 @@ import click
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
+from gpulock.install.items import InstallParts, Wanted, run_items
 from gpulock.install.systemd import manager
 from gpulock.text import table
 
@@ -33,10 +33,29 @@ def run_installation(
 ) -> None:
     """Bring all items of a system where they are wanted, or show each difference.
 
-    Then say what is next. It ends with a code of its own where a person has to do the rest.
+    Then say what there is to know, the verdict, and what is next. It ends with a code of its own
+    where a person has to do the rest; raises CommandRefusedError at the first that fails.
     """
-    outcome, parts = run_parts(session, parts_of, wanted, dry_run)
-    tell_outcome(outcome, parts, system, wanted, dry_run)
+    try:
+        parts = parts_of()
+        state_dir = Path(session.settings().state_dir) if parts.on_node else None
+        outcome = run_items(parts.items, wanted, state_dir, click.echo, dry_run)
+    except InstallError as fault:
+        for line in fault.page:
+            click.echo(line)
+        raise CommandRefusedError(str(fault)) from fault
+    for note in parts.notes:
+        echo_note(note)
+    pages = ["\n".join(one) for one in (*(one.page for one in outcome.remainders), *parts.pages)]
+    verdict = outcome.verdict(system, wanted, dry_run)
+    if wanted is Wanted.ABSENT:  # what leads here comes before
+        for page in filter(None, pages):
+            click.echo(page)
+        echo_wrapped(verdict)
+    else:
+        echo_wrapped(verdict)
+        for page in filter(None, pages):
+            click.echo(name_config(f"\n{page}"))
     if dry_run:
         return
     if parts.on_node and wanted is Wanted.PRESENT:
@@ -47,36 +66,6 @@ def run_installation(
         click.echo(f"{session.config}, locks and history stay")
     if outcome.clauses():
         click.get_current_context().exit(NOT_IN_FORCE)
-
-
-def run_parts(
-    session: Session, parts_of: Callable[[], InstallParts], wanted: Wanted, dry_run: bool
-) -> tuple[Outcome, InstallParts]:
-    """Run over all items; raise CommandRefusedError at the first that fails."""
-    try:
-        parts = parts_of()
-        state_dir = Path(session.settings().state_dir) if parts.on_node else None
-        return run_items(parts.items, wanted, state_dir, click.echo, dry_run), parts
-    except InstallError as fault:
-        for line in fault.page:
-            click.echo(line)
-        raise CommandRefusedError(str(fault)) from fault
-
-
-def tell_outcome(
-    outcome: Outcome, parts: InstallParts, system: str, wanted: Wanted, dry_run: bool
-) -> None:
-    """Say what there is to know, then the verdict, and below it what a person has to do."""
-    for note in parts.notes:
-        echo_note(note)
-    pages = [*(list(one.page) for one in outcome.remainders), *parts.pages]
-    if wanted is Wanted.ABSENT:
-        for page in filter(None, pages):
-            click.echo("\n".join(page))
-    echo_wrapped(outcome.verdict(system, wanted, dry_run))
-    if wanted is Wanted.PRESENT:
-        for page in filter(None, pages):
-            click.echo(name_config("\n" + "\n".join(page)))
 
 
 def echo_note(text: str) -> None:

@@ -94,13 +94,9 @@ class Hooks(Item):
         if version_in_force(self.folder) is None:
             self.absent()
 
-    def try_out(self, paths: HookPaths) -> None:
-        """Start the hooks as a test; raise InstallError."""
-        for name in {self.scheduler, *installed_schedulers(self.settings)} - {""}:
-            _TRIALS[name](paths)
-
     def present(self) -> None:
-        if SGE in (self.scheduler, *installed_schedulers(self.settings)):
+        schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
+        if SGE in schedulers:
             describe_drop_env()
         name, before = hooks_version(self.config), version_in_force(self.folder)
         try:
@@ -108,7 +104,8 @@ class Hooks(Item):
             if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
                 raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
             paths = render_hooks(self.folder / name, self.config)
-            self.try_out(paths)
+            for scheduler in schedulers:
+                _TRIALS[scheduler](paths)
             for path in (paths.folder, *paths.folder.rglob("*")):
                 atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
             switch_hook_version(self.folder, name)

@@ -22,7 +22,6 @@ PATHS: Final[dict[str, Callable[[HookPaths], Path]]] = {
     TASK: lambda paths: paths.slurm_task,
     EPILOG: lambda paths: paths.slurm_epilog,
 }
-_SIGNS: Final = "*?["
 _SCRIPT: Final = 1 << 16  # bytes of a script that may call ours
 
 
@@ -54,18 +53,13 @@ def find_slurm_hooks(
         values, programs = tuple(conf.patterns(key)), list[Path]()
         for name in values:
             path = slurm_conf.parent / name if slurm_conf else Path(name)
-            if key != TASK and is_glob_pattern(name):
+            if key != TASK and any(sign in name for sign in "*?["):
                 programs += [Path(one) for one in sorted(glob.glob(str(path)), reverse=True)]
             else:
                 programs.append(path)
         ours = tuple(path for path in programs if leads_to_hook(path, path_of(paths)))
         found.append(InForceHook(key, values, tuple(programs), ours))
     return found
-
-
-def is_glob_pattern(value: str) -> bool:
-    """Say whether a value is a glob pattern."""
-    return any(sign in value for sign in _SIGNS)
 
 
 def leads_to_hook(path: Path, target: Path) -> bool:

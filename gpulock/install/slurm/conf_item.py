@@ -136,8 +136,8 @@ class SlurmConfItem(Item):
         wanted = self.lacking(SlurmConf(values, str(path)))
         if site := [key for key, value in wanted.items() if not value]:
             raise InstallError(
-                f"the site's {site[0]}={values[site[0].lower()]} is to run beside gpulock's: edit"
-                " it by hand, as it is printed without --write-conf"
+                f"the site's {site[0]}={values[site[0].lower()]} is to run beside gpulock's: join"
+                " both by hand, as docs/slurm.md says"
             )
         for file, raw, pairs in outside:
             keys = {key.lower() for key, _ in pairs}

@@ -54,7 +54,7 @@ class SlurmHookCall:
         self.cluster = read_slurm_env_name(environ, "SLURM_CLUSTER_NAME")
         self.user = one_line(environ.get("SLURM_JOB_USER", "") or str(self.uid))
         self.partition = one_line(environ.get("SLURM_JOB_PARTITION", ""))
-        leader = environ.get("SLURM_HET_JOB_ID", environ.get("SLURM_PACK_JOB_ID", ""))
+        leader = environ.get("SLURM_HET_JOB_ID", "")
         self.leader = leader if is_slurm_number(leader) else ""
         self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
         self.gpus = environ.get("SLURM_JOB_GPUS")

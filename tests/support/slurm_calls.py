@@ -58,7 +58,7 @@ class SlurmJob:
         if self.batch:
             given |= {"SLURM_JOB_STDIN": "/dev/null", "SLURM_JOB_STDOUT": "/tmp/slurm.out"}
         if self.leader:
-            given |= {"SLURM_HET_JOB_ID": str(self.leader), "SLURM_PACK_JOB_ID": str(self.leader)}
+            given["SLURM_HET_JOB_ID"] = str(self.leader)
         return given
 
     def epilog(self, gpus: bool = True) -> dict[str, str]:

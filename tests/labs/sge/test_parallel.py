@@ -56,7 +56,7 @@ def until_wrapped(gpus: Gpulock) -> None:
         gpus.reconcile(node)
 
 
-def test_each_host_of_a_job_gives_its_tasks_its_own_gpus(tasks: Gpulock) -> None:
+def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: Gpulock) -> None:
     job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL + HOLD)
     wait_until(
         lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
@@ -66,14 +66,6 @@ def test_each_host_of_a_job_gives_its_tasks_its_own_gpus(tasks: Gpulock) -> None
     wait_until(
         lambda: sorted(x for x in output(tasks, job).splitlines() if "CVD=" in x) == expected,
         why="each host's task to show its GPUs",
-    )
-
-
-def test_tasks_of_one_host_share_the_grant_and_the_reaper_frees_it(tasks: Gpulock) -> None:
-    job = tasks.sge.submit("glalice", "-j", "y", *MPI, stdin=HOLD)
-    wait_until(
-        lambda: all(len(held) == 2 for held in tasks.held_by(job).values()) or None,
-        why="two GPUs to be held on every host",
     )
     # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
     wait_until(lambda: len(sleepers()) == len(NODES), why="every task to run")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import started, wait_requeued
+from tests.labs.slurm.jobs import started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_slurm
 from tests.support.wait import wait_until
 
@@ -55,17 +55,6 @@ def test_a_comment_and_a_line_for_another_node_stop_no_job(slurm_gpus: Gpulock) 
         (record,) = slurm_gpus.locks(NODE).values()
         assert (record.job_id, record.minors) == (str(job), ("3",))
         assert said(slurm_gpus) != before, daemon.said()
-
-
-def test_without_gpulockd_the_job_is_sent_back_and_the_node_stays(slurm_gpus: Gpulock) -> None:
-    by_slurm(slurm_gpus, extra=SLURM_CONF)
-    with gres_conf(slurm_gpus) as place:
-        append(place)
-        job = slurm_gpus.slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script="true\n")
-        wait_requeued(slurm_gpus, job)
-        assert "DRAIN" not in slurm_gpus.slurm.node_words(NODE)
-        assert slurm_gpus.locks(NODE) == {}
-        slurm_gpus.slurm.scancel(job)
 
 
 def test_another_order_is_the_map_once_slurmd_was_started_anew(slurm_gpus: Gpulock) -> None:

@@ -10,10 +10,9 @@ from functools import partial
 
 import pytest
 
-from tests.labs.common.installed import gate_file, reap
-from tests.labs.common.processes import end
+from tests.labs.common.installed import reap
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SHOW_MASK, is_reaped, kill_steps, notes, started, wait_requeued
+from tests.labs.slurm.jobs import SHOW_MASK, is_reaped, notes, started, wait_requeued
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import RUNS_EPILOGS_AS_ROOT, RUNS_HOOKS_IN_JOB
 from tests.support.wait import wait_until
@@ -71,20 +70,3 @@ def test_a_requeued_job_takes_the_same_devices_again(slurm_gpus: Gpulock, proctr
     slurm.wait_done(job)
     reap(slurm_gpus, NODE)
     assert (slurm_gpus.locks(NODE), notes(slurm_gpus, NODE)) == ({}, [])
-
-
-def test_what_hides_in_the_jobs_cgroup_keeps_its_locks(slurm_gpus: Gpulock) -> None:
-    """The step daemons killed, no word of its environment left."""
-    by_gpulock(slurm_gpus, KEYS, extra=EXTRA, proctrack="cgroup")
-    slurm = slurm_gpus.slurm
-    told = gate_file(slurm_gpus, "hidden")
-    hide = f"setsid env -i sleep 602 &\necho $! >{told}\nwait\n"
-    job = started(slurm_gpus, NODE, "--gres=gpu:1", script=hide)
-    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), why="its child")
-    kill_steps(slurm_gpus, job, NODE)
-    slurm.scancel(job)
-    slurm.wait_settled(job)
-    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1]
-    assert reap(slurm_gpus, NODE).acts() == [("held", "alive")]
-    end([int(told.read_text())])
-    assert reap(slurm_gpus, NODE).acts() == [("freed", "dead")]

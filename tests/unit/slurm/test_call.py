@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.errors import UNKNOWN
-from gpulock.slurm.call import SlurmHookCall, expand_gpu_list
+from gpulock.slurm.call import SlurmHookCall
 from gpulock.store import owner
 from tests.support.slurm_site import UID, Site, refusal
 from tests.support.trees import BOOT, HOST_NS
@@ -76,7 +74,6 @@ def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
         ({}, ""),
         ({"SLURM_HET_JOB_ID": "12"}, ""),
         ({"SLURM_HET_JOB_ID": "11"}, "11"),
-        ({"SLURM_PACK_JOB_ID": "11"}, "11"),
         ({"SLURM_HET_JOB_ID": "x\n"}, ""),
         ({"SLURM_HET_JOB_ID": "-1"}, ""),
     ],
@@ -149,10 +146,3 @@ def test_a_list_of_gpus_is_read_with_its_ranges(site: Site, text: str, entries: 
 def test_a_list_that_is_not_unmistakable_is_refused(site: Site, text: str) -> None:
     found = refusal(site.call(gpus=text).positions)
     assert (found.kind, len(found.why) < 120) == (UNKNOWN, True)
-
-
-@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 9)), min_size=1, max_size=9))
-def test_ranges_mean_what_they_span(spans: list[tuple[int, int]]) -> None:
-    text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in spans)
-    plain = [str(n) for first, more in spans for n in range(first, first + more + 1)]
-    assert expand_gpu_list(text) == plain

@@ -15,7 +15,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.store.owner import encode_owner
 from tests.support.clock import VirtualClock
 from tests.support.history_site import read_history
 from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
@@ -222,26 +221,6 @@ def test_a_place_that_was_lost_is_put_back(site: Site) -> None:
     assert sorted(os.listdir(site.lock / "locks")) == [FIRST, SECOND]
     assert site.locks() == site.granted(12) + site.granted(13)
     assert again(site).restored == []
-
-
-def test_after_a_lost_lock_dir_both_have_their_places_and_notes_again(site: Site) -> None:
-    both(site)
-    before = {name: site.node().store.read(name).owner for name in site.locks()}
-    told = [(d.id, d.index, d.uuid) for job in (12, 13) for d in site.note(job).devices]
-    site.fails(SILENT)
-    site.stepd(700, "12.extern")
-    site.stepd(701, "13.extern")
-    shutil.rmtree(site.lock)
-    assert len(again(site).restored) == 2
-    assert [(d.id, d.index, d.uuid) for job in (12, 13) for d in site.note(job).devices] == told
-    for name, record in before.items():
-        found = site.node().store.read(name).owner
-        assert (
-            found is not None and record is not None and encode_owner(found) == encode_owner(record)
-        )
-    site.epilog(12, "0")
-    end_other(site)
-    assert (site.locks(), site.notes(), site.claims()) == ([], [], [])
 
 
 # --- history, other exporters -------------------------------------------------------------

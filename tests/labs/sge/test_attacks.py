@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.freezer import starved
 from tests.labs.common.installed import gate_file, reap, script
+from tests.labs.common.starved import starved
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS

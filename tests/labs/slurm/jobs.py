@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -21,7 +20,6 @@ from tests.labs.common.processes import children_of, command_of, end, parent_of
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.releases import WAITS_FOR_ALL
 from tests.support.wait import wait_ended, wait_until
 
 ALL: Final = (0, 1, 2, 3)
@@ -132,23 +130,6 @@ def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
     while steps := gpus.slurm.steps(job, node):  # one may have started another meanwhile
         end(step.pid for step in steps)
     return gpus.slurm.job_processes(job, node)
-
-
-def cancel_past(gpus: Gpulock, job: JobId, node: str) -> None:
-    """Cancel a job of which nothing ends a process; return when its Epilog ran beside that.
-
-    Its step daemon gives it up and drains the node. One of 26.05 waits for it, so it is killed,
-    and cannot send the signal that is to end the process at last.
-    """
-    slurm = gpus.slurm
-    waits = slurm.release >= WAITS_FOR_ALL
-    if waits:
-        for pid in kill_steps(gpus, job, node):
-            os.kill(pid, signal.SIGKILL)
-    slurm.scancel(job)
-    if not waits:
-        assert slurm.wait_node(node, "DRAIN").startswith("Kill task failed")
-    slurm.wait_done(job)
 
 
 def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:

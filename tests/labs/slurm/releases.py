@@ -32,9 +32,6 @@ FORGETS: Final = (24, 11)
 HOLDS_FAILED_LOGINS: Final = (25, 5)
 # From here on Prolog and Epilog have a time limit each.
 HAS_HOOK_TIMEOUTS: Final = (25, 5)
-# From here on an Epilog waits for every process of its job, also for one that no signal ends, and
-# the node does not drain. It runs beside one whose step daemon was killed.
-WAITS_FOR_ALL: Final = (26, 5)
 # From here on the scope of a node's jobs may be in a slice of the site's own (CgroupSlice).
 HAS_SLICE: Final = (25, 11)
 # From here on NamespaceType=namespace/tmpfs says what JobContainerType=job_container/tmpfs said.

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.labs.common.freezer import frozen
-from tests.labs.common.installed import reap
-from tests.labs.common.processes import command_of, running
+from tests.labs.common.processes import running
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import cancel_past, held, kill_steps, started
+from tests.labs.slurm.jobs import held, kill_steps, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 
 pytestmark = pytest.mark.lab
@@ -40,19 +38,3 @@ def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
     assert held(slurm_gpus, job, NODE) == []
     assert others != [] and slurm.job_processes(neighbour, NODE) == others
     assert len(held(slurm_gpus, neighbour, NODE)) == 1
-
-
-def test_one_that_nothing_ends_keeps_its_devices_and_the_epilog_ends_in_time(
-    slurm_gpus: Gpulock,
-) -> None:
-    extra = {**EXTRA, "UnkillableStepTimeout": "2"}
-    by_gpulock(slurm_gpus, KEYS, extra=extra)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    pids = [p for p in slurm.job_processes(job, NODE) if "sleep" in command_of(p)]
-    with frozen("gpulock-lab-frozen", pids):
-        cancel_past(slurm_gpus, job, NODE)
-        assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
-        assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"held"}
-    slurm.wait_stepless(job)  # its daemon ends with it
-    assert {act for act, _ in reap(slurm_gpus, NODE).acts()} == {"freed"}

@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
@@ -111,16 +109,6 @@ def test_a_shares_own_mps_stands_there_once(text: str) -> None:
     names = [line.partition("=")[0] for line in lines]
     assert len({*names}) == len(names)
     assert {f"{name}={value}" for name, value in ours} <= {*lines}
-
-
-TEXTS = st.lists(st.text(st.characters(exclude_characters="\n="), min_size=1, max_size=40))
-
-
-@given(TEXTS)
-def test_every_other_line_is_kept_in_its_order(lines: list[str]) -> None:
-    kept = [f"{line}={line}=" for line in lines if line not in DROP]
-    changed = environment_file.rewrite_env_text("\n".join([*kept, ""]), PAIRS, DROP, "")
-    assert changed.split("\n")[: len(kept)] == kept
 
 
 def test_a_line_too_long_for_the_shepherd_cannot_become_two() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that nothing ends, as in state D, and such as cannot fork: cgroups of version 1."""
+"""Processes that cannot fork: a cgroup of version 1."""
 
 from __future__ import annotations
 
@@ -10,26 +10,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 from tests.support.wait import wait_until
-
-
-@contextlib.contextmanager
-def frozen(name: str, pids: list[int]) -> Generator[None]:
-    """Let processes be such as no signal ends, not even SIGKILL."""
-    with hierarchy("freezer") as top:
-        group = top / name
-        group.mkdir(exist_ok=True)
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid))
-        state = group / "freezer.state"
-        state.write_text("FROZEN")
-        try:
-            wait_until(
-                lambda: state.read_text() == "FROZEN\n", why="all to be frozen"
-            )  # FREEZING first
-            yield
-        finally:
-            state.write_text("THAWED")
-            wait_until(lambda: removed(group), why="the frozen to end")
 
 
 @contextlib.contextmanager
@@ -49,10 +29,7 @@ def starved(name: str, pid: int, more: int) -> Generator[None]:
 
 @contextlib.contextmanager
 def hierarchy(controller: str) -> Generator[Path]:
-    """Return where a controller of version 1 is mounted, for a while where only version 2 is.
-
-    A process that version 2 has frozen ends by SIGKILL.
-    """
+    """Return where a controller of version 1 is mounted, for a while where only version 2 is."""
     usual = Path("/sys/fs/cgroup") / controller
     if usual.is_dir():
         yield usual

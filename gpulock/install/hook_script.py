@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 
 def preload_name(module: str) -> str:
-    """Return the name of the file with all that a hook imports (gpulock.install.preload)."""
+    """Return the name of the file with all that a hook imports (gpulock.install.hooks)."""
     return f"gpulock_{module.replace('.', '_')}"
 
 

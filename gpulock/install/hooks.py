@@ -21,7 +21,6 @@ import gpulock
 from gpulock.install import drop_env
 from gpulock.install.files import InstallError, find_share_folder, make_public_folder, run_program
 from gpulock.install.hook_script import HOOKS, preload_name, render_python_hook
-from gpulock.install.preload import preload_command
 from gpulock.node.settings import parse_settings
 from gpulock.store import atomic
 
@@ -32,6 +31,53 @@ SHELL: Final = ("sge-starter", SHEPHERD)
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
 _COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
+# One compiled file a hook, with all that it imports: a fifth less than thirty files take. It is an
+# ordinary `.pyc`, loaded by `import`, whose code makes each module from the code of its own source.
+# So a traceback shows the sources. It is compiled by the interpreter that will load it.
+_MODULES: Final = """\
+import sys
+for name, path, package, code in "MODULES":
+    module = sys.modules[name] = type(sys)(name)
+    module.__file__ = path
+    if package:
+        module.__path__ = [package]
+    above, _, own = name.rpartition(".")
+    if above:
+        setattr(sys.modules[above], own, module)
+    exec(code, module.__dict__)
+"""
+# Importing a hook's module tells what it needs, in the order in which imports end. Docstrings are
+# left out, which nobody reads there: 0.4 ms. A header of zeros says that no source is compared.
+_PACK: Final = """
+import importlib, marshal, os, sys
+from importlib import machinery, util
+library, text, *hooks = sys.argv[1:]
+sys.path.insert(0, library)
+run, order = machinery.SourceFileLoader.exec_module, []
+def exec_module(loader, module):
+    run(loader, module)
+    order.append(module)
+machinery.SourceFileLoader.exec_module = exec_module
+for hook in hooks:
+    for known in [known for known in sys.modules if known.partition(".")[0] == "gpulock"]:
+        del sys.modules[known]
+    order.clear()
+    module, _, name = hook.partition("=")
+    importlib.import_module(module)
+    rows = []
+    for one in [one for one in order if one.__name__.partition(".")[0] == "gpulock"]:
+        with open(one.__file__, "rb") as file:
+            code = compile(file.read(), one.__file__, "exec", dont_inherit=True, optimize=2)
+        rows.append((one.__name__, one.__file__, [*getattr(one, "__path__", [""])][0], code))
+    code = compile(text, name, "exec", dont_inherit=True)
+    consts = [tuple(rows) if const == "MODULES" else const for const in code.co_consts]
+    path = f"{library}/{name}.pyc"
+    with open(f"{path}.new", "wb") as file:
+        packed = marshal.dumps(code.replace(co_consts=tuple(consts)))
+        file.write(util.MAGIC_NUMBER + bytes(12) + packed)
+    os.chmod(file.name, 0o644)
+    os.rename(file.name, path)
+"""
 
 
 class HookPaths:
@@ -158,8 +204,9 @@ def _compile_library(interpreter: str, library: Path) -> None:
     done = run_program([interpreter, *_COMPILE, str(library)], 120, {})
     if done.returncode != 0:
         raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
-    modules = {f"gpulock.{module}": preload_name(module) for _, module, _ in HOOKS.values()}
-    done = run_program(preload_command(interpreter, library, modules), 60, {})
+    words = [f"gpulock.{module}={preload_name(module)}" for _, module, _ in HOOKS.values()]
+    options = ("-IS", "-X", "no_debug_ranges", "-c", _PACK)
+    done = run_program([interpreter, *options, str(library), _MODULES, *words], 60, {})
     if done.returncode != 0:
         why = done.stderr.strip().rpartition("\n")[2]
         raise InstallError(f"{interpreter} cannot compile the hooks: {why[-300:]}")

@@ -20,7 +20,7 @@ from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.sge import qconf, site
 from gpulock.install.sge.cluster import ClusterInstaller
 from gpulock.install.sge.install import SgeInstaller, SgeOptions
-from gpulock.install.sge.texts import HookLine
+from gpulock.install.sge.queue_hooks import HookLine
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says of gpulockd and the exporter, with systemd or without: who runs, what waits."""
+"""What doctor says of gpulockd and the exporter: who runs, what waits, what systemd has of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.files import InstallError
+from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager, units
+from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+from gpulock.install.systemd.manager import ON, UNUSED
+from gpulock.install.systemd.units import says_more
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -20,6 +24,7 @@ from gpulock.store.verdicts import FRESH, read_dated_verdicts
 from gpulock.text.words import format_duration
 from gpulock.workstation.wait_queue import is_stopped
 
+_AGAIN = "gpulock install systemd"
 _RESTART = "see its log, then: systemctl restart gpulockd"
 _LOG = f"journalctl -u {units.EXPORTER}"
 
@@ -62,7 +67,7 @@ def how_to_start(unit: str) -> str:
     if not manager.RUNNING.is_dir():
         return f"start {unit.partition('.')[0]}"
     known = manager.unit_state(read_unit(unit))
-    return f"systemctl enable --now {unit}" if known else "gpulock install systemd"
+    return f"systemctl enable --now {unit}" if known else _AGAIN
 
 
 def read_unit(unit: str) -> dict[str, str]:
@@ -83,7 +88,7 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
     path = f"{settings.exporter_dir}/{sample.SAMPLE}"
     last = sample.load_sample_file(path, sample.SAMPLE_LINE)
     here = last is not None and last.boot_id == Node(settings).boot_id
-    if not here and state in manager.UNUSED:
+    if not here and state in UNUSED:
         return
     then = last.boottime if here and last else None
     since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
@@ -122,3 +127,29 @@ def check_health_command(settings: Settings) -> Iterator[Finding]:
         if why := check_program_trust(program):
             do = "name a program that root alone may write"
             yield fault(f"{program} is not run: {why}", do)
+
+
+def systemd_checks(options: SystemdOptions) -> list[Check]:
+    """Return the checks of the services; none where nobody installed, enabled or started any."""
+    if not manager.RUNNING.is_dir():
+        return []
+    return [Check("services", lambda: check_services(SystemdInstaller(options)), (INSTALLED,))]
+
+
+def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
+    """Compare files and services with what would be installed; raise InstallError."""
+    files = installer.unit_files()
+    here = any(item.read() is not None for own in files.values() for item in own)
+    services = [one for one in installer.services(files) if here or one.read() not in UNUSED]
+    own = [item for one in services for unit in one.units for item in files[unit]]
+    differ = [
+        str(item.path)
+        for item in (*(installer.etc_files() if services else ()), *own)
+        if item.show(Wanted.PRESENT) and (item.read() is not None or says_more(item.text))
+    ]
+    if differ:
+        yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
+    for service in services:
+        running = service.read() == ON  # else the checks of both programs say so
+        if running and not differ and (why := service.restart_reason()):
+            yield warning(why, _AGAIN, service.name)

@@ -17,7 +17,7 @@ from gpulock.install.doctor.check import (
     run_checks,
 )
 from gpulock.install.doctor.containers import container_checks
-from gpulock.install.doctor.daemon import daemon_checks
+from gpulock.install.doctor.daemon import daemon_checks, systemd_checks
 from gpulock.install.doctor.installation import (
     check_installed,
     find_schedulers,
@@ -26,7 +26,6 @@ from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings, node_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
-from gpulock.install.doctor.systemd import systemd_checks
 from gpulock.install.sge.install import SgeOptions
 from gpulock.install.sge.login import PROFILE
 from gpulock.install.sge.site import find_execds

@@ -18,9 +18,8 @@ from gpulock.install.items import InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import REPORTED, check_complexes, cluster_complexes
 from gpulock.install.sge.qconf import Qconf, QconfError, is_sge_none
-from gpulock.install.sge.queue_hooks import GROUP, GroupHook
+from gpulock.install.sge.queue_hooks import GROUP, HOOKS, GroupHook, HookLine
 from gpulock.install.sge.site import check_release, find_own_execd, find_sge_site
-from gpulock.install.sge.texts import HOOKS, HookLine
 from gpulock.install.versions import current_hooks
 
 VERIFIER: Final = "prolog/sge-jsv"

@@ -14,8 +14,7 @@ from gpulock.install.sge.qconf import (
     is_sge_none,
     parse_host_overrides,
 )
-from gpulock.install.sge.queue_hooks import GROUP, hooked_queues
-from gpulock.install.sge.texts import HOOKS
+from gpulock.install.sge.queue_hooks import GROUP, HOOKS, hooked_queues
 from gpulock.install.versions import Hooks
 
 CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"

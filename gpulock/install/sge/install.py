@@ -43,7 +43,7 @@ from gpulock.install.sge.login import (
     login_script_text,
     login_shell_faults,
 )
-from gpulock.install.sge.queue_hooks import HostHook, HostLines, hooked_queues
+from gpulock.install.sge.queue_hooks import HOOKS, HostHook, HostLines, hooked_queues
 from gpulock.install.sge.site import (
     SgeSite,
     find_own_execd,
@@ -51,7 +51,6 @@ from gpulock.install.sge.site import (
     find_sge_site,
     sge_host_name,
 )
-from gpulock.install.sge.texts import HOOKS
 from gpulock.install.versions import (
     SGE,
     SLURM,

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prolog and epilog of a queue: for all hosts of the group, and in force on one host.
 
+The site's command stands in our line as it stood in its own, so Grid Engine goes on splitting it
+and filling in its $variables; our hook runs it with its own user and environment.
+`prolog/drop-env` stands first: whatever the job's environment holds, it starts.
+
 A host that joins or leaves a host group has the group's hook, or none, once that very attribute of
 the queue is written again (docs/facts/grid-engine.md, configuration changes).
 """
@@ -8,6 +12,7 @@ the queue is written again (docs/facts/grid-engine.md, configuration changes).
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +20,59 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_host_overrides
-from gpulock.install.sge.texts import (
-    HOOKS,
-    HookLine,
-    is_gpulock_command,
-    make_hook_line,
-    parse_hook_line,
-)
+from gpulock.install.trial import command_program
 
 GROUP: Final = "@gpulock"
+HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before there is an epilog
+_SITE: Final = 6  # words before the site's: drop-env, our hook, those three, $job_owner
+
+
+@dataclass(frozen=True)
+class HookLine:
+    """The command line of one of our hooks, with the site's own command that runs as well."""
+
+    current: Path
+    hook: str
+    site: str = ""
+
+    def text(self) -> str:
+        """Return the line for a queue."""
+        ours = f"{self.current}/prolog/drop-env {self.current}/{self.hook}/sge"
+        behind = f" $job_owner {self.site}" if self.site else ""
+        return f"root@{ours} $job_id $ja_task_id $queue{behind}"
+
+
+def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
+    """Return a line as gpulock writes it, None for one that is the site's or was edited; pure."""
+    words = (value or "").split()
+    if not is_gpulock_command(value, hook):
+        return None
+    current = Path(words[1].removesuffix(f"/{hook}/sge"))
+    line = HookLine(current, hook, " ".join(words[_SITE:]))
+    return line if line.text() == value else None
+
+
+def make_hook_line(current: Path, hook: str, site: str) -> HookLine:
+    """Return the line of a hook and the site's own; raise InstallError.
+
+    What cannot be carried over exactly is refused.
+    """
+    for sign in ',[]"\\':
+        if sign in site:
+            raise InstallError(
+                f"the {hook} in force cannot be kept, its command holds {sign!r}: {site}; put it"
+                " into a script, or take it out and run that from your own"
+            )
+    if site and "=" in str(command_program(site)):
+        raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
+    return HookLine(current, hook, site)
+
+
+def is_gpulock_command(value: str | None, hook: str) -> bool:
+    """Say whether a command line is gpulock's, wherever it is installed."""
+    words = (value or "").split()
+    starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
+    return starts and words[1].endswith(f"/{hook}/sge")
 
 
 class QueueHook(Item):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.install.sge.texts import HookLine
+from gpulock.install.sge.queue_hooks import HookLine
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.sge.cluster import NODES

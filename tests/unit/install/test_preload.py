@@ -128,7 +128,7 @@ def test_a_hook_does_without_a_file_that_is_of_no_use_or_gone(
 def test_an_interpreter_that_cannot_compile_the_hooks_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulock.install.preload._PACK", "raise ValueError('no room')")
+    monkeypatch.setattr("gpulock.install.hooks._PACK", "raise ValueError('no room')")
     config = write_simulated_node(tmp_path / "node", "workstation").config
 
     with pytest.raises(InstallError, match=r"cannot compile the hooks: ValueError: no room"):

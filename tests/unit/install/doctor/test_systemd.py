@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.doctor.check import WARNING, Finding, run_checks
-from gpulock.install.doctor.systemd import systemd_checks
+from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS, read_static_files
 from tests.support.systemd_site import SystemdNode, make_systemd_node

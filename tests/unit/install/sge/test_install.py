@@ -15,8 +15,8 @@ from gpulock.install.node_part import add_settings
 from gpulock.install.sge.complexes import complex_fault, host_amount
 from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.login import login_script_text
+from gpulock.install.sge.queue_hooks import HOOKS, HookLine
 from gpulock.install.sge.site import release_fault
-from gpulock.install.sge.texts import HOOKS, HookLine
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.sge import texts as commands
-from gpulock.install.sge.texts import HookLine
+from gpulock.install.sge import queue_hooks as commands
+from gpulock.install.sge.queue_hooks import HookLine
 
 CURRENT = Path("/usr/lib/gpulock/hooks/current")
 

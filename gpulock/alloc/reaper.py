@@ -18,7 +18,7 @@ from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, RELEASED, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Literal
 
     ReapAct = Literal["freed", "held", "orphans"]
@@ -203,21 +203,14 @@ class Reaper:
         except OSError as fault:
             outcome.fail(fault, "freed")
 
-    def give_back(
-        self, locks: list[Lock], how: str, told: "Callable[[Lock], object]" = bool
-    ) -> None:
-        """Free locks that their owner gives back, all or none, gate held; raise Refusal.
-
-        `told` is called after each that is free.
-        """
+    def give_back(self, locks: list[Lock], how: str) -> None:
+        """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
         for lock in locks:
             outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
         for same in group_by_claim(locks):
             free_locks(self.node, same, how)
-            for lock in same:
-                told(lock)
 
     def device_user(self, lock: Lock) -> str:
         """Return who has the device of a lock open, as a clause, or nothing."""

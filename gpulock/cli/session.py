@@ -69,7 +69,8 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
     try:
         seconds = float("inf") if value == FOR_EVER else parse_duration(value or "0")
     except ValueError as fault:
-        raise click.BadParameter(f"{fault}. Put -- before the command.", ctx, param) from fault
+        hint = ". Put -- before the command." if ctx.command.name == "run" else ""
+        raise click.BadParameter(f"{fault}{hint}", ctx, param) from fault
     if value is not None and not seconds:
         raise click.BadParameter("the time must be longer than 0.", ctx, param)
     return seconds

@@ -26,19 +26,15 @@ SHEPHERD, STEPD = "sge_shepherd", "slurmstepd"
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @click.option("--force", is_flag=True, help="Although a process may still have a GPU.")
 @click.pass_obj
-def forget_locks_command(session: Session, dry_run: bool, force: bool) -> None:
+def forget_locks_command(session: Session, force: bool) -> None:
     """Grant GPUs again on a node whose records were lost, once no job is left on it."""
     node = session.writable_node()
     if not are_records_lost(node):
         raise Refusal(INVALID_REQUEST, "no records were lost on this node", "see gpulock status")
     if not force and (left := next(list_remaining_users(node), "")):
         raise Refusal(BUSY, left, "end it first, or say --force where it has no GPU")
-    if dry_run:
-        click.echo("The lost records would be forgotten: every GPU could be granted again.")
-        return
     node.store.check(make=True)
     with Gate(node.store, Deadline(SECONDS)):
         begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)

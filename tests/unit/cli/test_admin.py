@@ -66,17 +66,13 @@ def test_a_reserve_is_put_back_after_a_boot(site: Site) -> None:
     assert site.json()["gpus"][3]["held"]["comment"] == "burn-in"
 
 
-def test_a_device_whose_lock_was_removed_is_not_reserved(site: Site) -> None:
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_held_device_is_not_reserved_whether_its_lock_was_removed_or_not(
+    site: Site, removed: bool
+) -> None:
     site.hold(3)
-    shutil.rmtree(site.files.lock_dir / "locks" / site.id(3))
-    result = site.call("reserve", "3", "--reason", "x")
-    assert result.exit_code == 1
-    assert "GPU 3 is held by job 12 of alice" in result.stderr
-    assert noted(site, quarantine.RESERVE) == []
-
-
-def test_a_held_device_is_not_reserved_and_its_holder_is_named(site: Site) -> None:
-    site.hold(3)
+    if removed:
+        shutil.rmtree(site.files.lock_dir / "locks" / site.id(3))
     result = site.call("reserve", "3", "--reason", "x")
     assert result.exit_code == 1
     assert "GPU 3 is held by job 12 of alice" in result.stderr

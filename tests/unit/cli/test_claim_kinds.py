@@ -130,12 +130,3 @@ def test_a_word_that_is_none_is_told_by_its_option(
 )
 def test_what_makes_no_sense_together_is_a_wrong_use(split: Site, words: tuple[str, ...]) -> None:
     assert "Usage: " in refused(split, *words)
-
-
-def test_the_inventory_lists_the_kinds(split: Site) -> None:
-    kinds = "3g.40gb (3), 2g.20gb (1), 1g.10gb (2), a100-sxm4-80gb (6)"
-    assert f"Kinds that a job may ask for: {kinds}" in split.call("inventory").stdout
-
-
-def test_the_inventory_lists_several_models(two_models: Site) -> None:
-    assert "a100-sxm4-80gb (4), h200 (4)" in two_models.call("inventory").stdout

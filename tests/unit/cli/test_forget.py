@@ -135,13 +135,6 @@ def test_a_lock_whose_copy_is_left_and_whose_owner_lives_is_not_forgotten(
     assert (site.files.lock_dir / "locks" / site.id(2)).is_dir()
 
 
-def test_a_dry_run_says_what_would_be_done_and_changes_nothing(lost: Site) -> None:
-    result = lost.call("forget-locks", "--dry-run")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert "could be granted again" in result.stdout
-    assert lost.run(*TRUE).returncode != 0
-
-
 @pytest.mark.root
 def test_where_lock_dir_is_gone_the_owner_of_the_records_may_change_them(site: Site) -> None:
     site.hold(2)

@@ -2,7 +2,7 @@
 """Users with passwords: bcrypt verdicts, one check at a time, remembered.
 
 bcrypt is slow on purpose (48 ms at cost 10), so strangers could spend all of a node's time on wrong
-passwords. One thread does the checks, in their order. A few of each client may wait, so that a
+passwords. Each check waits for the one before. A few of each client may wait, so that a
 thousand from one address delay another by those few. A verdict is remembered even where its client
 has gone meanwhile: a scrape that came too early for it finds it the next time.
 """
@@ -16,7 +16,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, error_response
 
@@ -33,7 +32,8 @@ class Passwords:
         """`check` is bcrypt.checkpw, of a password and a hash."""
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         self._check = check
-        self._checks = ThreadPoolExecutor(1, "passwords")
+        self._last = threading.Event()  # set once the last check is over
+        self._last.set()
         self._waiting = Counter[str]()  # checks by client
         # A stranger's name takes as long as the dearest known one.
         self._decoy = max(hashes.values(), key=bcrypt_cost).encode()
@@ -68,11 +68,15 @@ class Passwords:
             if self._waiting[client] >= PLACES_OF_ONE or self.waiting >= PLACES:
                 return None
             self._waiting[client] += 1
+            before, self._last = self._last, threading.Event()
+            mine = self._last
+        before.wait()
         try:
-            return self._checks.submit(self._judge, user, password, digest).result()
+            return self._judge(user, password, digest)
         except ValueError:  # a hash that bcrypt dislikes
             return False
         finally:
+            mine.set()
             with self._lock:
                 self._waiting[client] -= 1
                 self._waiting += Counter()  # forgets who has none

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 import threading
 
 import bcrypt
@@ -183,6 +185,21 @@ def test_who_fills_all_places_keeps_nobody_else_out() -> None:
     assert crowd.order[PLACES_OF_ONE] == b"right"
     assert dict(crowd.answers[1:]) == {"flood": False, "user": True, "other": False}
     assert crowd.users.waiting == 0
+
+
+STOPPED = """
+import threading, time
+from gpulock_exporter.webconfig.passwords import Passwords
+users = Passwords({"alice": "$2b$04$"}, lambda password, known: time.sleep(100))
+for guess in (b"1", b"2", b"3"):
+    threading.Thread(target=users.is_right, args=("alice", guess, "a"), daemon=True).start()
+while users.waiting < 3:
+    time.sleep(0.01)
+"""
+
+
+def test_a_stop_waits_for_no_check() -> None:
+    subprocess.run([sys.executable, "-c", STOPPED], check=True, timeout=50)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
 CHUNK = 1 << 20  # bytes that are read at once
 SHOWN = 60  # characters of what a server said instead of an answer
 DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
-NO_ANSWER = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class Series(NamedTuple):
@@ -81,7 +81,7 @@ def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> 
     try:
         connection.request("GET", f"{path}?{words}", headers=headers)
         with connection.getresponse() as answer:
-            data = b""
+            data = bytearray()  # a server may send parts of a few thousand bytes
             while part := answer.read1(CHUNK):
                 data += part
                 if len(data) > limit:
@@ -89,9 +89,9 @@ def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> 
                 if end.left() <= 0:
                     raise socket.timeout
             if answer.status != OK:
-                said = error_of_answer(data)
+                said = error_of_answer(bytes(data))
                 raise ValueError(f"it answers {answer.status} {answer.reason}{said}")
-            return data
+            return bytes(data)
     finally:
         connection.close()
 

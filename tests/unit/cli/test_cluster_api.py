@@ -20,6 +20,7 @@ from tests.support.prometheus_server import Act, Prometheus, send
 
 QUERY = "up"
 NO_SERIES = b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": 7}]}}'
+HUGE = b'{"status": "success", "data": {"result": [{"metric": {}, "value": [1, 1%0400d]}]}}' % 0
 
 
 @pytest.fixture
@@ -43,6 +44,16 @@ def test_an_answer_is_its_series(prometheus: Prometheus) -> None:
     ((one,),) = query_prometheus(prometheus.url + "/", [QUERY])
     assert (one.name, one.labels, one.value) == ("up", {"instance": "a:1"}, 1.0)
     assert prometheus.asked[0][0].startswith("/api/v1/query?query=up&timeout=")
+
+
+@pytest.mark.real_time
+def test_a_large_answer_in_small_parts_is_read_as_fast_as_it_comes(prometheus: Prometheus) -> None:
+    def send_chunks(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        handler.wfile.write(b"1000\r\n%04096d\r\n" % 0 * 5000 + b"0\r\n\r\n")
+
+    prometheus.act = send_chunks
+    assert "it begins with '0" in refused(prometheus.url, limit=1 << 26)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,7 @@ def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> Non
             answers(200, NO_SERIES),
             "is not Prometheus's",
         ),
+        (answers(200, HUGE), "is not Prometheus's"),
         (answers(200, b" " * (1 << 21)), "longer than 1 MiB"),
         (
             answers(422, b'{"status": "error", "error": "too many samples\\u001b"}'),

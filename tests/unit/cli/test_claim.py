@@ -17,6 +17,7 @@ from gpulock.job.environment import BIND_LISTS, loaded_driver_version
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
+from tests.support.driver_reads import is_gate_held
 from tests.support.locks import place_lock
 
 pytestmark = pytest.mark.slow
@@ -254,6 +255,22 @@ def test_a_device_in_use_is_kept_without_force_and_named_with_it(
         assert forced.exit_code == 0
         assert f"STILL IN USE: process {user.pid} has" in forced.stderr
         assert site.json()["gpus"][6]["held"] is None
+
+
+def test_nothing_is_said_of_a_forced_release_while_the_gate_is_held(
+    site: Site, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that takes no text would keep every claim of the node waiting."""
+    held: list[bool] = []
+
+    def observed(text: str, **_: object) -> None:
+        held.append(is_gate_held(Path(f"{site.files.lock_dir}.claims")))
+
+    site.call("claim", "--devices", "6", "--pid", str(process.pid))
+    monkeypatch.setattr("gpulock.cli.claims.release.click.echo", observed)
+    with site.opened(6):
+        site.call("release", "6", "--force", "--reason", "x")
+    assert held == [False, False]
 
 
 def test_anothers_process_is_not_released_without_force(site: Site) -> None:

@@ -210,6 +210,12 @@ def test_what_makes_no_sense_to_the_parser_is_a_usage_error(
     assert site.call(*args).exit_code == 2
 
 
+def test_no_time_to_wait_is_no_wait(site: Site) -> None:
+    site.hold(*range(8))
+    done = site.run("run", "-n", "1", "--wait", "0", "--", "/bin/true")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
 def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
     site.hold(*range(8))
     done = site.run("run", "-n", "1", "--wait", "2s", "--", "/bin/true")

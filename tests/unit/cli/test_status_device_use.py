@@ -253,6 +253,7 @@ def test_what_makes_no_sense_is_a_usage_error(
 ) -> None:
     result = site.call("status", *words)
     assert (result.exit_code, said in result.stderr) == (2, True)
+    assert "before the command" not in result.stderr
 
 
 def test_json_tells_what_a_device_did(site: Site, sampled: Sampled) -> None:

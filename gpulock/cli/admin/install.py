@@ -183,7 +183,7 @@ def removal_parts(
 def doctor_command(ctx: click.Context, with_all: bool, as_json: bool) -> None:
     """Check this node, its settings and its scheduler; exit 1 if there is a fault."""
     from gpulock.install.doctor import doctor
-    from gpulock.install.doctor.report import MARKS, report_json, report_lines
+    from gpulock.install.doctor.check import MARKS, report_json, report_lines
 
     session: Session = ctx.obj
     if os.geteuid() != 0 and not session.settings().simulation:

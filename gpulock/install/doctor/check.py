@@ -6,15 +6,19 @@ A check that finds nothing wrong is passed. What cannot be found out is a warnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
+from gpulock.text.table import UNCUT, wrap_sentence
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 SETTINGS, INSTALLED, DRIVER = "settings", "gpulock", "driver"  # what other checks need
+MARKS: Final = {WARNING: "!", FAULT: "x"}
+VERSION: Final = 1  # of the JSON document
 _FAILURES: Final = (InstallError, OSError, ValueError, KeyError)
 
 
@@ -102,3 +106,34 @@ def run_checks(checks: Iterable[Check]) -> Report:
     for check in checks:
         report.run(check)
     return report
+
+
+def report_lines(report: Report, with_all: bool, width: int = UNCUT) -> Iterator[str]:
+    """Yield the lines for people; `with_all` names each check that is well or silent, too."""
+    for one in report.findings:
+        end = "" if one.what.endswith((".", "?")) else "."
+        yield from wrap_sentence(f"{MARKS[one.state]} {one.name}: {one.what}{end}", width, "  ")
+        yield from (f"    {line}" for line in wrap_sentence(one.do, width - 4))
+    if with_all:
+        yield from (f"ok {name}" for name in report.passed)
+        yield from (f"- {name}: not looked at without {n}" for name, n in report.silent.items())
+    if not report.findings:
+        number = f"{len(report.passed)} checks{'' if with_all else '; --all'}"
+        yield from wrap_sentence(f"ok: {', '.join(report.facts)} ({number})", width, "  ")
+
+
+def report_json(report: Report) -> str:
+    """Return the JSON document (docs/troubleshooting.md)."""
+    findings = [
+        {"check": one.name, "state": one.state, "what": one.what, "do": one.do}
+        for one in report.findings
+    ]
+    document = {
+        "version": VERSION,
+        "broken": report.is_broken,
+        "facts": report.facts,
+        "findings": findings,
+        "passed": report.passed,
+        "silent": report.silent,
+    }
+    return json.dumps(document, indent=2)

@@ -20,11 +20,12 @@ from gpulock.install.doctor.check import (
     Report,
     fact,
     fault,
+    report_json,
+    report_lines,
     run_checks,
     warning,
 )
 from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
-from gpulock.install.doctor.report import report_json, report_lines
 from gpulock.install.files import InstallError
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc

@@ -13,8 +13,7 @@ import pytest
 from gpulock import __version__
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon, doctor
-from gpulock.install.doctor.check import Check, run_checks
-from gpulock.install.doctor.report import report_lines
+from gpulock.install.doctor.check import Check, report_lines, run_checks
 from gpulock.install.systemd import manager
 from gpulock.node import sample
 from gpulock.node.procfs import Proc

@@ -141,13 +141,6 @@ def remove_quietly(path: str, dir_fd: "int | None" = None) -> None:
         return
 
 
-def list_oldest(folder: str, keep: int) -> "list[str]":
-    """Return the paths in a folder that are too many, where `keep` may stay; raise OSError."""
-    paths = [f"{folder}/{name}" for name in os.listdir(folder) if name[0] != "."]
-    paths.sort(key=lambda path: os.lstat(path).st_mtime)
-    return paths[:-keep]
-
-
 def remove_folder(path: str) -> None:
     """Remove a folder with all in it, or what stands in its place; no link is followed.
 

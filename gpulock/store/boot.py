@@ -50,7 +50,9 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     atomic.remove_quietly(f"{store.path}/{events.NAME}")  # they are of one boot
     try:
         finish_earlier_claims(store, boot_id)
-        grants.limit_owed_records(state_dir, store)
+        grants.drop_oldest(
+            store, f"{state_dir}/{grants.OWED}", grants.OWED_CAP + 1, grants.OWED_CAP
+        )
         restore_reserves(store, state_dir, boot_id, node)
         atomic.replace_file(f"{store.root}/boot_id", boot_id.encode() + b"\n")
         write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")

@@ -136,13 +136,19 @@ def finish_claim(store: LockStore, token: str) -> None:
         if fault.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         atomic.remove_folder(f"{store.claims_dir}/{token}")  # it was finished, and put back
+    drop_oldest(store, store.finished_dir, FINISHED_CAP, FINISHED_CAP - FINISHED_PRUNE)
+
+
+def drop_oldest(store: LockStore, folder: str, cap: int, keep: int) -> None:
+    """Drop all but the last `keep` in a folder that has `cap`, as far as possible; count them."""
     try:
-        if len(os.listdir(store.finished_dir)) >= FINISHED_CAP:
-            kept = FINISHED_CAP - FINISHED_PRUNE
-            oldest = atomic.list_oldest(store.finished_dir, kept)
-            events.note_event(store.path, events.DROPPED, str(len(oldest)))
-            for path in oldest:
-                atomic.remove_folder(path)
+        paths = [f"{folder}/{name}" for name in os.listdir(folder) if name[0] != "."]
+        if len(paths) < cap:
+            return
+        paths.sort(key=lambda path: os.lstat(path).st_mtime)
+        events.note_event(store.path, events.DROPPED, str(len(paths[:-keep])))
+        for path in paths[:-keep]:
+            atomic.remove_folder(path)
     except OSError:
         return
 
@@ -165,15 +171,3 @@ def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
         atomic.replace_file(f"{folder}/{record.token}", owner.encode_owner(record).encode())
     except (OSError, ValueError):
         return
-
-
-def limit_owed_records(state_dir: str, store: LockStore) -> None:
-    """Drop the oldest records once there are too many, as far as that is possible; count them."""
-    try:
-        oldest = atomic.list_oldest(f"{state_dir}/{OWED}", OWED_CAP)
-    except OSError:
-        return
-    if oldest:
-        events.note_event(store.path, events.DROPPED, str(len(oldest)))
-    for path in oldest:
-        atomic.remove_quietly(path)

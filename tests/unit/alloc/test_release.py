@@ -83,33 +83,6 @@ def test_only_the_device_that_is_open_is_kept(box: Box) -> None:
     assert (found.freed, box.locks()) == ([bus(0)], [bus(1)])
 
 
-def test_a_lock_that_is_another_claims_when_it_is_renamed_stays(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The token is compared just before the rename, whatever was judged before."""
-    one = hold(box, 1)
-    node = box.node()
-    real = os.readlink
-    done: list[str] = []
-
-    def peer(path: str) -> str:
-        if "/fd/" in path and not done:
-            done.append(path)
-            change_record(node.store, bus(0), one.copy(token="another"))
-        return real(path)
-
-    box.proc.add(700, fds={9: box.dev / "nvidia3"})
-    monkeypatch.setattr(os, "readlink", peer)
-    held = node.store.read_all_locks()
-
-    def as_before(_: LockStore) -> dict[str, Lock]:
-        return held
-
-    monkeypatch.setattr(LockStore, "read_all_locks", as_before)
-    assert let_go(box, one).freed == []
-    assert (done, box.locks()) == (done[:1], [bus(0)])
-
-
 def test_without_the_gate_in_time_nothing_is_freed(box: Box) -> None:
     one = hold(box)
     with Gate(str(box.records), Deadline(1)), pytest.raises(Refusal):

@@ -214,6 +214,6 @@ def test_finished_claims_that_cannot_be_counted_stop_no_release(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grants, "FINISHED_CAP", 1)
-    monkeypatch.setattr(atomic, "list_oldest", raising(PermissionError(13, "denied")))
+    monkeypatch.setattr(os, "lstat", raising(PermissionError(13, "denied")))
     finish(store, "t")
     assert os.listdir(store.finished_dir) == ["t"]

@@ -17,6 +17,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_owner import DAEMONS
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
@@ -243,39 +244,26 @@ def test_a_process_of_another_claim_is_that_ones(box: Box) -> None:
     assert left(box, one, 700, 701) == [701]
 
 
-@pytest.mark.parametrize("uids", [(0, 0, 0, 0), (0, 1000, 0, 1000), (1001, 0, 0, 0)])
-def test_what_root_runs_is_no_users_job(box: Box, uids: tuple[int, ...]) -> None:
-    one = hold(box, uid=1000)
-    box.proc.add(700, uids=uids)
-    assert left(box, one, 700) == []
+ROOT = (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("uids", [(1000, 0, 0, 0), (0, 1000, 1000, 1000)])
-def test_a_su_that_waits_for_a_password_may_be_ended_by_its_user(
-    box: Box, uids: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("owner", "name", "uids", "ended"),
+    [
+        *[(1000, "x", uids, False) for uids in (ROOT, (0, 1000, 0, 1000), (1001, 0, 0, 0))],
+        *[(1000, "su", uids, True) for uids in ((1000, 0, 0, 0), (0, 1000, 1000, 1000))],
+        (0, "x", ROOT, True),  # the job is root's
+        *[(0, name, ROOT, False) for name in sorted(DAEMONS)],
+        (1000, "slurmd", (1000,) * 4, True),  # a user's process with a daemon's name
+    ],
+)
+def test_what_root_runs_is_no_users_job_but_what_its_user_may_end(
+    box: Box, owner: int, name: str, uids: tuple[int, ...], ended: bool
 ) -> None:
-    one = hold(box, uid=1000)
-    box.proc.add(700, "su", uids=uids)
-    assert left(box, one, 700) == [700]
-
-
-def test_it_is_where_the_job_is_roots(box: Box) -> None:
-    one = hold(box, uid=0)
-    box.proc.add(700, uids=(0, 0, 0, 0))
-    assert left(box, one, 700) == [700]
-
-
-@pytest.mark.parametrize("name", ["sge_shepherd", "sge_execd", "slurmstepd", "slurmd"])
-def test_a_schedulers_daemon_is_nobodys(box: Box, name: str) -> None:
-    one = hold(box, uid=0)
-    box.proc.add(700, name, uids=(0, 0, 0, 0))
-    assert left(box, one, 700) == []
-
-
-def test_a_users_process_with_a_daemons_name_is_the_users(box: Box) -> None:
-    one = hold(box, uid=1000)
-    box.proc.add(700, "slurmd", uids=(1000,) * 4)
-    assert left(box, one, 700) == [700]
+    """As a `su` that waits for a password. A scheduler's daemon is nobody's."""
+    one = hold(box, uid=owner)
+    box.proc.add(700, name, uids=uids)
+    assert left(box, one, 700) == [700] * ended
 
 
 def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:

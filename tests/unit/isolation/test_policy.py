@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import policy
 from gpulock.node.devices import Device, place_device
 
@@ -71,24 +71,21 @@ def test_places_open_their_card_and_no_instance(driver: str) -> None:
     assert rules == {195: {2, *CONTROL}, CAPS: set()}
 
 
-@pytest.mark.parametrize("minor", [-1, 254, 255, 300])
-def test_a_minor_that_is_no_cards_refuses_the_job(driver: str, minor: int) -> None:
+@pytest.mark.parametrize(
+    ("device", "major", "kind"),
+    [
+        *[(gpu(minor), -1, UNKNOWN) for minor in (-1, 254, 255, 300)],  # no card has that minor
+        (instance(2, "gi9.ci0"), CAPS, UNKNOWN),  # the driver does not tell its nodes
+        (instance(0, "gi1.ci0"), -1, BROKEN),  # it has no access nodes at all
+    ],
+)
+def test_a_device_whose_numbers_are_not_known_refuses_the_job(
+    driver: str, device: Device, major: int, kind: str
+) -> None:
     with pytest.raises(Refusal) as told:
-        policy.device_rules([gpu(minor)], -1, driver)
+        policy.device_rules([device], major, driver)
 
-    assert told.value.kind == UNKNOWN
-
-
-def test_an_instance_whose_nodes_are_not_told_refuses_the_job(driver: str) -> None:
-    with pytest.raises(Refusal) as told:
-        policy.device_rules([instance(2, "gi9.ci0")], CAPS, driver)
-
-    assert told.value.kind == UNKNOWN
-
-
-def test_an_instance_without_a_driver_for_access_nodes_refuses_the_job(driver: str) -> None:
-    with pytest.raises(Refusal, match="nvidia-caps"):
-        policy.device_rules([instance(0, "gi1.ci0")], -1, driver)
+    assert told.value.kind == kind
 
 
 def test_the_major_is_that_of_the_very_name_among_character_devices() -> None:

@@ -153,16 +153,26 @@ def test_a_job_that_has_another_users_old_id_opens_none(site: Site, kernel: Kern
     assert kernel.confined == [("12.0", [])]
 
 
-def stopped(site: Site) -> None:
-    """Expect that the step does not start."""
+@pytest.mark.parametrize(
+    "what", ["its device is another's", "its note", "two nodes", "name", "uid", "title"]
+)
+def test_what_is_not_sure_stops_the_step(site: Site, kernel: Kernel, what: str) -> None:
+    """Its note cannot be read, two nodes on one machine run it, or its parent is no step daemon."""
+    store, note = site.node().store, site.records / "tasks/n1.12"
+    if what == "its device is another's":
+        retire_lock(store, store.read(bus(1)), "its job ended")
+    elif what == "its note":
+        note.write_text("nonsense\n")
+    elif what == "two nodes":
+        note.with_name("n2.12").write_text(note.read_text())
+    elif what == "name":
+        site.process(STEPD, "sshd", "slurmstepd: [12.0]", os.geteuid())
+    elif what == "uid":
+        site.stepd(STEPD, "12.0", UID)
+    else:
+        site.process(STEPD, "slurmstepd", "slurmstepd infinity", os.geteuid())
+
     assert run(site) == 1
-
-
-def test_a_device_that_is_not_the_jobs_any_more_stops_the_step(site: Site, kernel: Kernel) -> None:
-    store = site.node().store
-    retire_lock(store, store.read(bus(1)), "its job ended")
-
-    stopped(site)
     assert kernel.confined == []
 
 
@@ -173,34 +183,6 @@ def test_a_lock_that_was_removed_stops_no_step_of_its_claim(site: Site, kernel: 
     assert kernel.confined == [("12.0", [0, 1])]
 
 
-def test_a_note_that_cannot_be_read_stops_the_step(site: Site, kernel: Kernel) -> None:
-    (site.records / "tasks/n1.12").write_text("nonsense\n")
-
-    stopped(site)
-    assert kernel.confined == []
-
-
-def test_a_job_that_two_nodes_on_one_machine_run_stops_the_step(site: Site, kernel: Kernel) -> None:
-    text = (site.records / "tasks/n1.12").read_text()
-    (site.records / "tasks/n2.12").write_text(text)
-
-    stopped(site)
-    assert kernel.confined == []
-
-
-@pytest.mark.parametrize("what", ["name", "uid", "title"])
-def test_any_other_parent_is_refused(site: Site, kernel: Kernel, what: str) -> None:
-    if what == "name":
-        site.process(STEPD, "sshd", "slurmstepd: [12.0]", os.geteuid())
-    elif what == "uid":
-        site.stepd(STEPD, "12.0", UID)
-    else:
-        site.process(STEPD, "slurmstepd", "slurmstepd infinity", os.geteuid())
-
-    stopped(site)
-    assert kernel.confined == []
-
-
 @pytest.mark.parametrize("policy", ["stop", "requeue"])
 def test_a_step_that_cannot_be_confined_does_not_start_and_drains_the_node(
     site: Site, kernel: Kernel, policy: str
@@ -208,7 +190,7 @@ def test_a_step_that_cannot_be_confined_does_not_start_and_drains_the_node(
     site.set(ON_BROKEN=policy)
     kernel.refusal = Refusal(BROKEN, "no cgroups", "mount them")
 
-    stopped(site)
+    assert run(site) == 1
     assert ["no cgroups" in reason for reason in site.drained()] == [True] * (policy == "stop")
     assert not [call for call in site.calls() if "requeue" in call]
 
@@ -219,7 +201,7 @@ def test_a_script_that_cannot_be_confined_is_put_back(site: Site, kernel: Kernel
     site.stepd(STEPD, "12.batch")
     site.answers(row(12))
 
-    stopped(site)
+    assert run(site) == 1
     assert ["scontrol", "requeue", "12"] in site.calls()
 
 

@@ -8,6 +8,7 @@ environment of their own processes: it proves something about that user's jobs a
 import os
 import time
 
+from gpulock.alloc.process_tree import INIT
 from gpulock.node.procfs import StartingProgramError
 
 TYPE_CHECKING = False
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
 # Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
 PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
-INIT = 1  # may hide its environment even from root
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
 HOOK_CONTEXTS = (b"prolog_slurmd", b"epilog_slurmd")
@@ -68,7 +68,7 @@ def read_environs(
     started: dict[int, StartedAs] = {}
     unseen, late = "", time.thread_time() + ONE_USER
     own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
-    waiting = [pid for pid in own if pid != INIT]
+    waiting = [pid for pid in own if pid != INIT]  # it may hide its own even from root
     later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
     doubt = ""
     for pause in PAUSES:

@@ -16,7 +16,7 @@ from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
 from gpulock.node.settings_file import read_settings
 
-MOST_KEYS = 48
+MOST_KEYS = 42
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = "gpulock-simulation 1\n"
 

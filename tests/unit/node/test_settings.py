@@ -220,9 +220,9 @@ def test_nothing_in_the_environment_configures(
     assert read_settings(write(tmp_path, "EXPECTED_GPUS=4\n")).lock_dir == "/run/gpulock"
 
 
-def simulation(tmp_path: Path, text: str = GOOD) -> tuple[str, Path]:
+def simulation(tmp_path: Path) -> tuple[str, Path]:
     marker = tmp_path / "marker"
-    marker.write_text(text)
+    marker.write_text(GOOD)
     return write(tmp_path, f"SIMULATION={marker}\n"), marker
 
 
@@ -231,9 +231,24 @@ def test_a_simulations_marker_of_ones_own_is_obeyed(tmp_path: Path) -> None:
     assert read_settings(path).simulation == str(marker)
 
 
-@pytest.mark.parametrize("text", ["", "gpulock-simulation 2\n", "x\n" + GOOD, "x" * 100_000])
-def test_a_marker_that_says_something_else_is_refused(tmp_path: Path, text: str) -> None:
-    refusal(simulation(tmp_path, text)[0])
+@pytest.mark.parametrize(
+    "what",
+    ["", "gpulock-simulation 2\n", f"x\n{GOOD}", "x" * 100_000, "link", "fifo", "folder", "gone"],
+)
+def test_a_marker_that_is_no_file_or_says_something_else_is_refused(
+    tmp_path: Path, what: str
+) -> None:
+    path, marker = simulation(tmp_path)
+    marker.rename(tmp_path / "real")
+    if what == "link":
+        marker.symlink_to("real")
+    elif what == "fifo":
+        os.mkfifo(marker)
+    elif what == "folder":
+        marker.mkdir()
+    elif what != "gone":
+        marker.write_text(what)
+    refusal(path)
 
 
 def test_a_marker_of_somebody_else_is_refused_by_root_as_well(
@@ -252,19 +267,6 @@ def test_a_marker_of_somebody_else_is_refused_by_root_as_well(
     monkeypatch.setattr(os, "stat", of_root)
     assert read_settings(path, uid).simulation
     refusal(path, uid + 1)
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "gone"])
-def test_a_marker_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
-    path, marker = simulation(tmp_path)
-    marker.rename(tmp_path / "real")
-    if kind == "link":
-        marker.symlink_to("real")
-    elif kind == "fifo":
-        os.mkfifo(marker)
-    elif kind == "folder":
-        marker.mkdir()
-    refusal(path)
 
 
 def test_mps_serves_one_user_a_card_and_a_mask_of_uuids() -> None:

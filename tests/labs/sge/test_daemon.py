@@ -26,7 +26,7 @@ from tests.labs.daemon.daemon_lab import (
 )
 from tests.labs.daemon.daemon_witness import Witness
 from tests.labs.sge.cluster import NODES
-from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     at_gate,
     carriers,
@@ -191,26 +191,3 @@ def test_a_shepherd_whose_execd_and_qmaster_are_away_runs_its_epilog(
             gpus.sge.start_execd(NODE)
     # execd looks after what it did not start once a minute only: do not wait for it
     gpus.sge.qdel("-f", str(job))
-
-
-def test_a_refused_job_says_why_where_its_user_looks(gpus: Gpulock) -> None:
-    with daemon_on(gpus, NODE) as daemon:
-        holder = started(gpus, NODE, 8)
-        gpus.sge.set_exechost(NODE, "gpu=99,gpuj=99,slots=99")
-        try:
-            job = gpus.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-            gpus.sge.wait_state(job, "Rq")
-
-            def told() -> bool:
-                """Return whether the user reads it: it is refused, and told, again and again."""
-                daemon.goes_round()
-                seen.append(gpus.sge.qstat("-j", str(job)))
-                return "gpulock=gpulock: job " in seen[-1] and "0 of 8 free" in seen[-1]
-
-            seen: list[str] = []
-            wait_until(
-                told, why=lambda: "its context to say why\n" + daemon.said() + "\n".join(seen)
-            )
-            gpus.sge.qdel(str(job), str(holder))
-        finally:
-            gpus.sge.set_exechost(NODE, f"gpu={GPUS},gpuj={GPUS},slots=16")

@@ -9,7 +9,6 @@ card. It waits for the process only once the lock is gone. Its number is nobody 
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import subprocess
 import time
@@ -32,8 +31,7 @@ from gpulock.store.quarantine import RESERVE, list_noted_devices
 from gpulock.store.repair import repair_locks
 from gpulock.workstation.process_claims import make_process_owner
 
-USER: Final = "nobody"
-NOBODY: Final = 65534
+NOBODY: Final = 65534  # the kernel's overflow uid and gid: nobody
 GATE_SECONDS: Final = 1.0
 LONGEST: Final = 1800.0  # seconds of a test: `dcgmi diag -r 3` takes half of it on eight cards
 ENDING: Final = 10.0  # seconds that SIGKILL takes at most, but in a driver that hangs
@@ -67,8 +65,8 @@ class HealthCommand:
         self.is_stuck = False  # it was told, and stays
         self._gives_way = False  # it was ended for a claim
         self._text = b""  # the end of what it wrote
-        uid, gid = find_unprivileged_user() if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        user = ["--reuid", str(uid), "--regid", str(gid), "--clear-groups"]
+        uid = os.geteuid() or NOBODY
+        user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
         self._process = subprocess.Popen(
             [*SET_RIGHTS, *(user if os.geteuid() == 0 else ()), *WAIT, *settings.health_command],
             env=build_check_environment(device),
@@ -196,15 +194,6 @@ def is_others_doing(number: int, exited: bool) -> bool:
     if exited and number in NOT_RUN:
         return True
     return (number - OF_SHELL if exited else number) in OTHERS_SIGNALS
-
-
-def find_unprivileged_user() -> tuple[int, int]:
-    """Return uid and gid of the user that the command runs as."""
-    try:
-        found = pwd.getpwnam(USER)
-    except KeyError:
-        return NOBODY, NOBODY
-    return found.pw_uid, found.pw_gid
 
 
 def build_check_environment(device: Device) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 
 It starts where a job lives, one died, a claim was cut short, one of an earlier boot has no line in
 the history, the exporter has something to publish and a killed process left files half written.
-Then another gpulockd comes, and each claim that is over has one line.
+Then another gpulockd comes, and each claim that is over has one line, which says how.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ class Round(Reap):
         self.expect("4242" in told.values(), f"{when}, the inventory is not published")
         left = [name for name in os.listdir(node.store.path) if name.startswith(".")]
         self.expect(not left, f"{when}, there is still {left}")
-        lines = sorted(line["token"] for line in read_history(Path(node.settings.state_dir)))
-        self.expect(lines == self.over, f"{when}, the history has {lines}, not {self.over}")
+        found = read_history(Path(node.settings.state_dir))
+        lines = sorted(f"{line['token']} {line['how']}" for line in found)
+        owed = [f"{token} reap" for token in self.over]
+        self.expect(lines == owed, f"{when}, the history has {lines}, not {owed}")
 
 
 CASES = (

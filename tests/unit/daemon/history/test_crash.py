@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history and a crash: a line says how whatever was killed, and the file stays whole."""
+"""The history and a crash: the file stays whole, and no claim has two lines (see tests/sweep)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,15 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import count
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from gpulock.daemon.history.writer import HistoryWriter
-from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
 from tests.support.history_site import Ended, write_history
-from tests.support.locks import retire_lock
-from tests.support.trees import BOOT
 
 pytestmark = pytest.mark.slow
-
-# every face of a system call that the chore uses
-CALLS = (
-    *("open", "close", "read", "write", "pread", "fsync", "fstat", "stat", "lstat", "listdir"),
-    *("ftruncate", "unlink", "rmdir", "mkdir", "rename"),
-)
-KILLED = 42
-HALF = pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.giant)])
-PROOF = "its shepherd is gone"
 
 
 def in_child(act: Callable[[], None]) -> int:
@@ -45,73 +29,6 @@ def in_child(act: Callable[[], None]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def killed_at(number: int, act: Callable[[], None], half: bool) -> Callable[[], None]:
-    """Return `act`, killed at its `number`-th system call; `half` of what a write had to write."""
-
-    def run() -> None:
-        left = number
-        real_write = os.write
-
-        def wrap(real: Callable[..., object]) -> Callable[..., object]:
-            def call(*args: Any, **named: Any) -> object:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    if half and real is real_write:
-                        fd, data = args[0], bytes(args[1])
-                        real_write(fd, data[: len(data) // 2])
-                    os._exit(KILLED)
-                return real(*args, **named)
-
-            return call
-
-        for name in CALLS:
-            setattr(os, name, wrap(getattr(os, name)))
-        act()
-
-    return run
-
-
-def killed(
-    folder: Path, half: bool, prepare: Callable[[Ended], None], act: Callable[[Ended], None]
-) -> Iterator[tuple[Ended, str]]:
-    """Yield a node on which `act` was killed at its first system call, its second, to the last."""
-    deaths = 0
-    for number in count(1):
-        site = Ended(folder / str(number))
-        prepare(site)
-        code = in_child(killed_at(number, partial(act, site), half))
-        assert code in (0, KILLED)
-        deaths += code == KILLED
-        yield site, f"killed at call {number}"
-        if code == 0:
-            break
-    assert deaths > 40
-
-
-@HALF
-def test_killed_at_any_call_of_a_reap_its_line_says_how_all_the_same(
-    tmp_path: Path, half: bool
-) -> None:
-    def prepare(site: Ended) -> None:
-        site.run_job(0, 1)
-
-    for site, when in killed(tmp_path, half, prepare, reap):
-        reap(site)
-        (told,) = site.lines()
-        assert (told["how"], told["proof"]) == ("reap", PROOF), when
-        assert [one["how"] for one in told["devices"]] == ["reap"] * 2
-        assert (site.waiting(), site.owed()) == ([], [])
-
-
-def reap(site: Ended) -> None:
-    """Free what is still held, as a reconcile does, and run the chore, in a new process."""
-    store = site.node().store
-    for lock in repair_locks(store, BOOT).held.values():
-        retire_lock(store, lock, f"reap: {PROOF}")
-    fresh(site)
 
 
 def fresh(site: Ended) -> int:

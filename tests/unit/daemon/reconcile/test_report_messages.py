@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -42,13 +44,6 @@ def test_each_claim_that_was_freed_is_one_line_with_its_proof() -> None:
     assert reconcile_event_messages(found) == [f"freed {bus(0)} {bus(1)} of job 12 (alice): {why}"]
 
 
-def test_what_was_put_back_is_told() -> None:
-    found = report()
-    found.restored = [record(devices=(bus(0), bus(2)))]
-    (line,) = reconcile_event_messages(found)
-    assert line.startswith(f"restored {bus(0)} {bus(2)} of job 12 (alice)")
-
-
 def lasting_keys(why: str, token: str = "a1") -> set[str]:
     """Return the keys of what is told of a lock whose owner is not known."""
     found = report(outcome(0, HELD, UNKNOWN, why, record(token=token)))
@@ -68,39 +63,45 @@ def test_blindness_is_told_once_and_not_for_each_lock() -> None:
     assert list(lasting_problem_messages(found, 4)) == ["blind"]
 
 
-def test_orphans_name_the_process() -> None:
-    found = lasting_problem_messages(
-        report(outcome(0, ORPHANS, DEAD, f"process 7 has {bus(0)} open")), 4
-    )
-    (line,) = found.values()
-    assert "not freed" in line and "process 7" in line
+def changed(found: ReconcileReport, **changes: object) -> ReconcileReport:
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found
 
 
-def test_a_missing_card_is_told() -> None:
-    (line,) = lasting_problem_messages(report(gpus=3), 4).values()
-    assert line == "4 GPUs expected (EXPECTED_GPUS=), 3 are there"
-    assert lasting_problem_messages(report(gpus=3), 0) == {}
+OPEN = f"process 7 has {bus(0)} open"
 
 
-def test_without_a_driver_the_cards_are_not_missing_one_by_one() -> None:
-    found = report(gpus=0)
-    found.driver = "no NVIDIA driver: /proc/driver/nvidia/gpus is missing"
-    assert list(lasting_problem_messages(found, 4)) == ["driver"]
+@pytest.mark.parametrize(
+    ("found", "expected", "lines"),
+    [
+        (report(outcome(0, HELD, ALIVE, "its shepherd 500 runs")), 4, []),
+        (
+            report(outcome(0, ORPHANS, DEAD, OPEN)),
+            4,
+            [f"{bus(0)} of job 12 (alice) is not freed: its owner is dead, but {OPEN}"],
+        ),
+        (report(gpus=3), 4, ["4 GPUs expected (EXPECTED_GPUS=), 3 are there"]),
+        (report(gpus=3), 0, []),
+        (changed(report(gpus=0), driver="no NVIDIA driver"), 4, ["no NVIDIA driver"]),
+        (
+            report(outcome(3, HELD, ALIVE, "its shepherd 500 runs"), gpus=3),
+            3,
+            [f"{bus(3)} is locked, but the driver does not show it"],
+        ),
+    ],
+)
+def test_each_thing_that_lasts_is_one_line(
+    found: ReconcileReport, expected: int, lines: list[str]
+) -> None:
+    assert [*lasting_problem_messages(found, expected).values()] == lines
 
 
 def test_a_card_that_cannot_be_read_is_told() -> None:
     found = report()
     found.devices[2].fault = "its information cannot be read: EIO"
-    assert lasting_problem_messages(found, 4) == {
-        f"fault {bus(2)}": f"GPU {bus(2)}: {found.devices[2].fault}"
-    }
-
-
-def test_a_card_that_is_locked_and_gone_is_told() -> None:
-    found = report(outcome(3, HELD, ALIVE, "its shepherd 500 runs"), gpus=3)
-    assert lasting_problem_messages(found, 3) == {
-        f"gone {bus(3)}": f"{bus(3)} is locked, but the driver does not show it"
-    }
+    (line,) = lasting_problem_messages(found, 4).values()
+    assert line == f"GPU {bus(2)}: {found.devices[2].fault}"
 
 
 def test_the_summary_counts() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpulock.daemon.core.controller import AGAIN, BackoffControl, ControllerSilence
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.rounds import Rounds
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm import scontrol
 from tests.support.clock import VirtualClock
@@ -55,15 +55,6 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, clock: VirtualClock) -> Site:
     return Site(tmp_path, clock)
-
-
-def test_after_silence_it_is_left_alone(site: Site, clock: VirtualClock) -> None:
-    site.answer(NO_CONTACT)
-    for _ in range(3):
-        with pytest.raises(Refusal) as caught:
-            site.ask()
-        assert caught.value.kind == UNKNOWN
-    assert site.asked() == 1
 
 
 def test_after_a_minute_it_is_asked_again_and_its_answer_counts(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
-from tests.support.trees import BOOT, NAME, Box, bus, record, soon
+from tests.support.trees import NAME, Box, bus, record, soon
 
 
 class Counting(Chore):
@@ -126,14 +125,6 @@ def test_a_gate_that_stays_shut_is_said_once_and_tried_again(
     assert "timed out on the lock" in said[0]
     assert one.go() is not None
     assert one.said()[0].startswith("<6>no longer: ")
-
-
-def test_a_lock_directory_that_was_removed_is_made_again(one: Round) -> None:
-    one.go()
-    one.box.proc.shepherd(500, one.box.root)
-    shutil.rmtree(one.box.lock)
-    assert one.go() is not None
-    assert one.rounds.node.store.boot_id() == BOOT
 
 
 def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,10 @@ from gpulock.report.claims import GpuTimes, parse_reported_claim
 from gpulock.report.scan import add_times
 from gpulock.report.sources import read_local_records
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import atomic, boot, grants, owner
+from gpulock.store import boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
-from tests.support.faults import disk_full
 from tests.support.history_site import Ended
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.slurm_site import Site as SlurmSite
@@ -96,28 +95,10 @@ def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
     assert (site.tokens(), len(site.told)) == ([], 1)
 
 
-def test_a_link_in_the_place_of_a_copy_is_replaced(site: Ended) -> None:
-    elsewhere = site.root / "elsewhere"
-    elsewhere.write_text("secret")
-    (site.state / "owed").mkdir()
-    (site.state / "owed/feed").symlink_to(elsewhere)
-    grants.note_owed_line(str(site.state), site.node().store, record(token="feed"))
-    assert elsewhere.read_text() == "secret"
-    assert not (site.state / "owed/feed").is_symlink()
-
-
 def test_what_is_freed_of_a_claim_is_in_its_copy_all_the_same(site: Ended) -> None:
     site.run_job(0, 1, scheduler="slurm")
     site.end(0)
     assert owner.parse_owner((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
-
-
-def test_a_copy_that_cannot_be_written_fails_no_claim(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(atomic, "replace_file", disk_full)
-    grants.note_owed_line(str(site.state), site.node().store, record(token="feed"))
-    assert site.owed() == []
 
 
 def test_where_nobody_writes_a_history_no_copies_pile_up(site: Ended) -> None:

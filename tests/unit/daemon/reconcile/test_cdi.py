@@ -172,19 +172,6 @@ def test_it_is_written_once_for_everybody_to_read_and_leaves_nothing_beside(tmp_
     assert (path.stat().st_mode & 0o777, os.listdir(folder)) == (0o644, [cdi.NAME])
 
 
-def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    folder = tmp_path / "cdi"
-    folder.mkdir(mode=0o755)
-    (tmp_path / "other").write_text("theirs")
-    (folder / cdi.NAME).symlink_to(tmp_path / "other")
-    configured(site, CDI_DIR=str(folder))
-
-    assert site.call("cdi", "--write").exit_code == 0
-    assert (tmp_path / "other").read_text() == "theirs"
-    assert not (folder / cdi.NAME).is_symlink()
-
-
 def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
     folder = tmp_path / "cdi"
     folder.mkdir()

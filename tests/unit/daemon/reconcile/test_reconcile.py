@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.gate import Gate
@@ -67,20 +66,6 @@ def test_folders_that_were_removed_are_made_again(box: Box) -> None:
     os.rmdir(box.state / "quarantine")
     run(box)
     assert (box.state / "quarantine").is_dir()
-
-
-def test_a_claim_that_is_over_has_no_record_any_more(box: Box) -> None:
-    hold(box, 0, 501, scheduler="process", add_grp_id=0, job_id="501")
-    run(box)
-    assert os.listdir(box.records / "claims") == []
-    assert os.listdir(box.records / "finished") == ["t501"]
-
-
-def test_a_shut_gate_is_a_refusal(box: Box) -> None:
-    node = box.node()
-    with Gate(str(box.records), Deadline(1)), pytest.raises(Refusal) as caught:
-        reconcile_locks(node, judge_of(node), Deadline(0.02))
-    assert caught.value.kind == UNKNOWN
 
 
 def test_a_job_that_began_while_the_gate_was_shut_is_judged_by_a_look_of_its_own(

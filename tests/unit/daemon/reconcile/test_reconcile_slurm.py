@@ -76,14 +76,6 @@ def test_no_other_step_is(site: Site, step: str) -> None:
     assert acts(site) == ["held"]
 
 
-@pytest.mark.parametrize("title", ["13.extern", "1.extern", ""])
-def test_nor_is_another_jobs(site: Site, title: str) -> None:
-    site.prolog(12, "0")
-    site.stepd(700, title)
-    again(site)
-    assert not seen(site)
-
-
 def test_a_dry_run_notes_and_frees_nothing(site: Site) -> None:
     site.prolog(12, "0")
     site.stepd(700, "12.extern")
@@ -170,24 +162,6 @@ def test_a_draining_lock_waits_for_its_last_process(site: Site) -> None:
     assert acts(site) == ["held"]
     (folder / "cgroup.procs").write_text("")
     assert acts(site) == ["freed"]
-
-
-def test_a_record_of_another_version_is_held_and_stops_no_reconcile(site: Site) -> None:
-    site.prolog(12, "0")
-    site.prolog(13, "1")
-    site.fails(INVALID)
-    path = site.lock / "locks" / bus(2) / "owner"
-    path.parent.mkdir()
-    path.write_text("gpulock-owner 2\n")
-    assert acts(site) == ["freed", "freed", "held"]
-    assert site.locks() == [bus(2)]
-
-
-def test_a_new_boot_is_no_loss(site: Site) -> None:
-    site.prolog(12, "1")
-    site.proc.boot(OTHER_BOOT)
-    again(site)
-    assert (site.locks(), claims(site)) == ([], [])
 
 
 def test_nobody_is_asked_where_no_lock_is_slurms(site: Site) -> None:

@@ -146,7 +146,8 @@ def measure_tls(root: Path, nvml: Double) -> tuple[list[float], float, float]:
     key = own.with_suffix(".key")
     config.write_text(f"tls_server_config:\n  cert_file: {own}\n  key_file: {key}\n")
     client = trusting(authority)
-    with Whole(root, nvml, "--web-config", str(config), client=client) as exporter:
+    keys = {"WEB_CONFIG": str(config)}
+    with Whole(root, nvml, settings=keys, client=client) as exporter:
         exporter.up(GPUS)
         for _ in range(60):
             exporter.scrape()

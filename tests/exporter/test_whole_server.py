@@ -50,7 +50,8 @@ def over_tls(authority: Path, folder: Path, nvml: Double) -> Whole:
     """Return an exporter with a web-config.yml of a certificate alone."""
     config = folder / "web-config.yml"
     config.write_text(tls(authority))
-    return Whole(folder, nvml, "--web-config", str(config), client=trusting(authority))
+    keys = {"WEB_CONFIG": str(config)}
+    return Whole(folder, nvml, settings=keys, client=trusting(authority))
 
 
 def basic(user: str, password: str) -> dict[str, str]:
@@ -73,7 +74,8 @@ def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_pass
         )
     )
     client = trusting(authority, authority.with_name("prometheus.pem"))
-    with Whole(tmp_path, nvml, "--web-config", str(config), client=client) as exporter:
+    keys = {"WEB_CONFIG": str(config)}
+    with Whole(tmp_path, nvml, settings=keys, client=client) as exporter:
         right = basic("prometheus", "right")
         answer = first(exporter, right | PROMETHEUS)
         assert answer.status == 200
@@ -136,7 +138,7 @@ def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_key(
 ) -> None:
     config = tmp_path / "web-config.yml"
     config.write_text(content)
-    with Whole(tmp_path, nvml, "--web-config", str(config)) as exporter:
+    with Whole(tmp_path, nvml, settings={"WEB_CONFIG": str(config)}) as exporter:
         exporter.ends = (3,)
         assert exporter.process.wait(60) == 3
         said = exporter.errors.read_text()

@@ -34,7 +34,6 @@ from gpulock_exporter.app.folder import (
     is_pause_asked,
 )
 from gpulock_exporter.clock import current_moment
-from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
@@ -98,7 +97,6 @@ def exporter_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="in place of EXPORTER_LISTEN",
     )
-    found.add_argument("--web-config", metavar="FILE", help="in place of WEB_CONFIG")
     found.add_argument(
         "--folder",
         dest="exporter_dir",
@@ -106,13 +104,12 @@ def exporter_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="in place of LOCK_DIR-exporter",
     )
-    found.add_argument("--label-user", choices=[u.value for u in LabelUser], help="of LABEL_USER")
     return found
 
 
 def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> Settings:
     """Return the settings with the options that were given in place of their keys."""
-    for name in ("exporter_listen", "web_config", "exporter_dir", "label_user"):
+    for name in ("exporter_listen", "exporter_dir"):
         value = getattr(options, name)
         if value is not None:
             setattr(settings, name, tuple(value) if isinstance(value, list) else value)

@@ -94,10 +94,16 @@ class NvmlSource:
         NAMED.note.leave_card()
         here = [found[card.index] for card in self._cards if card.index not in lost]
         frame.devices = [record for records in here for record in records]
-        self._keep_failure(look)
+        if look.processes:
+            self._unlisted = look.failures.get("processes", "")
+        elif self._unlisted:  # told until they are asked for again, not just once
+            look.fail("processes", "", self._unlisted)
+        names = {card.index: card.name for card in self._cards}
+        for index, why in sorted(lost.items()):
+            look.fail("devices", names.get(index, f"card {index}"), why)
         frame.driver, frame.failures = self._driver, look.failures
-        self._note(look, lost, frame)
-        NAMED.note.leave_card()
+        frame.lost = {names[index]: why for index, why in lost.items() if index in names}
+        frame.complete = self._count > 0 and not self._denied
         return frame
 
     def close(self) -> None:
@@ -197,21 +203,6 @@ class NvmlSource:
             lost[card.index] = self._missing.pop(card.index)
         else:
             self._cards[place] = other
-
-    def _note(self, look: PollContext, lost: dict[int, str], frame: Frame) -> None:
-        """Tell of the cards that are lost."""
-        names = {card.index: card.name for card in self._cards}
-        for index, fault in sorted(lost.items()):
-            look.fail("devices", names.get(index, f"card {index}"), fault)
-        frame.lost = {names[index]: fault for index, fault in lost.items() if index in names}
-        frame.complete = self._count > 0 and not self._denied
-
-    def _keep_failure(self, look: PollContext) -> None:
-        """Tell of process lists that failed until they are asked for again, not just once."""
-        if look.processes:
-            self._unlisted = look.failures.get("processes", "")
-        elif self._unlisted:
-            look.fail("processes", "", self._unlisted)
 
 
 Collect = Callable[[NvmlCard, Records, PollContext], None]

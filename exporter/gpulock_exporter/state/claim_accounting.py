@@ -15,7 +15,6 @@ from gpulock_exporter.state.device_totals import DeviceActivity
 
 LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
 PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
-REMEMBERED = 64  # claims that are over, and take their accounts up again should they come back
 FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
 
 Accounts = dict[str, "LedgerAccount"]
@@ -89,7 +88,6 @@ class Ledger:
         ]
         for _, token, of in sorted(every, key=lambda one: one[0]):
             self._holders.update(dict.fromkeys(of, token))
-        self._over: dict[str, Accounts] = {}
         self._gone: dict[str, float] = {}
 
     def advance(
@@ -145,9 +143,7 @@ class Ledger:
             if claim is None:
                 continue
             self._gone.pop(claim.token, None)
-            if claim.token not in self.accounts:
-                self.accounts[claim.token] = self._over.pop(claim.token, {})
-            of = self.accounts[claim.token]
+            of = self.accounts.setdefault(claim.token, {})
             if name not in of:
                 of[name] = LedgerAccount(claim.since, at, buckets=Buckets(claim.since))
 
@@ -162,8 +158,6 @@ class Ledger:
             if token in standing or not unknown.isdisjoint(of):
                 continue
             if looked or at - self._gone.setdefault(token, at) > PATIENCE:
-                over[token] = self._over[token] = self.accounts.pop(token)
+                over[token] = self.accounts.pop(token)
                 self._gone.pop(token, None)
-        for token in list(self._over)[: max(0, len(self._over) - REMEMBERED)]:
-            del self._over[token]
         return over

@@ -194,18 +194,15 @@ def test_an_exporter_that_accepts_nobody_any_more_ends_so_that_it_is_started_aga
 
 
 def test_an_option_counts_before_the_file_and_the_file_before_the_default() -> None:
-    lines = ("EXPORTER_LISTEN=:1 :2", "WEB_CONFIG=/w", "LOCK_DIR=/d", "LABEL_USER=uid")
-    words = ["--listen", ":3", "--web-config", "/v", "--folder", "/e", "--label-user", "none"]
+    lines, words = ("EXPORTER_LISTEN=:1 :2", "LOCK_DIR=/d"), ["--listen", ":3", "--folder", "/e"]
     found = [
         apply_exporter_options(settings_of(*said), exporter_parser().parse_args(given))
         for said, given in (((), []), (lines, []), (lines, words))
     ]
-    assert [
-        (one.exporter_listen, one.web_config, one.exporter_dir, one.label_user) for one in found
-    ] == [
-        ((":9465",), "", "/run/gpulock-exporter", "name"),
-        ((":1", ":2"), "/w", "/d-exporter", "uid"),
-        ((":3",), "/v", "/e", "none"),
+    assert [(one.exporter_listen, one.exporter_dir) for one in found] == [
+        ((":9465",), "/run/gpulock-exporter"),
+        ((":1", ":2"), "/d-exporter"),
+        ((":3",), "/e"),
     ]
 
 

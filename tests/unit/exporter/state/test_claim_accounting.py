@@ -154,19 +154,6 @@ def test_a_lock_whose_owner_cannot_be_read_may_still_be_the_same() -> None:
     assert account(node, B).observed == 0.0
 
 
-def test_a_claim_that_only_seemed_to_be_over_goes_on() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    for _ in range(3):
-        node.tick(working())
-    held(node)
-    assert node.tick(working())[A][bus(0)].observed == 3.0
-    held(node, lock(0, A))
-    node.tick(working())
-    node.tick(working())
-    assert account(node).observed == 4.0
-
-
 def test_the_peak_of_memory_is_of_its_own_time() -> None:
     node = Node()
     node.tick(card(memory_used=70 * GIB))

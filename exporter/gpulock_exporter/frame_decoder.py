@@ -84,7 +84,6 @@ def read_frame(raw: Any) -> Frame:
         boottime=float(raw["boottime"]),
         wall=float(raw["wall"]),
         driver=str(raw["driver"]),
-        durations={name: float(seconds) for name, seconds in raw["durations"].items()},
         failures={name: str(why) for name, why in raw["failures"].items()},
         complete=raw["complete"] is True,
     )

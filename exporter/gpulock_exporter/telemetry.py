@@ -16,12 +16,9 @@ from typing import Any
 
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 
-# What `failures` of a frame go by. `counters` reads the others of its line at once, so that they
-# have no `durations` of their own.
-WITH_COUNTERS = ("ecc", "remapped", "pcie", "nvlink")
-COLLECTORS = (
+COLLECTORS = (  # what `failures` of a frame go by
     *("devices", "mig", "utilization", "memory", "power", "temperature", "clocks", "gpm"),
-    *("processes", "counters", *WITH_COUNTERS),
+    *("processes", "counters", "ecc", "remapped", "pcie", "nvlink"),
 )
 CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
     0x1: "gpu_idle",
@@ -167,7 +164,6 @@ class Frame:
     wall: float
     driver: str = ""
     devices: list[DeviceTelemetry] = field(default_factory=list[DeviceTelemetry])
-    durations: dict[str, float] = field(default_factory=dict[str, float])  # by collector, seconds
     failures: dict[str, str] = field(default_factory=dict[str, str])
     lost: dict[str, str] = field(default_factory=dict[str, str])
     complete: bool = False

@@ -122,7 +122,7 @@ class Exporter:
 
     def _tell(self, health: ExporterHealth, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
-        faults = {name: fault for name, (_, fault) in health.collectors.items() if fault}
+        faults = {name: fault for name, fault in health.collectors.items() if fault}
         faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.lost.items()}
         if self._fault:
             faults["driver"] = self._fault

@@ -63,7 +63,6 @@ def counters_by_suffix(counters: Mapping[str, float], prefix: str) -> dict[str, 
 
 def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     """Yield the families of the exporter itself."""
-    told = health.collectors.items()
     yield node_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
     yield node_value("nvml_workers_abandoned", "Workers that cannot be killed.", health.abandoned)
     yield node_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)
@@ -71,13 +70,7 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
         "collector_success",
         "Whether a part of the last sample could be read.",
         "collector",
-        {name: not fault for name, (_, fault) in told},
-    )
-    yield node_family(
-        "collector_duration_seconds",
-        "How long a part of the last sample took.",
-        "collector",
-        {name: seconds for name, (seconds, _) in told if seconds is not None},
+        {name: not fault for name, fault in sorted(health.collectors.items())},
     )
     yield node_value(
         "config_last_reload_successful",

@@ -71,12 +71,9 @@ class NvmlSource:
         look = PollContext(self._clock(), processes, shared)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
-        began = time.perf_counter()
         lost = self._refresh(look)
-        frame.durations["devices"] = time.perf_counter() - began
         found = {card.index: [card.blank_record()] for card in self._cards}
         for name, collector in COLLECTORS.items():
-            began = time.perf_counter()
             for card in self._cards:
                 if card.index not in lost:
                     NAMED.note.enter_card(card.index, card.name)
@@ -90,7 +87,6 @@ class NvmlSource:
                         look.fail(name, card.name, fault)
                         self._stale = True
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
-            frame.durations[name] = time.perf_counter() - began
         NAMED.note.leave_card()
         here = [found[card.index] for card in self._cards if card.index not in lost]
         frame.devices = [record for records in here for record in records]

@@ -26,7 +26,7 @@ from gpulock_exporter.state.snapshot import (
     DeviceProcesses,
     LostCard,
 )
-from gpulock_exporter.telemetry import COLLECTORS, WITH_COUNTERS, DeviceTelemetry, Frame, Process
+from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 
@@ -180,16 +180,12 @@ class CollectorState:
                 one.who = replace(who, at=one.at)
                 one.tokens = tokens
 
-    def collectors(self, facts: LocalState, fresh: bool) -> dict[str, tuple[float | None, str]]:
-        """Return seconds and fault of each part of a tick, the worker's while it is heard."""
-        durations, failures = dict(facts.durations), dict(facts.failures)
-        names: tuple[str, ...] = ()
+    def collectors(self, facts: LocalState, fresh: bool) -> dict[str, str]:
+        """Return the fault of each part of a tick, the worker's while it is heard."""
+        found = {**dict.fromkeys(sorted(facts.sources), ""), **facts.failures}
         if fresh and self.last is not None:  # of collectors that there are: a name becomes a label
-            durations |= {k: v for k, v in self.last.durations.items() if k in COLLECTORS}
-            failures |= {k: v for k, v in self.last.failures.items() if k in COLLECTORS}
-            names = WITH_COUNTERS if "counters" in durations else ()
-        every = sorted({*durations, *failures, *names})
-        return {name: (durations.get(name), failures.get(name, "")) for name in every}
+            found |= {name: self.last.failures.get(name, "") for name in COLLECTORS}
+        return found
 
 
 def find_lost_cards(

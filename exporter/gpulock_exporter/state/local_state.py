@@ -8,7 +8,6 @@ no gate is taken, and a lock that is being made or released this moment is looke
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Optional, TypeVar
 
@@ -28,7 +27,7 @@ Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
 
 
 class LocalState(NodeView):
-    """What was read; None is not known. `failures` has why, `durations` seconds, by source.
+    """What was read; None is not known. `failures` has why, by one of the `sources`.
 
     `counters` is what the hooks count.
     """
@@ -39,18 +38,16 @@ class LocalState(NodeView):
         self.cards = NodeCards("")  # what gpulockd knows of them
         self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
         self.failures: dict[str, str] = {}
-        self.durations: dict[str, float] = {}
+        self.sources: set[str] = set()
 
     def read(self, source: str, how: Callable[[], _T], otherwise: _T) -> _T:
-        """Return what a source says; note how long that took, and whether it failed."""
-        begun = time.perf_counter()
+        """Return what a source says; note whether it failed."""
+        self.sources.add(source)
         try:
             return how()
         except (OSError, ValueError, Refusal) as fault:
             self.failures[source] = one_line(str(fault))
             return otherwise
-        finally:
-            self.durations[source] = time.perf_counter() - begun
 
 
 def read_local_state(node: Node, now: float) -> LocalState:

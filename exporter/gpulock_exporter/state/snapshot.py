@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Optional
 
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -92,18 +91,13 @@ class DeviceSnapshot(DeviceTelemetry):
 
 @dataclass(frozen=True)
 class ExporterHealth:
-    """How the exporter itself is.
-
-    `collectors` has (seconds, fault) of each by name; seconds are None where nobody took them.
-    """
+    """How the exporter itself is; `collectors` has the fault of each by name."""
 
     version: str = ""
     nvml_up: bool = False
     abandoned: int = 0
     sampled: float | None = None  # epoch seconds of the last frame
-    collectors: Mapping[str, tuple[float | None, str]] = field(
-        default_factory=dict[str, tuple[Optional[float], str]]
-    )
+    collectors: Mapping[str, str] = field(default_factory=dict[str, str])
     reloaded: bool | None = None  # None: no web configuration
 
 

@@ -69,7 +69,7 @@ class PageOptions(NamedTuple):
 def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: PageOptions) -> str:
     """Return the page as HTML."""
     now = snapshot.at
-    _, unread = snapshot.health.collectors.get("locks", (None, ""))
+    unread = snapshot.health.collectors.get("locks", "")
     shown = [
         seen
         for seen in sorted(snapshot.devices, key=device_sort_key)

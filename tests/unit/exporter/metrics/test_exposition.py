@@ -82,7 +82,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         bus(2): "its fan died (SECRET)",
         bus(3): "xid: XID 79 (GPU has fallen off the bus); memory: SECRET (gpulock)",
     }
-    node.facts.durations = {"locks": 0.001, "foreign": 0.0}
+    node.facts.sources = {"locks", "foreign"}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]
     own = ExporterHealth("0.1.0", abandoned=1, reloaded=True)

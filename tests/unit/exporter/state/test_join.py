@@ -17,7 +17,7 @@ from gpulock_exporter.state.snapshot import (
     ExporterHealth,
     NodeSnapshot,
 )
-from gpulock_exporter.telemetry import Process
+from gpulock_exporter.telemetry import COLLECTORS, Process
 
 from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.states import STATES
@@ -251,17 +251,16 @@ def test_a_value_that_cannot_be_is_absent_and_its_collector_says_why() -> None:
         return values(node.snapshot([listed(0)]), "collector_success")
 
     node = Node()
-    seconds = {"power": 0.001, "temperature": 0.001}
     node.now += 1
-    mad = node.frame(full_card(0, temperature=4294967295.0), durations=seconds)
+    mad = node.frame(full_card(0, temperature=4294967295.0))
     node.book.tick([mad], node.facts, node.moment)
     told = success()
     assert (told['collector="temperature"'], told['collector="power"']) == (0, 1)
     assert values(node.snapshot([listed(0)]), "gpu_temperature_celsius") == {}
-    (_, fault) = node.snapshot([listed(0)]).health.collectors["temperature"]
+    fault = node.snapshot([listed(0)]).health.collectors["temperature"]
     assert fault == f"{bus(0)}: temperature cannot be 4294967295.0"
     node.now += 1
-    node.book.tick([node.frame(full_card(0), durations=seconds)], node.facts, node.moment)
+    node.book.tick([node.frame(full_card(0))], node.facts, node.moment)
     assert success()['collector="temperature"'] == 1
 
 
@@ -417,24 +416,14 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
 def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
     node = Node()
     node.now += 1
-    told = {"power": 0.5, "counters": 0.75, "a name of its own": 1.0}
-    frame = node.frame(card(0), durations=told, failures={"ecc": "no permission", "x": "y"})
-    node.facts.durations, node.facts.failures = {"locks": 0.25}, {"verdicts": "gone"}
+    frame = node.frame(card(0), failures={"ecc": "no permission", "x": "y"})
+    node.facts.sources, node.facts.failures = {"locks"}, {"verdicts": "gone"}
     node.book.tick([frame], node.facts, node.moment)
-    own = ExporterHealth("1", collectors={"publish": (0.125, "disk full")})
+    own = ExporterHealth("1", collectors={"publish": "disk full"})
     found = node.snapshot([listed(0)], own).health.collectors
     del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
-    assert found == {
-        "counters": (0.75, ""),
-        "ecc": (None, "no permission"),
-        "remapped": (None, ""),
-        "pcie": (None, ""),
-        "nvlink": (None, ""),
-        "locks": (0.25, ""),
-        "power": (0.5, ""),
-        "publish": (0.125, "disk full"),
-        "verdicts": (None, "gone"),
-    }
+    own_parts = {"locks": "", "verdicts": "gone", "publish": "disk full"}
+    assert found == {**dict.fromkeys(COLLECTORS, ""), **own_parts, "ecc": "no permission"}
     for _ in range(11):
         node.silence()
     assert "power" not in node.snapshot([listed(0)]).health.collectors

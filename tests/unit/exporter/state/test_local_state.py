@@ -42,7 +42,7 @@ def test_everything_is_read_and_timed(box: Box) -> None:
     now = clock_boottime()
     facts = read_local_state(node, now)
     assert facts.failures == {}
-    assert sorted(facts.durations) == [
+    assert sorted(facts.sources) == [
         "counters",
         "locks",
         "quarantine",

@@ -399,6 +399,8 @@ def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> N
     assert found["next"] == force
     assert force in " ".join(site.call("status").stdout.split())
     assert force in site.call("reap").stdout
+    refused = site.call("release", "0")
+    assert (refused.exit_code, "use --force" in refused.stderr) == (1, True)
     assert site.call("release", "0", "--force", "--reason", "x").stdout == "freed GPU 0\n"
     assert "restored" not in site.call("reap").stdout
     assert site.states()[0] == "free"

@@ -182,8 +182,11 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
         found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
     node = view.node
     states = read_cards(node.settings.state_dir, node.boot_id).states
-    if row.id in states:
-        found += [("check", why) for why in states[row.id].failed().values()]
+    if state := states.get(row.id):
+        found += [("check", why) for why in state.failed().values()]
+        if state.tested is not None and state.has_passed(0.0):
+            ago = format_duration(view.boottime - state.tested)
+            found.append(("check", f"passed HEALTH_COMMAND, begun {ago} ago"))
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         found.append(

@@ -19,7 +19,7 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.daemon.health.cards import COMMAND, NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import is_test_due
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
@@ -323,9 +323,11 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
         file.write("HEALTH_COMMAND=/bin/true\n")
     node = site.node()
     cards = read_cards(node.settings.state_dir, node.boot_id)
-    cards.of(site.id(3)).tested = 5.0
+    cards.of(site.id(3)).tested = clock_boottime() - 90
     cards.of(site.id(3)).found[COMMAND] = ""
     assert save_cards(node.settings.state_dir, cards)
+    assert "passed HEALTH_COMMAND, begun 1m ago" in site.call("why", "3").stdout
     assert "GPU 3 is tested once it is free" in site.call("test", "3").stdout
+    assert "HEALTH_COMMAND" not in site.call("why", "3").stdout, "it is not known any more"
     state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
     assert is_test_due(state, {}, NodeCards(""), 6.0)

@@ -104,6 +104,8 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
     """Return whether the owner's processes run."""
     found: FactList = []
     proc = sight.scan.proc
+    if record.scheduler == "slurm":
+        found += describe_slurm_steps(sight, record)
     if record.pid:
         word = "shepherd" if record.scheduler == "sge" else "process"
         found.append((word, describe_process(proc, record.pid, record.start)))
@@ -118,6 +120,19 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
         nobody = f"no other process{unseen_note(proc)}"
         found.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))
     return found
+
+
+def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
+    """Return the steps of a Slurm job on this node, and who is in its cgroup."""
+    from gpulock.slurm.steps import SlurmSteps
+
+    steps = SlurmSteps(sight.view.node.settings)
+    daemons = list(steps.daemons(sight.scan).get(record.job_id, {}))
+    found: FactList = [
+        ("steps", format_process_list(sight.scan.proc, daemons) or "none to be seen")
+    ]
+    members = [pid for pid in steps.members(record, sight.scan) if pid not in daemons]
+    return [*found, ("cgroup", format_process_list(sight.scan.proc, members))] if members else found
 
 
 def describe_process(proc: Proc, pid: int, start: int) -> str:

@@ -172,17 +172,18 @@ def expire_finding_marks(
     found: Collection[HealthFinding],
     told: Collection[str],
     clean: Collection[str],
+    here: Collection[str],
 ) -> dict[tuple[str, str], int]:
     """Return the marks that stay: what is not found any more will be news again.
 
     `told` are the devices of which all was told now, by a fresh sample; `clean` those whose
-    memory is given back.
+    memory is given back; `here` those that the driver shows. An XID outlasts that its card is away.
     """
     marks = {(one.device, one.key): one.mark for one in found}
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in done.items():
-        root_sees = key == MISSING or key.startswith(XID_KEY)
-        sure = root_sees or name in (clean if key == MEMORY else told)
+        seen = here if key.startswith(XID_KEY) else clean if key == MEMORY else told
+        sure = key == MISSING or name in seen
         left = min(mark, marks.get((name, key), 0)) if sure else mark
         if left:
             kept[name, key] = left

@@ -177,7 +177,8 @@ class HealthPolicy(Chore):
         wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
         found = look.findings(wanted)
         clean = [device.id for device in look.devices if look.memory(device.id) == ""]
-        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys(), clean)
+        told = look.fresh.keys()
+        cards.marks = findings.expire_finding_marks(cards.marks, found, told, clean, look.here)
         lasting = [
             one
             for one in self._losses.select_lasting(found, look.now)

@@ -100,12 +100,12 @@ def test_events_are_news_when_there_are_more_and_states_when_they_are_others(
 
 def test_what_is_over_will_be_news_again_but_only_where_all_was_told() -> None:
     done = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
-    assert expire_finding_marks(done, [], [], []) == {
-        key: n for key, n in done.items() if key[1] not in ("missing", "xid 79")
-    }
-    assert expire_finding_marks(done, [], ["a"], []) == {("a", "memory"): 1}
-    assert ("a", "memory") not in expire_finding_marks(done, [], [], ["a"])
-    assert expire_finding_marks(done, [found("xid 79", 2)], ["a"], ["a"]) == {("a", "xid 79"): 2}
+    unseen = {key: n for key, n in done.items() if key[1] != "missing"}
+    assert expire_finding_marks(done, [], [], [], []) == unseen
+    assert expire_finding_marks(done, [], ["a"], [], ["a"]) == {("a", "memory"): 1}
+    assert ("a", "memory") not in expire_finding_marks(done, [], [], ["a"], [])
+    left = expire_finding_marks(done, [found("xid 79", 2)], ["a"], ["a"], ["a"])
+    assert left == {("a", "xid 79"): 2}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])

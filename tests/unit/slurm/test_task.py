@@ -136,6 +136,12 @@ def test_a_device_is_open_to_a_task_that_may_read_it_and_write_it(
     assert len(task.probe_devices(str(site.dev), devices)[0]) == count
 
 
+def test_a_node_that_is_missing_is_denied_to_nobody(site: TaskSite) -> None:
+    (site.dev / "nvidia0").unlink(missing_ok=True)
+    devices = site.node().devices()[:1]
+    assert task.probe_devices(str(site.dev), devices) == (devices, [])
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
 def test_a_task_that_may_open_no_locked_device_starts_only_where_modes_keep_it_out(
     site: TaskSite, monkeypatch: pytest.MonkeyPatch, number: int

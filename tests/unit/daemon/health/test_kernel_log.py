@@ -88,6 +88,7 @@ def test_what_was_before_the_driver_was_loaded_is_over() -> None:
     count_record(cards.xids, f"3,1,5000000,-;{XID}", 2.0)
     assert cards.xids.errors == {(CARD, 79): (1, 7.0)}
     assert [*find_hardware_xids(cards, devices)]
+    assert not [*find_hardware_xids(cards, [Device(bus(0), 0)])], "of a card that is not here"
     count_record(cards.xids, f"6,2,9000000,-;{LOADED}", 2.0)
     assert (cards.xids.sequence, cards.xids.loaded) == (2, 11.0)
     assert not [*find_hardware_xids(cards, devices)]

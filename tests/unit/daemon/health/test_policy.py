@@ -18,7 +18,7 @@ from gpulock.errors import Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
-from tests.support.health_site import GIB, SHEPHERD, Ward
+from tests.support.health_site import GIB, ROUND, SHEPHERD, Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
 
@@ -177,6 +177,28 @@ def test_memory_of_somebody_or_of_the_driver_is_left_alone(
     ward.tell(0, f"memory_used={300 * MIB}", facts)
     ward.round(3)
     assert ward.out() == []
+
+
+def test_memory_of_a_job_that_began_since_the_reconcile_is_left_alone(ward: Ward) -> None:
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    ward.now += ROUND
+    ward.sample()
+    node = ward.node()
+    report = reconcile_locks(node, judge_of(node), soon())
+    ward.hold(0)
+    ward.health.run(node, report, ward.now)
+    assert ward.out() == []
+
+
+def test_what_an_administrator_put_out_is_no_part_of_the_exporters_half(ward: Ward) -> None:
+    for number in (2, 3):
+        quarantine.write_device_note(
+            str(ward.state), quarantine.QUARANTINE, bus(number), "root", "xid: seen by hand"
+        )
+    ward.log_xid(1)
+    ward.round()
+    assert bus(1) in ward.out()
 
 
 # --- back -----------------------------------------------------------------------------------------

@@ -211,6 +211,16 @@ def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> N
         lab.idle.run_due(lab.now())
 
 
+def test_the_end_of_a_claim_is_told_whatever_rounds_come_and_is_no_warning(lab: Lab) -> None:
+    own = lab.hold(0, ago=HOUR)
+    lab.idle.tell_end(IdleClaim(own, own.devices, 0.0, alive=True))
+    lab.round()
+    assert lab.facts()["GPULOCK_EVENT"] == "end"
+    lab.sample(lab.idles(own, 0))
+    lab.round()
+    assert (lab.calls(), lab.facts()["GPULOCK_EVENT"]) == (2, "warn")
+
+
 def test_a_command_that_does_not_end_is_ended_with_all_it_started(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
     lab.sample(lab.idles(own, 0))

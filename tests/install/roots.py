@@ -34,10 +34,8 @@ exit $?
 def copy_demo(folder: Path) -> None:
     """Copy the demo into a folder, to be run there on a gpulock that is installed."""
     for part in ("demo", "support"):
-        target = folder / "tests" / part
-        target.mkdir(parents=True)
-        for module in (ROOT / "tests" / part).glob("*.py"):
-            shutil.copy(module, target)
+        leave = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tests" / part, folder / "tests" / part, ignore=leave)
 
 
 class Machine:

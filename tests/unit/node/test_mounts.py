@@ -127,6 +127,7 @@ def test_a_file_that_was_closed_meanwhile_is_not_there(fake: Fake) -> None:
         (mounts.StatxError(errno.ENOSYS, "none"), 0, False),
         (FileNotFoundError(errno.ENOENT, "gone"), 0, False),
         (OSError(errno.ENOMEM, "libffi.so.8"), 0, False),  # a job's own limits
+        (OSError(errno.EMFILE, "libffi.so.8"), 0, False),  # before any file was asked
     ],
 )
 def test_what_a_server_keeps_from_root_or_spoilt_is_no_device_and_blinds_nobody(

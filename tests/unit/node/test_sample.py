@@ -84,12 +84,13 @@ def test_what_is_no_sample_is_none(text: str, tmp_path: Path) -> None:
 def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
     text = HEAD + "future thing=1\n=\n\ndevice\ndevice x\ntoken feed\ntoken ../../x a since=1\n"
     text += (
-        f"device {bus(1)} busy=nan observed=-1 index=1e3 power=inf energy=5 new=7 word uuid=GPU-2\n"
+        f"device {bus(1)} busy=nan observed=-1 index=1e3 power=inf energy=5 new=7 word uuid=GPU-2"
+        f" memory_total={'9' * 4000}\n"
     )
     found = parse_sample(text, SAMPLE_LINE)
     device = found.devices[bus(1)]
-    values = (device.busy, device.observed, device.index, device.power)
-    assert values == (None, None, None, None)
+    values = (device.busy, device.observed, device.index, device.power, device.memory_total)
+    assert values == (None,) * 5
     assert (device.energy, device.uuid, device.own) == (5.0, "GPU-2", {"new": "7", "word": ""})
     assert found.tokens == {}
     assert found.others[0] == ["future", "thing=1"]

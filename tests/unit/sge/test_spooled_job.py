@@ -289,6 +289,11 @@ def test_a_list_of_no_fields_or_of_too_many_is_refused(count: int) -> None:
         CullReader(count.to_bytes(4, "big") + bytes(2000), BITS).descriptor()
 
 
+def test_lists_within_lists_deeper_than_python_goes_are_no_job() -> None:
+    one = b"\0\0\0\1" * 2 + bytes(5) + b"\0\0\0\1" + bytes(4) + b"\0\0\0\x09" + bytes(8)
+    assert not is_believed(b"\0\0\0\0\x10\2\0\0" + bytes(17) + one * 5000)
+
+
 @pytest.mark.slow
 @pytest.mark.giant
 @pytest.mark.parametrize("sample", [*OLD.values(), NEW[12], NEW[13]])

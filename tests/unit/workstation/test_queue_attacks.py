@@ -257,6 +257,15 @@ def test_a_claim_that_is_answered_again_counts_once(
     assert desk.server.claims.rate.due(ALICE) <= clock_boottime()
 
 
+def test_who_did_not_claim_for_long_saved_up_no_more_than_one_burst(desk: Desk) -> None:
+    rate, now = desk.server.claims.rate, 1e6
+    rate.charge(ALICE, socket_claims.PERIOD, 0.0)
+    for _ in range(socket_claims.BURST):
+        assert rate.due(ALICE) <= now
+        rate.charge(ALICE, socket_claims.PERIOD, now)
+    assert rate.due(ALICE) == now + socket_claims.PERIOD
+
+
 def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
     for number in range(4):
         desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)

@@ -7,7 +7,12 @@ import pytest
 
 from gpulock.workstation.wire import (
     FIRST_LINES,
+    LARGEST,
+    WAITING,
+    SocketReply,
     SocketRequest,
+    encode_packet,
+    parse_reply,
     parse_request,
 )
 
@@ -44,3 +49,11 @@ def asked(*lines: str) -> bytes:
 def test_anything_else_is_no_request(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_request(data)
+
+
+def test_a_reply_is_one_message_whatever_it_says() -> None:
+    told = SocketReply(WAITING, before=3, why="a\nstate=granted\x1b\0", do="x" * LARGEST)
+    data = encode_packet(told)
+    found = parse_reply(data)
+    assert (len(data) < LARGEST, found.state, found.before) == (True, WAITING, 3)
+    assert found.why.startswith("a") and found.why.isprintable()

@@ -31,6 +31,7 @@ from gpulock.daemon.history.record import (
 )
 from gpulock.daemon.idle.policy import IdlePolicy, claim_idle_seconds
 from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.exporter_limit import note_set_by_exporter
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
@@ -180,6 +181,21 @@ def test_memory_that_stays_in_use_everywhere_leaves_half_of_the_node(node: Hosti
         node.tell(number, f"memory_used={300 * MIB}")
     node.round(9)
     assert node.usable() == CARDS // 2
+
+
+@pytest.mark.parametrize(
+    ("by", "reason", "counts"),
+    [
+        ("gpulock", "memory: 300 MiB", True),
+        ("gpulock", "missing: not there; xid: XID 79", True),
+        ("gpulock", "missing: not there", False),
+        ("root", "memory: a module is to be replaced", False),
+    ],
+)
+def test_only_what_the_policy_put_out_on_the_exporters_word_counts_for_that_half(
+    by: str, reason: str, counts: bool
+) -> None:
+    assert note_set_by_exporter({"by": by, "reason": reason}) is counts
 
 
 def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(node: Hostile) -> None:

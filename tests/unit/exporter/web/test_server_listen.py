@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 import pytest
+from gpulock_exporter.web import listen
 from gpulock_exporter.web.listen import (
     ListenError,
     Listening,
@@ -165,6 +166,14 @@ def test_sockets_are_taken_over_once() -> None:
         assert activated_sockets(environ, first) == []
         for one in taken:
             one.close()
+
+
+def test_beside_systemds_sockets_no_address_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as handed:
+        monkeypatch.setattr(listen, "activated_sockets", lambda _: [handed])
+        listening = Listening(["127.0.0.1:0"], {})
+        assert listening.open() == [handed]
+        assert listening.words(5) == "answers on systemd's sockets"
 
 
 def test_sockets_for_another_process_are_left_alone() -> None:

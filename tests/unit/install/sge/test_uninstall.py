@@ -59,6 +59,15 @@ def test_a_host_that_was_renamed_is_taken_out_by_its_name_of_then(
     assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
 
 
+def test_the_clusters_part_stays_while_a_host_is_in_its_group(site: Site) -> None:
+    site.install_all()
+
+    (left,) = site.run(site.cluster().removal(), Wanted.ABSENT).remainders
+
+    assert left.clause.startswith("hosts are in @gpulock: node1; run gpulock uninstall sge on each")
+    assert site.in_force("prolog") == site.hook("prolog")
+
+
 def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
     """A newer package's stayed, and the next run said that there was nothing to do."""
     site.install_all()

@@ -126,6 +126,15 @@ class SgeSite(Site):
         finally:
             self.sge.set_exechost(self.node, f"gpu={GPUS},gpuj={GPUS},slots=16")
 
+    @contextlib.contextmanager
+    def drained(self, refused: int) -> Generator[None]:
+        self.sge.qmod("-d", f"gpu.q@{self.node}")  # or qmaster tries it again and again
+        try:
+            self.sge.wait_state(JobId(refused), "Rq")
+            yield
+        finally:
+            self.sge.qmod("-e", f"gpu.q@{self.node}")
+
     def wait_stopped(self, job: int) -> str:
         jobs.wait_refused(self.gpus, self.node, JobId(job))
         return self.said(job)

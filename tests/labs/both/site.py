@@ -129,6 +129,10 @@ class Site(ABC):
         """Let the scheduler believe in more GPUs than there are; jobs do not wait for them."""
 
     @abstractmethod
+    def drained(self, refused: int) -> contextlib.AbstractContextManager[None]:
+        """Let no job start, not even one that was sent back, as an administrator does."""
+
+    @abstractmethod
     def wait_stopped(self, job: int) -> str:
         """Wait until a job's node is out of service; return why, as an administrator reads it."""
 

@@ -144,6 +144,10 @@ class SlurmSite(Site):
     def believing(self) -> contextlib.AbstractContextManager[None]:
         return jobs.impatient(self.gpus, NODE)  # the Slurm of a test believes so all the time
 
+    def drained(self, refused: int) -> contextlib.AbstractContextManager[None]:
+        del refused  # it waits until `begin`
+        return contextlib.nullcontext()
+
     def wait_stopped(self, job: int) -> str:
         why = self.slurm.wait_node(NODE, "DRAIN")
         jobs.wait_requeued(self.gpus, JobId(job))

@@ -74,7 +74,8 @@ def test_without_records_nothing_is_granted_until_an_administrator_says_that_no_
     assert "the records of this boot's claims were lost" in site.reap().refused
     site.end(job)
 
-    site.command("forget-locks")
+    with site.drained(refused):
+        site.command("forget-locks")
 
     site.begin(refused)
     assert "ran\n" in site.wait_said(refused, "ran\n")

@@ -34,7 +34,7 @@ case "$1" in
 -se)
     test -e down && exit 1
     echo "hostname $2"; echo "complex_values {theirs},card=$(cat card)" ;;
--mattr) test -e deaf && exit 1; printf %s "${{4#card=}}" > card ;;
+-mattr) test -e deaf && exit 1; test -e vain || printf %s "${{4#card=}}" > card ;;
 esac
 """
 
@@ -187,6 +187,18 @@ def test_a_qmaster_that_does_not_take_it_is_told_and_asked_again(site: Site) -> 
     (site.root / "deaf").unlink()
     site.round()
     assert site.value() == "3(GPU1 GPU3 GPU4)"
+
+
+def test_a_change_that_does_not_stay_is_told_and_its_id_is_not_forgotten(site: Site) -> None:
+    site.out(1)
+    site.round()
+    (site.root / "vain").touch()  # another has changed the host meanwhile
+    site.out()
+    site.round()
+    assert any("not 4(GPU1 GPU2 GPU3 GPU4) as was set" in line for line in site.journal.said())
+    (site.root / "vain").unlink()
+    site.round()
+    assert (site.value(), site.notes()) == (NAMED, {})
 
 
 def test_a_qmaster_that_is_down_is_reported_once_and_asked_again(site: Site) -> None:

@@ -66,6 +66,15 @@ def write(folder: Path, **keys: str) -> list[str]:
     return [str(folder / name) for name in UNITS]
 
 
+@pytest.mark.parametrize("unit", [DAEMON, EXPORTER])
+def test_a_service_that_dies_of_anything_but_its_settings_is_started_again(unit: str) -> None:
+    text = units()[unit]
+    assert (values(text, "Restart"), values(text, "RestartPreventExitStatus")) == (
+        ["on-failure"],
+        ["2"],
+    )
+
+
 # --- systemd's own word -------------------------------------------------------------------------
 
 EVERY_SETTING = {

@@ -210,6 +210,17 @@ def test_a_finished_claim_that_is_dropped_is_counted_first(
     assert count_dropped_claims(store.path) == 1
 
 
+def test_how_a_claim_ended_is_noted_before_anything_of_it_goes(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that is killed in the middle is finished by the next, which knows not why."""
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(grants, "remove_lock", raising(OSError(5, "killed here")))
+    with pytest.raises(OSError, match="killed here"):
+        release(store, *TWO.devices)
+    assert Path(store.claims_dir, TOKEN, "released").read_text().count("epilog") == 2
+
+
 def test_finished_claims_that_cannot_be_counted_stop_no_release(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

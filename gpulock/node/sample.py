@@ -107,7 +107,7 @@ class Sample:
     wall: float | None  # the same moment, epoch seconds
     looked: float | None  # when the driver last answered
     driver: str  # version of the driver
-    fault: str  # why the driver is not looked at; `paused` where an administrator wants it
+    fault: str  # why the driver is not looked at
 
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK[""], **values}

@@ -144,24 +144,6 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
         assert worker.pid not in [one.pid for one in exporter.workers()]
 
 
-def test_a_pause_lets_go_of_the_driver_for_a_reset_until_it_is_resumed(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
-        exporter.up(2)
-        exporter.claim(0)
-        assert nvml.held(), "nvidia-smi --gpu-reset would refuse"
-        assert exporter.spawn("pause").wait(60) == 0
-        exporter.page_says("paused")
-        assert not nvml.held()
-        assert exporter.workers() == []
-        exporter.wait_until(is_dark)
-        assert exporter.spawn("resume").wait(60) == 0
-        exporter.up(2)
-        assert nvml.held()
-
-
 @pytest.mark.parametrize("state", ["R", "D"])
 def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str) -> None:
     """systemd waits for the exporter: neither a driver that hangs nor one that works delays it."""

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of an exporter: one writes it at a time, and a file in it asks for a pause.
+"""The folder of an exporter: one writes it at a time.
 
 The lock is a file that its user alone may open: a reader's flock would keep the exporter from
 starting (facts/locking.md). The kernel lets go of it when the process ends, however it ends.
-A pause is asked by root or by the exporter's user, who alone may make a file there.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import time
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, LockTimeout, Refusal
@@ -18,8 +15,6 @@ from gpulock.store.gate import Gate
 from gpulock_exporter.files.publish import make_exporter_folders
 
 LOCK = "lock"
-PAUSE = "pause"
-LONGEST_PAUSE = 600.0  # seconds: the reset is over, or its author is gone
 
 
 class FolderHold:
@@ -60,26 +55,3 @@ def is_disk_full(fault: BaseException) -> bool:
     """Return whether an error, or its cause, is that a file system has no room left."""
     number = getattr(fault, "errno", None) or getattr(fault.__cause__, "errno", None)
     return number in (errno.ENOSPC, errno.EDQUOT)
-
-
-def ask_for_pause(folder: str) -> None:
-    """Ask the exporter that writes a folder to let go of the driver; raise OSError."""
-    end_pause(folder)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    os.close(os.open(f"{folder}/{PAUSE}", flags, 0o644))
-
-
-def end_pause(folder: str) -> None:
-    """Let the exporter use the driver again; raise OSError."""
-    try:
-        os.unlink(f"{folder}/{PAUSE}")
-    except FileNotFoundError:
-        pass
-
-
-def is_pause_asked(folder: str) -> bool:
-    """Return whether a pause is asked for, which ends by itself."""
-    try:
-        return abs(time.time() - os.lstat(f"{folder}/{PAUSE}").st_mtime) < LONGEST_PAUSE
-    except OSError:
-        return False

@@ -2,8 +2,6 @@
 """The program gpulock-exporter: options, threads, signals.
 
 What it does is set in gpulock.conf; an option of the program counts before its key there.
-`gpulock-exporter pause` asks the one that runs to let go of the driver, so that a GPU can be reset;
-`resume` ends that, and so does the end of LONGEST_PAUSE.
 """
 
 from __future__ import annotations
@@ -21,38 +19,29 @@ import gpulock
 from gpulock.daemon.core.journal import SystemdNotifier, notifier_from_environ
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.folder import (
-    FolderHold,
-    ask_for_pause,
-    end_pause,
-    is_disk_full,
-    is_pause_asked,
-)
+from gpulock_exporter.app.folder import FolderHold, is_disk_full
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer
 from gpulock_exporter.webconfig.config import WebConfigError
 from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.child import WorkerTimeouts
-from gpulock_exporter.worker.supervisor import PAUSED, Supervisor
+from gpulock_exporter.worker.supervisor import Supervisor
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
 LATE_FRAME = 4.0  # seconds beyond SAMPLE_PERIOD, at most, after which the driver is taken to hang
-WORKER_EXIT_SECONDS = 10.0  # seconds in which a worker that can be killed is gone
-POLL = 0.05  # seconds between two looks whether it is
 RETRY = 5.0  # seconds between two tries to listen
 ACCEPT_SECONDS = 5.0  # seconds for the thread that accepts connections, on a node that is busy
-NOT_RUNNING, AT_FAULT = 1, 3  # exit codes; 2 is argparse's own
+AT_FAULT = 3  # exit code; 2 is argparse's own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the exporter, or tell the one that runs; return the exit code."""
+    """Run the exporter; return the exit code."""
     options = exporter_parser().parse_args(argv)
     try:
         settings = apply_exporter_options(read_settings(options.config), options)
@@ -63,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"gpulock-exporter: SAMPLE_PERIOD is {settings.sample_period:g}, and the driver "
                 f"keeps {OBSERVED:g} s of samples: the rest is not observed; make it less"
             )
-        if options.act != "run":
-            return request_pause_or_resume(Node(settings), options.act)
         return serve_exporter(settings)
     except Refusal as fault:
         write_stderr_line(f"gpulock-exporter: {fault.why}; {fault.do}")
@@ -79,13 +66,6 @@ def exporter_parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="gpulock-exporter",
         description="Serve what each GPU does and which job holds it, for Prometheus and people.",
-    )
-    found.add_argument(
-        "act",
-        nargs="?",
-        choices=("run", "pause", "resume"),
-        default="run",
-        help="run it (the default); or make the running one release the driver, or use it again",
     )
     version = f"%(prog)s {gpulock.__version__}"
     found.add_argument("--version", action="version", version=version)
@@ -163,7 +143,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         while not stopped.is_set() and server.is_serving:
             if time.monotonic() >= systemd.due and server.answers(ACCEPT_SECONDS):
                 systemd.alive(time.monotonic())
-            supervisor.paused = is_pause_asked(settings.exporter_dir)
             if time.monotonic() >= retry:
                 retry = time.monotonic() + RETRY
                 server.listen(listening.open())
@@ -219,35 +198,6 @@ def install_signal_handlers() -> threading.Event:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, stop if sys.stderr.isatty() else signal.SIG_IGN)
     return stopped
-
-
-def request_pause_or_resume(node: Node, act: str) -> int:
-    """Tell the exporter that runs to pause or resume; return the exit code; raise OSError.
-
-    A pause is over with when the driver is let go: a reset of the GPU may be the next command.
-    """
-    folder = node.settings.exporter_dir
-    name = f"gpulock-exporter: the one that writes {folder}"
-    asked = clock_boottime()
-    if sample.read_sample(folder, asked, node.boot_id) is None:
-        write_stderr_line(f"gpulock-exporter: none runs that writes {folder}")
-        return NOT_RUNNING
-    try:
-        ask_for_pause(folder) if act == "pause" else end_pause(folder)
-    except PermissionError:
-        write_stderr_line(f"{name} is another user's: {act} as root")
-        return NOT_RUNNING
-    if act == "resume":
-        write_stderr_line(f"{name} will use the driver again")
-        return 0
-    while (now := clock_boottime()) < asked + WORKER_EXIT_SECONDS:
-        last = sample.read_sample(folder, now, node.boot_id)
-        if last and last.fault == PAUSED and (last.boottime or 0.0) > asked:
-            write_stderr_line(f"{name} has released the driver")
-            return 0
-        time.sleep(POLL)
-    write_stderr_line(f"{name} has not released the driver: its worker hangs in it")
-    return AT_FAULT
 
 
 def write_stderr_line(sentence: str) -> None:

@@ -28,7 +28,6 @@ MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is sta
 REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
 POLL = 0.2  # seconds between two looks while a process is to start, or is to end
 TRIAL = "looks=2"  # at a card that has hung: some of the calls are made from the second look on
-PAUSED = "paused"
 
 
 @dataclass
@@ -64,9 +63,8 @@ class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
     `starts` counts the workers, `cards` has those that have hung by NVML's index, `shared` those of
-    which the worker is to ask how much each process worked (by bus id). `paused` says that the
-    driver is to be let go. `fault` says why there is no worker, in the driver's words where it has
-    some: PAUSED once all of them are gone.
+    which the worker is to ask how much each process worked (by bus id). `fault` says why there is
+    no worker, in the driver's words where it has some.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Supervisor:
         limits: WorkerTimeouts | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self.starts, self.fault, self.paused = 0, "", False
+        self.starts, self.fault = 0, ""
         self.shared = frozenset[str]()
         self.cards: dict[int, HungCard] = {}
         self.worker: WorkerChild | None = None
@@ -102,10 +100,6 @@ class Supervisor:
         """
         now = self._clock()
         self._stuck = [one for one in self._stuck if one.process.poll() is None]
-        if self.paused:
-            self._let_go(now)
-        elif self.fault == PAUSED:
-            self.fault = ""
         self._follow_trial(now)
         self._follow_worker(now)
         rest = POLL  # a process is to start, or to end
@@ -121,19 +115,6 @@ class Supervisor:
                 child.process.wait(REAP)
             except subprocess.TimeoutExpired:
                 pass
-
-    def _let_go(self, now: float) -> None:
-        """End all processes; whoever resumes does not wait for any pause."""
-        self._not_before = 0.0
-        for card in self.cards.values():
-            card.due = now
-        children = [one for one in (self.worker, self._trial) if one is not None]
-        for child in children:
-            if not child.killed:
-                self.fault = ""
-                child.kill(now)
-        if not children and not self._stuck:
-            self.fault = PAUSED
 
     def _is_undead(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
@@ -165,7 +146,7 @@ class Supervisor:
         """Start a worker that is due, and see what becomes of the one there is."""
         worker = self.worker
         if worker is None:
-            if now >= self._not_before and not self.paused:
+            if now >= self._not_before:
                 self._start(now)
         elif self._is_gone(worker, now):
             self.worker = None
@@ -211,7 +192,7 @@ class Supervisor:
         if trial is None:
             stuck = {child.card for child in self._stuck}
             due = [n for n, card in self.left_out().items() if card.due <= now and n not in stuck]
-            if due and not self.paused:
+            if due:
                 self._try(min(due), now)
         elif self._is_gone(trial, now):
             self._trial = None

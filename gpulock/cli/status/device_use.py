@@ -17,7 +17,6 @@ from gpulock.store.locks import Lock
 from gpulock.text.words import format_duration
 
 NONE_RUNS = "no gpulock-exporter runs that writes"
-PAUSED = "paused"  # what the exporter says of itself then
 LONGEST_FAULT = 60  # characters that are shown of what it says
 NOT_SHOWN = "utilisation and memory are not shown"
 
@@ -117,9 +116,7 @@ def validate_sample_view(
     if looked is None or now - looked > oldest:
         since = "yet" if looked is None else f"for {format_duration(now - looked)}"
         why = f"gpulock-exporter has had no answer from the driver {since}"
-        if found.fault == PAUSED:
-            why = "gpulock-exporter is paused (gpulock-exporter resume ends it)"
-        elif found.fault:
+        if found.fault:
             why += f" ({one_line(found.fault)[:LONGEST_FAULT]})"
         return SampleView(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
     return SampleView(found, now, oldest, "", age)

@@ -300,7 +300,6 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("paused", "gpulock-exporter is paused (gpulock-exporter resume ends it)"),
         ("driver/library version mismatch", "for 1m (driver/library version mismatch)"),
         ("", "gpulock-exporter has had no answer from the driver for 1m"),
     ],

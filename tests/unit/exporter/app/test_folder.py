@@ -1,51 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One exporter writes a folder, and a file in it asks for a pause."""
+"""One exporter writes a folder."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
-import time
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app.folder import (
-    LOCK,
-    LONGEST_PAUSE,
-    PAUSE,
-    FolderHold,
-    ask_for_pause,
-    end_pause,
-    is_pause_asked,
-)
+from gpulock_exporter.app.folder import LOCK, FolderHold
 
 from gpulock.errors import Refusal
 from gpulock.node.sample import FINISHED
 from tests.support.exporter_folder import hold_exporter_folder
-
-
-def test_a_pause_is_asked_for_until_it_ends_or_is_too_old(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    end_pause(folder)
-    assert not is_pause_asked(folder)
-    for _ in range(2):
-        ask_for_pause(folder)
-        assert is_pause_asked(folder)
-    end_pause(folder)
-    assert not is_pause_asked(folder)
-    ask_for_pause(folder)
-    for age in (LONGEST_PAUSE + 5, -LONGEST_PAUSE - 5):  # the clock was set back since
-        os.utime(tmp_path / PAUSE, times=(0, time.time() - age))
-        assert not is_pause_asked(folder)
-
-
-def test_a_link_in_place_of_a_pause_is_not_followed(tmp_path: Path) -> None:
-    """The folder is the exporter's user's, and root asks."""
-    (tmp_path / PAUSE).symlink_to("precious")
-    ask_for_pause(str(tmp_path))
-    assert [one.name for one in tmp_path.iterdir()] == [PAUSE]
-    assert stat.S_ISREG((tmp_path / PAUSE).lstat().st_mode)
 
 
 def test_a_folder_that_was_removed_is_made_again_and_held(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from gpulock_exporter.driver_calls import PAGE
 from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.worker.supervisor import PAUSED, Supervisor
+from gpulock_exporter.worker.supervisor import Supervisor
 
 from tests.support.exporter_workers import LIMITS, Nest, children
 from tests.support.pairs import pairwise
@@ -126,29 +126,6 @@ def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:
     go.touch()
     settle(supervisor, "the end")
     assert supervisor.fault == "the end"
-
-
-def test_a_pause_lets_go_of_the_driver_and_who_ends_it_waits_for_no_back_off(nest: Nest) -> None:
-    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
-    frames(supervisor)
-    supervisor.paused = True
-    settle(supervisor, PAUSED)
-    assert children() <= nest.others
-    for _ in range(10):
-        assert supervisor.step(0.0) == []
-    assert supervisor.starts == 1
-    supervisor.paused = False
-    assert frames(supervisor) and supervisor.starts == 2
-
-
-def test_a_pause_that_ends_is_not_told_any_more_even_before_a_frame(nest: Nest) -> None:
-    supervisor = nest.supervise("exec sleep 60")
-    supervisor.paused = True
-    supervisor.step(0)
-    assert supervisor.fault == PAUSED
-    supervisor.paused = False
-    supervisor.step(0)
-    assert supervisor.fault == ""
 
 
 def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:

@@ -64,6 +64,7 @@ class Again(Prolog):
         self.stage.must(self.run(), 0)
         self.earlier = {one.owner.token for one in self.stage.locks(MINE).values() if one.owner}
         self.mine = dataclasses.replace(self.mine, restart=1)
+        self.env |= self.mine.task(self.step, self.sees)  # Slurm counts the run for its tasks, too
 
 
 class Sharing(Prolog):

@@ -8,9 +8,12 @@ from typing import Any, Final
 
 import pytest
 
+from gpulock.node.sample import FINISHED
 from tests.labs.both.site import Site
 from tests.labs.common.report_node import GIB, WATTS, observed
+from tests.labs.common.told import PLACE
 from tests.support.history_site import read_history
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SECONDS: Final = 12
@@ -28,6 +31,8 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
     with observed(site.gpus, site.node, folder, site.configure) as nvml:
         job = site.submit(2, f"sleep {SECONDS}\n")
         site.wait_over(job)
+        told = site.gpus.cluster.path_in(site.node, PLACE) / FINISHED
+        wait_until(lambda: [*told.iterdir()], why="the exporter to tell how the claim ended")
         printed = site.command("report", str(job))
         (row,) = [line for line in printed.splitlines() if line.split()[:1] == ["0"]][:1]
         assert abs(int(row.split()[2]) - 75) <= 8, row

@@ -31,6 +31,7 @@ from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
 from tests.support.trees import OTHER_BOOT
+from tests.support.wait import wait_until
 
 
 def noted(site: Site, kind: str) -> list[str]:
@@ -232,15 +233,19 @@ def test_a_dry_reap_changes_nothing(site: Site) -> None:
     assert site.states()[1] == "stale"
 
 
+def reap_until(site: Site, said: str) -> None:
+    """Reap until it begins so: a lock stays while a process of its user starts a program."""
+    wait_until(lambda: site.call("reap").stdout.startswith(said), why=f"a reap to say: {said}")
+
+
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     pid, start = dead_process()
     uid = os.getuid()
     site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
     with site.opened(4) as user:
-        text = site.call("reap").stdout
-        assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
-        assert "orphans" in site.call("status").stdout
-    assert site.call("reap").stdout.startswith("freed ")
+        reap_until(site, f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
+        wait_until(lambda: "orphans" in site.call("status").stdout, why="status to say so")
+    reap_until(site, "freed ")
 
 
 def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:

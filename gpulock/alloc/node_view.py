@@ -25,7 +25,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     """
     view = NodeView()
     try:
-        view.lost = boot.are_records_lost(node.store, node.settings.state_dir, node.boot_id)
+        view.lost = are_records_lost(node)
     except Refusal as refusal:
         view.fault = refusal.why
     unreadable: dict[str, str] = {}
@@ -43,6 +43,14 @@ def read_node_view(node: Node, now: float) -> NodeView:
     except (OSError, ValueError):
         pass
     return view
+
+
+def are_records_lost(node: Node) -> bool:
+    """Return whether the records of this boot were lost with their folder; raise Refusal."""
+    state_dir = node.settings.state_dir
+    if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
+        return False
+    return boot.may_be_claimed_boot(state_dir, node.boot_id)
 
 
 def read_detailed_locks(

@@ -2,9 +2,9 @@
 """The boot rule: records belong to one boot, and must not be lost within it.
 
 Hot. The boot id stands beside the records and in STATE_DIR. Beside the records: go on. Only in
-STATE_DIR or in a job's lock, or nothing in STATE_DIR's file that can be read: the records of
-running jobs were lost with their folder, and nothing is granted until a person has looked
-(`gpulock forget-locks`). Nowhere: the first claim of a boot makes ready.
+STATE_DIR, or nothing there that can be read: the records of running jobs were lost with their
+folder, and nothing is granted until a person has looked (`gpulock forget-locks`). Neither: the
+first claim of a boot makes ready.
 """
 
 import errno
@@ -32,21 +32,9 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
     """Let claims go on in this boot, gate held; raise Refusal when records were lost."""
     if store.boot_id() == boot_id:
         return
-    if are_records_lost(store, state_dir, boot_id):
+    if may_be_claimed_boot(state_dir, boot_id):
         raise lost_records_refusal(store.root)
     begin_boot(store, state_dir, boot_id, node)
-
-
-def are_records_lost(store: LockStore, state_dir: str, boot_id: str) -> bool:
-    """Return whether this boot had claims, and their folder is gone; raise Refusal.
-
-    A job's lock of this boot says so as STATE_DIR does: its copy of the record came after both.
-    """
-    if store.boot_id() == boot_id:
-        return False
-    owners = [store.read(name).owner for name in list_names(store.locks_dir)]
-    ours = [one for one in owners if one and one.boot_id == boot_id and one.scheduler != "admin"]
-    return bool(ours) or may_be_claimed_boot(state_dir, boot_id)
 
 
 def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:

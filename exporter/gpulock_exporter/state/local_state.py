@@ -16,7 +16,6 @@ from gpulock.alloc.states import NodeView
 from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store.boot import are_records_lost
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import Verdict
@@ -75,9 +74,7 @@ def read_boot_locks(node: Node) -> dict[str, Lock]:
     Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
     broken, costs the verdicts only.
     """
-    if not os.path.lexists(f"{node.store.root}/boot_id") and are_records_lost(
-        node.store, node.settings.state_dir, node.boot_id
-    ):
+    if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
         raise lost_records_refusal(node.store.root)
     return node_view.read_detailed_locks(node.store)
 

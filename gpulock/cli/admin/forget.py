@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from gpulock.alloc.node_view import are_records_lost
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, Reaper, reap_locks
 from gpulock.cli.session import Session
@@ -16,7 +17,7 @@ from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.call import parse_stepd_title
-from gpulock.store.boot import are_records_lost, begin_boot
+from gpulock.store.boot import begin_boot
 from gpulock.store.gate import Gate
 from gpulock.text.words import format_lock_holder
 
@@ -30,7 +31,7 @@ SHEPHERD, STEPD = "sge_shepherd", "slurmstepd"
 def forget_locks_command(session: Session, force: bool) -> None:
     """Grant GPUs again on a node whose records were lost, once no job is left on it."""
     node = session.writable_node()
-    if not are_records_lost(node.store, node.settings.state_dir, node.boot_id):
+    if not are_records_lost(node):
         raise Refusal(INVALID_REQUEST, "no records were lost on this node", "see gpulock status")
     if not force and (left := next(list_remaining_users(node), "")):
         raise Refusal(BUSY, left, "end it first, or say --force where it has no GPU")

@@ -84,7 +84,7 @@ def check_boot_locks(settings: Settings) -> Iterator[Finding]:
         return
     if ours == node.boot_id:
         yield from check_records_readable(node.store)
-    elif boot.are_records_lost(node.store, settings.state_dir, node.boot_id):
+    elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         lost = lost_records_refusal(node.store.root)
         yield fault(f"{lost.why}: nothing is granted", lost.do)
 

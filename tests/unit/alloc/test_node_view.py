@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.node_view import read_node_verdicts, read_node_view
+from gpulock.alloc.node_view import are_records_lost, read_node_verdicts, read_node_view
 from gpulock.deadline import clock_boottime
-from gpulock.store.boot import are_records_lost
 from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
 from tests.support.trees import BOOT, OTHER_BOOT, Box
 
@@ -29,8 +28,7 @@ def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
     for folder, boot_id in ((box.records, lock), (box.state, state)):
         if boot_id:
             (folder / "boot_id").write_text(f"{boot_id}\n")
-    node = box.node()
-    assert are_records_lost(node.store, node.settings.state_dir, node.boot_id) == lost
+    assert are_records_lost(box.node()) == lost
 
 
 def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:

@@ -107,15 +107,6 @@ def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> N
     assert place.ids() == (BOOT, BOOT)
 
 
-def test_the_lock_of_a_job_tells_of_claims_that_no_boot_id_tells_of_any_more(place: Place) -> None:
-    place.ready()
-    place_lock(place.store, bus(0), record())
-    place.lose_records()
-    (place.state / "boot_id").unlink()
-    assert place.refusal().kind == UNKNOWN
-    assert place.holder(0) == "sge"
-
-
 def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:
     place.ready()
     place_lock(place.store, bus(0), record())

@@ -2,7 +2,7 @@
 """An installation is a list of items, each of which can be put in place, shown and taken away.
 
 An item keeps no memory: what is there is read each time. So a second run changes nothing, and one
-that was cut short is run again. Nothing is believed by an exit code: each item is read back.
+that was cut short is run again. Nothing is believed by an exit code: the text of each is read back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FileItem(Item):
         now = self.read()
         if now == after or (self.stays and after is None):
             return []
-        return difference_lines(now, after) or ["  (its last line)"]
+        return difference_lines(now, after) or ["  (blank or repeated lines, or their order)"]
 
     def tidy(self) -> None:
         files.discard_unrenamed(self.path)

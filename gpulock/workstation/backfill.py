@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who goes before a caller whose devices are not free: nobody starves, and no GPU idles for long.
+"""Who goes before a caller whose devices are not free, and for how long.
 
 The first caller that waits for other users lets them by and has the free devices kept for it in
-turns, each pair of which is twice as long as the one before. So a request of any size is served
-once the devices are given back, and keeps at most half of the time unused.
+turns, each pair of which is twice as long as the one before, up to LONGEST_TURN. So a request of
+any size is served where claims end within that, and keeps at most half of the time unused.
 A caller whom no other user's release would serve lets others by as long as that is so: it waits
 for devices of its own user, or for ones that are reserved or out of service.
 """

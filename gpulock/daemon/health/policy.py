@@ -62,7 +62,7 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
 
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
-LASTING: Final = 25.0  # seconds for which it must be in use: processes are listed every 10
+LASTING: Final = 25.0  # seconds for which memory must be in use: processes are listed every 10
 SPACING: Final = 10.0  # seconds between two checks that count
 GATE_SECONDS: Final = 2.0
 LOOK: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
@@ -71,7 +71,10 @@ QuarantineNotes = Mapping[str, Mapping[str, str]]
 
 
 class HealthPolicy(Chore):
-    """The chore; `clock` is CLOCK_BOOTTIME in seconds. Notes are lifted while off, too."""
+    """The chore; `clock` is CLOCK_BOOTTIME in seconds.
+
+    Where QUARANTINE_ON is empty it still lifts notes.
+    """
 
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
@@ -262,7 +265,7 @@ class HealthPolicy(Chore):
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key.
 
-        What the driver put out the exporter keeps out as it puts devices out: half of the node.
+        The exporter's word keeps a device out only where it may put one out: half of the node.
         """
         failed: dict[str, str] = {}
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}

@@ -16,7 +16,7 @@ from gpulock.store.quarantine import POLICY
 # every card
 EXPORTER_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
 QUARANTINE_LIMIT_REACHED: Final = (
-    "the exporter reports more than half of this node as faulty: check it, or quarantine by hand"
+    "more than half of this node is told to be faulty: check it, or quarantine by hand"
 )
 
 

@@ -31,8 +31,10 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
     with observed(site.gpus, site.node, folder, site.configure) as nvml:
         job = site.submit(2, f"sleep {SECONDS}\n")
         site.wait_over(job)
-        told = site.gpus.cluster.path_in(site.node, PLACE) / FINISHED
-        wait_until(lambda: [*told.iterdir()], why="the exporter to tell how the claim ended")
+        told = (
+            site.gpus.cluster.path_in(site.node, PLACE) / FINISHED / the_claim(site, job)["token"]
+        )
+        wait_until(told.exists, why="the exporter to tell how the claim ended")
         printed = site.command("report", str(job))
         (row,) = [line for line in printed.splitlines() if line.split()[:1] == ["0"]][:1]
         assert abs(int(row.split()[2]) - 75) <= 8, row

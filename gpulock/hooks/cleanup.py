@@ -7,16 +7,13 @@ TERM first, then KILL, within LEFTOVER_SECONDS. A process that is perhaps the jo
 """
 
 import os
+import select
 import time
 from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: see gpulock.child
 
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.process_owner import (
-    DAEMONS,
-    belongs_to_other_claim,
-    is_same_process_running,
-)
+from gpulock.alloc.process_owner import DAEMONS, belongs_to_other_claim
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.release import locked_devices, restrict_to_owners, select_job_locks
@@ -188,10 +185,20 @@ def signal_leftovers(node: Node, found: list[LeftoverProcess], number: int) -> l
 
 def wait_for_leftovers(found: list[LeftoverProcess], node: Node, limit: Deadline) -> None:
     """Wait until these processes are gone, for as long as `limit` allows."""
-    while any([is_same_process_running(one.pid, one.start, node.proc) for one in found]):
-        if limit.left() <= 0:
-            return
-        time.sleep(min(limit.left(), PAUSE))
+    for left in found:
+        try:
+            fd = os.pidfd_open(left.pid)
+        except OSError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while node.proc.running(left.pid, left.start) and limit.left() > 0:
+                poll.poll(1000 * min(limit.left(), PAUSE))
+        except (OSError, ValueError):
+            time.sleep(min(limit.left(), PAUSE))
+        finally:
+            os.close(fd)
 
 
 def format_leftovers(found: list[LeftoverProcess]) -> str:

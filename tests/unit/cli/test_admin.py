@@ -233,9 +233,19 @@ def test_a_dry_reap_changes_nothing(site: Site) -> None:
     assert site.states()[1] == "stale"
 
 
-def reap_until(site: Site, said: str) -> None:
-    """Reap until it begins so: a lock stays while a process of its user starts a program."""
-    wait_until(lambda: site.call("reap").stdout.startswith(said), why=f"a reap to say: {said}")
+def whole(site: Site, command: str) -> str:
+    """Return what a command prints once it could see each process of root's.
+
+    One that starts a program cannot be seen, and while it does every lock of its user stays.
+    """
+    printed = [""]
+
+    def sees_all() -> bool:
+        printed.append(site.call(command).stdout)
+        return "starts a program" not in printed[-1]
+
+    wait_until(sees_all, why=lambda: f"a look at every process:\n{printed[-1]}")
+    return printed[-1]
 
 
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
@@ -243,9 +253,10 @@ def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     uid = os.getuid()
     site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
     with site.opened(4) as user:
-        reap_until(site, f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
-        wait_until(lambda: "orphans" in site.call("status").stdout, why="status to say so")
-    reap_until(site, "freed ")
+        text = whole(site, "reap")
+        assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
+        assert "orphans" in whole(site, "status")
+    assert whole(site, "reap").startswith("freed ")
 
 
 def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -189,6 +190,17 @@ def test_where_the_kernel_has_no_pidfd_nothing_is_killed(
     monkeypatch.setattr(os, "pidfd_open", raising(OSError(38, "Function not implemented")))
     assert any("cannot be ended safely" in line for line in real.clean())
     assert one.poll() is None
+
+
+def test_one_that_cannot_be_read_is_not_taken_for_gone(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    left = cleanup.LeftoverProcess(real.leave().pid, 0, "python", "of the job")
+    monkeypatch.setattr(real.node.proc, "running", raising(OSError(errno.EIO, "it fails")))
+    monkeypatch.setattr("gpulock.hooks.cleanup.time.sleep", paused.append)
+    cleanup.wait_for_leftovers([left], real.node, soon())
+    assert paused == [cleanup.PAUSE]
 
 
 def test_a_pid_that_is_anothers_by_now_gets_no_signal(real: Real) -> None:

@@ -190,7 +190,7 @@ def test_who_fills_all_places_keeps_nobody_else_out() -> None:
 STOPPED = """
 import threading, time
 from gpulock_exporter.webconfig.passwords import Passwords
-users = Passwords({"alice": "$2b$04$"}, lambda password, known: time.sleep(100))
+users = Passwords({"alice": "$2b$04$"}, lambda password, known: threading.Event().wait())
 for guess in (b"1", b"2", b"3"):
     threading.Thread(target=users.is_right, args=("alice", guess, "a"), daemon=True).start()
 while users.waiting < 3:

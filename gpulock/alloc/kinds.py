@@ -8,7 +8,7 @@ model a plain request never comes here.
 from gpulock.alloc.choose import choose_unused_first
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, driver_mig_instances
+from gpulock.node.devices import Device, has_untold_instances
 from gpulock.node.kinds import (
     ANY,
     CARD,
@@ -71,18 +71,6 @@ def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refus
     """Return the refusal of what the node does not have, with what it has."""
     there = format_device_kinds(found, node.settings.shares)
     return Refusal(INVALID_REQUEST, f"{asked}: this node has {there}", "ask for these")
-
-
-def has_untold_instances(driver_root: str, found: list[Device]) -> bool:
-    """Return whether the driver shows MIG instances whose profile is not known."""
-    known = {device.id for device in found if device.profile}
-    return any(
-        [
-            f"{device.bus}.{name}" not in known
-            for device in {d.bus: d for d in found}.values()
-            for name in driver_mig_instances(driver_root, device.minor)
-        ]
-    )
 
 
 def largest_count(kind: str, fit: list[Device]) -> int:

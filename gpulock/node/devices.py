@@ -256,6 +256,18 @@ def driver_mig_instances(driver_root: str, minor: int) -> frozenset[str]:
     )
 
 
+def has_untold_instances(driver_root: str, found: list[Device]) -> bool:
+    """Return whether the driver shows MIG instances whose profile is not known."""
+    known = {device.id for device in found if device.profile}
+    return any(
+        [
+            f"{device.bus}.{name}" not in known
+            for device in {d.bus: d for d in found}.values()
+            for name in driver_mig_instances(driver_root, device.minor)
+        ]
+    )
+
+
 def list_numbered_folders(folder: str, prefix: str) -> list[str]:
     """Return the folders `gi0`, `gi1`, ... in one, none where there is no such folder."""
     try:

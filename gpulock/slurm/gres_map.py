@@ -10,7 +10,7 @@ compared. What another version means, gpulockd finds out; no hook reads a site's
 import os
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, has_untold_instances
 from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False
@@ -68,11 +68,7 @@ def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
         return False
     whole = {device.model for device in found if not device.parent}
     split = any([device.parent for device in found])
-    if split or len(whole) > 1:
-        return True
-    from gpulock.alloc.kinds import has_untold_instances
-
-    return has_untold_instances(settings.driver_root, found)
+    return split or len(whole) > 1 or has_untold_instances(settings.driver_root, found)
 
 
 def gres_map_device_name(device: Device) -> str:

@@ -20,6 +20,7 @@ from gpulock.text.words import format_count
 
 Echo = Callable[[str], None]
 _SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
+_FOLDER: Final = "mode 0755"
 
 
 class Wanted(Enum):
@@ -43,25 +44,37 @@ class Remainder:
 class Item:
     """One thing that gpulock puts on a node or into a cluster, and takes away again.
 
-    `needs` are items that must be there before it, and that go after it. One that changes nothing
-    itself is the administrator's, and has a remainder alone.
+    `needs` are items that must be there before it, and that go after it.
     """
 
     title: str
     needs: tuple[Item, ...] = ()
 
+    def read(self) -> str | None:
+        """Return what is there, None for nothing; raise InstallError."""
+        return None
+
+    def goal(self, wanted: Wanted) -> str | None:
+        """Return what is to be there, what is where a run leaves it alone; raise InstallError."""
+        del wanted
+        return self.read()
+
     def show(self, wanted: Wanted) -> list[str]:
         """Return what this run would change, as lines with `-` and `+`; raise InstallError."""
-        del wanted
-        return []
+        return difference_lines(self.read(), self.goal(wanted))
+
+    def put(self, wanted: Wanted) -> None:
+        """Bring it where it is wanted; raise InstallError."""
+        if wanted is Wanted.PRESENT:
+            self.present()
+        else:
+            self.absent()
 
     def present(self) -> None:
         """Put it in place; raise InstallError."""
-        raise InstallError("it is not gpulock's to change")
 
     def absent(self) -> None:
         """Take it away; raise InstallError."""
-        raise InstallError("it is not gpulock's to change")
 
     def tidy(self) -> None:
         """Remove what a run that was killed has left beside it; raise InstallError."""
@@ -70,6 +83,19 @@ class Item:
         """Return what this run leaves to the administrator; raise InstallError."""
         del wanted
         return None
+
+
+class ByHand(Item):
+    """What is the administrator's to change: `ask` finds out what is left of it."""
+
+    def __init__(
+        self, title: str, ask: Callable[[], Remainder | None], needs: tuple[Item, ...] = ()
+    ) -> None:
+        self.title, self.ask, self.needs = title, ask, needs
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        del wanted
+        return self.ask()
 
 
 class FileItem(Item):
@@ -84,15 +110,12 @@ class FileItem(Item):
         self.title = f"file {path}"
 
     def read(self) -> str | None:
-        """Return the text that is there, None for none; raise InstallError."""
         return files.read_file(self.path)
 
-    def show(self, wanted: Wanted) -> list[str]:
-        after = self.text if wanted is Wanted.PRESENT else None
-        now = self.read()
-        if now == after or (self.stays and after is None):
-            return []
-        return difference_lines(now, after) or ["  (blank or repeated lines, or their order)"]
+    def goal(self, wanted: Wanted) -> str | None:
+        if wanted is Wanted.PRESENT:
+            return self.text
+        return self.read() if self.stays else None
 
     def tidy(self) -> None:
         files.discard_unrenamed(self.path)
@@ -116,12 +139,13 @@ class FolderItem(Item):
     def __init__(self, path: Path) -> None:
         self.path, self.title = path, f"folder {path}"
 
-    def show(self, wanted: Wanted) -> list[str]:
-        if wanted is Wanted.ABSENT or self.path.is_dir():
-            return []
-        if os.path.lexists(self.path):
+    def read(self) -> str | None:
+        if not self.path.is_dir() and os.path.lexists(self.path):
             raise InstallError(f"{self.path} is no folder; move it away")
-        return ["  + mode 0755"]
+        return _FOLDER if self.path.is_dir() else None
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return _FOLDER if wanted is Wanted.PRESENT else self.read()
 
     def present(self) -> None:
         try:
@@ -132,8 +156,11 @@ class FolderItem(Item):
 
 def difference_lines(before: str | None, after: str | None) -> list[str]:
     """Return the lines that go, with `-`, and those that come, with `+`; pure."""
+    if before == after:
+        return []
     gone, come = _lines_only_in(before, after), _lines_only_in(after, before)
-    return [*(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
+    lines = [*(f"  - {line}" for line in gone), *(f"  + {line}" for line in come)]
+    return lines or ["  (blank or repeated lines, or their order)"]
 
 
 def _lines_only_in(value: str | None, other: str | None) -> list[str]:
@@ -226,10 +253,7 @@ class ItemRun:
             for line in (item.title, *lines):
                 self.echo(line)
             return
-        if self.wanted is Wanted.PRESENT:
-            item.present()
-        else:
-            item.absent()
+        item.put(self.wanted)
         if still := item.show(self.wanted):
             raise InstallError(
                 f"it does not hold what was written ({still[0].strip()}); look at it"

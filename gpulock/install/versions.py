@@ -25,7 +25,7 @@ from gpulock.install.hooks import (
     hooks_version,
     render_hooks,
 )
-from gpulock.install.items import Item, Remainder, Wanted, difference_lines
+from gpulock.install.items import ByHand, Item, Remainder, Wanted
 from gpulock.install.trial import try_sge_hooks, try_slurm_hooks
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
@@ -63,6 +63,12 @@ def installed_schedulers(settings: Settings) -> list[str]:
     return [name for name, file in _MAPS.items() if Path(settings.state_dir, file).exists()]
 
 
+def is_to_uninstall(settings: Settings, scheduler: str) -> bool:
+    """Say whether it is installed for a scheduler, or hooks are here whose maps were lost."""
+    here = installed_schedulers(settings)
+    return scheduler in here or (not here and version_in_force(hooks_folder(settings)) is not None)
+
+
 class Hooks(Item):
     """The hooks in force on this node, for a scheduler and those for which they are here."""
 
@@ -84,9 +90,8 @@ class Hooks(Item):
                 return f"{name} (damaged: {file})"
         return name
 
-    def show(self, wanted: Wanted) -> list[str]:
-        after = hooks_version(self.config) if wanted is Wanted.PRESENT else None
-        return difference_lines(self.read(), after)
+    def goal(self, wanted: Wanted) -> str | None:
+        return hooks_version(self.config) if wanted is Wanted.PRESENT else None
 
     def tidy(self) -> None:
         for link in self.folder.glob(f".{CURRENT}.*"):  # of a switch that was killed
@@ -128,22 +133,17 @@ class Hooks(Item):
             raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
 
 
-class HeldDevices(Item):
-    """The jobs that hold devices, for which what they need stays; `force` takes it from them."""
+def held_devices_item(
+    settings: Settings, scheduler: str, force: bool, needs: tuple[Item, ...]
+) -> ByHand:
+    """Return the jobs that hold devices, for which what they need stays; `force` takes it."""
 
-    title = "jobs that hold devices"
-
-    def __init__(
-        self, settings: Settings, scheduler: str, force: bool, needs: tuple[Item, ...]
-    ) -> None:
-        self.settings, self.scheduler, self.force, self.needs = settings, scheduler, force, needs
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.PRESENT or self.force:
-            return None
-        held = list_held_devices(self.settings.lock_dir, self.scheduler)
-        what = f"{_JOBS[self.scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
+    def ask() -> Remainder | None:
+        held = [] if force else list_held_devices(settings.lock_dir, scheduler)
+        what = f"{_JOBS[scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
         return Remainder(f"{what}: {WAIT_OR_REAP}, or --force --reason TEXT") if held else None
+
+    return ByHand("jobs that hold devices", ask, needs)
 
 
 def version_in_force(folder: Path) -> str | None:

@@ -138,10 +138,10 @@ def systemd_checks(options: SystemdOptions) -> list[Check]:
 
 def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
-    files = installer.unit_files()
-    here = any(item.read() is not None for own in files.values() for item in own)
-    services = [one for one in installer.services(files) if here or one.read() not in UNUSED]
-    own = [item for one in services for unit in one.units for item in files[unit]]
+    services = installer.services()
+    here = any(item.read() is not None for one in services for item in one.files)
+    services = [one for one in services if here or one.read() not in UNUSED]
+    own = [item for one in services for item in one.files]
     differ = [
         str(item.path)
         for item in (*(installer.etc_files() if services else ()), *own)

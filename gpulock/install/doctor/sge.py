@@ -30,7 +30,6 @@ from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.host_items import CLUSTER
 from gpulock.install.sge.install import SgeInstaller, SgeOptions
 from gpulock.install.sge.login import login_shell_faults
-from gpulock.install.sge.qconf import parse_sge_list
 from gpulock.install.sge.site import OCS, release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
@@ -132,7 +131,7 @@ class SgeChecks:
     def amounts(self) -> Iterator[Finding]:
         """Compare what qmaster may hand out on this host with what is there."""
         host, settings = self.installer.host, self.settings
-        here = host.amounts()
+        here = host.values("complex_values")
         values = {name: here[name] for name in settings.sge_complexes if name in here}
         for name, amount in values.items():
             there = host_amount(settings, name, settings.expected_gpus)
@@ -146,7 +145,7 @@ class SgeChecks:
 
     def sensor(self) -> Iterator[Finding]:
         """Look whether the values of the load sensor arrive."""
-        loads = parse_sge_list(self.installer.host.load_values())
+        loads = self.installer.host.values("load_values")
         if "gpu.free" not in loads:
             do = "execd starts it within 2 load_report_times; then look at its messages file"
             yield warning("no values have arrived", do)
@@ -182,7 +181,7 @@ class SgeChecks:
     def verifier(self) -> Iterator[Finding]:
         """Look whether invalid requests are turned away at submission."""
         host = self.installer.host
-        if "/sge-jsv" not in host.shared().get("jsv_url", "none"):
+        if "/sge-jsv" not in host.qconf.shared_configuration().get("jsv_url", "none"):
             what = "jsv_url is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
             yield warning(what, f"qconf -mconf: jsv_url script:{host.current}/prolog/sge-jsv")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Item, Remainder, Wanted
+from gpulock.install.items import ByHand, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import REPORTED, check_complexes, cluster_complexes
-from gpulock.install.sge.qconf import Qconf, QconfError, is_sge_none
+from gpulock.install.sge.qconf import Qconf, is_sge_none
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, GroupHook, HookLine
 from gpulock.install.sge.site import check_release, find_own_execd, find_sge_site
 from gpulock.install.versions import current_hooks
@@ -33,19 +33,18 @@ class Complexes(Item):
     def __init__(self, qconf: Qconf, lines: Mapping[str, str]) -> None:
         self.qconf, self.lines = qconf, lines
 
-    def show(self, wanted: Wanted) -> list[str]:
-        if wanted is Wanted.ABSENT:
-            return []
+    def read(self) -> str | None:
         table = self.qconf.complexes()
-        return [f"  + {line}" for name, line in self.lines.items() if name not in table]
+        return "\n".join(table[name] for name in self.lines if name in table)
+
+    def goal(self, wanted: Wanted) -> str | None:
+        table = {**self.lines, **self.qconf.complexes()}
+        return "\n".join(table[name] for name in self.lines)
 
     def present(self) -> None:
-        """Add what is missing in one write, which is compared just before."""
-        before = self.qconf.complexes()
-        table = "\n".join({**self.lines, **before}.values()) + "\n"
-        if self.qconf.complexes() != before:
-            raise QconfError("others write it; run it again")
-        self.qconf.load("-Mc", "complexes", table)
+        """Add what is missing to the table of this moment, in one write."""
+        table = {**self.lines, **self.qconf.complexes()}
+        self.qconf.load("-Mc", "complexes", "\n".join(table.values()) + "\n")
 
 
 class HostGroup(Item):
@@ -56,33 +55,17 @@ class HostGroup(Item):
     def __init__(self, qconf: Qconf) -> None:
         self.qconf = qconf
 
-    def show(self, wanted: Wanted) -> list[str]:
-        there = GROUP in self.qconf.names("-shgrpl")
-        if there is (wanted is Wanted.PRESENT):
-            return []
-        return ["  - (no host is in it)" if there else "  + (without a host)"]
+    def read(self) -> str | None:
+        return "(without a host)" if GROUP in self.qconf.names("-shgrpl") else None
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return "(without a host)" if wanted is Wanted.PRESENT else None
 
     def present(self) -> None:
         self.qconf.load("-Ahgrp", "group", f"group_name {GROUP}\nhostlist NONE\n")
 
     def absent(self) -> None:
         self.qconf.run("qconf", "-dhgrp", GROUP)
-
-
-class GroupMembers(Item):
-    """The hosts that are in the group: each leaves it by its own uninstallation."""
-
-    title = f"hosts of {GROUP}"
-
-    def __init__(self, qconf: Qconf, needs: tuple[Item, ...]) -> None:
-        self.qconf, self.needs = qconf, needs
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        hosts = self.qconf.hosts_of_group(GROUP) if wanted is Wanted.ABSENT else []
-        if not hosts:
-            return None
-        what = f"hosts are in {GROUP}: {' '.join(hosts)}"
-        return Remainder(f"{what}; run gpulock uninstall sge on each, then this again")
 
 
 class ClusterInstaller(NodePart):
@@ -115,7 +98,7 @@ class ClusterInstaller(NodePart):
                     f"{item.queue}: the {item.hook} in force keeps running, with gpulock's: {site}"
                 )
                 self.note(f"{what}; if it hands out GPUs itself, take it out")
-        if is_sge_none((self.qconf.configuration("global") or {}).get("jsv_url")):
+        if is_sge_none(self.qconf.shared_configuration().get("jsv_url")):
             wanted = f"script:{self.current}/{VERIFIER}"
             self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
         self.note("on each execution host of the queue, now: gpulock install sge")
@@ -127,14 +110,21 @@ class ClusterInstaller(NodePart):
         if left := [name for name in (*self.settings.sge_complexes, *REPORTED) if name in table]:
             self.note(f"complexes stay, for the site's jobs may name them: {' '.join(left)}")
         items = self.items(tuple(self.qconf.names("-sql")))
-        return InstallParts(items, self.notes, on_node=False)
+        members = ByHand(f"hosts of {GROUP}", self.members_left, tuple(items))
+        return InstallParts([*items, members], self.notes, on_node=False)
+
+    def members_left(self) -> Remainder | None:
+        """Return the hosts that are in the group: each leaves it by its own uninstallation."""
+        hosts = " ".join(self.qconf.hosts_of_group(GROUP))
+        do = "run gpulock uninstall sge on each, then this again"
+        return Remainder(f"hosts are in {GROUP}: {hosts}; {do}") if hosts else None
 
     def items(self, queues: tuple[str, ...]) -> list[Item]:
-        """Return the group, each queue's hooks for it, and the hosts that keep both."""
+        """Return the group, and each queue's hooks for it."""
         group = HostGroup(self.qconf)
         hooks: list[Item] = [
-            GroupHook(self.qconf, queue, HookLine(self.current, hook), (group,))
+            GroupHook(self.qconf, queue, GROUP, HookLine(self.current, hook), (group,))
             for hook in HOOKS
             for queue in queues
         ]
-        return [group, *hooks, GroupMembers(self.qconf, (group, *hooks))]
+        return [group, *hooks]

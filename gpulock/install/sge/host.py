@@ -46,21 +46,17 @@ class SgeHost:
         """Return the host's own configuration, None where it has none."""
         return self.qconf.configuration(self.name)
 
-    def shared(self) -> dict[str, str]:
-        """Return the global configuration."""
-        return self.qconf.configuration("global") or {}
+    def effective_configuration(self) -> dict[str, str]:
+        """Return what execd goes by: the host's own lines before the global ones."""
+        return {**self.qconf.shared_configuration(), **(self.configuration() or {})}
 
     def queues(self) -> list[str]:
         """Return the queues that the host has."""
         return self.qconf.queues_of_host(self.name)
 
-    def amounts(self) -> dict[str, str]:
-        """Return how much of each complex the host has."""
-        return parse_sge_list(self.qconf.show("-se", self.name)["complex_values"])
-
-    def load_values(self) -> str:
-        """Return all values that execd reported."""
-        return self.qconf.show("-se", self.name)["load_values"]
+    def values(self, kind: str) -> dict[str, str]:
+        """Return the `complex_values` of the host, or the `load_values` that execd reported."""
+        return parse_sge_list(self.qconf.show("-se", self.name)[kind])
 
     def is_ours(self, value: str | None) -> bool:
         """Say whether a value names a program below our folder."""
@@ -76,12 +72,13 @@ class SgeHost:
         if self._followed:
             return
         self.echo(f"waiting for execd of {self.name} to take its configuration")
-        interval = self.qconf.effective_configuration(self.name).get("load_report_time", "")
+        interval = self.effective_configuration().get("load_report_time", "")
         delay = _REPORTS * parse_clock_seconds(interval) + _SLACK_SECONDS
-        deadline, reports = time.monotonic() + delay, set[str]()
+        deadline, reports = time.monotonic() + delay, list[dict[str, str]]()
         while True:
-            reports.add(values := self.load_values())
-            reported = not {*REPORTED}.isdisjoint(parse_sge_list(values))
+            values = self.values("load_values")
+            reports += [values] if values not in reports else []
+            reported = not {*REPORTED}.isdisjoint(values)
             if len(reports) > _NEW_REPORTS and reported is sensor:
                 self._followed = True
                 return

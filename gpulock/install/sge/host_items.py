@@ -6,14 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from gpulock.install.items import Item, Remainder, Wanted, difference_lines
+from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.sge.host import Conf, SgeHost
-from gpulock.install.sge.qconf import (
-    QconfError,
-    format_qconf_object,
-    is_sge_none,
-    parse_host_overrides,
-)
+from gpulock.install.sge.qconf import format_qconf_object, is_sge_none, parse_host_overrides
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, hooked_queues
 from gpulock.install.versions import Hooks
 
@@ -23,27 +18,18 @@ _SHEPHERD: Final = "prolog/sge_shepherd"
 _OWN_LINES: Final = ("load_sensor", "shepherd_cmd")
 
 
-class ClusterPart(Item):
-    """What a manager has installed for all hosts: without it no job comes to the hooks."""
-
-    title = "the cluster's part"
-
-    def __init__(self, host: SgeHost, complexes: Collection[str]) -> None:
-        self.host, self.complexes = host, complexes
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.ABSENT:
-            return None
-        table = self.host.qconf.complexes()
-        missing = [name for name in self.complexes if name not in table]
-        what = [f"there is no complex {' '.join(missing)}"] if missing else []
-        lines = hooked_queues(self.host)
-        if not lines:
-            what.append(f"no queue of {self.host.name} has hooks for {GROUP}")
-        elif wrong := [one for one in lines.items() if one[1] != self.host.current]:
-            queue, current = wrong[0]
-            what.append(f"{queue} leads to {current}, not to {self.host.current}")
-        return Remainder("; ".join(what), [f"once, by a manager: {CLUSTER}"]) if what else None
+def missing_in_cluster(host: SgeHost, complexes: Collection[str]) -> Remainder | None:
+    """Return what a manager has not installed: without it no job comes to the hooks."""
+    table = host.qconf.complexes()
+    missing = [name for name in complexes if name not in table]
+    what = [f"there is no complex {' '.join(missing)}"] if missing else []
+    lines = hooked_queues(host)
+    if not lines:
+        what.append(f"no queue of {host.name} has hooks for {GROUP}")
+    elif wrong := [one for one in lines.items() if one[1] != host.current]:
+        queue, current = wrong[0]
+        what.append(f"{queue} leads to {current}, not to {host.current}")
+    return Remainder("; ".join(what), [f"once, by a manager: {CLUSTER}"]) if what else None
 
 
 class Amount(Item):
@@ -54,10 +40,12 @@ class Amount(Item):
         self.element = f"{name}={amount}"
         self.title = f"complex_values of host {host.name}"
 
-    def show(self, wanted: Wanted) -> list[str]:
-        now = self.host.amounts().get(self.name)
-        before = None if now is None else f"{self.name}={now}"
-        return [] if wanted is Wanted.ABSENT else difference_lines(before, self.element)
+    def read(self) -> str | None:
+        now = self.host.values("complex_values").get(self.name)
+        return None if now is None else f"{self.name}={now}"
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return self.element if wanted is Wanted.PRESENT else self.read()
 
     def present(self) -> None:
         words = ("exechost", "complex_values", self.element, self.host.name)
@@ -71,17 +59,18 @@ class HostConfiguration(Item):
         self.host, self.needs = host, needs
         self.title = f"configuration of host {host.name}"
 
-    def show(self, wanted: Wanted) -> list[str]:
-        now = self.host.configuration()
-        after = self.wanted(wanted, now)
-        return [] if now == after else difference_lines(_format(now), _format(after))
+    def read(self) -> str | None:
+        return _format(self.host.configuration())
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return _format(self.wanted(wanted, self.host.configuration()))
 
     def wanted(self, wanted: Wanted, now: Conf) -> Conf:
         """Return what the configuration is to be: both lines with our programs, or without.
 
         One that would be empty says what the global one says, for execd to take it.
         """
-        shared, own = self.host.shared(), dict(now or {})
+        shared, own = self.host.qconf.shared_configuration(), dict(now or {})
         lines = {**shared, **own}
         if wanted is Wanted.PRESENT:
             sensor, found = f"{self.host.current}/{_SENSOR}", _words(lines.get("load_sensor"))
@@ -98,24 +87,17 @@ class HostConfiguration(Item):
                     own[name] = ",".join(words) or "none"
         return None if now is None else own or idle_configuration(shared)
 
-    def present(self) -> None:
-        self._write(Wanted.PRESENT)
-
-    def absent(self) -> None:
-        self._write(Wanted.ABSENT)
-
-    def _write(self, wanted: Wanted) -> None:
+    def put(self, wanted: Wanted) -> None:
+        """Write what is there at this moment, with our lines or without."""
         host, before = self.host, self.host.configuration()
-        after = self.wanted(wanted, before)
-        if host.configuration() != before:
-            raise QconfError("it was changed meanwhile; run it again")
-        host.qconf.load("-Aconf" if before is None else "-Mconf", host.name, _format(after) or "")
+        text = _format(self.wanted(wanted, before)) or ""
+        host.qconf.load("-Aconf" if before is None else "-Mconf", host.name, text)
         host.is_first = before is None
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return None
-        if site := site_shepherd(self.host.qconf.effective_configuration(self.host.name)):
+        if site := site_shepherd(self.host.effective_configuration()):
             return Remainder(
                 f"shepherd_cmd stays {site}, so a job's text can name a prolog of its own: set"
                 f" SGE_SHEPHERD={site}, then shepherd_cmd none, and run this again"
@@ -139,36 +121,27 @@ class SgeHooks(Hooks):
         super().absent()
 
 
-class SiteLines(Item):
-    """Lines that the site wrote itself, and that lead to gpulock's files."""
+def site_lines_left(host: SgeHost, is_master: bool) -> Remainder | None:
+    """Return the lines that the site wrote itself, and that lead to gpulock's files."""
+    lines = [*_site_lines(host, is_master)]
+    what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
+    return Remainder(what, lines) if lines else None
 
-    title = "lines of the site's that lead here"
 
-    def __init__(self, host: SgeHost, is_master: bool, needs: tuple[Item, ...]) -> None:
-        self.host, self.is_master, self.needs = host, is_master, needs
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.PRESENT:
-            return None
-        lines = [*self._lines()]
-        what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
-        return Remainder(what, lines) if lines else None
-
-    def _lines(self) -> Iterator[str]:
-        """Yield what leads here, but for the items' own; jsv_url leads to qmaster's own files."""
-        host, own = self.host, self.host.configuration() or {}
-        for queue in host.queues():
-            shown = host.qconf.show("-sq", queue)
-            domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
-            ours = [one.get(GROUP) for one in domains if host.name not in one]
-            for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
-                if host.is_ours(value) and value not in ours:
-                    yield f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}"
-        for key, value in {**host.shared(), **own}.items():
-            is_item = key in own and key in _OWN_LINES
-            if host.is_ours(value) and not is_item and (key != "jsv_url" or self.is_master):
-                where = f" {host.name}" if key in own else ""
-                yield f"qconf -mconf{where}: {key} is {value}"
+def _site_lines(host: SgeHost, is_master: bool) -> Iterator[str]:
+    """Yield what leads here, but for the items' own; jsv_url leads to qmaster's own files."""
+    for queue in host.queues():
+        shown = host.qconf.show("-sq", queue)
+        domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
+        ours = [one.get(GROUP) for one in domains if host.name not in one]
+        for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
+            if host.is_ours(value) and value not in ours:
+                yield f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}"
+    own = host.configuration() or {}
+    for key, value in host.effective_configuration().items():
+        is_item = key in own and key in _OWN_LINES
+        if host.is_ours(value) and not is_item and (key != "jsv_url" or is_master):
+            yield f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}"
 
 
 def site_shepherd(lines: Mapping[str, str]) -> str:

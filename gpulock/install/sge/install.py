@@ -18,7 +18,7 @@ from gpulock.install.container_hooks import choose_container_hooks, container_it
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import describe_drop_env
-from gpulock.install.items import InstallParts, Item, SettingsFile, Wanted
+from gpulock.install.items import ByHand, InstallParts, Item, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
 from gpulock.install.sge.complexes import (
@@ -31,11 +31,11 @@ from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.host_items import (
     CLUSTER,
     Amount,
-    ClusterPart,
     HostConfiguration,
     SgeHooks,
-    SiteLines,
     idle_configuration,
+    missing_in_cluster,
+    site_lines_left,
 )
 from gpulock.install.sge.login import (
     PROFILE,
@@ -43,7 +43,7 @@ from gpulock.install.sge.login import (
     login_script_text,
     login_shell_faults,
 )
-from gpulock.install.sge.queue_hooks import HOOKS, HostHook, HostLines, hooked_queues
+from gpulock.install.sge.queue_hooks import HOOKS, HostHook, hooked_queues, site_hooks_left
 from gpulock.install.sge.site import (
     SgeSite,
     find_own_execd,
@@ -54,11 +54,10 @@ from gpulock.install.sge.site import (
 from gpulock.install.versions import (
     SGE,
     SLURM,
-    HeldDevices,
     current_hooks,
-    hooks_folder,
+    held_devices_item,
     installed_schedulers,
-    version_in_force,
+    is_to_uninstall,
 )
 from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import format_card_map, read_card_map
@@ -107,18 +106,18 @@ class SgeInstaller(NodePart):
     @cached_property
     def lines(self) -> dict[str, str]:
         """The configuration of this host."""
-        return self.host.qconf.effective_configuration(self.host.name)
+        return self.host.effective_configuration()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        options, _ = self.options, self.host
+        host, options = self.host, self.options
         gpus = self.count_gpus()
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
         settings = self.settings_item(gpus)
         self.note(describe_drop_env())
         complexes = cluster_complexes(self.settings)
-        table = self.host.qconf.complexes()
+        table = host.qconf.complexes()
         check_complexes(table, complexes)
         hooks = SgeHooks(self.settings, SGE)
         files: list[Item] = [
@@ -127,11 +126,15 @@ class SgeInstaller(NodePart):
             *choose_container_hooks(options.enroot, options.podman),
             *self.login_scripts(),
         ]
-        cluster = ClusterPart(self.host, complexes)
+        cluster = ByHand("the cluster's part", lambda: missing_in_cluster(host, complexes))
         amounts = self.amounts(gpus, table, cluster)
-        self.note_other_queues()
-        in_qmaster = self.host_items((cluster, hooks))
-        items = [*self.folders(), settings, *files, cluster, *amounts, *in_qmaster]
+        for queue in self.unhooked_queues():
+            self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
+        conf = HostConfiguration(host, (cluster, hooks))
+        site_title = f"hooks of the site's on {host.name} alone"
+        site = ByHand(site_title, lambda: site_hooks_left(host), (cluster, hooks, conf))
+        queue_hooks = self.queue_hooks((cluster, hooks, conf, site))
+        items = [*self.folders(), settings, *files, cluster, *amounts, conf, site, *queue_hooks]
         return InstallParts(items, self.notes, try_line=self.try_line())
 
     def removal(self, force: bool = False) -> InstallParts:
@@ -139,9 +142,7 @@ class SgeInstaller(NodePart):
 
         Those that Slurm needs as well are left to it. Raises InstallError.
         """
-        here = installed_schedulers(self.settings)
-        lost_map = not here and version_in_force(hooks_folder(self.settings))
-        if not (SGE in here or lost_map):
+        if not is_to_uninstall(self.settings, SGE):
             return InstallParts([], on_node=False)
         try:
             self._installed_as = read_card_map(self.settings.state_dir)[0]
@@ -150,26 +151,26 @@ class SgeInstaller(NodePart):
         hooks = SgeHooks(self.settings)
         hooks.host = host = self.host
         shared: list[Item] = [hooks, *container_items()]
-        if SLURM in here:
+        if SLURM in installed_schedulers(self.settings):
             self.note("the hooks stay: Slurm uses them")
             shared = []
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
-        kept = [mark, *shared, *login_script_items(self.options.profile), *self.host_items(())]
-        prologs = [one for one in kept if isinstance(one, HostHook) and one.hook == "prolog"]
-        kept = [one for one in kept if one not in prologs]
-        jobs = HeldDevices(self.settings, SGE, force, tuple(kept))
-        leading = SiteLines(host, self.site.is_master(host.name), tuple(kept))
+        epilogs, prologs = [self.queue_hooks((), hook) for hook in HOOKS]
+        scripts = login_script_items(self.options.profile)
+        kept = (mark, *shared, *scripts, HostConfiguration(host, ()), *epilogs)
+        jobs = held_devices_item(self.settings, SGE, force, kept)
+        is_master = self.site.is_master(host.name)
+        leading = ByHand(
+            "lines of the site's that lead here", lambda: site_lines_left(host, is_master), kept
+        )
         self.note_what_stays()
         settings = SettingsFile(self.config_path, "")
         return InstallParts([settings, *kept, jobs, leading, *prologs], self.notes)
 
-    def host_items(self, needs: tuple[Item, ...]) -> list[Item]:
-        """Return what Grid Engine has of the host: the hooks of all queues come last."""
-        conf, queues = HostConfiguration(self.host, needs), self.host.queues()
-        lines = HostLines(self.host, (*needs, conf))
-        needed = (*lines.needs, lines)
-        hooks = [HostHook(self.host, queue, hook, needed) for hook in HOOKS for queue in queues]
-        return [conf, lines, *hooks]
+    def queue_hooks(self, needs: tuple[Item, ...], *hooks: str) -> list[Item]:
+        """Return the hooks of all queues of this host."""
+        queues = self.host.queues()
+        return [HostHook(self.host, q, hook, needs) for hook in hooks or HOOKS for q in queues]
 
     def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
@@ -181,7 +182,7 @@ class SgeInstaller(NodePart):
         """Return the map of an RSMAP's ids, by which gpulock is known to be here."""
         cards: CardNames = {}
         if is_rsmap(table.get(self.complex, "")):
-            value = self.host.amounts().get(self.complex, "")
+            value = self.host.values("complex_values").get(self.complex, "")
             cards = mapped_cards(self.settings, self.complex, value, self.options.map)
         text = format_card_map(self.host.name, cards)
         return CardMap(self.settings.state_dir, text, self.host.name, self.host.qconf.run)
@@ -200,7 +201,7 @@ class SgeInstaller(NodePart):
 
     def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
         """Return how many of each complex this host has; a number that stands there stays."""
-        here, items = self.host.amounts(), list[Item]()
+        here, items = self.host.values("complex_values"), list[Item]()
         for name in counting_complexes(self.settings):
             now, count = here.get(name), host_amount(self.settings, name, gpus)
             if is_rsmap(table.get(name, "")):
@@ -212,11 +213,6 @@ class SgeInstaller(NodePart):
                 self.note(f"{name}={now} stays: qconf -mattr exechost complex_values {element}")
         return items
 
-    def note_other_queues(self) -> None:
-        """Name the queues of this host whose jobs get no locks."""
-        for queue in self.unhooked_queues():
-            self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
-
     def unhooked_queues(self) -> list[str]:
         """Return the queues of this host without hooks of ours, where another has them."""
         ours = hooked_queues(self.host)
@@ -226,9 +222,9 @@ class SgeInstaller(NodePart):
         """Say what stays of this host in qmaster, which the site may use."""
         host = self.host
         own = HostConfiguration(host, ()).wanted(Wanted.ABSENT, host.configuration())
-        if own == idle_configuration(host.shared()):
+        if own == idle_configuration(host.qconf.shared_configuration()):
             self.note(f"stays: qconf -dconf {host.name}")
-        here = host.amounts()
+        here = host.values("complex_values")
         for name in self.settings.sge_complexes:
             if name in here:
                 self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")

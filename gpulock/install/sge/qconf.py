@@ -66,14 +66,12 @@ class Qconf:
             raise
 
     def configuration(self, host: str) -> dict[str, str] | None:
-        """Return a host's own configuration, None where it has none; `global` for the global."""
-        if host != "global" and host not in self.names("-sconfl"):
-            return None
-        return parse_qconf_object(self.run("qconf", "-sconf", host))
+        """Return a host's own configuration, None where it has none."""
+        return self.show("-sconf", host) if host in self.names("-sconfl") else None
 
-    def effective_configuration(self, host: str) -> dict[str, str]:
-        """Return what execd of a host goes by: its own lines before the global ones."""
-        return {**(self.configuration("global") or {}), **(self.configuration(host) or {})}
+    def shared_configuration(self) -> dict[str, str]:
+        """Return the global configuration."""
+        return self.show("-sconf", "global")
 
     def complexes(self) -> dict[str, str]:
         """Return the line of each complex by name, one blank between its fields."""

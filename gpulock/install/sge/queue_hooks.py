@@ -89,30 +89,33 @@ class QueueHook(Item):
         """Return the queue's own value and those of domains; raise QconfError."""
         return parse_host_overrides(self.qconf.show("-sq", self.queue)[self.hook])
 
+    def write(self, text: str, domain: str) -> None:
+        """Write the hook of a domain; raise QconfError."""
+        self.qconf.run("qconf", "-rattr", "queue", self.hook, text, domain)
+
 
 class GroupHook(QueueHook):
     """A hook of a queue on all hosts of the group."""
-
-    def __init__(self, qconf: Qconf, queue: str, line: HookLine, needs: tuple[Item, ...]) -> None:
-        super().__init__(qconf, queue, GROUP, line, needs)
 
     def line(self) -> HookLine:
         """Return our line, around the command that is in force without it; raise InstallError."""
         default = self.values()[0]
         if is_sge_none(default):
-            default = (self.qconf.configuration("global") or {}).get(self.hook, "")
+            default = self.qconf.shared_configuration().get(self.hook, "")
         return make_hook_line(self.current, self.hook, "" if is_sge_none(default) else default)
 
-    def show(self, wanted: Wanted) -> list[str]:
+    def read(self) -> str | None:
         now = self.values()[1].get(GROUP)
         if now is not None and parse_hook_line(now, self.hook) is None:
             do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
             raise InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
-        return difference_lines(now, self.line().text() if wanted is Wanted.PRESENT else None)
+        return now
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return self.line().text() if wanted is Wanted.PRESENT else None
 
     def present(self) -> None:
-        words = (self.hook, self.line().text(), self.domain)
-        self.qconf.run("qconf", "-rattr", "queue", *words)
+        self.write(self.line().text(), self.domain)
 
     def absent(self) -> None:
         self.qconf.run("qconf", "-purge", "queue", self.hook, self.domain)
@@ -138,8 +141,8 @@ class HostHook(QueueHook):
         """Say whether the host is in our group."""
         return self.host.name in self.qconf.hosts_of_group(GROUP)
 
-    def line_to_write(self) -> str:
-        """Return the line that a person has to give this host, empty where the group's will do.
+    def call_to_make(self) -> str:
+        """Return the call by which a person gives this host our line, empty where it needs none.
 
         Over the group's goes a line of the host's own, with another group's it is ambiguous, and it
         is over what the host's configuration names. Raises InstallError.
@@ -153,53 +156,41 @@ class HostHook(QueueHook):
             if not is_sge_none(default) or now == group.site:
                 return ""
         is_site = not is_sge_none(now) and not is_gpulock_command(now, self.hook)
-        return make_hook_line(self.current, self.hook, now if is_site else "").text()
+        line = make_hook_line(self.current, self.hook, now if is_site else "").text()
+        return f"qconf -rattr queue {self.hook} {shlex.quote(line)} {self.domain}"
 
     def show(self, wanted: Wanted) -> list[str]:
         domains = self.values()[1]
         now, group = self.in_force(), domains.get(GROUP)
-        joined, is_member = f"{self.host.name} in {GROUP}", self.is_member()
         if group is None:
             return []
+        is_own = now != group or self.host.name in domains
+        joined, is_member = f"{self.host.name} in {GROUP}", self.is_member()
         if wanted is Wanted.ABSENT:
-            gone = now == group and self.host.name not in domains
-            lines = difference_lines(group, None) if gone else []
+            lines = [] if is_own else difference_lines(group, None)
             return [*lines, *([f"  - {joined}"] if is_member else [])]
         if not parse_hook_line(group, self.hook) or (now != group and self.is_ours(now)):
             return []
         return [*difference_lines(now, group), *([] if is_member else [f"  + {joined}"])]
 
-    def present(self) -> None:
-        self.host.await_configuration(sensor=True)
-        self._change_group("-aattr", not self.is_member())
-
-    def absent(self) -> None:
-        self._change_group("-dattr", self.is_member())
-
-    def _change_group(self, option: str, is_needed: bool) -> None:
+    def put(self, wanted: Wanted) -> None:
         """Join or leave, and have qmaster look again who is in the group: only then it counts."""
-        if is_needed:
+        is_present = wanted is Wanted.PRESENT
+        if is_present:
+            self.host.await_configuration(sensor=True)
+        if self.is_member() is not is_present:
+            option = "-aattr" if is_present else "-dattr"
             self.qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
-        words = (self.hook, self.values()[1][GROUP], f"{self.queue}@{GROUP}")
-        self.qconf.run("qconf", "-rattr", "queue", *words)
+        self.write(self.values()[1][GROUP], f"{self.queue}@{GROUP}")
 
 
-class HostLines(Item):
-    """The lines that a person gives this host, where it does not do to be in the group."""
-
-    def __init__(self, host: SgeHost, needs: tuple[Item, ...]) -> None:
-        self.hooks = [HostHook(host, queue, hook) for queue in host.queues() for hook in HOOKS]
-        self.needs, self.title = needs, f"hooks of the site's on {host.name} alone"
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.ABSENT:
-            return None
-        found = [(one, line) for one in self.hooks if (line := one.line_to_write())]
-        calls = [
-            f"qconf -rattr queue {one.hook} {shlex.quote(line)} {one.domain}" for one, line in found
-        ]
-        do = "make the calls that are shown, by which gpulock's run them, and run this again"
-        return Remainder(f"{self.title} hide gpulock's: {do}", calls) if calls else None
+def site_hooks_left(host: SgeHost) -> Remainder | None:
+    """Return the calls that a person makes where it does not do to be in the group."""
+    hooks = [HostHook(host, queue, hook) for queue in host.queues() for hook in HOOKS]
+    calls = [call for one in hooks if (call := one.call_to_make())]
+    what = f"hooks of the site's on {host.name} alone hide gpulock's"
+    do = "make the calls that are shown, by which gpulock's run them, and run this again"
+    return Remainder(f"{what}: {do}", calls) if calls else None
 
 
 def hooked_queues(host: SgeHost) -> dict[str, Path]:

@@ -76,12 +76,6 @@ class SlurmConfItem(Item):
         if self.asked.write_conf and self.site.conf and self.site.conf.is_file():
             discard_unrenamed(self.site.conf.resolve())
 
-    def present(self) -> None:
-        self._write(Wanted.PRESENT)
-
-    def absent(self) -> None:
-        self._write(Wanted.ABSENT)
-
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return self._what_leads_here()
@@ -166,7 +160,7 @@ class SlurmConfItem(Item):
         own = [hook for hook in hooks if str(PATHS[hook.key](self.paths)) in hook.values]
         return any(f"{hook.key}=" not in text for hook in own)
 
-    def _write(self, wanted: Wanted) -> None:
+    def put(self, wanted: Wanted) -> None:
         """Write, reconfigure once, and read what is in force; raise InstallError."""
         path = self._path(wanted)
         assert path is not None

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item, Remainder, SettingsFile, Wanted
+from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, SettingsFile
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
@@ -39,12 +39,12 @@ from gpulock.install.slurm.spank import (
 from gpulock.install.versions import (
     SGE,
     SLURM,
-    HeldDevices,
     Hooks,
     current_hooks,
+    held_devices_item,
     hooks_folder,
     installed_schedulers,
-    version_in_force,
+    is_to_uninstall,
 )
 from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
@@ -55,19 +55,6 @@ NO_GRES: Final = (
     "slurmd has no gres/gpu with File= on this node, so no job gets a GPU here; if it should, look"
     " at NodeName= and File= in gres.conf, and at Gres= of the node in slurm.conf"
 )
-
-
-class UnknownSlurm(Item):
-    """Stands for a Slurm that is not to be found, and may start the hooks all the same."""
-
-    title = "Slurm"
-
-    def __init__(self, why: str, needs: tuple[Item, ...]) -> None:
-        self.why, self.needs = why, needs
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        del wanted
-        return Remainder(f"{UNSURE}: {self.why}")
 
 
 class SlurmInstaller(NodePart):
@@ -125,23 +112,22 @@ class SlurmInstaller(NodePart):
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
-        here = installed_schedulers(self.settings)
-        lost_map = not here and version_in_force(hooks_folder(self.settings))
-        if not (SLURM in here or lost_map or self.options.write_conf):
+        if not (is_to_uninstall(self.settings, SLURM) or self.options.write_conf):
             return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
         items: list[Item] = [positions]
-        if SGE in here:  # it then has the others, too
+        if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
         else:
             items += [*container_items(), Hooks(self.settings, needs=(positions,))]
         items.append(self.plugin)
         kept, asked = tuple(items), self.options
-        jobs = HeldDevices(self.settings, SLURM, asked.force, kept)
+        jobs = held_devices_item(self.settings, SLURM, asked.force, kept)
         try:
             leading: list[Item] = [SlurmConfItem(self.site, self.settings, asked, kept)]
         except InstallError as fault:
-            leading = [] if asked.force else [UnknownSlurm(str(fault), kept)]
+            unsure = Remainder(f"{UNSURE}: {fault}")
+            leading = [] if asked.force else [ByHand("Slurm", lambda: unsure, kept)]
         settings = SettingsFile(self.config_path, "")
         return InstallParts([settings, *items, jobs, *leading], self.notes)
 

@@ -47,8 +47,11 @@ class SpankPlugin(Item):
         made = hashlib.sha256(source + os.fsencode(self.hook)).hexdigest()
         return f"gpulock-spank-build {made[:12]}\0".encode()
 
-    def show(self, wanted: Wanted) -> list[str]:
-        return [f"  - {self.path}"] if wanted is Wanted.ABSENT and self.path.exists() else []
+    def read(self) -> str | None:
+        return str(self.path) if self.path.exists() else None
+
+    def goal(self, wanted: Wanted) -> str | None:
+        return None if wanted is Wanted.ABSENT else self.read()
 
     def absent(self) -> None:
         remove_file(self.path)

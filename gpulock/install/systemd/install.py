@@ -19,7 +19,7 @@ from typing import Final
 import gpulock
 from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item, Wanted
+from gpulock.install.items import FileItem, InstallParts, Item, Wanted, difference_lines
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, ON, UNUSED, unit_properties, unit_state
@@ -102,7 +102,7 @@ class ServiceItem(Item):
         if now and "masked" in now:
             raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
         if now != ON:
-            return [*([f"  - {now}"] if now else []), f"  + {ON}"]
+            return difference_lines(now, ON)
         stale = next((item.title for item in self.files if item.show(wanted)), "")
         why = f"{stale} changes" if stale else self.restart_reason()
         return [f"  started afresh: {why}"] if why else []
@@ -160,45 +160,39 @@ class SystemdInstaller(NodePart):
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
         check_exporter_python(self.options.python)
-        return InstallParts([*self.folders(), *self.items(self.unit_files())], self.notes)
+        return InstallParts([*self.folders(), *self.items(self.services())], self.notes)
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: a service before its files."""
-        files = self.unit_files(dict.fromkeys(units.UNITS, "any"))
-        return InstallParts(self.items(files), self.notes)
+        services = self.services(dict.fromkeys(units.UNITS, "any"))
+        return InstallParts(self.items(services), self.notes)
 
-    def items(self, files: Mapping[str, list[FileItem]]) -> list[Item]:
-        """Return all but what stays, around the files of each unit."""
-        flat = [item for own in files.values() for item in own]
-        services = self.services(files) if manager.RUNNING.is_dir() else []
-        return [*self.etc_files(), *flat, *services]
+    def items(self, services: Sequence[ServiceItem]) -> list[Item]:
+        """Return services and files, of which those of a service come before it."""
+        files = [item for one in services for item in one.files]
+        return [*self.etc_files(), *files, *(services if manager.RUNNING.is_dir() else ())]
 
     def etc_files(self) -> list[FileItem]:
         """Return what is ours in /etc; of a package's own nothing."""
         names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
         return [FileItem(self.options.root / "etc" / name, self.static[name]) for name in names]
 
-    def unit_files(self, drop_ins: Mapping[str, str] | None = None) -> dict[str, list[FileItem]]:
-        """Return the files of each unit that are ours: it, but of a package's, and its drop-in.
+    def services(self, drop_ins: Mapping[str, str] | None = None) -> list[ServiceItem]:
+        """Return the services with their files, in the order in which they are started.
 
-        Raises InstallError.
+        Of each unit that is it, but of a package's, and its drop-in. Raises InstallError.
         """
         options, settings = self.options, self.settings
         if drop_ins is None:
             marked = Path(claims_root(settings.lock_dir), MARK).exists()
             drop_ins = units.drop_in_texts(options.python, options.config, settings, marked)
-        found: dict[str, list[FileItem]] = {}
-        for unit, text in drop_ins.items():
-            own = [UnitFile(options.unit_path(unit), self.static[unit])] if self.static else []
-            found[unit] = [*own, UnitFile(options.drop_in_path(unit), text)]
+        found: list[ServiceItem] = []
+        for name, own in SERVICES.items():
+            static = {options.unit_path(u): self.static[u] for u in own if self.static}
+            texts = static | {options.drop_in_path(unit): drop_ins[unit] for unit in own}
+            files = [UnitFile(path, text) for path, text in texts.items()]
+            found.append(ServiceItem(name, files, options.ctl))
         return found
-
-    def services(self, files: Mapping[str, list[FileItem]]) -> list[ServiceItem]:
-        """Return the services, in the order in which they are started."""
-        return [
-            ServiceItem(name, [item for unit in own for item in files[unit]], self.options.ctl)
-            for name, own in SERVICES.items()
-        ]
 
 
 def check_exporter_python(python: str) -> None:

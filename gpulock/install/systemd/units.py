@@ -29,7 +29,7 @@ USER: Final = "gpulock-exporter"
 PACKAGE_PYTHON: Final = "/usr/lib/gpulock/bin/python3"  # which the units start
 _EXPORTER_DIR: Final = "/run/gpulock-exporter"  # RuntimeDirectory= of the exporter's unit
 _UNIT_WRITES: Final = ("/run", "/var/lib/gpulock")  # ReadWritePaths= of gpulockd's unit
-_UNIT_LISTENS: Final = ("9465",)
+_UNIT_LISTENS: Final = ["ListenStream=9465"]
 _MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
 _LISTEN: Final = re.compile(r"([0-9.]+|\[[0-9A-Fa-f:.]+\]|):([0-9]{1,5})", re.ASCII)
 _MODULES: Final = ("gpulock.daemon.app", "gpulock_exporter.app.program")  # what both units start
@@ -148,18 +148,13 @@ def setting_directives(settings: Settings, was_isolated: bool) -> list[str]:
 
 def listen_directives(settings: Settings) -> list[str]:
     """Return where the socket listens, nothing where its unit says so; raise InstallError."""
-    streams = tuple(listen_stream(word) for word in settings.exporter_listen)
-    if streams == _UNIT_LISTENS:
-        return []
-    return ["ListenStream=", *(f"ListenStream={stream}" for stream in streams)]
-
-
-def listen_stream(word: str) -> str:
-    """Return a word of EXPORTER_LISTEN as ListenStream= wants it; raise InstallError."""
-    found = _LISTEN.fullmatch(word)
-    if not found or not 0 < int(found[2]) <= HIGHEST_PORT:
-        raise InstallError(
-            f"EXPORTER_LISTEN={word}: systemd listens on :PORT, ADDRESS:PORT or [IPv6]:PORT,"
-            " not on a name; give the address"
-        )
-    return word if found[1] else found[2]
+    streams: list[str] = []
+    for word in settings.exporter_listen:
+        found = _LISTEN.fullmatch(word)
+        if not found or not 0 < int(found[2]) <= HIGHEST_PORT:
+            raise InstallError(
+                f"EXPORTER_LISTEN={word}: systemd listens on :PORT, ADDRESS:PORT or [IPv6]:PORT,"
+                " not on a name; give the address"
+            )
+        streams.append(f"ListenStream={word if found[1] else found[2]}")
+    return [] if streams == _UNIT_LISTENS else ["ListenStream=", *streams]

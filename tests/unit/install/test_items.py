@@ -9,6 +9,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import (
+    ByHand,
     FileItem,
     FolderItem,
     Item,
@@ -20,29 +21,14 @@ from gpulock.install.items import (
 from tests.support.install_site import tree
 
 
-class SiteFile(Item):
-    """A line of a file of the site's, which this run may not write."""
+def site_file(path: Path, wanted: Wanted, *needs: Item) -> Item:
+    """Return a line of a file of the site's, which no run may write."""
+    left = Remainder("site.conf is to be edited")
 
-    title = "site.conf"
+    def ask() -> Remainder | None:
+        return left if path.exists() != (wanted is Wanted.PRESENT) else None
 
-    def __init__(self, path: Path, needs: tuple[Item, ...] = ()) -> None:
-        self.path, self.needs = path, needs
-
-    def show(self, wanted: Wanted) -> list[str]:
-        del wanted
-        return []
-
-    def present(self) -> None:
-        raise AssertionError("it is the site's")
-
-    def absent(self) -> None:
-        raise AssertionError("it is the site's")
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        there = self.path.exists()
-        return (
-            Remainder("site.conf is to be edited") if there != (wanted.name == "PRESENT") else None
-        )
+    return ByHand("site.conf", ask, needs)
 
 
 class Forgetful(FileItem):
@@ -109,14 +95,14 @@ def test_the_first_that_fails_ends_a_run_by_its_name(tmp_path: Path) -> None:
 
 def test_what_an_item_needs_stays_while_a_person_has_not_taken_the_item_out(tmp_path: Path) -> None:
     hooks = file_item(tmp_path, "hooks")
-    site = SiteFile(tmp_path / "site.conf", (hooks,))
-    items: list[Item] = [file_item(tmp_path, "map"), hooks, site]
-    installed, _ = run(tmp_path, items, Wanted.PRESENT)
+    path, items = tmp_path / "site.conf", [file_item(tmp_path, "map"), hooks]
+    installed, _ = run(tmp_path, [*items, site_file(path, Wanted.PRESENT)], Wanted.PRESENT)
     told = installed.verdict("x", Wanted.PRESENT, dry_run=False)
     assert told == "installed, NOT in force: site.conf is to be edited"
-    site.path.touch()
+    path.touch()
+    leading = [*items, site_file(path, Wanted.ABSENT, hooks)]
 
-    left, said = run(tmp_path, items, Wanted.ABSENT)
+    left, said = run(tmp_path, leading, Wanted.ABSENT)
 
     assert said == [
         f"as it is: {hooks.title}, because of site.conf",
@@ -124,12 +110,12 @@ def test_what_an_item_needs_stays_while_a_person_has_not_taken_the_item_out(tmp_
     ]
     told = left.verdict("x", Wanted.ABSENT, dry_run=False)
     assert told == "NOT wholly uninstalled: site.conf is to be edited"
-    site.path.unlink()
-    assert run(tmp_path, items, Wanted.ABSENT)[1] == [f"removed: {hooks.title}"]
+    path.unlink()
+    assert run(tmp_path, leading, Wanted.ABSENT)[1] == [f"removed: {hooks.title}"]
 
 
 def test_what_needs_an_item_that_waits_is_not_put_in_place(tmp_path: Path) -> None:
-    site = SiteFile(tmp_path / "site.conf")
+    site = site_file(tmp_path / "site.conf", Wanted.PRESENT)
     items: list[Item] = [site, file_item(tmp_path, "a", site)]
 
     assert run(tmp_path, items, Wanted.PRESENT)[1] == [

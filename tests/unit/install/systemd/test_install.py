@@ -51,7 +51,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert restarts(node) == STARTED
     assert (node.differences(), node.install().changed) == ({}, [])
     made = SystemdInstaller(node.options)
-    assert [service.read() for service in made.services(made.unit_files())] == [ON, ON]
+    assert [service.read() for service in made.services()] == [ON, ON]
     assert (node.root / "run/gpulock").is_dir()
 
 

@@ -20,7 +20,6 @@ from gpulock.install.systemd.units import (
     TMPFILES,
     UNITS,
     drop_in_texts,
-    listen_stream,
     read_static_files,
     says_more,
     writable_folders,
@@ -266,15 +265,14 @@ def test_a_command_of_the_site_may_send_mail() -> None:
     ],
 )
 def test_an_address_to_listen_on_is_given_as_systemd_wants_it(word: str, stream: str) -> None:
-    assert listen_stream(word) == stream
     streams = values(units(EXPORTER_LISTEN=f"{word} 127.0.0.1:9466")[SOCKET], "ListenStream")
     assert streams == ["9465", "", stream, "127.0.0.1:9466"]
 
 
-@pytest.mark.parametrize("word", ["node1:9465", "9465", ":0", ":65536", "::1:9465", ":9465x", ""])
+@pytest.mark.parametrize("word", ["node1:9465", "9465", ":0", ":65536", "::1:9465", ":9465x"])
 def test_what_systemd_cannot_listen_on_is_refused(word: str) -> None:
     with pytest.raises(InstallError, match="EXPORTER_LISTEN="):
-        listen_stream(word)
+        units(EXPORTER_LISTEN=word)
 
 
 @pytest.mark.parametrize("path", ["/srv/my locks", "/srv/100%", '/srv/"x', "srv/x", "/srv/a\nb"])

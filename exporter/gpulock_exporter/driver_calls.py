@@ -3,7 +3,7 @@
 
 Nobody can ask a worker that hangs in the driver. So it names each call in the page before it makes
 it: half a microsecond, and no system call. The supervisor reads the page when a frame is late, and
-learns which card the other cards wait for. It writes there which cards are shared.
+learns which card the other cards wait for.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Collection
 from typing import NamedTuple
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 
 PAGE = struct.Struct("=di32s128s")  # since, card, bus id, call; padded with zeros
-SIZE = 4096  # bytes: behind the call are the shared cards, by bus id
+SIZE = 4096  # bytes
 NO_CARD = -1
 
 
@@ -54,22 +53,12 @@ class CallNote:
         """Name a call before it is made."""
         PAGE.pack_into(self._page, 0, clock_boottime(), *self._card, name.encode())
 
-    def shared_cards(self) -> frozenset[str]:
-        """Return the cards that are shared, by bus id."""
-        return frozenset(plain_page_text(self._page[PAGE.size :]).split())
-
 
 def make_page() -> int:
     """Return the descriptor of a page for a worker."""
     page = os.memfd_create("gpulock-call")
     os.ftruncate(page, SIZE)
     return page
-
-
-def write_shared_cards(page: int, cards: Collection[str]) -> None:
-    """Tell a worker which cards are shared; who reads meanwhile reads right at the next look."""
-    room = SIZE - PAGE.size
-    os.pwrite(page, " ".join(sorted(cards)).encode()[:room].ljust(room, b"\0"), PAGE.size)
 
 
 def read_driver_call(page: bytes) -> DriverCall | None:

@@ -28,7 +28,6 @@ from gpulock_exporter.telemetry import (
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
 MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
 LONGEST_TEXT = 128  # characters
-MOST_WORKING = 1 << 10  # processes of a card that say how much they worked
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
@@ -134,9 +133,6 @@ def read_device(raw: JsonObject, failures: dict[str, str]) -> DeviceTelemetry | 
         note_impossible_value(failures, bus, "memory_used", device.memory_used)
         device.memory_used = None
     device.processes = usable_processes(raw.get("processes"))
-    if (use := raw.get("process_use")) is not None:
-        shares = islice(use.items(), MOST_WORKING)
-        device.process_use = {str(int(pid)): share for pid, share in shares if 0 <= share <= 1}
     return device
 
 

@@ -147,7 +147,6 @@ class DeviceTelemetry:
     gpm: dict[str, float] | None = known("gpm", 0, 1)  # ratios by name: sm_active, ...
     # NVLinks to the bus id of a peer; `switch`: to NVSwitch
     links: dict[str, int] | None = known("devices", 0, MOST_ID)
-    process_use: dict[str, float] | None = None  # by pid, share of time since the last look
     processes: list[Process] | None = None  # None: not looked at this time, or not supported
 
 

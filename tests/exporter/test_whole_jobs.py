@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -51,43 +50,6 @@ def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> 
         lived = account.until - account.since
         assert lived - 4 <= account.observed <= lived + 1
         assert account.busy >= 0.9 * account.observed > 1
-
-
-def test_each_of_two_on_one_card_gets_what_its_own_process_did(tmp_path: Path) -> None:
-    keys = {"SHARES": "0:4", "SHARE_USERS": "many"}
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings=keys) as exporter,
-    ):
-        jobs = [subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) for _ in range(2)]
-        try:
-            first, second = [str(job.pid) for job in jobs]
-            nvml.load(0, 80)
-            nvml.set("gpu0.process_utilization", f"{first}:60:0:0:0,{second}:20:0:0:0")
-            nvml.processes(0, [Process(int(first), "3G"), Process(int(second), "1G")])
-            exporter.up(2)
-            exporter.gpulock("claim", "--share", "--pid", first)
-            alone = exporter.wait_until(lambda s: s.all("gpulock_gpu_share_utilization_ratio"))
-            assert len(alone.all("gpulock_gpu_share_info")) == 1
-            exporter.gpulock("claim", "--share", "--pid", second)
-            found = exporter.wait_until(
-                lambda s: len(s.all("gpulock_gpu_share_utilization_ratio", gpu="0")) == 2
-            )
-            for share, least, most in (("1", 0.4, 0.7), ("2", 0.1, 0.3)):
-                assert least < found.one("gpulock_gpu_share_utilization_ratio", share=share) < most
-            assert not found.all("gpulock_gpu_lock_info")
-            nvml.set("gpu0.process_utilization", "none")
-            exporter.wait_until(lambda s: not s.all("gpulock_gpu_share_utilization_ratio"))
-            said = json.loads(exporter.gpulock("report", "--json", "pid", first))
-        finally:
-            for job in jobs:
-                job.kill()
-                job.wait()
-    (device,) = said["claims"][0]["devices"]
-    assert (device["share"], device["places"]) == (True, 4)
-    assert 0.3 < device["utilization"] < 0.9
-    assert device["memory_peak_bytes"] == 3 << 30
-    assert device["busy_seconds"] <= device["observed_seconds"] <= device["held_seconds"]
 
 
 def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: Path) -> None:

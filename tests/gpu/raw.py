@@ -28,7 +28,6 @@ ARGUMENTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "nvmlDeviceGetMaxClockInfo": FOUR,
     "nvmlDeviceGetMemoryInfo": ((pynvml.nvmlMemory_v2,),),
     "nvmlDeviceGetPcieThroughput": TWO,
-    "nvmlDeviceGetProcessUtilization": ((0,),),  # of the load that has just ended, too
     "nvmlDeviceGetMemoryErrorCounter": tuple(
         (kind, counter, place) for kind in (0, 1) for counter in (0, 1) for place in range(8)
     ),

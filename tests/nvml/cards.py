@@ -26,10 +26,6 @@ _EVERY = {
     "pcie.width": "16",
     "pcie.replays": "0",
 }
-# From Maxwell on.
-_NEWER = {
-    "process_utilization": "none",
-}
 _NVLINK_ERRORS = {
     f"nvlink.errors.{kind}": "0" for kind in ("crc_flit", "crc_data", "replay", "recovery")
 }
@@ -43,7 +39,7 @@ _VIOLATIONS = {
         "reliability",
     )
 }
-_MODERN = {**_EVERY, **_NEWER, **_VIOLATIONS}
+_MODERN = {**_EVERY, **_VIOLATIONS}
 
 
 def _ecc(*locations: str) -> dict[str, str]:
@@ -80,7 +76,6 @@ _K80 = {
 }
 _V100 = {
     **_EVERY,
-    **_NEWER,
     **_VIOLATIONS,
     **_OLD_ECC,
     **_power(43, 300),

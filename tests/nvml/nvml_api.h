@@ -142,11 +142,6 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
     unsigned long long usedGpuCcProtectedMemory;
 } nvmlProcessDetail_v1_t;
-typedef struct {
-    unsigned int pid;
-    unsigned long long timeStamp;
-    unsigned int smUtil, memUtil, encUtil, decUtil;
-} nvmlProcessUtilizationSample_t;
 
 typedef struct {
     unsigned int version;

@@ -12,7 +12,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +58,10 @@ class Eye:
         """Open the source; raise RuntimeError with its words."""
         self._order("open")
 
-    def look(
-        self, *, processes: bool = False, after: float = 1.0, shared: Sequence[str] = ()
-    ) -> Frame:
+    def look(self, *, processes: bool = False, after: float = 1.0) -> Frame:
         """Look, `after` so many seconds of its clock; raise RuntimeError with its words."""
         self._order("advance", after)
-        return decode_frame(self._order("look", [processes, list(shared)]))
+        return decode_frame(self._order("look", [processes]))
 
     def close(self) -> None:
         """Close the source."""

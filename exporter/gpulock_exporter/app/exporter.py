@@ -96,7 +96,7 @@ class Exporter:
         facts = read_local_state(self._node, now.boottime)
         hung = name_hung_cards(supervisor.left_out(), self.device_list.devices)
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
-        self._fault, supervisor.shared = supervisor.fault, frozenset(self._book.shared)
+        self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(
             version=gpulock.__version__,

@@ -197,11 +197,6 @@ BOARD_ROWS: tuple[Row, ...] = (
         lambda seen: share_values(seen.share_memory),
     ),
     (
-        "share_utilization_ratio",
-        "Share of time in which a share worked.",
-        lambda seen: share_values(seen.share_use),
-    ),
-    (
         "share_idle_since_timestamp_seconds",
         "Since when a share has been idle.",
         lambda seen: share_values(seen.share_idle_since),

@@ -10,7 +10,7 @@ NvmlStaleError where NVML must be initialised again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import pynvml
@@ -59,14 +59,12 @@ class NvmlStaleError(Exception):
 class PollContext:
     """One look: when it is (CLOCK_BOOTTIME seconds), and what failed in each collector.
 
-    Of one card a collector tells the first failure.
-
-    `processes` says whether process lists are wanted, `shared` has the cards of which it is wanted
-    how much each process worked, by bus id.
+    Of one card a collector tells the first failure. `processes` says whether process lists are
+    wanted.
     """
 
-    def __init__(self, now: float, processes: bool = False, shared: Collection[str] = ()) -> None:
-        self.now, self.processes, self.shared = now, processes, shared
+    def __init__(self, now: float, processes: bool = False) -> None:
+        self.now, self.processes = now, processes
         self.failures: dict[str, str] = {}
         self._failed: set[tuple[str, str]] = set()  # collector, and which card
 

@@ -14,7 +14,6 @@ from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext
 from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
 from gpulock_exporter.nvml.named_calls import calls
-from gpulock_exporter.nvml.process_use import ProcessUse
 from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
 from gpulock_exporter.telemetry import DeviceTelemetry, normalize_bus_id
 
@@ -44,7 +43,6 @@ class NvmlCard(NvmlDevice):
         self.instances = NvmlMigDevices()
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
-        self.process_use = ProcessUse()
         self.process_memory: int | None = None  # bytes of all that were listed last
         self.slow = SlowCounters()
         self.has_gpm = False

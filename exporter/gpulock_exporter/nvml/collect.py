@@ -33,11 +33,9 @@ MEMORY_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
 
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
-    """How busy the card is now, and was since the last look; of a shared one also by whom."""
+    """How busy the card is now, and was since the last look."""
     if card.instances.enabled:
         return
-    if card.name in look.shared:
-        records[0].process_use = card.process_use.read(card, look)
     rates = card.query(look, "utilization", calls.nvmlDeviceGetUtilizationRates)
     if rates is not None:
         records[0].utilization = rates.gpu / WHOLE

@@ -10,7 +10,7 @@ number of cards changes, and now and then while a card is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import pynvml
 
@@ -66,9 +66,9 @@ class NvmlSource:
         self._open(PollContext(self._clock()))
         NAMED.note.leave_card()
 
-    def look(self, processes: bool, shared: Collection[str] = ()) -> Frame:
+    def look(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = PollContext(self._clock(), processes, shared)
+        look = PollContext(self._clock(), processes)
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         lost = self._refresh(look)

@@ -18,14 +18,10 @@ from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
-from gpulock_exporter.state.device_totals import DeviceActivity, TelemetryTotals
+from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.share_use import SharedCard, list_shared_cards, sum_share_memory
-from gpulock_exporter.state.snapshot import (
-    NOT_LISTED,
-    DeviceProcesses,
-    LostCard,
-)
+from gpulock_exporter.state.shares import share_activity, sum_share_memory
+from gpulock_exporter.state.snapshot import NOT_LISTED, DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
@@ -54,9 +50,7 @@ class CollectorState:
     """The exporter's memory and what the driver said last.
 
     `process_tree` makes a fresh look at processes; it is asked only when a list is new, or when
-    somebody else holds the device. `models` are by id, also of what is gone. `shared` are the cards
-    of which there are places; `share_use` has which part of the last look a claim worked, by the
-    lock id of its first place.
+    somebody else holds the device. `models` are by id, also of what is gone.
     """
 
     def __init__(
@@ -68,8 +62,6 @@ class CollectorState:
     ) -> None:
         self.boot_id, self.settings = boot_id, settings
         self.memory = memory or ExporterMemory()
-        self.shared: dict[str, SharedCard] = {}
-        self.share_use: dict[str, float] = {}
         self.devices: Mapping[str, DeviceTelemetry] = {}
         self.process_lists: dict[str, ProcessList] = {}
         self.last: Frame | None = None
@@ -103,7 +95,7 @@ class CollectorState:
             self._take_process_lists()
             facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             present = self.present()
-            looks |= self._divide_shares(facts.locks or {}, looks, present)
+            looks |= share_activity(facts.locks or {}, looks, present)
             strangers = {name for name, on in present.items() if on.foreign}
             strangers |= {name for name in looks if card_bus_id(name) in strangers}
             over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
@@ -129,25 +121,6 @@ class CollectorState:
     def present(self) -> dict[str, DeviceProcesses]:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.process_lists.items() if one.who is not None}
-
-    def _divide_shares(
-        self,
-        locks: Mapping[str, Lock],
-        looks: Mapping[str, DeviceActivity],
-        present: Mapping[str, DeviceProcesses],
-    ) -> dict[str, DeviceActivity]:
-        """Return what each share did in the looks at the cards, by lock id."""
-        self.shared, self.share_use = list_shared_cards(locks), {}
-        found: dict[str, DeviceActivity] = {}
-        for bus, card in self.shared.items():
-            look, on = looks.get(bus), present.get(bus)
-            if look is not None:
-                use, services = self.devices[bus].process_use, self.settings.allowed_processes
-                worked = card.divide(look, use, on, self._process_tree(), services)
-                found |= card.activity(look, worked, on)
-                for token, busy in worked.items():
-                    self.share_use[card.first[token].id] = busy / look.observed
-        return found
 
     def _take_process_lists(self) -> None:
         """Take the process lists of the last frame; one that has none keeps what was listed.

@@ -80,7 +80,7 @@ class SnapshotJoin:
         self.facts, self.fresh, self.settings = facts, fresh, state.settings
         self.devices, self.models = state.devices, state.models
         self.totals, self.ledger = state.memory.totals, state.memory.ledger
-        self.present, self.share_use = state.present(), state.share_use
+        self.present = state.present()
         self.lost = {bus: one.why for bus, one in state.lost.items()}
         self.since = now.boottime - self.settings.max_sample_age
         self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0
@@ -173,8 +173,6 @@ class SnapshotJoin:
             on = self.present.get(row.id) if self.fresh else None
             memory: Mapping[str, int] = on.share_memory if on else {}
             found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
-            told: Mapping[str, float] = self.share_use if self.fresh else {}
-            found.share_use = {name: told[name] for name in found.sharers if name in told}
             idle = {name: self._idle_since(name, of) for name, of in found.sharers.items()}
             found.share_idle_since = {name: at for name, at in idle.items() if at is not None}
             if found.owner is not None:

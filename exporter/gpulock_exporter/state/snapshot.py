@@ -53,9 +53,8 @@ class DeviceSnapshot(DeviceTelemetry):
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
     `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
-    use `share_memory` bytes, worked for `share_use` of the last look, and have been idle since
-    `share_idle_since`. `places` is how many shares it gives out, None for one that gives
-    none. `counters` are this boot's: `busy`,
+    use `share_memory` bytes, and which have been idle since `share_idle_since`. `places` is how
+    many shares it gives out, None for one that gives none. `counters` are this boot's: `busy`,
     `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the
     last was; times are epoch seconds. `foreign` counts processes; where none is seen and some are
     hidden it is None. `checks` has why each check of gpulockd's failed, nothing for one that is
@@ -77,7 +76,6 @@ class DeviceSnapshot(DeviceTelemetry):
     places: int | None = None
     sharers: Mapping[str, Owner] = field(default_factory=dict[str, Owner])
     share_memory: Mapping[str, int] = field(default_factory=dict[str, int])
-    share_use: Mapping[str, float] = field(default_factory=dict[str, float])
     share_idle_since: Mapping[str, float] = field(default_factory=dict[str, float])
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])

@@ -263,13 +263,8 @@ def job_name(record: Owner) -> str:
 
 
 def sharer_names(seen: DeviceSnapshot) -> Sequence[str]:
-    """Return the claims that share a device, each once, and how much it worked at the last look."""
-    found: dict[str, str] = {}
-    for name, record in seen.sharers.items():
-        use = seen.share_use.get(name)
-        worked = "" if use is None else f" ({use:.0%})"
-        found.setdefault(record.token, f"{job_name(record)}{worked}")
-    return list(found.values())
+    """Return the claims that share a device, each once."""
+    return list({record.token: job_name(record) for record in seen.sharers.values()}.values())
 
 
 def device_note(seen: DeviceSnapshot, now: Moment) -> str:

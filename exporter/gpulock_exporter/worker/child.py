@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpulock.errors import one_line
@@ -17,7 +17,6 @@ from gpulock_exporter.driver_calls import (
     DriverCall,
     make_page,
     read_driver_call,
-    write_shared_cards,
 )
 from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
@@ -49,7 +48,6 @@ class WorkerChild:
     ) -> None:
         self.since, self.killed, self.card = now, 0.0, card
         self.is_heard = False
-        self._shared: Collection[str] = ()
         self._buffer = b""
         # read, not mapped: what a worker makes shorter would end who has it mapped (mmap(2))
         self._page, self._words = make_page(), os.memfd_create("gpulock-words")
@@ -104,12 +102,6 @@ class WorkerChild:
         size = os.fstat(self._words).st_size
         said = os.pread(self._words, WORDS, max(0, size - WORDS)).decode("utf-8", "replace")
         return one_line(" ".join(said.strip("\0").split()))
-
-    def share(self, cards: Collection[str]) -> None:
-        """Say which cards are shared, by bus id, where that has changed."""
-        if cards != self._shared:
-            write_shared_cards(self._page, cards)
-            self._shared = cards
 
     def kill(self, now: float) -> None:
         """Send SIGKILL, and listen no more; a driver that hangs may keep it from dying."""

@@ -115,7 +115,7 @@ def run_worker(
         with_processes = now >= processes_due
         if with_processes:
             processes_due = now + periods[1]
-        send(encode_frame(source.look(with_processes, note.shared_cards())))
+        send(encode_frame(source.look(with_processes)))
         taken += 1
         # a look that took long does not make the next hurry
         due = max(due + periods[0], clock_boottime())

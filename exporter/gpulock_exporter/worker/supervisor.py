@@ -62,9 +62,8 @@ class HungCard:
 class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
-    `starts` counts the workers, `cards` has those that have hung by NVML's index, `shared` those of
-    which the worker is to ask how much each process worked (by bus id). `fault` says why there is
-    no worker, in the driver's words where it has some.
+    `starts` counts the workers, `cards` has those that have hung by NVML's index. `fault` says why
+    there is no worker, in the driver's words where it has some.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Supervisor:
         env: dict[str, str] | None = None,
     ) -> None:
         self.starts, self.fault = 0, ""
-        self.shared = frozenset[str]()
         self.cards: dict[int, HungCard] = {}
         self.worker: WorkerChild | None = None
         self._trial: WorkerChild | None = None
@@ -153,8 +151,6 @@ class Supervisor:
             self._bury(worker, now)
         elif self._is_undead(worker):
             self.fault = "the worker hangs in the driver and cannot be killed"
-        elif not worker.killed:
-            worker.share(self.shared)
 
     def _start(self, now: float) -> None:
         self.starts += 1

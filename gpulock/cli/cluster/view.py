@@ -19,7 +19,7 @@ from gpulock.text.words import format_count, short_model
 
 DAY = "the last day"  # what the query of targets looks back
 RECENT = "last_over_time(gpulock_exporter_build_info[1d:10m]) or gpulock_exporter_build_info"
-FACTS = "lock_info|utilization_ratio|share_info|share_ratio|share_utilization_ratio"
+FACTS = "lock_info|utilization_ratio|share_info|share_ratio"
 QUERIES = (
     f'{{__name__=~"gpulock_(gpus|nvml_up|gpu_({FACTS}))"}} or gpulock_gpu_state == 1',
     "last_over_time(gpulock_gpu_info[1h])",
@@ -50,8 +50,8 @@ USERS = (
 class ClusterDevice:
     """One device; what is None is not told. `model` ends with the profile of a MIG instance.
 
-    `holders` are the labels that name each claim on it, `parts` and `uses` which part of it that
-    holds and how busy the part is: by share, WHOLE of a claim that has it alone.
+    `holders` are the labels that name each claim on it, `parts` which part of it that holds: by
+    share, WHOLE of a claim that has it alone. `use` is how busy all of it is.
     """
 
     model: str = ""
@@ -59,7 +59,7 @@ class ClusterDevice:
     state: str | None = None
     holders: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     parts: dict[str, float] = field(default_factory=lambda: {WHOLE: 1.0})
-    uses: dict[str, float] = field(default_factory=dict[str, float])
+    use: float | None = None
 
 
 @dataclass
@@ -115,8 +115,8 @@ def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
         device.holders[share] = one.labels
     elif fact == "share_ratio":
         device.parts[share] = one.value
-    elif fact.endswith("utilization_ratio"):
-        device.uses[share] = one.value
+    elif fact == "utilization_ratio":
+        device.use = one.value
 
 
 def node_name(one: Series) -> str:
@@ -156,8 +156,8 @@ class ClusterSum:
         """Count a device, or the part of it that a share is."""
         if device.state is not None:
             self.states[device.state] += device.parts.get(share, 0.0)
-        if share in device.uses:
-            self.uses.append(device.uses[share])
+        if share == WHOLE and device.use is not None:  # what all holders do is none's own
+            self.uses.append(device.use)
 
 
 def sum_node(node: ClusterNode) -> ClusterSum:

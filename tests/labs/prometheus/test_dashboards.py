@@ -64,7 +64,7 @@ def prepared(found: Scene) -> Scene:
             found.server.wait("gpulock_gpu_quarantine_info")
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu!~".*:.*"} >= 6')
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu=~".*:.*"} >= 6')
-            found.server.wait("gpulock:share_hold:utilization_ratio")
+            found.server.wait("gpulock:share_hold:ratio")
             found.server.wait("gpulock_gpu_foreign_processes > 0")
             found.server.wait("gpulock_gpu_xid_errors_total")
             found.server.wait('ALERTS{alertname=~"Gpulock.*",alertstate="firing"}')

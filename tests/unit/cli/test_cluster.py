@@ -222,19 +222,6 @@ def held_series(prometheus: Prometheus, more: dict[str, Any], **own: str) -> Non
     ]
 
 
-def test_a_share_is_as_busy_as_its_own_processes(call: Any, prometheus: Prometheus) -> None:
-    held_series(prometheus, {"gpu_utilization_ratio": 0.75})
-    for share, user, use in (("1", "alice", 0.25), ("2", "bob", 0.5)):
-        own = {"instance": ONE, "uuid": "u", "share": share, "user": user, "job_id": user}
-        for name, value in (("utilization_ratio", use), ("ratio", 0.25), ("info", 1)):
-            labels = {"__name__": f"gpulock_gpu_share_{name}", **own}
-            prometheus.samples[QUERIES[0]].append((labels, value))
-    text = call().stdout
-    users = read_table(text, "USER")
-    assert (users["alice"]["UTIL"], users["bob"]["UTIL"]) == ("25%", "50%")
-    assert read_table(text, "NODE")["gpu9"]["UTIL"] == "75%"
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_numbers_that_cannot_be_are_left_out(
     call: Any, prometheus: Prometheus, value: float

@@ -208,8 +208,6 @@ def test_a_value_of_another_type_is_not_known_and_its_collector_has_failed(
         {"name": 1},
         {"processes": [7]},
         {"processes": [{"memory": 5}]},
-        {"process_use": {"1": "all"}},
-        {"process_use": {"x": 0.5}},
     ],
 )
 def test_what_names_a_device_or_a_process_and_is_no_name_is_no_frame(

@@ -71,7 +71,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
             full_card(2, mig=True, busy=None, observed=None, utilization=None),
             instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
             instance(2, 2, memory_utilization=0.5),
-            card(3, busy=0.5, processes=[Process(80, 1 << 30)], process_use={"80": 0.25}),
+            card(3, busy=0.0, processes=[Process(80, 1 << 30)]),
         )
     cards = node.facts.cards
     cards.of(bus(0)).found = {"pcie_width": "x8 on PCIe", "memory": ""}

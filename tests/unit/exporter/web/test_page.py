@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
 from gpulock.workstation.waiting import WaitingCaller
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
-from tests.support.trees import BOOT, FakeProc
+from tests.support.trees import BOOT
 from tests.unit.exporter.metrics.test_rules import named
 
 NASTY = "<script>alert('x')</script>\" onload='x' onload=\"x&"
@@ -251,10 +250,8 @@ def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:
     assert "0</b> of 2 free" in text
 
 
-def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path / "proc")
-    proc.add(701, groups=[65401])
-    node = Node(proc=str(proc.root))
+def test_of_a_shared_device_each_holder_is_named_once() -> None:
+    node = Node()
     process: dict[str, Any] = {"scheduler": "process", "job_id": "99", "pid": 99, "sid": 99}
     node.facts = facts(
         lock(0, "a" * 16, "share1", job_id="12", add_grp_id=65401),
@@ -262,9 +259,8 @@ def test_of_a_shared_device_each_holder_is_named_once_with_its_own_work(tmp_path
         lock(0, "b" * 16, "share3", user="bob", **process),
     )
     node.tick(card(0))
-    node.tick(card(0, process_use={"701": 0.4}))
     text = html(node.snapshot([listed(0)]))
-    assert ">shared by job 12 (40%), pid 99 (0%) · alice, bob<" in text
+    assert ">shared by job 12, pid 99 · alice, bob<" in text
     assert "1 held</title>" in text
 
 

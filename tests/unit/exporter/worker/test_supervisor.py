@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-from gpulock_exporter.driver_calls import PAGE
 from gpulock_exporter.telemetry import Frame
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -31,31 +30,6 @@ def settle(supervisor: Supervisor, word: str) -> None:
             return
         supervisor.step(0.05)
     raise AssertionError(f"{supervisor.fault!r} does not speak of {word!r}")
-
-
-def test_a_worker_is_told_which_cards_are_shared_and_the_next_one_as_well(nest: Nest) -> None:
-    heard = nest.root / "heard"
-    supervisor = nest.supervise(
-        "for word; do page=${word#note=}; done\n"
-        'while echo "$GOOD"; do sleep 0.02\n'
-        f"tail -c +{PAGE.size + 1} /proc/self/fd/$page | tr -d '\\0' >{heard}; done"
-    )
-
-    def settle_on(line: str) -> None:
-        supervisor.shared = frozenset(line.split())
-        for _ in range(1200):
-            supervisor.step(0.05)
-            if heard.exists() and heard.read_text() == line:
-                return
-        raise AssertionError(heard.read_text())
-
-    for line in ("0000:3b:00.0 0000:5e:00.0", "0000:5e:00.0", "", "0000:5e:00.0"):
-        settle_on(line)
-    assert supervisor.worker is not None
-    supervisor.worker.process.kill()
-    heard.unlink()
-    settle_start(nest, supervisor, 2)
-    settle_on("0000:5e:00.0")
 
 
 def test_a_worker_that_falls_silent_is_killed_and_another_one_started(nest: Nest) -> None:

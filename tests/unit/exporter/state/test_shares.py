@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who did what on a shared card: the work of all is nobody's, unless one claim has it alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.telemetry import Process
+
+from tests.support.exporter_nodes import GIB, Node, card, facts, lock
+from tests.support.trees import FakeProc, bus
+
+A, B = "a" * 16, "b" * 16
+FIRST, SECOND, THIRD = (f"{bus(0)}.share{number}" for number in (1, 2, 3))
+OF_A, OF_B, OTHER, HIDDEN = 701, 702, 703, 704
+BOTH = (lock(0, A, "share1", add_grp_id=65401), lock(0, B, "share2", add_grp_id=65402))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A card that two claims share, with a process of each, a stranger and a hidden one."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(OF_A, groups=(65401,))
+    proc.add(OF_B, groups=(65402,))
+    proc.add(OTHER)
+    proc.add(HIDDEN)
+    (proc.root / str(HIDDEN) / "status").write_text("nonsense")
+    found = Node(proc=str(proc.root))
+    found.facts = facts(*BOTH)
+    found.tick(card())
+    return found
+
+
+def told(node: Node, token: str, name: str) -> tuple[float, float]:
+    """Return the seconds at work and observed of a share."""
+    account = node.book.memory.ledger.of(name, token)
+    assert account is not None
+    return round(account.busy, 6), round(account.observed, 6)
+
+
+NOBODY = (0.0, 0.0)  # seconds at work and observed: what it did is not known
+
+
+@pytest.mark.parametrize(
+    ("busy", "of_each"),
+    [(0.0, (0.0, 1.0)), (0.005, (0.0, 1.0)), (0.5, NOBODY), (None, NOBODY)],
+    ids=["at rest", "a monitor is no work", "at work for some", "not observed"],
+)
+def test_two_claims_rest_with_their_card_and_no_work_is_either_ones(
+    node: Node, busy: float | None, of_each: tuple[float, float]
+) -> None:
+    node.tick(card(busy=busy, processes=[Process(OF_A, GIB)]))
+    assert [told(node, A, FIRST), told(node, B, SECOND)] == [of_each, of_each]
+
+
+def idle(node: Node) -> dict[str, float]:
+    """Return for how long each share is known to be idle."""
+    snapshot = node.snapshot()
+    (seen,) = snapshot.devices
+    looked = snapshot.health.sampled or 0.0
+    return {name: looked - since for name, since in seen.share_idle_since.items()}
+
+
+def test_a_share_is_idle_as_long_as_its_card_rests(node: Node) -> None:
+    for _ in range(3):
+        node.tick(card(busy=0.0))
+    assert idle(node) == pytest.approx({FIRST: 3.0, SECOND: 3.0})
+
+
+def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
+    more = lock(0, A, "share3", add_grp_id=65401)
+    node.facts = facts(BOTH[0], more)
+    for _ in range(2):
+        node.tick(card(processes=[Process(OF_A, GIB)]))
+    assert told(node, A, FIRST) == (1.0, 2.0)
+    assert told(node, A, THIRD) == (0.5, 1.0), "held since the look before"
+    node.tick(card(processes=[Process(OF_A, GIB), Process(OTHER, GIB)]))
+    assert told(node, A, FIRST) == (1.0, 2.0), "a stranger works there as well"
+    node.tick(card(processes=[Process(OF_A, GIB), Process(HIDDEN, GIB)]))
+    assert told(node, A, FIRST) == (1.0, 2.0), "and so may one that is hidden"
+
+
+def test_beside_a_lock_that_cannot_be_read_nobody_is_billed(node: Node) -> None:
+    broken = lock(0, B, "share3")
+    broken.owner = None
+    node.facts = facts(BOTH[0], broken)
+    for _ in range(2):
+        node.tick(card(processes=[]))
+    assert told(node, A, FIRST) == NOBODY, "it is not known to be alone"
+
+
+def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None:
+    node.tick(card(processes=[Process(OF_A, 3 * GIB), Process(OF_B, GIB)]))
+    node.tick(card(processes=[Process(OF_A, 2 * GIB), Process(OF_B, GIB)]))
+    accounts = [node.book.memory.ledger.of(*of) for of in ((FIRST, A), (SECOND, B))]
+    assert [one.memory_peak for one in accounts if one] == [3 * GIB, GIB]

@@ -45,13 +45,14 @@ class Sampled:
         }
         self.lines.append(" ".join(["token", token, name, *pairs(told)]))
 
-    def write(self, *, age: float = 0, looked: float | None = 0, boot_id: str = "") -> None:
+    def write(self, *, age: float = 0, looked: float | None = 0, **more: str) -> None:
         """Write what was told, `age` seconds ago; the driver answered `looked` before that."""
         at = self.now - age
         head: dict[str, object] = {
-            "boot_id": boot_id or HERE.read_text().strip(),
+            "boot_id": HERE.read_text().strip(),
             "boottime": at,
             "looked": None if looked is None else at - looked,
+            **more,
         }
         self.folder.mkdir(exist_ok=True)
         text = "\n".join([SAMPLE_LINE, *pairs(head), *self.lines])

@@ -16,8 +16,7 @@ from gpulock.cli.status.status_view import StatusView, find_stray_path
 from gpulock.deadline import clock_boottime
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
-from gpulock.store.owner import Owner
+from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
 from gpulock.text.words import (
     FORCE,
@@ -33,11 +32,9 @@ IN_USE = (states.HELD, states.HELD_IDLE)
 # in the proof of a verdict: the one that runs
 PROCESS_IN_PROOF = re.compile(r"\bprocess ([0-9]+)\b")
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
-SIMPLE = {
-    states.STALE: ("the next claim that needs it, or a reap", "gpulock reap"),
-    states.FREE: ("nothing: it is free", "gpulock run -n 1 --wait -- COMMAND"),
-}
+REQUEST = "gpulock run -n 1 --wait -- COMMAND"
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
+READ_ONLY = ("nothing while LOCK_DIR is mounted read-only", "mount it writable")
 
 
 def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tuple[str, str]]:
@@ -48,9 +45,11 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     ]
     groups: dict[str, list[DeviceState]] = {}  # devices of one fate are told together
     for row in rows:
-        if row.state in ATTENTION or is_closed_by_mps(row):
+        closed_by_mps = row.state == states.HELD and not row.lock and not row.reserved
+        if row.state in ATTENTION or closed_by_mps:
             foreign = format_foreign_processes(view, row)
-            fate = f"{row.state} {row.reason} {foreign} {row_claim_key(row)}"
+            claim = (row.lock.owner.token if row.lock.owner else row.id) if row.lock else ""
+            fate = f"{row.state} {row.reason} {foreign} {claim}"
             groups.setdefault(fate, []).append(row)
     for same in groups.values():
         pairs.append((format_row_label(same), format_row_sentence(view, same[0])))
@@ -109,39 +108,31 @@ def list_queue_facts(node: Node) -> list[tuple[str, str]]:
     return [("queue", f"{first.user} waits {waited} for {first.what}{why}{others}")]
 
 
-def row_claim_key(row: DeviceState) -> str:
-    """Return what tells the lock of a row from others, nothing where it has none."""
-    if row.lock is None:
-        return ""
-    return row.lock.owner.token if row.lock.owner else row.id
-
-
 def format_row_label(rows: list[DeviceState]) -> str:
     """Return what names rows in a line of their own."""
-    names = [row.device.label() if row.device else row.id for row in rows]
+    names = [row_name(row) for row in rows]
     if rows[0].device is None:
         return rows[0].id if rows[0].lock else format_count(len(rows), "GPU")
     return f"GPU{'s' if len(rows) > 1 else ''} {', '.join(names)}"
 
 
 def format_row_sentence(view: StatusView, row: DeviceState) -> str:
-    """Return state, reason and the next command."""
+    """Return state, reason and the next command: `why`, where that needs its evidence."""
     who = format_foreign_processes(view, row) if row.state == states.FOREIGN else ""
     reason = row.reason.replace("a process", who) if who else row.reason
-    if find_stray_path(view.node, row.lock):
-        return f"{row.state}: {reason}; gpulock why {format_row_label([row]).removeprefix('GPU ')}"
-    if row.state == states.STALE and view.is_read_only:
-        return f"{row.state}: {reason}; gpulock reap frees it once LOCK_DIR is writable"
-    return f"{row.state}: {reason}; {next_command(row)}"
+    said = row.lock is None or row.lock.fault or row.state in (states.STALE, states.QUARANTINED)
+    if not said or row.orphans or row.state in (states.FOREIGN, states.HELD):
+        return f"{row.state}: {reason}; gpulock why {row_name(row)}"
+    *freed, (_, command) = list_next_steps(view, row)
+    how = "".join([f"{label} {text}; " for label, text in freed])
+    return f"{row.state}: {reason}; {how}{command}"
 
 
 def describe_foreign_use(view: StatusView, row: DeviceState) -> str:
     """Return who is on a device that another one holds."""
-    record = row.lock.owner if row.lock else None
+    who, record = format_foreign_processes(view, row), row.lock.owner if row.lock else None
     whose = f" of {format_lock_holder(record)}" if record else ""
-    return (
-        f"foreign: in use by {format_foreign_processes(view, row)}, not{whose}; {next_command(row)}"
-    )
+    return f"foreign: in use by {who}, not{whose}; gpulock why {row_name(row)}"
 
 
 def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
@@ -156,83 +147,78 @@ def format_foreign_processes(view: StatusView, row: DeviceState) -> str:
     return f"process{'es' if count > 1 else ''} {', '.join(map(str, seen.foreign_pids))}"
 
 
-def next_command(row: DeviceState) -> str:
-    """Return what to do about a row that needs attention."""
-    name = row.device.label() if row.device else row.id
-    if row.state == states.STALE:
-        what = "its place" if row.lock and SHARE in row.lock.id else "it"
-        return f"the next claim or gpulock reap frees {what}"
-    if row.state == states.MISSING:
-        return f"gpulock why {name}" if row.lock else "look at dmesg for the card"
-    if row.state == states.NOT_KNOWN and row.lock and row.lock.fault:
-        return f"no reap frees it, but {FORCE.format(name)}"
-    if row.state == states.QUARANTINED and not row.orphans:
-        if row.lacks_instance():
-            return f"look at {NEEDS_INSTANCE[1]}"
-        if quarantine_end_condition(row.reason) == ADMINISTRATOR:
-            return f"{restore_hint(row)} ends it"
-        return f"gpulockd brings it back when it is clean, or {restore_hint(row)}"
-    return f"gpulock why {name}"
+def row_name(row: DeviceState) -> str:
+    """Return what an argument of a command calls a device."""
+    return row.device.label() if row.device else row.id
 
 
-def advise_device_release(
-    row: DeviceState, proof: str = "", stray: str = "", pids: Sequence[int] = ()
-) -> tuple[str, str]:
-    """Return (what frees it, next command); `proof` is the verdict's, where there is one.
+def list_next_steps(
+    view: StatusView, row: DeviceState, pids: Sequence[int] = ()
+) -> list[tuple[str, str]]:
+    """Return what frees a device that is not free, or brings it back; then the next command.
 
-    `stray` is the path of what stands in the place of a lock's folder, `pids` are processes that
-    have a device open and ought not to.
+    `pids` are processes that have it open and ought not to.
     """
-    name = row.device.label() if row.device else row.id
-    record = row.lock.owner if row.lock else None
+    label, (how, command) = "freed by", find_release_way(view, row, pids)
+    if row.state == states.QUARANTINED and not row.orphans:
+        label = "back by"
+    elif row.lock is None and row.state != states.HELD:
+        return [("next", command)]
+    elif row.lock and view.is_read_only:
+        how, command = READ_ONLY
+    return [(label, how), ("next", command)]
+
+
+def find_release_way(view: StatusView, row: DeviceState, pids: Sequence[int]) -> tuple[str, str]:
+    """Return (what frees a device or brings it back, next command)."""
+    name, lock = row_name(row), row.lock
     if row.state == states.MISSING:
-        return advise_missing_card(row, name)
-    if stray:
+        if row.device is None and lock:
+            return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
+        return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
+    if stray := find_stray_path(view.node, lock):
         return "its removal: it is not a directory, so it is no lock", f"rm {shlex.quote(stray)}"
     if row.state == states.FOREIGN or row.orphans:
-        return advise_open_device(row, name, pids)
+        end = f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
+        then = ", then gpulock reap" if lock else f', or gpulock quarantine {name} --reason "TEXT"'
+        return "a reap, once no process has it open", end + then
     if row.state == states.QUARANTINED:
-        back = quarantine_end_condition(row.reason), restore_hint(row)
+        back = quarantine_end_condition(row.reason), restore_command(row)
         return NEEDS_INSTANCE if row.lacks_instance() else back
-    if row.state in SIMPLE:
-        return SIMPLE[row.state]
-    if record is None or (row.lock and row.lock.fault):
-        return advise_without_owner(row, name)
+    if row.state == states.STALE:
+        return "the next claim that needs it, or a reap", "gpulock reap"
+    if lock is None:
+        return (
+            ("its user, or the end of that time", REQUEST)
+            if row.reserved
+            else ("the end of that MPS, by gpulockd", "gpulock doctor")
+        )
+    return find_holder_way(view, row, lock)
+
+
+def find_holder_way(view: StatusView, row: DeviceState, lock: Lock) -> tuple[str, str]:
+    """Return the same of a device whose holder may live."""
+    name, record = row_name(row), lock.owner
+    if lock.fault:
+        return "an administrator: no reap frees what it cannot read", FORCE.format(name)
+    if record is None:
+        return "a reap, where no claim is at work", "gpulock reap"
     if row.state == states.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
-    return advise_held_device(record, name, proof)
+    if record.scheduler == "admin":
+        return "an administrator", f"gpulock unreserve {name}"
+    verdict = (view.verdicts or {}).get(record.token)
+    proof = verdict.proof if verdict else ""
+    if record.scheduler == "process":
+        found = PROCESS_IN_PROOF.search(proof)
+        return "the end of that process", f"look at it: ps -fp {found[1] if found else record.pid}"
+    if record.draining or "without a shepherd" in proof:
+        return "the next claim or reap after its last process has ended", "gpulock reap"
+    show = "scontrol show job" if record.scheduler == "slurm" else "qstat -j"
+    return "its epilog, when the job ends", f"{show} {record.job_id}"
 
 
-def is_closed_by_mps(row: DeviceState) -> bool:
-    """Return whether nobody holds a device, and its MPS keeps it from being free."""
-    return row.state == states.HELD and row.lock is None and not row.reserved
-
-
-def advise_open_device(row: DeviceState, name: str, pids: Sequence[int]) -> tuple[str, str]:
-    """Return the advice for a device that somebody has open who ought not to."""
-    if row.lock is not None:
-        return "a reap, once no process has it open", f"{end_process_hint(pids)}, then gpulock reap"
-    out = f'gpulock quarantine {name} --reason "TEXT"'
-    return "the end of the process that has it open", f"{end_process_hint(pids)}, or {out}"
-
-
-def advise_without_owner(row: DeviceState, name: str) -> tuple[str, str]:
-    """Return the advice for a device without an owner that can be read."""
-    if row.reserved:
-        return "its user, or the end of that time", "gpulock run -n 1 --wait -- COMMAND"
-    if is_closed_by_mps(row):
-        return "the end of that MPS, by gpulockd", "gpulock doctor"
-    if row.lock and row.lock.fault:
-        return "an administrator: no reap frees what it cannot read", FORCE.format(name)
-    return "a reap, where no claim is at work", "gpulock reap"
-
-
-def end_process_hint(pids: Sequence[int]) -> str:
-    """Return how to end the processes that have a device open: the first by pid."""
-    return f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
-
-
-def restore_hint(row: DeviceState) -> str:
+def restore_command(row: DeviceState) -> str:
     """Return what puts a device back into service: an instance may be out by its card."""
     assert row.device is not None
     if row.noted in ("", row.id):
@@ -248,29 +234,3 @@ def quarantine_end_condition(reason: str) -> str:
     from gpulock.daemon.health.recovery import describe_recovery  # its modules cost 10 ms
 
     return describe_recovery(why)
-
-
-def advise_missing_card(row: DeviceState, name: str) -> tuple[str, str]:
-    """Return the advice for a card that is not there."""
-    if row.device is not None:
-        return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
-    if row.lock is not None:
-        return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
-    return "the card, back on the bus", "look at dmesg for NVRM and Xid"
-
-
-def advise_held_device(record: Owner, name: str, proof: str) -> tuple[str, str]:
-    """Return the advice for a device whose owner lives."""
-    if record.scheduler == "admin":
-        return "an administrator", f"gpulock unreserve {name}"
-    if record.scheduler == "process":
-        found = PROCESS_IN_PROOF.search(proof)
-        pid = found[1] if found else record.pid
-        return "the end of that process", f"look at it: ps -fp {pid}"
-    if record.draining or "without a shepherd" in proof:
-        return "the next claim or reap after its last process has ended", "gpulock reap"
-    if record.scheduler == "slurm":
-        return "its epilog, when the job ends", f"scontrol show job {record.job_id}"
-    if record.scheduler == "sge":
-        return "its epilog, when the job ends", f"qstat -j {record.job_id}"
-    return "the end of the job", f"gpulock why {record.job()}"

@@ -79,7 +79,7 @@ def device_cells(row: DeviceState) -> Cells:
 def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> Cells:
     """Return the row of one more holder of a device, below the device's own."""
     found = holder_cells(view, locks)
-    state = view.holder_state(row, locks[0])
+    state = view.row_of_lock(row, locks[0]).state
     if state != row.state:
         found["STATE"] = table.state_cell(state)
     if row.device is not None and view.use.seen(row.id) is not None:

@@ -89,34 +89,27 @@ def read_sample_view(folder: str, now: float, boot_id: str, oldest: float) -> Sa
         return SampleView(None, now, oldest)
     path = f"{folder}/{sample.SAMPLE}"
     found = sample.load_sample_file(path, sample.SAMPLE_LINE)
+    age = None
     if found is None:
         there = os.path.lexists(path)
         why = f"{path} cannot be read" if there else f"{NONE_RUNS} {folder}"
-        return SampleView(None, now, oldest, f"{why}: {NOT_SHOWN}")
-    return validate_sample_view(found, now, boot_id, oldest, folder)
+    elif found.boot_id != boot_id or found.boottime is None:
+        why = f"{NONE_RUNS} {folder} in this boot"
+    elif now - found.boottime < -sample.AHEAD:
+        why = f"the sample in {folder} is dated in the future"
+    else:
+        age = max(0.0, now - found.boottime)
+        why = why_not_shown(found, folder, now, age, oldest)
+    return SampleView(None if why else found, now, oldest, why and f"{why}: {NOT_SHOWN}", age)
 
 
-def validate_sample_view(
-    found: Sample, now: float, boot_id: str, oldest: float, folder: str
-) -> SampleView:
-    """Return a sample where it is to be believed. Pure."""
-    if found.boot_id != boot_id or found.boottime is None:
-        return SampleView(None, now, oldest, f"{NONE_RUNS} {folder} in this boot: {NOT_SHOWN}")
-    age = now - found.boottime
-    if age < -sample.AHEAD:
-        return SampleView(
-            None, now, oldest, f"the sample in {folder} is dated in the future: {NOT_SHOWN}"
-        )
-    age = max(0.0, age)
+def why_not_shown(found: Sample, folder: str, now: float, age: float, oldest: float) -> str:
+    """Return why a sample of this boot is too old, or nothing."""
     if age > oldest:
         why = f"gpulock-exporter has written nothing to {folder} for {format_duration(age)}"
-        why += f" (journalctl -u gpulock-exporter): {NOT_SHOWN}"
-        return SampleView(None, now, oldest, why, age)
-    looked = found.looked
-    if looked is None or now - looked > oldest:
-        since = "yet" if looked is None else f"for {format_duration(now - looked)}"
-        why = f"gpulock-exporter has had no answer from the driver {since}"
-        if found.fault:
-            why += f" ({one_line(found.fault)[:LONGEST_FAULT]})"
-        return SampleView(None, now, oldest, f"{why}: {NOT_SHOWN}", age)
-    return SampleView(found, now, oldest, "", age)
+        return f"{why} (journalctl -u gpulock-exporter)"
+    if found.looked is not None and now - found.looked <= oldest:
+        return ""
+    since = "yet" if found.looked is None else f"for {format_duration(now - found.looked)}"
+    fault = f" ({one_line(found.fault)[:LONGEST_FAULT]})" if found.fault else ""
+    return f"gpulock-exporter has had no answer from the driver {since}{fault}"

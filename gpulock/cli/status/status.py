@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from functools import partial
 
 import click
 
@@ -32,6 +31,7 @@ from gpulock.text.words import format_device_label, format_local_time
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
 NARROWEST = 20  # columns of a terminal that a table fits into
 SHORTEST, LONGEST = 0.2, 3600.0  # seconds between two frames
+CLEAR = "\x1b[H\x1b[2J"  # xterm (ctlseqs), which all of today's terminals know
 
 
 @click.command()
@@ -78,13 +78,21 @@ def status_command(
         view, shown = look_at_node(session, only_free, idle)
         click.echo(format_status_json(view, view.rows(), shown))
         ctx.exit(int(not shown and bool(only_free or idle)))
-    take = partial(draw_cluster if cluster else draw_node, session, only_free, idle)
-    if period is not None:
-        from gpulock.cli.status.watch import watch_frames
 
-        watch_frames(partial(draw_status_frame, take, period), period)
+    def draw() -> tuple[list[str], bool]:
+        width = table.terminal_width(NARROWEST)
+        if cluster:
+            from gpulock.cli.cluster.view import format_cluster_tables, observe_cluster
+
+            nodes = observe_cluster(session.settings().prometheus_url)
+            return format_cluster_tables(nodes, only_free, width)
+        view, shown = look_at_node(session, only_free, idle)
+        return format_status_lines(view, shown, width, idle), not shown
+
+    if period is not None:
+        watch_status(draw, period)
         return
-    lines, empty = take(table.terminal_width(NARROWEST))
+    lines, empty = draw()
     click.echo("\n".join(lines))
     ctx.exit(int(empty and bool(only_free or idle)))
 
@@ -98,42 +106,34 @@ def look_at_node(
     return view, select_status_rows(view, view.rows(), only_free, idle)
 
 
-def draw_node(session: Session, only_free: bool, idle: float, width: int) -> tuple[list[str], bool]:
-    """Return the lines of this node, and whether it has nothing of what was asked for."""
-    view, shown = look_at_node(session, only_free, idle)
-    return format_status_lines(view, shown, width, idle), not shown
+def watch_status(draw: Callable[[], tuple[list[str], bool]], period: float) -> None:
+    """Draw every `period` seconds until Ctrl-C, on a terminal one frame over the other.
 
-
-def draw_cluster(session: Session, only_free: bool, _: float, width: int) -> tuple[list[str], bool]:
-    """Return the lines of all nodes, as Prometheus knows them; raise Refused."""
-    from gpulock.cli.cluster import view
-
-    nodes = view.observe_cluster(session.settings().prometheus_url)
-    return view.format_cluster_tables(nodes, only_free, width)
-
-
-def watch_heading(period: float, width: int) -> list[str]:
-    """Return what stands above each frame: where, when, and on a terminal how it ends."""
-    words = [
-        click.style(one, bold=True) for one in (os.uname().nodename, format_local_time(time.time()))
-    ]
-    if sys.stdout.isatty():
-        words.append(click.style(f"every {period:g} s, Ctrl-C ends it", dim=True))
-    line = "  ".join(words)
-    return [line] if len(click.unstyle(line)) <= width else words
-
-
-def draw_status_frame(take: Callable[[int], tuple[list[str], bool]], period: float) -> list[str]:
-    """Return a frame; what is broken now may be well in the next one."""
-    width = table.terminal_width(NARROWEST)
-    heading = [*watch_heading(period, width), ""]
+    What is broken now may be well in the next frame. Raises BrokenPipeError once nobody reads.
+    """
     try:
-        return [*heading, *take(width)[0]]
-    except Refusal as refusal:
-        fault = name_config(refusal.sentence("status"))
-    except (CommandRefusedError, OSError) as error:
-        fault = f"gpulock: status: {error}"
-    return [*heading, *textwrap.wrap(fault, width)]
+        while True:
+            width = table.terminal_width(NARROWEST)
+            now = f"{os.uname().nodename}  {format_local_time(time.time())}"
+            frame = [*textwrap.wrap(f"{now}  every {period:g} s, Ctrl-C ends it", width), ""]
+            try:
+                frame += draw()[0]
+            except Refusal as refusal:
+                frame += textwrap.wrap(name_config(refusal.sentence("status")), width)
+            except (CommandRefusedError, OSError) as error:
+                frame += textwrap.wrap(f"gpulock: status: {error}", width)
+            if sys.stdout.isatty():
+                height = os.get_terminal_size(sys.stdout.fileno()).lines
+                left = len(frame) - height + 2
+                if left > 1 and height > 1:
+                    frame[-left:] = [f"  {left} more lines: a taller window"]
+                click.echo(CLEAR, nl=False, color=True)
+            else:
+                frame.append("")
+            click.echo("\n".join(frame))
+            time.sleep(period)
+    except KeyboardInterrupt:
+        return
 
 
 def select_status_rows(

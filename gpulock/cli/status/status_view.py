@@ -16,8 +16,7 @@ from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.states import NodeView
-from gpulock.cli.status.device_use import SampleView
-from gpulock.cli.status.device_use import read_sample_view as read_use
+from gpulock.cli.status.device_use import SampleView, read_sample_view
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.devices import Device, lock_ids_overlap
@@ -26,7 +25,6 @@ from gpulock.store.locks import Lock
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.alloc.process_tree import ClaimMembership
-    from gpulock.alloc.reaper import ReapOutcome
 
 
 class StatusView(NodeView):
@@ -43,7 +41,7 @@ class StatusView(NodeView):
         self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
-        self.use: SampleView = read_use(
+        self.use: SampleView = read_sample_view(
             settings.exporter_dir, self.boottime, node.boot_id, settings.max_sample_age
         )
         for device in self.devices:  # as the exporter shows it, too
@@ -61,16 +59,14 @@ class StatusView(NodeView):
         """Return the row of a device as it is for one of those that hold it."""
         if row.device is None or not row.others:
             return row
-        judged = states.classify_device(row.device, lock, self.quarantined or {}, self.verdicts)
-        found = states.DeviceState(row.id, row.device, lock, *judged)
+        state, why = states.classify_device(row.device, lock, self.quarantined or {}, self.verdicts)
+        if state == states.HELD and self.use.idle_ids(
+            {lock.id: lock}, self.node.settings.idle_after
+        ):
+            state = states.HELD_IDLE
+        found = states.DeviceState(row.id, row.device, lock, state, why)
         found.noted, found.orphans = row.noted, self.find_orphans(lock)
         return found
-
-    def holder_state(self, row: states.DeviceState, lock: Lock) -> str:
-        """Return the state of a device as it is for one of those that hold it."""
-        state = self.row_of_lock(row, lock).state
-        idle = self.use.idle_ids({lock.id: lock}, self.node.settings.idle_after)
-        return states.HELD_IDLE if state == states.HELD and idle else state
 
     def share_room(self, rows: list[states.DeviceState]) -> dict[str, tuple[int, int]]:
         """Return (places, how many of them are free for one user) of each card that has some."""
@@ -80,12 +76,6 @@ class StatusView(NodeView):
         from gpulock.alloc.shares import card_share_room
 
         return card_share_room(rows, self.held, words)
-
-    def lock_of(self, device: str) -> Lock | None:
-        """Return the lock on a device, its card or one of its instances."""
-        exact = self.held.get(device)
-        over = [lock for name, lock in self.held.items() if lock_ids_overlap(name, device)]
-        return exact or (over[0] if over else None)
 
 
 class ProcessView:
@@ -103,32 +93,39 @@ class ProcessView:
 
     def find_foreign_pids(self, device: str) -> list[int]:
         """Return who has a device open and is of no claim."""
-        services, pids = (
-            self.view.node.settings.allowed_processes,
-            self.holders.pids_with_open(device),
-        )
+        services = self.view.node.settings.allowed_processes
+        pids = self.holders.pids_with_open(device)
         return find_foreign_pids(pids, self.view.held, self.scan, services)
 
-    def outcomes(self) -> list[ReapOutcome]:
-        """Judge every lock, changing nothing; of Slurm's jobs only those without a fresh verdict.
+    def judge(self) -> None:
+        """Fill in verdicts and foreign processes of the view, changing nothing.
 
-        Those may need slurmctld's word, and nobody who looks waits for it twice.
+        Of Slurm's jobs only those without a fresh verdict: they may need slurmctld's word, and
+        nobody who looks waits for it twice.
         """
-        if not self.view.held:
-            return []  # the judge's modules cost a third of what status does
-        from gpulock.alloc import reaper
-        from gpulock.schedulers.liveness import make_liveness_judge
+        view, held, known = self.view, self.view.held, self.view.verdicts or {}
+        view.verdicts = dict(known)
+        if held:  # the judge's modules cost a third of what status does
+            from gpulock.alloc import reaper
+            from gpulock.schedulers.liveness import make_liveness_judge
 
-        judge_now = make_liveness_judge(self.view.node)
-        self.scan = self.holders.scan = judge_now.scan
-        held, known = self.view.held, self.view.verdicts or {}
-        for lock in held.values():
-            self.view.node.store.read_details(lock)
-        return [
-            reaper.decide_reap(lock, judge_now, self.holders, held)
-            for lock in held.values()
-            if not (lock.owner and lock.owner.scheduler == "slurm" and lock.owner.token in known)
+            judge_now = make_liveness_judge(view.node)
+            self.scan = self.holders.scan = judge_now.scan
+            found = [
+                (lock.owner.token, reaper.decide_reap(lock, judge_now, self.holders, held).verdict)
+                for lock in held.values()
+                if lock.owner
+                and not (lock.owner.scheduler == "slurm" and lock.owner.token in known)
+            ]
+            view.verdicts.update(sorted(found, key=lambda one: bool(one[1].orphans)))
+        taken = [
+            device.id
+            for device in view.devices
+            for name in held
+            if lock_ids_overlap(name, device.id)
         ]
+        free = [device.id for device in view.devices if device.id not in taken]
+        view.foreign = frozenset([name for name in free if self.find_foreign_pids(name)])
 
 
 def group_row_claims(row: states.DeviceState) -> list[list[Lock]]:
@@ -146,21 +143,8 @@ def view_node(node: Node, judging: bool) -> StatusView:
     """Return what can be seen; with `judging`, by a look in place as well."""
     view = StatusView(node)
     if judging:
-        judge_node_view(view)
+        ProcessView(view).judge()
     return view
-
-
-def judge_node_view(view: StatusView) -> ProcessView:
-    """Fill in verdicts, orphans and foreign processes from one look at all processes."""
-    sight = ProcessView(view)
-    found = sorted(sight.outcomes(), key=lambda one: bool(one.verdict.orphans))
-    view.verdicts = dict(view.verdicts or {})
-    for outcome in found:
-        if outcome.lock.owner:
-            view.verdicts[outcome.lock.owner.token] = outcome.verdict
-    free = [device.id for device in view.devices if view.lock_of(device.id) is None]
-    view.foreign = frozenset([name for name in free if sight.find_foreign_pids(name)])
-    return sight
 
 
 def is_mounted_read_only(path: str) -> bool:

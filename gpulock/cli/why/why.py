@@ -9,7 +9,7 @@ import time
 import click
 
 from gpulock.alloc.process_owner import is_claim_process
-from gpulock.alloc.states import FREE, HELD, MISSING, QUARANTINED, DeviceState
+from gpulock.alloc.states import FREE, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.select import (
     DEVICE,
     JOB,
@@ -26,14 +26,11 @@ from gpulock.cli.session import (
     name_config_in_facts,
     owns_lock_dir,
 )
-from gpulock.cli.status.attention import advise_device_release, list_queue_facts
+from gpulock.cli.status.attention import REQUEST, list_next_steps, list_queue_facts
 from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
-    find_stray_path,
     group_row_claims,
-    judge_node_view,
-    view_node,
 )
 from gpulock.cli.why.evidence import (
     FactList,
@@ -79,9 +76,10 @@ def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
 
 def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]:
     """Return the answer, and whether there was anything to find; raise Refused."""
-    judging = owns_lock_dir(node)
-    view = view_node(node, judging=False)
-    sight = judge_node_view(view) if judging else ProcessView(view)
+    view = StatusView(node)
+    sight = ProcessView(view)
+    if owns_lock_dir(node):
+        sight.judge()
     rows = view.rows()
     if missing := find_missing_card(view, rows, text):
         return explain_device(view, sight, missing, width), True
@@ -205,30 +203,17 @@ def format_holder_and_queue(lock: Lock) -> str:
 
 def next_step_facts(view: StatusView, sight: ProcessView, row: DeviceState) -> FactList:
     """Return what would free it, and the next command."""
-    pids = find_blocking_pids(view, sight, row)
-    record = row.lock.owner if row.lock else None
-    known = (view.verdicts or {}).get(record.token) if record else None
-    proof = known.proof if known else ""
-    freed, command = advise_device_release(row, proof, find_stray_path(view.node, row.lock), pids)
-    if row.state == FREE and view.lost:
+    if row.state != FREE:
+        return list_next_steps(view, row, find_blocking_pids(view, sight, row))
+    if view.lost:
         lost = lost_records_refusal(view.node.store.root)
         return [("granted", f"to nobody: {lost.why}"), ("next", lost.do)]
-    if row.state == FREE:
-        command = format_request_command(view.node, command)
-        return [*list_queue_facts(view.node), ("next", command)]
-    if row.state == QUARANTINED and not row.orphans:
-        return [("back by", freed), ("next", command)]
-    if row.lock and view.is_read_only:
-        freed, command = "nothing while LOCK_DIR is mounted read-only", "mount it writable"
-    held = row.lock or row.state == HELD
-    return [("freed by", freed), ("next", command)] if held else [("next", command)]
-
-
-def format_request_command(node: Node, otherwise: str) -> str:
-    """Return how a user gets a GPU of a scheduler's node; `otherwise` on one without."""
-    if node.settings.sge_root:
-        return f"qsub -l {(*node.settings.sge_complexes, 'gpu')[0]}=1 JOB_SCRIPT"
-    return "sbatch --gres=gpu:1 JOB_SCRIPT" if scheduler_from_settings(node) else otherwise
+    settings, ask = view.node.settings, REQUEST  # a user gets a GPU of a scheduler's node by a job
+    if settings.sge_root:
+        ask = f"qsub -l {(*settings.sge_complexes, 'gpu')[0]}=1 JOB_SCRIPT"
+    elif scheduler_from_settings(view.node):
+        ask = "sbatch --gres=gpu:1 JOB_SCRIPT"
+    return [*list_queue_facts(view.node), ("next", ask)]
 
 
 def explain_no_claim(

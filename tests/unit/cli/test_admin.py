@@ -290,8 +290,10 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
         1,
         True,
     )
-    ends = f"XID 79 ({uid_to_user_name(os.getuid())}); {site.gpulock} restore 0 ends it"
-    assert ends in " ".join(site.call("status").stdout.split())
+    me, restore = uid_to_user_name(os.getuid()), f"{site.gpulock} restore 0"
+    assert f"XID 79 ({me}); back by an administrator; {restore}" in " ".join(
+        site.call("status").stdout.split()
+    )
     why = " ".join(site.call("why", "0:gi2.ci0").stdout.split())
     assert why.endswith(f"next {site.gpulock} restore 0")
     assert site.call("restore", "0").exit_code == 0
@@ -310,7 +312,7 @@ def test_an_instance_that_is_out_by_itself_is_restored_by_its_name(tmp_path: Pat
     site = Site(tmp_path, "a100-mig")
     site.call("quarantine", "0:gi2.ci0", "--reason", "its memory")
     text = " ".join(site.call("status").stdout.split())
-    assert f"{site.gpulock} restore 0:gi2.ci0 ends it" in text
+    assert f"{site.gpulock} restore 0:gi2.ci0" in text
     assert site.call("restore", "0:gi2.ci0").exit_code == 0
 
 
@@ -330,7 +332,8 @@ def test_status_says_what_comes_back_by_itself(site: Site) -> None:
         node.settings.state_dir, quarantine.QUARANTINE, site.id(3), "gpulock", reason
     )
     text = " ".join(site.call("status").stdout.split())
-    assert f"gpulockd brings it back when it is clean, or {site.gpulock} restore 3" in text
+    assert "back by 3 clean checks by gpulockd in a row" in text
+    assert f"or an administrator; {site.gpulock} restore 3" in text
 
 
 def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Site) -> None:

@@ -120,7 +120,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
     boot = site.node().boot_id
     path.write_text(f"gpulock-inventory 1\nboot_id={boot}\ngpu.{site.id(0)}.mig=1\n")
     said = " ".join(site.call("status").stdout.split())
-    assert "it is in MIG mode, and no instance of it is known; look at nvidia-smi mig -lgi" in said
+    assert "it is in MIG mode, and no instance of it is known; back by a MIG instance" in said
     assert "8 GPUs: 7 free, 1 quarantined" in said
     why = site.call("why", "0").stdout
     assert "restore" not in why
@@ -134,7 +134,9 @@ def test_a_quarantined_device_shows_why_and_by_whom(site: Site) -> None:
     )
     text = site.call("status").stdout
     assert line_of(text, 7)[3] == "quarantined"
-    assert f"Xid 79 (root); {site.gpulock} restore 7" in " ".join(text.split())
+    assert f"Xid 79 (root); back by an administrator; {site.gpulock} restore 7" in " ".join(
+        text.split()
+    )
 
 
 def test_a_missing_card_is_a_row_of_its_own(tmp_path: Path) -> None:

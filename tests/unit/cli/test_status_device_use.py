@@ -8,8 +8,6 @@ import re
 
 import pytest
 
-from gpulock.cli.status import device_use
-from gpulock.node.sample import Sample
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
 from tests.support.samples import GIB, Sampled
@@ -86,6 +84,7 @@ def test_where_no_exporter_has_a_folder_nothing_is_said_of_it(site: Site) -> Non
         ({"age": -30}, "dated in the future"),
         ({"looked": 45}, "has had no answer from the driver for 45s"),
         ({"looked": None}, "has had no answer from the driver yet"),
+        ({"looked": 60, "fault": "version mismatch"}, "for 1m (version mismatch)"),
     ],
 )
 def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(
@@ -295,19 +294,3 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
     head = text.splitlines()[0]
     assert all(title in head for title in ("GPU", "STATE", "USER", "UTIL", "MEM GIB", "LAST BUSY"))
     assert ("BUS ID" in head, "FOREIGN" in head) == (width >= 120, width >= 160)
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("driver/library version mismatch", "for 1m (driver/library version mismatch)"),
-        ("", "gpulock-exporter has had no answer from the driver for 1m"),
-    ],
-)
-def test_why_the_driver_is_not_heard_is_told_as_the_exporter_knows_it(
-    fault: str, told: str
-) -> None:
-    found = Sample({"boot_id": "b", "boottime": 100.0, "looked": 40.0, "fault": fault})
-    use = device_use.validate_sample_view(found, 100.0, "b", 10.0, "/run/gpulock-exporter")
-    assert told in use.why
-    assert use.why.endswith("are not shown")

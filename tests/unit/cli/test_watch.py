@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from click import unstyle
 
-from gpulock.cli.status.watch import BEGIN, CLEAR, END, format_screen_frame
+from gpulock.cli.status.status import CLEAR
 from tests.support.cli_site import ROOT, Site
 from tests.support.wait import wait_until
 
-SELDOM = "3600"  # seconds: a second frame is then for another reason
+OFTEN = "0.2"  # seconds
 DEADLINE = 20.0
 
 
@@ -48,8 +48,8 @@ class Terminal:
         os.write(self.master, keys)
 
     def frames(self) -> list[str]:
-        """Return the frames that were drawn whole."""
-        return re.findall(re.escape(BEGIN) + "(.*?)" + re.escape(END), self.text, re.DOTALL)
+        """Return the frames that were drawn whole: another one came after each."""
+        return self.text.split(CLEAR)[1:-1]
 
     def until(self, count: int) -> str:
         """Return the last frame once there are so many."""
@@ -79,32 +79,18 @@ class Terminal:
 
 @pytest.fixture
 def screen(site: Site) -> Iterator[Terminal]:
-    made = Terminal(site.command("status", "--watch", SELDOM))
+    made = Terminal(site.command("status", "--watch", OFTEN))
     yield made
     made.close()
 
 
-def test_a_frame_covers_the_last_one_line_by_line() -> None:
-    text = format_screen_frame(["ab", "\x1b[32mcd\x1b[0m"], 10, 5)
-    assert text == f"{BEGIN}ab\x1b[K\n\x1b[32mcd\x1b[0m\x1b[K\n\x1b[J{END}"
-
-
-def test_a_line_that_fills_the_window_keeps_its_last_character() -> None:
-    assert format_screen_frame(["abcd", "x"], 4, 3) == f"{BEGIN}abcd\nx\x1b[K\n\x1b[J{END}"
-
-
-def test_what_does_not_fit_into_the_window_is_counted() -> None:
-    text = format_screen_frame([f"line{number}" for number in range(9)], 80, 4)
-    assert text.count("\n") == 3
-    assert "line1" in text and "line2" not in text and "7 more lines" in text
-
-
-def test_it_redraws_at_once_in_a_window_of_another_size_until_ctrl_c(screen: Terminal) -> None:
+def test_it_draws_anew_in_a_window_of_another_size_until_ctrl_c(screen: Terminal) -> None:
     assert "BUS ID" in screen.until(1)
     assert screen.text.startswith(CLEAR)
     screen.resize(80, 5)
-    last = screen.until(2)
-    assert last.count("\n") == 4 and "more lines" in last
+    while "more lines: a taller window" not in (last := screen.until(len(screen.frames()) + 1)):
+        pass
+    assert last.count("\n") == 4
     screen.type(b"\x03")
     assert screen.ended() == 0
     assert "Traceback" not in screen.text and "Aborted" not in screen.text
@@ -124,7 +110,7 @@ def test_on_a_narrow_terminal_whole_columns_are_left_out_and_whole_words_wrapped
 ) -> None:
     site.hold(1, job_id="123456", task_id="17", user="alexandra")
     site.call("quarantine", "2", "--reason", "the fan of this card makes a noise that is not good")
-    screen = Terminal(site.command("status", "--watch", SELDOM), columns)
+    screen = Terminal(site.command("status", "--watch", OFTEN), columns)
     try:
         lines = [line.rstrip() for line in unstyle(screen.until(1)).replace("\r", "").splitlines()]
     finally:
@@ -141,7 +127,7 @@ def test_on_a_narrow_terminal_whole_columns_are_left_out_and_whole_words_wrapped
 
 
 def test_frames_follow_each_other_and_a_broken_node_is_shown_until_it_is_well(site: Site) -> None:
-    screen = Terminal(site.command("status", "--watch", "0.2"))
+    screen = Terminal(site.command("status", "--watch", OFTEN))
     try:
         assert "8 free" in screen.until(1)
         away = site.files.driver_root.with_name("away")
@@ -156,7 +142,7 @@ def test_frames_follow_each_other_and_a_broken_node_is_shown_until_it_is_well(si
 
 
 def test_a_pipe_gets_plain_frames(site: Site) -> None:
-    with site.start("status", "--watch", "0.2", "--free") as process:
+    with site.start("status", "--watch", OFTEN, "--free") as process:
         assert process.stdout is not None
         text = "".join([process.stdout.readline() for _ in range(26)])
         assert "\x1b" not in text
@@ -165,7 +151,7 @@ def test_a_pipe_gets_plain_frames(site: Site) -> None:
 
 
 def test_it_ends_quietly_when_nobody_reads_any_more(site: Site) -> None:
-    with site.start("status", "--watch", "0.2") as process:
+    with site.start("status", "--watch", OFTEN) as process:
         assert process.stdout is not None and process.stderr is not None
         while process.stdout.readline() != "8 GPUs: 8 free\n":
             pass

@@ -53,12 +53,11 @@ def main(arguments: list[str]) -> int:
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    settings, reloader = WebSettings(), None
+    settings = WebSettings()
     if options.config:
-        from gpulock_exporter.webconfig.reload import Reloader
+        from gpulock_exporter.webconfig.config import load_web_config
 
-        reloader = Reloader(options.config, log)
-        settings = reloader.settings
+        settings, _ = load_web_config(options.config)
     listeners = Listening(options.listen or ["127.0.0.1:0"], {}).open()
 
     large = b"x" * 2_000_000
@@ -70,12 +69,8 @@ def main(arguments: list[str]) -> int:
     server = HttpServer(route_by_path(table), listeners, log, settings, limits)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread begins
     server.start()
-    if reloader is not None:
-        reloader.start(server.adopt, 0.1)
     print(listeners[0].getsockname()[1], flush=True)
     signal.sigwait({signal.SIGTERM})
-    if reloader is not None:
-        reloader.stop()
     server.stop()
     return 0
 

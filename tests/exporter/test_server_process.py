@@ -21,16 +21,16 @@ LARGE = 2_000_000  # of serve.py's /big
 def test_a_response_under_way_is_finished_after_sigterm(
     with_tls: bool, authority: Path, tmp_path: Path
 ) -> None:
-    config = tmp_path / "web-config.yml"
-    certificate = authority.with_name("server.pem")
-    config.write_text(
-        f"tls_server_config:\n  cert_file: {certificate}\n"
-        f"  key_file: {certificate.with_suffix('.key')}\n"
-        if with_tls
-        else ""
-    )
+    options, certificate = ["--limit=stop_seconds=60"], authority.with_name("server.pem")
+    if with_tls:
+        config = tmp_path / "web-config.yml"
+        config.write_text(
+            f"tls_server_config:\n  cert_file: {certificate}\n"
+            f"  key_file: {certificate.with_suffix('.key')}\n"
+        )
+        options.append(f"--config={config}")
     client = trusting(authority) if with_tls else None
-    with serving(tmp_path, f"--config={config}", "--limit=stop_seconds=60", client=client) as child:
+    with serving(tmp_path, *options, client=client) as child:
         with dial(child.port, client, buffer=16384) as slow:
             slow.sendall(SOUND.replace(b"/metrics", b"/big"))
             received = slow.recv(1000)

@@ -21,18 +21,15 @@ from tests.nvml.double import Double
 from tests.support.exporter_contract import CONTRACT, PROCESS
 
 # NVML has no call that tells how busy an instance's memory is
-WEB_CONFIG = "# no TLS, no users\n"
 PROFILES = ("3g.71gb", "1g.18gb")
 FANLESS = (CONTRACT | PROCESS) - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
 SIMULATED = FANLESS - {"gpulock_gpu_fabric_state"}  # a simulated card joins no fabric
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
 
 
-def settings(folder: Path, **more: str) -> dict[str, str]:
-    """Return the settings of an exporter with a web configuration, whose last card is shared."""
-    path = folder / "web-config.yml"
-    path.write_text(WEB_CONFIG)
-    return {"WEB_CONFIG": str(path), "SHARES": "3:4", **more}
+def settings(**more: str) -> dict[str, str]:
+    """Return the settings of an exporter whose last card is shared."""
+    return {"SHARES": "3:4", **more}
 
 
 def act(exporter: Whole) -> None:
@@ -89,7 +86,7 @@ def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
         nvml.split(2, PROFILES)
         nvml.update({**ALL_AT_WORK, "gpu0.fabric.state": 3})
-        with Whole(tmp_path, nvml, settings=settings(tmp_path)) as exporter:
+        with Whole(tmp_path, nvml, settings=settings()) as exporter:
             nvml.load(0, 100)
             exporter.up(2)
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
@@ -103,7 +100,7 @@ def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
         _, _, third, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
         split(nvml.node, third)
         before = nvml.calls()
-        own = settings(tmp_path, SIMULATION=str(nvml.node / "simulation"))
+        own = settings(SIMULATION=str(nvml.node / "simulation"))
         with Whole(tmp_path, nvml, settings=own) as exporter:
             exporter.up(2)
             act(exporter)

@@ -14,14 +14,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from tests.exporter.certificates import make_authority, make_certificate, trusting
-from tests.exporter.whole import Answer, Scrape, Whole
+from tests.exporter.whole import Answer, Whole
 from tests.exporter.wire import SOUND, dial
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until
 
 FASTEST = 4  # RFC 1952, XFL: the compressor used its fastest algorithm
-RELOADED = "gpulock_config_last_reload_successful"
 PROMETHEUS = {
     "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
     "application/openmetrics-text;version=0.0.1;q=0.5,"
@@ -44,14 +43,6 @@ def tls(authority: Path, more: str = "", name: str = "server") -> str:
     certificate = authority.with_name(f"{name}.pem")
     key = certificate.with_suffix(".key")
     return f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n{more}"
-
-
-def over_tls(authority: Path, folder: Path, nvml: Double) -> Whole:
-    """Return an exporter with a web-config.yml of a certificate alone."""
-    config = folder / "web-config.yml"
-    config.write_text(tls(authority))
-    keys = {"WEB_CONFIG": str(config)}
-    return Whole(folder, nvml, settings=keys, client=trusting(authority))
 
 
 def basic(user: str, password: str) -> dict[str, str]:
@@ -145,25 +136,6 @@ def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_key(
         assert f"{config}: " in said and word in said
         with pytest.raises(ConnectionRefusedError):
             exporter.get()
-
-
-def test_a_bad_change_keeps_the_old_one_and_a_metric_says_so(
-    authority: Path, tmp_path: Path, nvml: Double
-) -> None:
-    config = tmp_path / "web-config.yml"
-    with over_tls(authority, tmp_path, nvml) as exporter:
-        assert exporter.up(8).one(RELOADED) == 1
-        config.write_text("tls_server_config: {}\n")
-        exporter.wait_until(lambda s: s.all(RELOADED) == [0])  # still over TLS
-        assert f"{config}: " in exporter.errors.read_text()
-        hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
-        config.write_text(tls(authority, f"basic_auth_users:\n  prometheus: {hashed}\n"))
-        wait_until(lambda: exporter.get().status == 401, why="users to be asked for")
-        right = basic("prometheus", "right")
-        wait_until(
-            lambda: Scrape(exporter.get(headers=right).text).all(RELOADED) == [1],
-            why="the reload to be good",
-        )
 
 
 @pytest.mark.root  # the private root has systemd's program, not every machine

@@ -43,7 +43,6 @@ from gpulock_exporter.web.http import (
 )
 from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD, PageOptions, render_page
 from gpulock_exporter.web.utilisation_history import UtilizationHistory
-from gpulock_exporter.webconfig.reload import Reloader
 from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
@@ -76,7 +75,6 @@ class Exporter:
         self._fault = "no sample yet"
         self.device_list = DeviceList(node.devices)
         self._shown: Shown | None = None
-        self.reloader: Reloader | None = None
         self._book = CollectorState(
             node.boot_id,
             settings,
@@ -98,11 +96,7 @@ class Exporter:
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
-        health = ExporterHealth(
-            version=gpulock.__version__,
-            abandoned=supervisor.abandoned,
-            reloaded=self.reloader.last_reload_successful if self.reloader else None,
-        )
+        health = ExporterHealth(gpulock.__version__, abandoned=supervisor.abandoned)
         tick = take_snapshot(self._book, self.device_list.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})

@@ -26,9 +26,8 @@ from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.app.folder import FolderHold, is_disk_full
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.web.listen import ListenError, Listening
-from gpulock_exporter.web.server import HttpServer
-from gpulock_exporter.webconfig.config import WebConfigError
-from gpulock_exporter.webconfig.reload import Reloader
+from gpulock_exporter.web.server import HttpServer, WebSettings
+from gpulock_exporter.webconfig.config import WebConfigError, load_web_config
 from gpulock_exporter.worker.child import WorkerTimeouts
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -116,13 +115,15 @@ def serve_exporter(settings: Settings) -> int:
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     """Serve as the only exporter that writes this folder."""
     stopped = install_signal_handlers()
+    web = WebSettings()
     if settings.web_config:
-        exporter.reloader = Reloader(settings.web_config, write_stderr_line)
+        web, warning = load_web_config(settings.web_config)
+        if warning:
+            write_stderr_line(f"{settings.web_config}: {warning}")
     # the next worker shall be heard before the values of the last one are too old to be told
     late = min(LATE_FRAME, settings.max_sample_age / 2)
     limits = WorkerTimeouts(frame=settings.sample_period + late)
     supervisor = Supervisor(worker_command(settings), clock_boottime, limits)
-    web = exporter.reloader.settings if exporter.reloader else None
     listening = Listening(settings.exporter_listen, os.environ)
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
     exporter.device_list.start()
@@ -135,8 +136,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
 
     words = listening.words(RETRY)
     announce(words)
-    if exporter.reloader:
-        exporter.reloader.start(server.adopt)
     made = os.path.isdir(settings.exporter_dir)
     try:
         due, retry = time.monotonic(), time.monotonic() + RETRY
@@ -163,8 +162,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         server.stop()
         supervisor.close()
         exporter.device_list.stop()
-        if exporter.reloader:
-            exporter.reloader.stop()
     return 0 if serving else AT_FAULT
 
 

@@ -72,11 +72,6 @@ def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
         "collector",
         {name: not fault for name, fault in sorted(health.collectors.items())},
     )
-    yield node_value(
-        "config_last_reload_successful",
-        "Whether the web configuration is in force.",
-        health.reloaded,
-    )
     yield node_family(
         "exporter_build_info", "Version of the exporter.", "version", {health.version: 1}
     )

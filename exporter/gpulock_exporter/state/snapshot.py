@@ -96,7 +96,6 @@ class ExporterHealth:
     abandoned: int = 0
     sampled: float | None = None  # epoch seconds of the last frame
     collectors: Mapping[str, str] = field(default_factory=dict[str, str])
-    reloaded: bool | None = None  # None: no web configuration
 
 
 @dataclass(frozen=True)

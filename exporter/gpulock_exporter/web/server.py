@@ -68,7 +68,7 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class WebSettings:
-    """What a reload can change: swapped as one object, so that no request sees half of it."""
+    """Who is let in."""
 
     tls: ssl.SSLContext | None = None
     refusal: Callable[[HttpRequest], HttpResponse | None] | None = None  # before the handler
@@ -209,10 +209,6 @@ class HttpServer:
                 one.cut()
             self._changed.wait_for(lambda: not self._connections, 1.0)
 
-    def adopt(self, settings: WebSettings) -> None:
-        """Serve by new settings from the next connection on."""
-        self._settings = settings
-
     @property
     def is_serving(self) -> bool:
         """Tell whether connections are accepted; if not before `stop`, the process must end."""
@@ -296,7 +292,7 @@ class HttpServer:
 
     def _live(self, connection: Connection) -> None:
         try:
-            self._serve(connection, self._settings, self._limits)
+            self._serve(connection)
         except OSError:
             return  # ssl.SSLError too: the client went, or was cut
         finally:
@@ -310,8 +306,9 @@ class HttpServer:
                 del self._connections[connection]
                 self._changed.notify_all()
 
-    def _serve(self, connection: Connection, settings: WebSettings, limits: ServerLimits) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Serve a connection to its end; raise OSError when the client ends it, or it is cut."""
+        settings, limits = self._settings, self._limits
         if settings.tls is not None:
             connection.secure(settings.tls)
             connection.enter(Phase.ARRIVING, limits.arrive_seconds)

@@ -46,73 +46,42 @@ class WebConfigError(ValueError):
     """A mistake in a web configuration, with its file and key: nothing is served by it."""
 
 
-class WebConfigFiles:
-    """Every file that was read for one configuration, as it was then."""
-
-    def __init__(self) -> None:
-        self._stamps: dict[str, tuple[int, ...]] = {}
-        self._modes: dict[str, int] = {}
-
-    def read(self, path: str) -> bytes:
-        """Read a file, and remember it."""
-        self._stamps[path] = _current_stamp(path)  # before the reading: a write meanwhile is seen
-        # Not blocked by a pipe: a reload must come to an end.
-        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "this is not a regular file", path)
-            self._modes[path] = mode
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
-        return content
-
-    def exposed(self, secret: Collection[str]) -> list[str]:
-        """Return what more users may do with the files than they ought to."""
-        return [
-            f"every user may {'write' if mode & stat.S_IWOTH else 'read'} {path}"
-            for path, mode in self._modes.items()
-            if mode & (stat.S_IWOTH | (stat.S_IROTH if path in secret else 0))
-        ]
-
-    def changed(self) -> bool:
-        """Tell whether any of them is another one now, behind links too."""
-        return any(_current_stamp(path) != stamp for path, stamp in self._stamps.items())
-
-
-def _current_stamp(path: str) -> tuple[int, ...]:
-    try:
-        info = os.stat(path)
-    except OSError:
-        return ()
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
-
-
-def load_web_config(
-    path: str, files: WebConfigFiles, secured: bool = False
-) -> tuple[WebSettings, str]:
+def load_web_config(path: str) -> tuple[WebSettings, str]:
     """Return what to serve by, and what to warn of; raise WebConfigError for any mistake.
 
-    Where TLS or passwords are in force (`secured`) an empty file is one: a disk that is full makes
-    it so, and it would open the exporter to everybody.
+    A file that says nothing is one: a disk that was full makes it so, and it would open the
+    exporter to everybody.
     """
-    path = os.path.abspath(path)
+    path, modes = os.path.abspath(path), dict[str, int]()
+    folder = os.path.dirname(path)
     try:
-        sections = _check_sections(_parse_yaml(files.read(path).decode()))
-        if secured and not sections:
-            raise WebConfigError(
-                "it is empty, and TLS or passwords are in force: restart to serve so"
-            )
+        sections = _check_sections(_parse_yaml(_read_file(path, modes).decode()))
         tls, users = sections.get(_TLS, {}), sections.get(_USERS, {})
-        context = _make_tls_context(tls, os.path.dirname(path), files) if tls else None
+        context = _make_tls_context(tls, folder, modes) if tls else None
         passwords = _make_passwords(users) if users else None
     except (OSError, ValueError) as error:  # not UTF-8, among others
         raise WebConfigError(one_line(f"{path}: {error}")) from error
-    secret = {os.path.join(os.path.dirname(path), tls.get("key_file", "")), path if users else ""}
+    secret = {os.path.join(folder, tls.get("key_file", "")), path if users else ""}
     clear = users and not tls
     warnings = [f"{_USERS} without {_TLS}: passwords travel in the clear"] if clear else []
-    warning = "; ".join([*warnings, *files.exposed(secret)])
-    return WebSettings(context, passwords.refusal if passwords else None), warning
+    warnings += [
+        f"every user may {'write' if mode & stat.S_IWOTH else 'read'} {name}"
+        for name, mode in modes.items()
+        if mode & (stat.S_IWOTH | (stat.S_IROTH if name in secret else 0))
+    ]
+    return WebSettings(context, passwords.refusal if passwords else None), "; ".join(warnings)
+
+
+def _read_file(path: str, modes: dict[str, int]) -> bytes:
+    """Return what a file holds, and note its mode. A pipe has nobody wait."""
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+        modes[path] = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(modes[path]):
+            raise OSError(errno.EINVAL, "this is not a regular file", path)
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
+    return content
 
 
 def _parse_yaml(text: str) -> Any:
@@ -141,7 +110,7 @@ def _parse_yaml(text: str) -> Any:
 def _check_sections(top: Any) -> dict[str, Section]:
     """Return the sections, each with texts alone; raise WebConfigError for anything unknown."""
     if top is None:
-        return {}
+        raise WebConfigError("it is empty: without TLS and users leave WEB_CONFIG out")
     _check_keys("this file", top, _KEYS)
     for name, section in top.items():
         _check_keys(name, section, _KEYS[name])
@@ -161,7 +130,7 @@ def _check_keys(name: str, mapping: Any, known: Collection[str]) -> None:
             raise WebConfigError(f"{name}: {key} is not supported; there are {', '.join(known)}")
 
 
-def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.SSLContext:
+def _make_tls_context(tls: Section, folder: str, modes: dict[str, int]) -> ssl.SSLContext:
     """Load everything that the section names."""
     version, auth = tls.get("min_version", "TLS12"), tls.get("client_auth_type", "NoClientCert")
     if not {"cert_file", "key_file"} <= {*tls}:
@@ -186,7 +155,7 @@ def _make_tls_context(tls: Section, folder: str, files: WebConfigFiles) -> ssl.S
     for key in ("cert_file", "key_file", "client_ca_file"):
         if key in tls:
             paths[key] = os.path.join(folder, tls[key])
-            files.read(paths[key])  # OpenSSL would wait at a pipe
+            _read_file(paths[key], modes)  # OpenSSL would wait at a pipe
     try:
         context.load_cert_chain(paths["cert_file"], paths["key_file"], refuse_password)
         if "client_ca_file" in tls:

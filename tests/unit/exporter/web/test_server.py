@@ -210,12 +210,5 @@ def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
         assert exchange(new, b"")[0].startswith(b"HTTP/1.0 200 ") is answered
 
 
-def test_new_settings_hold_for_the_next_connection() -> None:
-    with running(TABLE) as server:
-        assert get(server.port)[0].status == 200
-        server.server.adopt(WebSettings(refusal=lambda _: error_response(403, "not you")))
-        assert get(server.port)[0].status == 403
-
-
 def ended(server: Running) -> None:
     wait_until(lambda: server.server.connections == 0, why="all connections to be closed")

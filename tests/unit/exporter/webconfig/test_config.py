@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.config import WebConfigError, WebConfigFiles, load_web_config
+from gpulock_exporter.webconfig.config import WebConfigError, load_web_config
 
 from tests.exporter.certificates import make_authority, make_certificate
 
@@ -40,7 +40,7 @@ def understood(folder: Path, text: str) -> tuple[WebSettings, str]:
     path = folder / "web-config.yml"
     path.write_text(text, "latin-1")
     path.chmod(0o600)
-    return load_web_config(str(path), WebConfigFiles())
+    return load_web_config(str(path))
 
 
 WRONG: list[tuple[str, str]] = [
@@ -48,6 +48,7 @@ WRONG: list[tuple[str, str]] = [
     ("tls_server_config: [\n", "expected the node content"),
     ("- a\n", "this file is not a mapping"),
     *[(nothing, "this file is not a mapping") for nothing in ("''", "[]", "{}", "~")],
+    *[(nothing, "it is empty: without TLS") for nothing in ("", "# all is commented out\n")],
     ("x: \xe4\n", "'utf-8' codec"),
     ("a: b\nx: \x01\n", "special characters are not allowed"),
     ("x: [" + "[" * 1100, "recursion"),
@@ -121,7 +122,7 @@ def test_a_mistake_is_refused_with_its_file_and_key(text: str, words: str, folde
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        *(("", ""), ("# nothing but a comment\n", ""), (TLS, ""), (MUTUAL, "")),
+        *((TLS, ""), (MUTUAL, "")),
         (f"{TLS}  client_auth_type: NoClientCert\n  min_version: TLS13\n", ""),
         (f"{TLS}  min_version: TLS13\n  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", ""),
         (MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"), ""),
@@ -141,7 +142,7 @@ def test_what_the_format_knows_is_understood_and_a_reservation_is_said(
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"gone\.yml: .* No such file"):
-        load_web_config(str(tmp_path / "gone.yml"), WebConfigFiles())
+        load_web_config(str(tmp_path / "gone.yml"))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_a_file_that_everybody_may_write_or_a_key_that_all_may_read_is_told(
     before = (folder / name).stat().st_mode
     (folder / name).chmod(mode)
     try:
-        _, warning = load_web_config(str(folder / "web-config.yml"), WebConfigFiles())
+        _, warning = load_web_config(str(folder / "web-config.yml"))
     finally:
         (folder / name).chmod(before)
     assert warning == said.format(folder / name)
@@ -191,9 +192,9 @@ def test_what_is_not_configured_is_not_loaded(folder: Path) -> None:
     code = (
         "import sys\n"
         f"sys.path[:0] = [{str(root / 'exporter')!r}]\n"
-        "import gpulock_exporter.web.server, gpulock_exporter.webconfig.reload as reload\n"
+        "import gpulock_exporter.web.server, gpulock_exporter.webconfig.config as config\n"
         "assert not {'yaml', 'bcrypt'} & {*sys.modules}, 'at import'\n"
-        f"reload.Reloader({str(path)!r}, print)\n"
+        f"config.load_web_config({str(path)!r})\n"
         "assert 'yaml' in sys.modules\n"
         "assert 'bcrypt' not in sys.modules, 'without users'\n"
     )

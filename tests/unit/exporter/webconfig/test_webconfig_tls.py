@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.webconfig.config import WebConfigFiles, load_web_config
+from gpulock_exporter.webconfig.config import load_web_config
 
 from tests.exporter.certificates import (
     make_authority,
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(folder: Path, more: str = "") -> Generator[Running]:
     path = folder / "web-config.yml"
     path.write_text(TLS + more)
-    with running(settings=load_web_config(str(path), WebConfigFiles())[0]) as server:
+    with running(settings=load_web_config(str(path))[0]) as server:
         yield server
 
 
@@ -115,7 +115,7 @@ def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
 def test_sessions_are_not_kept_in_memory(says_goodbye: bool, folder: Path) -> None:
     path = folder / "sessions.yml"
     path.write_text(TLS)
-    settings = load_web_config(str(path), WebConfigFiles())[0]
+    settings = load_web_config(str(path))[0]
     assert settings.tls is not None
     context = trusting(folder / "ca.pem")
     context.options |= ssl.OP_NO_TICKET

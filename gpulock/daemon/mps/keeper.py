@@ -9,9 +9,12 @@ that runs, and stops any other.
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
 
 from gpulock.alloc.reaper import FREED
+from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.mps.folder import (
     MpsError,
@@ -19,70 +22,71 @@ from gpulock.daemon.mps.folder import (
     make_card_folder,
     remove_card_folder,
 )
-from gpulock.daemon.mps.unit import (
-    MANAGER_SECONDS,
-    NOBODY_THERE,
-    MpsPrograms,
-    MpsSite,
-    Steps,
-    find_daemon,
-    start_unit,
-    stop_unit,
-)
+from gpulock.daemon.mps.unit import MANAGER_SECONDS, MpsPrograms, MpsUnit
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.job.mps import mps_folder, read_mps_user
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE
+from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic
 from gpulock.store.gate import Gate
 
+POLL: Final = 0.05  # seconds between two looks at systemd's answer
 WATCH: Final = 5.0  # seconds between two looks at a daemon that runs
 AGAIN: Final = 10.0  # seconds until a start that failed is tried again
 SLOWLY: Final = 1.0  # seconds between two looks at what does not end
 GATE_SECONDS: Final = 1.0
-FOREVER: Final = float("inf")
+
+T = TypeVar("T")
+Steps = Generator[float, None, T]  # each step yields for how many seconds there is nothing to do
+
+
+def in_background(question: Callable[[], T]) -> Steps[T]:
+    """Return what a thread finds out, at the latest at its own deadline; raise what it raises."""
+    asked = BackgroundCall(question)
+    while not asked.wait(0.0):
+        yield POLL
+    return asked.answer()
 
 
 class CardMps:
     """The MPS of one card, from its start to its end; `due` is when it goes on (boottime).
 
     `wanted` are the shares that it serves, by lock id with their tokens. `fault` is why it does
-    not run, `over` whether nothing is left of it.
+    not run, `stuck` why it does not end; `over` is whether nothing is left of it. One that failed
+    stands for a while when it is over: nobody starts it again at once.
     """
 
-    def __init__(self, site: MpsSite, journal: DaemonJournal, adopted: bool = False) -> None:
-        self.site = site
+    def __init__(self, node: Node, card: Device, uid: int, programs: MpsPrograms) -> None:
+        self.node = node
+        self.card, self.uid = card, uid
+        self.folder = mps_folder(node.settings.mps_dir, card.bus)
+        self.unit = MpsUnit(programs, card.bus, card.uuid, uid, self.folder)
+        self.control: tuple[int, int] | None = None  # pid and start of its daemon
         self.wanted: dict[str, str] = {}
-        self.fault = ""
+        self.fault = self.stuck = ""
         self.over = False
         self.due = 0.0
         self._told: dict[str, str] = {}  # marks by token
-        self._journal = journal
-        self._life = self._live(adopted)
 
-    def advance(self, now: float) -> None:
-        """Go on as far as that is possible without waiting."""
-        try:
-            self.due = now + next(self._life)
-        except StopIteration:
-            self.over, self.due = True, 0.0
-
-    def _live(self, adopted: bool) -> Steps:
-        """Start it, watch it, end it."""
-        site, what = self.site, f"MPS of {self.site.card.bus}"
+    def live(self, journal: DaemonJournal) -> Steps[None]:
+        """Start it, or take over what runs; watch it; end it."""
+        what, adopted = f"MPS of {self.card.bus}", os.path.lexists(self.folder)
         try:
             if not adopted:
-                make_card_folder(site.folder, site.uid, site.node.boot_id)
-                yield from start_unit(site)
-            yield from find_daemon(site)
+                make_card_folder(self.folder, self.uid, self.node.boot_id)
+                yield from in_background(self.unit.start)
+            pid = yield from in_background(self.unit.find_daemon)
+            try:
+                self.control = pid, self.node.proc.start(pid)
+            except (OSError, ValueError) as fault:
+                raise MpsError(f"its daemon died: {fault}") from None
             if not adopted:
-                pid = site.control[0]
-                self._journal.say(NOTICE, f"{what} started for uid {site.uid}, pid {pid}")
-            while self.wanted and site.runs():
-                self.mark(site.mark)
+                journal.say(NOTICE, f"{what} started for uid {self.uid}, pid {pid}")
+            while self.wanted and self.runs():
+                self.mark("{} {}".format(*self.control))
                 yield WATCH
             if self.wanted:
                 self.fault = "its daemon died"
@@ -90,17 +94,28 @@ class CardMps:
             self.fault = one_line(str(fault))
         except Refusal as refusal:
             self.fault = f"{refusal.why}; {refusal.do}"
+        self.mark_failed()
+        yield from self._end()
+        journal.say(NOTICE, f"{what} ended")
+
+    def runs(self) -> bool:
+        """Return whether its daemon runs."""
+        try:
+            return self.control is not None and self.node.proc.running(*self.control)
+        except (OSError, ValueError):
+            return False
+
+    def mark_failed(self) -> None:
+        """Tell the jobs that wait why it does not run."""
         if self.fault:
             self.mark(f"! {self.fault}")
-        yield from self._end()
-        self._journal.say(NOTICE, f"{what} ended")
 
     def mark(self, text: str) -> None:
         """Tell the jobs that wait; what cannot be told now is told the next time."""
         new = {name: token for name, token in self.wanted.items() if self._told.get(token) != text}
         if not new:
             return
-        store = self.site.node.store
+        store = self.node.store
         try:
             with Gate(store, Deadline(GATE_SECONDS)):
                 for name, token in new.items():
@@ -110,34 +125,30 @@ class CardMps:
         except (Refusal, OSError):
             return
 
-    def _end(self) -> Steps:
+    def _end(self) -> Steps[None]:
         """Stop it, then open the card once none of its processes is left there."""
-        site, begun = self.site, clock_boottime()
+        begun = clock_boottime()
         while True:
             try:
-                held = yield from stop_unit(site)
-                if not held:
-                    remove_card_folder(site.folder)
-                    return self._journal.log_changes(f"mps {site.card.bus}", {})
+                left = yield from in_background(self.unit.stop)
+                if not left:
+                    remove_card_folder(self.folder)
+                    self.stuck = ""
+                    return
             except (MpsError, Refusal, OSError) as fault:
-                held = str(fault)
-            if clock_boottime() - begun > MANAGER_SECONDS:
-                text = f"MPS of {site.card.bus}: the card stays closed: {held}"
-                self._journal.log_changes(f"mps {site.card.bus}", {held: text}, ERROR)
+                left = str(fault)
+            self.stuck = left if clock_boottime() - begun > MANAGER_SECONDS else ""
             yield SLOWLY
 
 
 class MpsKeeper(Chore):
-    """One MPS for each card whose places one user holds: `cards`, by bus id.
-
-    `failed` has, by card and user, when it may be tried again, and why it failed.
-    """
+    """One MPS for each card whose places one user holds: `cards`, by bus id."""
 
     def __init__(self, journal: DaemonJournal, programs: MpsPrograms | None = None) -> None:
         self._journal = journal
         self._programs = programs or MpsPrograms()
         self.cards: dict[str, CardMps] = {}
-        self.failed: dict[tuple[str, int], tuple[float, str]] = {}
+        self._lives: dict[str, Steps[None]] = {}
         self._adopted = False
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -148,36 +159,51 @@ class MpsKeeper(Chore):
         if not self._adopted:
             self._adopt(node)
             self._adopted = True
-        for bus, one in self.cards.items():
-            uid, shares = wanted.pop(bus, (-1, {}))
-            one.site.node = node
-            one.wanted = shares if uid == one.site.uid else {}
-            one.due = 0.0
-        for bus, (uid, shares) in wanted.items():
-            self._start(node, bus, uid, shares, now)
+        shown = {device.id: device for device in report.devices}
+        for bus in {*self.cards, *wanted}:
+            uid, shares = wanted.get(bus, (-1, {}))
+            one = self.cards.get(bus)
+            if bus in shown and shares and (one is None or (one.over and one.uid != uid)):
+                one = self._add(CardMps(node, shown[bus], uid, self._programs))
+            if one is not None:
+                one.node = node
+                one.wanted = shares if uid == one.uid else {}
+                if one.over:
+                    one.mark_failed()
+                else:
+                    one.due = 0.0
         self.run_due(now)
 
     def run_due(self, now: float) -> None:
         """Go on with each card whose time has come."""
         for bus, one in list(self.cards.items()):
-            if now >= one.due:
-                one.advance(now)
-            if one.over:
+            if now < one.due:
+                continue
+            if one.over:  # it may be tried again
                 del self.cards[bus]
-                self.failed.pop((bus, one.site.uid), None)
-                if one.fault:
-                    self.failed[bus, one.site.uid] = now + AGAIN, one.fault
-                if one.wanted:  # a share that came while it ended
-                    self._start(one.site.node, bus, one.site.uid, one.wanted, now)
-            elif one.site.control != NOBODY_THERE:
-                self.failed.pop((bus, one.site.uid), None)
-        self.failed = {key: one for key, one in self.failed.items() if now < one[0]}
+                if one.wanted:
+                    again = self._add(CardMps(one.node, one.card, one.uid, self._programs))
+                    again.wanted = one.wanted
+                continue
+            try:
+                one.due = now + next(self._lives[bus])
+            except StopIteration:
+                one.over, one.due = True, now + (AGAIN if one.fault else 0.0)
         faults = {
-            f"{bus} {uid}": f"no MPS on {bus} for uid {uid}: {why}"
-            for (bus, uid), (_, why) in self.failed.items()
+            bus: f"no MPS on {bus} for uid {one.uid}: {one.fault}"
+            for bus, one in self.cards.items()
+            if one.fault
         }
+        for bus, one in self.cards.items():
+            if one.stuck:
+                faults[f"{bus} stays"] = f"MPS of {bus}: the card stays closed: {one.stuck}"
         self._journal.log_changes("mps", faults, ERROR)
-        self.due = min([one.due for one in self.cards.values()], default=FOREVER)
+        self.due = min([one.due for one in self.cards.values()], default=float("inf"))
+
+    def _add(self, one: CardMps) -> CardMps:
+        self.cards[one.card.bus] = one
+        self._lives[one.card.bus] = one.live(self._journal)
+        return one
 
     def _adopt(self, node: Node) -> None:
         """Take over what an earlier gpulockd of this boot ran, and end what is left of others.
@@ -191,24 +217,8 @@ class MpsKeeper(Chore):
             (uid, boot_id), card = read_mps_user(folder), cards.get(folder)
             if card is None or boot_id != node.boot_id:
                 remove_card_folder(folder)  # of another boot, or of a card that is gone
-                continue
-            site = MpsSite(node, card, uid, self._programs)
-            self.cards[card.bus] = CardMps(site, self._journal, adopted=True)
-
-    def _start(self, node: Node, bus: str, uid: int, shares: dict[str, str], now: float) -> None:
-        """Start MPS on a card; one that failed a moment ago fails again at once."""
-        card = next((d for d in node.devices_if_driver() if d.id == bus), None)
-        if card is None:
-            return
-        one = CardMps(MpsSite(node, card, uid, self._programs), self._journal)
-        one.wanted = shares
-        until, why = self.failed.get((bus, uid), (0.0, ""))
-        if now < until:
-            one.fault = why
-            one.mark(f"! {why}")
-            return
-        self.cards[bus] = one
-        one.advance(now)
+            else:
+                self._add(CardMps(node, card, uid, self._programs))
 
 
 def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, dict[str, str]]]:

@@ -3,36 +3,27 @@
 
 `nvidia-cuda-mps-control -d` goes into the background and starts a server for the user
 (docs/facts/nvml.md, mps). All of it is in the cgroup of the service, so systemd ends all of it, as
-the user's and not gpulockd's, and gpulockd may end meanwhile. Nothing here waits: what takes time
-is a generator that yields for how many seconds it has nothing to do.
+the user's and not gpulockd's, and gpulockd may end meanwhile. What is here waits for systemd: a
+thread asks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from contextlib import suppress
+from typing import Final, NamedTuple
 
-from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.mps.folder import MpsError, read_control_log
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.hooks.subprocess import SchedulerProgram
-from gpulock.job.mps import LOG_DIRECTORY, LOGS, PIPE_DIRECTORY, PIPES, mps_folder
-from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.job.mps import LOG_DIRECTORY, LOGS, PIPE_DIRECTORY, PIPES
 
-TURN: Final = 0.05  # seconds between two looks at a question that is open
 START_SECONDS: Final = 12  # from the first program to a server that is there: TimeoutStartSec=
 STOP_SECONDS: Final = 5  # TimeoutStopSec=: for `quit`, and again before what is left is killed
 MANAGER_SECONDS: Final = 25.0  # for systemd to have done one of these
 ENVIRON: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-NOBODY_THERE: Final = (0, 0)
 HINT: Final = "SHARE_MPS needs systemd"
-
-T = TypeVar("T")
-Steps = Generator[float, None, None]
 
 
 class MpsPrograms(NamedTuple):
@@ -43,50 +34,61 @@ class MpsPrograms(NamedTuple):
     systemctl: str = "/usr/bin/systemctl"
 
 
-@dataclass
-class MpsSite:
-    """One card's MPS: whose it is, where, and its daemon once that is known."""
+class MpsUnit(NamedTuple):
+    """The service of a card (`bus`, `uuid`) for a user; `folder` is the card's."""
 
-    node: Node
-    card: Device
+    programs: MpsPrograms
+    bus: str
+    uuid: str
     uid: int
-    programs: MpsPrograms = field(default_factory=MpsPrograms)
-    control: tuple[int, int] = NOBODY_THERE  # pid, start
+    folder: str
 
     @property
-    def folder(self) -> str:
-        """Return the card's folder."""
-        return mps_folder(self.node.settings.mps_dir, self.card.bus)
-
-    @property
-    def unit(self) -> str:
-        """Return the name of its service."""
+    def name(self) -> str:
+        """Return what systemd calls it."""
         return f"gpulock-mps-{os.path.basename(self.folder)}.service"
 
-    @property
-    def mark(self) -> str:
-        """Return what the lock of a place says of it."""
-        return f"{self.control[0]} {self.control[1]}"
-
-    def runs(self) -> bool:
-        """Return whether its daemon runs."""
+    def start(self) -> None:
+        """Start it, and return once a server is there; raise MpsError or Refusal."""
+        begun = clock_boottime()
         try:
-            return self.control != NOBODY_THERE and self.node.proc.running(*self.control)
-        except (OSError, ValueError):
-            return False
+            run_manager(start_words(self))
+        except MpsError as fault:
+            late = clock_boottime() - begun >= START_SECONDS
+            said = read_control_log(self.folder)
+            why = f"it has no server in {START_SECONDS} s" if late else str(fault)
+            raise MpsError(f"{why}{said and f': {said}'}") from None
+
+    def find_daemon(self) -> int:
+        """Return the pid of its daemon; raise MpsError or Refusal where it does not run."""
+        active, pid = self._ask()
+        if active != "active" or not pid:
+            raise MpsError(f"{self.name} is {active}")
+        return pid
+
+    def stop(self) -> str:
+        """Stop it; return why it has not ended, or nothing. Raises MpsError or Refusal.
+
+        systemctl fails for one that is not loaded, as after its end: its state counts.
+        """
+        with suppress(MpsError):
+            run_manager([self.programs.systemctl, "stop", self.name])
+        active, _ = self._ask()
+        return "" if active in ("inactive", "failed") else f"{self.name} is {active}"
+
+    def _ask(self) -> tuple[str, int]:
+        """Return what systemd says: ActiveState, and MainPID or 0."""
+        words = ["show", "--property=ActiveState", "--property=MainPID", self.name]
+        said = run_manager([self.programs.systemctl, *words])
+        pairs = dict(line.split("=", 1) for line in said.split("\n") if "=" in line)
+        pid = pairs.get("MainPID", "")
+        return pairs.get("ActiveState", "unknown"), int(pid) if pid.isdecimal() else 0
 
 
-class UnitState(NamedTuple):
-    """What systemd says of a service: ActiveState, and MainPID or 0."""
-
-    active: str
-    pid: int
-
-
-def start_words(site: MpsSite) -> list[str]:
+def start_words(unit: MpsUnit) -> list[str]:
     """Return the command that starts the service, and ends once a server is there. Pure."""
-    control = site.programs.control
-    server = f"echo start_server -uid {site.uid} | {control} >/dev/null"
+    control = unit.programs.control
+    server = f"echo start_server -uid {unit.uid} | {control} >/dev/null"
     there = f"echo get_server_list | {control} | grep -q '[0-9]'"
     properties = {
         "Type": "forking",
@@ -97,13 +99,13 @@ def start_words(site: MpsSite) -> list[str]:
     }
     environ = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": site.card.uuid,
-        PIPE_DIRECTORY: f"{site.folder}/{PIPES}",
-        LOG_DIRECTORY: f"{site.folder}/{LOGS}",
+        "CUDA_VISIBLE_DEVICES": unit.uuid,
+        PIPE_DIRECTORY: f"{unit.folder}/{PIPES}",
+        LOG_DIRECTORY: f"{unit.folder}/{LOGS}",
     }
     return [
-        *(site.programs.systemd_run, "--quiet", "--collect", f"--unit={site.unit}"),
-        *(f"--description=MPS of GPU {site.card.bus}", f"--uid={site.uid}"),
+        *(unit.programs.systemd_run, "--quiet", "--collect", f"--unit={unit.name}"),
+        *(f"--description=MPS of GPU {unit.bus}", f"--uid={unit.uid}"),
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--setenv={name}={value}" for name, value in environ.items()),
         *(control, "-d"),
@@ -118,60 +120,3 @@ def run_manager(words: list[str]) -> str:
     if code:
         raise MpsError(f"{program.name} ended with {code}: {one_line(said)[-200:]}")
     return said
-
-
-def in_background(question: Callable[[], T]) -> Generator[float, None, T]:
-    """Return what a thread finds out, at the latest at its own deadline; raise what it raises."""
-    asked = BackgroundCall(question)
-    while not asked.wait(0.0):
-        yield TURN
-    return asked.answer()
-
-
-def start_unit(site: MpsSite) -> Steps:
-    """Start the service; raise MpsError or Refusal."""
-    begun = clock_boottime()
-    try:
-        yield from in_background(lambda: run_manager(start_words(site)))
-    except MpsError as fault:
-        late = clock_boottime() - begun >= START_SECONDS
-        said = read_control_log(site.folder)
-        why = f"it has no server in {START_SECONDS} s" if late else str(fault)
-        raise MpsError(f"{why}{said and f': {said}'}") from None
-
-
-def find_daemon(site: MpsSite) -> Steps:
-    """Learn which process is the daemon of a service that runs; raise MpsError or Refusal."""
-    state = yield from in_background(lambda: ask_unit(site))
-    if state.active != "active" or not state.pid:
-        raise MpsError(f"{site.unit} is {state.active}")
-    try:
-        site.control = state.pid, site.node.proc.start(state.pid)
-    except (OSError, ValueError) as fault:
-        raise MpsError(f"its daemon died: {fault}") from None
-
-
-def stop_unit(site: MpsSite) -> Generator[float, None, str]:
-    """Stop the service; return why it has not ended, or nothing. Raises MpsError or Refusal.
-
-    systemctl fails for one that is not loaded, as after its end: its state counts.
-    """
-
-    def stop() -> UnitState:
-        try:
-            run_manager([site.programs.systemctl, "stop", site.unit])
-        except MpsError:
-            pass
-        return ask_unit(site)
-
-    state = yield from in_background(stop)
-    return "" if state.active in ("inactive", "failed") else f"{site.unit} is {state.active}"
-
-
-def ask_unit(site: MpsSite) -> UnitState:
-    """Return the state of the service; raise MpsError or Refusal. It waits for systemd."""
-    words = ["show", "--property=ActiveState", "--property=MainPID", site.unit]
-    said = run_manager([site.programs.systemctl, *words])
-    pairs = dict(line.split("=", 1) for line in said.split("\n") if "=" in line)
-    pid = pairs.get("MainPID", "")
-    return UnitState(pairs.get("ActiveState", "unknown"), int(pid) if pid.isdecimal() else 0)

@@ -21,8 +21,7 @@ from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
 from gpulock.daemon.mps import unit
 from gpulock.daemon.mps.folder import list_card_folders
-from gpulock.daemon.mps.keeper import MpsKeeper
-from gpulock.daemon.mps.unit import MpsSite
+from gpulock.daemon.mps.keeper import CardMps, MpsKeeper
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, Refusal
@@ -108,9 +107,15 @@ class Desk(Box):
 
         wait_until(released, why="the epilog to give it back")
 
-    def site(self) -> MpsSite:
-        """Return how gpulockd sees the first card's MPS."""
-        return next(iter(self.keeper.cards.values())).site
+    def card(self) -> CardMps:
+        """Return the first card's MPS."""
+        return next(iter(self.keeper.cards.values()))
+
+    def daemon(self) -> int:
+        """Return the pid of its daemon."""
+        control = self.card().control
+        assert control is not None
+        return control[0]
 
     def ready(self, grant: Grant) -> None:
         """Let gpulockd start MPS, for which the job waits."""
@@ -216,7 +221,7 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
         desk.ready(again)
     desk.mps.fault()
     desk.end(again)
-    desk.keeper.failed.clear()  # ten seconds later
+    desk.keeper.cards.clear()  # ten seconds later
     monkeypatch.setattr(unit, "START_SECONDS", PATIENCE)
     desk.ready(desk.claim(desk.start().pid))
 
@@ -231,8 +236,8 @@ def test_that_one_users_mps_failed_is_no_other_users_refusal(
     (desk.dev / "nvidia0").chmod(0o666)
     first = desk.claim(desk.start(pwd.getpwnam(NOBODY).pw_uid).pid)
     desk.ready(first)
-    os.kill(desk.site().control[0], signal.SIGKILL)
-    desk.wait_for(lambda: desk.keeper.failed)
+    os.kill(desk.daemon(), signal.SIGKILL)
+    desk.wait_for(lambda: desk.card().fault)
     desk.end(first)
     desk.wait_for(desk.gone)
     desk.ready(desk.claim(desk.start().pid))
@@ -273,11 +278,11 @@ def test_a_restarted_gpulockd_takes_the_daemon_over_and_ends_it_with_the_last_sh
 ) -> None:
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
-    site = desk.site()
+    control = desk.daemon()
     running = desk.mps.processes()
     desk.restart()
-    desk.wait_for(lambda: desk.keeper.cards and desk.site().runs())
-    assert desk.site().control == site.control
+    desk.wait_for(lambda: desk.keeper.cards and desk.card().runs())
+    assert desk.daemon() == control
     assert desk.mps.processes() == running
     desk.end(grant)
     desk.restart()
@@ -288,13 +293,12 @@ def test_a_restarted_gpulockd_takes_the_daemon_over_and_ends_it_with_the_last_sh
 def test_what_a_killed_daemon_leaves_is_ended_and_mps_starts_anew(desk: Desk) -> None:
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
-    site = desk.site()
     before = desk.mps.processes()
-    os.kill(site.control[0], signal.SIGKILL)
+    os.kill(desk.daemon(), signal.SIGKILL)
     desk.wait_for(lambda: not set(before) & set(desk.mps.processes()))
     desk.wait_for(desk.gone)
-    desk.keeper.failed.clear()
-    desk.wait_for(lambda: desk.keeper.cards and desk.site().runs())
+    desk.keeper.cards.clear()
+    desk.wait_for(lambda: desk.keeper.cards and desk.card().runs())
 
 
 def test_a_place_whose_users_process_has_the_card_open_stays_although_mps_may(desk: Desk) -> None:
@@ -325,7 +329,7 @@ def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None
     (precious / "file").touch()
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
-    pipes = Path(desk.site().folder) / "pipe"
+    pipes = Path(desk.card().folder) / "pipe"
     (pipes / "link").symlink_to(precious)
     desk.end(grant)
     desk.wait_for(desk.gone)
@@ -350,7 +354,7 @@ def test_mps_runs_as_the_cards_user_in_folders_that_are_the_users_alone(
         status = desk.node().proc.status(pid)
         assert status.uids == (user.pw_uid,) * 4
         assert 0 not in status.groups or 0 in os.getgrouplist(NOBODY, user.pw_gid)
-    home = Path(desk.site().folder)
+    home = Path(desk.card().folder)
     assert (home.stat().st_uid, stat.S_IMODE(home.stat().st_mode)) == (0, 0o755)
     for name in ("pipe", "log"):
         info = (home / name).stat()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What speaks against a device: by the kernel's log, the exporter's sample, the driver. Pure.
 
-A finding has a key and a mark. Of an event (an XID, an ECC error) the mark is how many there were
-in this boot, of what lasts (a recovery action, a card that is gone) it says what. The policy
-remembers the mark of a finding: the same is then no news, also after an administrator's `restore`.
+A finding is an event (an XID, an ECC error), whose mark is how many there were in this boot, or a
+state (a recovery action, a card that is gone), whose mark says what. The policy remembers the mark
+on which it acted: the same is then no news, also after an administrator's `restore`.
 
 HARDWARE has the XIDs that speak of the card itself, by NVIDIA's catalogue
 (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", October 2025):
@@ -30,16 +30,7 @@ XID_KEY: Final = "xid "  # and the number
 UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
-LASTING_KEYS: Final = (
-    "recovery",
-    "remap",
-    MISSING,
-    LOST,
-    MEMORY,
-    HEALTH,
-)  # keys of what is over when it is not told
-LAST_SECONDS: Final = 60.0  # for which a card is gone or lost before it goes out: a driver reload
-LONGEST_GAP: Final = 30.0  # seconds between two looks that count: a suspended machine looks at none
+STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, MEMORY, HEALTH)  # of no event
 LONGEST_REASON: Final = 100  # characters of the exporter's words
 
 
@@ -54,15 +45,16 @@ class HealthFinding(NamedTuple):
 
 
 def findings_from_sample(
-    found: sample.Sample, devices: Collection[Device], wanted: Collection[str]
+    found: sample.Sample, devices: Collection[Device], asked: str = XID
 ) -> Iterator[HealthFinding]:
-    """Yield what a fresh sample says against devices of this node; it names no others."""
+    """Yield what a fresh sample says against devices of this node; it names no others.
+
+    `asked` is the cause that a recovery action has: XID 154 tells of it.
+    """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
-        if ECC in wanted:
-            yield from find_ecc_errors(name, seen)
-        asked = XID if XID in wanted else ECC  # XID 154 tells of it
-        if asked in wanted and seen.recovery_action:
+        yield from find_ecc_errors(name, seen)
+        if seen.recovery_action:
             words = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
 
@@ -121,24 +113,6 @@ def read_lost_cards(found: sample.Sample, devices: Collection[Device]) -> dict[s
     return {bus: one_line(why) for bus, (_, why) in sorted(found.lost.items()) if bus in here}
 
 
-class LossTimer:
-    """For how long each card is gone or lost, by looks that are close to each other."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], tuple[float, float]] = {}
-
-    def select_lasting(self, found: Collection[HealthFinding], now: float) -> list[HealthFinding]:
-        """Return `found` without the losses that are younger than LAST_SECONDS."""
-        before, self._seen = self._seen, {}
-        for one in found:
-            if one.cause in (MISSING, LOST):
-                lasted, last = before.get((one.device, one.cause), (0.0, now))
-                lasted += min(now - last, LONGEST_GAP)
-                self._seen[one.device, one.cause] = lasted, now
-        young = {key for key, (lasted, _) in self._seen.items() if lasted < LAST_SECONDS}
-        return [one for one in found if (one.device, one.cause) not in young]
-
-
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:
     """Return the ids that may be quarantined: of devices, and of the cards they are on."""
     return {device.id for device in devices} | {device.bus for device in devices}
@@ -152,40 +126,23 @@ def parse_first_counter(text: str) -> int:
         return 0
 
 
-def select_new_findings(
-    found: Collection[HealthFinding], done: Mapping[tuple[str, str], int]
-) -> list[HealthFinding]:
-    """Return the findings on which nobody has acted yet.
-
-    Events are counted, and news is one more; of what lasts, another mark is news.
-    """
-    fresh: list[HealthFinding] = []
-    for one in found:
-        known = done.get((one.device, one.key), 0)
-        if one.mark > known or (one.key in LASTING_KEYS and one.mark != known):
-            fresh.append(one)
-    return fresh
-
-
 def expire_finding_marks(
-    done: Mapping[tuple[str, str], int],
+    marks: Mapping[tuple[str, str], int],
     found: Collection[HealthFinding],
-    told: Collection[str],
+    sampled: Collection[str],
     clean: Collection[str],
-    here: Collection[str],
 ) -> dict[tuple[str, str], int]:
-    """Return the marks that stay: what is not found any more will be news again.
+    """Return the marks that stay: a state that is over will be news again.
 
-    `told` are the devices of which all was told now, by a fresh sample; `clean` those whose
-    memory is given back; `here` those that the driver shows. An XID outlasts that its card is away.
+    `sampled` are the devices that a fresh sample names, `clean` those whose memory is given back:
+    of no other it is known that a state is over. The count of an XID is root's, and never falls.
     """
-    marks = {(one.device, one.key): one.mark for one in found}
+    now = {(one.device, one.key): one.mark for one in found}
     kept: dict[tuple[str, str], int] = {}
-    for (name, key), mark in done.items():
-        seen = here if key.startswith(XID_KEY) else clean if key == MEMORY else told
-        sure = key == MISSING or name in seen
-        left = min(mark, marks.get((name, key), 0)) if sure else mark
-        if left:
+    for (name, key), mark in marks.items():
+        known = key == MISSING or name in (clean if key == MEMORY else sampled)
+        lasts = key.startswith(XID_KEY) or not known
+        if left := mark if lasts else min(mark, now.get((name, key), 0)):
             kept[name, key] = left
     return kept
 

@@ -14,29 +14,23 @@ nothing. A killed daemon leaves a note, or none; the next round goes on from the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import MEMORY_CHECK, check_links, check_memory
 from gpulock.daemon.health.cards import (
     COMMAND,
+    GATE_SECONDS,
     LONGEST_WORDS,
     NodeCards,
     read_cards,
     save_cards,
     save_changed_cards,
 )
-from gpulock.daemon.health.findings import (
-    ECC,
-    LASTING_KEYS,
-    LOST,
-    POLICY_WORDS,
-    XID,
-    HealthFinding,
-)
+from gpulock.daemon.health.findings import ECC, LOST, MEMORY, MISSING, XID, HealthFinding
 from gpulock.daemon.health.kernel_log import KernelLog
 from gpulock.daemon.health.recovery import CLEAN_CHECKS
 from gpulock.daemon.health.snapshot import (
@@ -62,12 +56,29 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
 
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
-LASTING: Final = 25.0  # seconds for which memory must be in use: processes are listed every 10
-SPACING: Final = 10.0  # seconds between two checks that count
-GATE_SECONDS: Final = 2.0
-LOOK: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
+MEMORY_SECONDS: Final = 25.0  # for which memory must be in use: processes are listed every 10
+LOSS_SECONDS: Final = 60.0  # for which a card is gone or lost before it goes out: a driver reload
+LONGEST_GAP: Final = 30.0  # seconds between two looks that count: a suspended machine looks at none
+CHECK_SPACING: Final = 10.0  # seconds between two clean checks that count
+SEE_LOG: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
+K = TypeVar("K", bound=Hashable)
+
+
+class LastingTimer(Generic[K]):
+    """For how long each of some things is so, by looks that are close to each other."""
+
+    def __init__(self) -> None:
+        self._seen: dict[K, tuple[float, float]] = {}  # seconds, and when that was seen last
+
+    def follow(self, keys: Iterable[K], now: float) -> dict[K, float]:
+        """Return for how many seconds each of all that are so now has been so."""
+        before, self._seen = self._seen, {}
+        for key in keys:
+            seconds, last = before.get(key, (0.0, now))
+            self._seen[key] = seconds + min(now - last, LONGEST_GAP), now
+        return {key: seconds for key, (seconds, _) in self._seen.items()}
 
 
 class HealthPolicy(Chore):
@@ -79,10 +90,10 @@ class HealthPolicy(Chore):
     def __init__(self, journal: DaemonJournal, clock: Callable[[], float] = clock_boottime) -> None:
         self._journal = journal
         self._clock = clock
-        self._losses = findings.LossTimer()
         self._log = KernelLog()
+        self._losses = LastingTimer[tuple[str, str]]()
+        self._memory_use = LastingTimer[str]()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
-        self._dirty: dict[str, float] = {}  # since when memory is in use without a process
         self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
 
@@ -94,8 +105,8 @@ class HealthPolicy(Chore):
         look = HealthSnapshot(node, report, self._clock(), cards)
         parts: dict[str, Callable[[], object]] = {
             "kernel log": lambda: self._read_kernel_log(node, cards),
-            "checks of cards": lambda: self._check_cards(look, report),
-            "suspects": lambda: self._name_suspects(node, report, look.told, cards),
+            "checks of cards": lambda: self._check_cards(look),
+            "suspects": lambda: self._name_suspects(node, report, look.sample, cards),
             "policy": lambda: self._judge_cards(look),
             "cards": lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
         }
@@ -108,8 +119,8 @@ class HealthPolicy(Chore):
             return
         node, report = self._seen
         state_dir, told = node.settings.state_dir, read_fresh_sample(node, self._clock())
-        found = None if told is None else self._find_suspects(node, report, told)
-        if found is not None and found != notes.read_suspect_cards(state_dir, node.boot_id):
+        suspects = None if told is None else self._find_suspects(node, report, told)
+        if suspects is not None and suspects != notes.read_suspect_cards(state_dir, node.boot_id):
             cards = read_cards(state_dir, node.boot_id)
             self._name_suspects(node, report, told, cards)
             with suppress(Refusal):  # the gate is held: it is looked at again
@@ -117,26 +128,40 @@ class HealthPolicy(Chore):
 
     # --- checks -------------------------------------------------------------------------------
 
-    def _check_cards(self, look: HealthSnapshot, report: ReconcileReport) -> None:
-        """Check every card of which a fresh sample tells, and keep what was found."""
+    def _read_kernel_log(self, node: Node, cards: NodeCards) -> None:
+        """Count the XIDs since the last look."""
+        unknown = ""
+        try:
+            if self._log.read(node.settings.dev_root, cards.xids):
+                self._journal.say(WARNING, XIDS_MISSED)
+        except OSError as fault:
+            self._log.close()
+            unknown = f"XIDs are not known: the kernel's log cannot be read: {fault}"
+        self._journal.log_state("kernel log", unknown)
+
+    def _check_cards(self, look: HealthSnapshot) -> None:
+        """Check every card of which a fresh sample tells, and keep what failed."""
         cards, commanded = look.cards, bool(look.node.settings.health_command)
-        held = [one.lock.id for one in report.outcomes]
+        memory = {
+            name: check_memory(seen)
+            for name, seen in look.fresh.items()
+            if seen.processes == 0 and look.is_free(name)
+        }
+        used = [name for name, check in memory.items() if check.get(MEMORY_CHECK)]
+        for name, seconds in self._memory_use.follow(used, look.now).items():
+            if seconds < MEMORY_SECONDS:
+                del memory[name]
         for name, seen in look.fresh.items():
             state = cards.of(name)
             width, links = state.most
             state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
-            free = seen.processes == 0 and not any(lock_ids_overlap(one, name) for one in held)
             others = [one for other, one in look.fresh.items() if other != name]
-            found = {
-                **check_links(seen, others, state.most),
-                **(check_memory(seen) if free else {}),
-            }
-            if not found.get(MEMORY_CHECK):
-                self._dirty.pop(name, None)
-            elif look.now - self._dirty.setdefault(name, look.now) < LASTING:
-                del found[MEMORY_CHECK]
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
-            state.found = {**found, **kept}
+            state.found = {
+                **check_links(seen, others, state.most),
+                **memory.get(name, {}),
+                **kept,
+            }
         states = {name: state for name, state in sorted(cards.states.items()) if name in look.here}
         self._degraded = {name: state.describe_failed() for name, state in states.items()}
         failed = {
@@ -154,12 +179,12 @@ class HealthPolicy(Chore):
             if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
         }
         lasting = {
-            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last; {LOOK}"
+            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last; {SEE_LOG}"
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lasting)
-        found = {**self._degraded, **lost}
-        return {name: one_line(why)[:LONGEST_WORDS] for name, why in found.items() if why}
+        suspects = {**self._degraded, **lost}
+        return {name: one_line(why)[:LONGEST_WORDS] for name, why in suspects.items() if why}
 
     def _name_suspects(
         self, node: Node, report: ReconcileReport, told: Sample | None, cards: NodeCards
@@ -167,57 +192,49 @@ class HealthPolicy(Chore):
         """Name the cards that claims take last; without the exporter's word the last one stands."""
         if told is None:
             return
-        found = self._find_suspects(node, report, told)
-        for name in {*cards.states, *found}:
-            cards.of(name).suspect = found.get(name, "")
+        suspects = self._find_suspects(node, report, told)
+        for name in {*cards.states, *suspects}:
+            cards.of(name).suspect = suspects.get(name, "")
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
+        """Put out what is news and wanted, then bring back what nothing speaks against."""
         if not look.devices:
             return  # without a driver nothing is known about a card
-        node, cards = look.node, look.cards
-        out = read_quarantine_notes(node)
+        cards, out = look.cards, read_quarantine_notes(look.node)
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
-        wanted = frozenset(node.settings.quarantine_on) & frozenset(POLICY_WORDS)
-        found = look.findings(wanted)
+        wanted = {*look.node.settings.quarantine_on}
+        wanted |= {LOST} if MISSING in wanted else set()
+        found = [*look.find_all(XID if XID in wanted else ECC)]
         clean = [device.id for device in look.devices if look.memory(device.id) == ""]
-        told = look.fresh.keys()
-        cards.marks = findings.expire_finding_marks(cards.marks, found, told, clean, look.here)
-        lasting = [
+        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys(), clean)
+        lost = [(one.device, one.cause) for one in found if one.cause in (MISSING, LOST)]
+        lost_for = self._losses.follow(lost, look.now)
+        news = [
             one
-            for one in self._losses.select_lasting(found, look.now)
-            if one.cause != LOST or one.device not in ours  # what is out and lost stays out
+            for one in found
+            if one.cause in wanted
+            and one.mark > cards.marks.get((one.device, one.key), 0)
+            and lost_for.get((one.device, one.cause), LOSS_SECONDS) >= LOSS_SECONDS
+            and not (one.cause == LOST and one.device in ours)  # what is out and lost stays out
+            and not (one.cause == MEMORY and look.is_in_use(one.device))
         ]
-        fresh = findings.select_new_findings(lasting, cards.marks)
-        failed = self._quarantine_found(look, fresh, out)
-        bad = [one for one in [*fresh, *found] if one in fresh or one.key in LASTING_KEYS]
-        bad += look.degraded_cards()  # whatever may put a card out
-        failed.update(self._restore_recovered(look, ours, bad))
+        failed = self._quarantine_news(look, news, out)
+        against = [one for one in found if one in news or one.key in findings.STATE_KEYS]
+        failed.update(self._restore_recovered(look, ours, against))
         self._journal.log_changes("health", failed, ERROR)
-
-    def _read_kernel_log(self, node: Node, cards: NodeCards) -> None:
-        """Count the XIDs since the last look."""
-        unknown = ""
-        try:
-            if self._log.read(node.settings.dev_root, cards.xids):
-                self._journal.say(WARNING, XIDS_MISSED)
-        except OSError as fault:
-            self._log.close()
-            unknown = f"XIDs are not known: the kernel's log cannot be read: {fault}"
-        self._journal.log_state("kernel log", unknown)
 
     # --- out ----------------------------------------------------------------------------------
 
-    def _quarantine_found(
-        self, look: HealthSnapshot, fresh: list[HealthFinding], out: QuarantineNotes
+    def _quarantine_news(
+        self, look: HealthSnapshot, news: list[HealthFinding], out: QuarantineNotes
     ) -> dict[str, str]:
-        """Act on what is new; return what could not be done, by a key."""
-        advice = [o.device for o in fresh if o.cause in EXPORTER_CAUSES and o.device not in out]
-        cards = look.cards
+        """Put out the devices that something new speaks against; return what could not be done."""
+        advice = [o.device for o in news if o.cause in EXPORTER_CAUSES and o.device not in out]
         already = cards_out_by_exporter(out, look.devices)
         allowed = limit_exporter_quarantine(advice, already, look.count_cards())
         failed: dict[str, str] = {}
-        for name in sorted({one.device for one in fresh}):
-            reasons = [one for one in fresh if one.device == name]
+        for name in sorted({one.device for one in news}):
+            reasons = [one for one in news if one.device == name]
             told = any(one.cause in EXPORTER_CAUSES for one in reasons)
             if told and not {name, card_bus_id(name)} & {*allowed, *out}:
                 words = ", ".join(one.words for one in reasons)
@@ -226,11 +243,11 @@ class HealthPolicy(Chore):
                 )
                 continue
             try:
-                self._quarantine(look.node, cards, name, reasons)
+                self._quarantine(look.node, look.cards, name, reasons)
             except (OSError, kv.MalformedError) as fault:
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}"
                 continue
-            cards.marks.update({(one.device, one.key): one.mark for one in reasons})
+            look.cards.marks.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 
     def _quarantine(
@@ -261,7 +278,7 @@ class HealthPolicy(Chore):
     # --- back ---------------------------------------------------------------------------------
 
     def _restore_recovered(
-        self, look: HealthSnapshot, ours: QuarantineNotes, bad: list[HealthFinding]
+        self, look: HealthSnapshot, ours: QuarantineNotes, against: list[HealthFinding]
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key.
 
@@ -269,25 +286,27 @@ class HealthPolicy(Chore):
         """
         failed: dict[str, str] = {}
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
-        told = [one.device for one in bad if one.cause in EXPORTER_CAUSES]
-        told += [
-            name for name, seen in look.fresh.items() if seen.recovery_action or seen.remap_failure
-        ]
+        told = [one.device for one in against if one.cause in EXPORTER_CAUSES]
         kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in told)]
         already = cards_out_by_exporter(ours, look.devices)
         heard = limit_exporter_quarantine(kept, already, look.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in heard
-            against = any(
+            if not look.is_shown(name) or any(
                 lock_ids_overlap(one.device, name)
-                for one in bad
+                for one in against
                 if believed or one.cause not in EXPORTER_CAUSES
-            )
-            clean = False if against else look.has_recovered(name, note, believed)
-            times, at = self._clean.get(name, (0, look.now - SPACING))
-            if clean is False:
+            ):
                 self._clean.pop(name, None)
-            if not clean or look.now - at < SPACING:
+                continue
+            known = recovery.is_end_known(
+                note,
+                sampled=believed and name in look.fresh,
+                memory=look.memory(name) is not None,
+                restarted=recovery.was_card_restarted(note, look.cards),
+            )
+            times, at = self._clean.get(name, (0, look.now - CHECK_SPACING))
+            if not known or look.now - at < CHECK_SPACING:
                 continue
             self._clean[name] = (times + 1, look.now)
             if times + 1 < CLEAN_CHECKS or not look.has_passed_command(name, note):

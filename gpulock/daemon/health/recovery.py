@@ -9,20 +9,19 @@ failed: root must have seen that it began anew (a boot, or a driver that was loa
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
     CAUSES,
     ECC,
-    LASTING_KEYS,
     LOST,
     MEMORY,
+    STATE_KEYS,
     XID,
     HealthFinding,
 )
-from gpulock.node import sample
 from gpulock.store.quarantine import POLICY
 
 CLEAN_CHECKS: Final = 3  # in a row, before a device comes back
@@ -64,44 +63,31 @@ def is_policy_note(note: Mapping[str, str]) -> bool:
 def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     """Return why the policy took a device out, nothing where a cause is not known."""
     reasons = note.get("reason", "").split("; ")
-    words = [reason.partition(":")[0] for reason in reasons if ":" in reason]
-    known = tuple(dict.fromkeys([word for word in words if word in CAUSES]))
-    return known if len(words) == len([word for word in words if word in CAUSES]) else ()
+    words = [cause for cause, colon, _ in (one.partition(":") for one in reasons) if colon]
+    return tuple(dict.fromkeys(words)) if set(words) <= {*CAUSES} else ()
 
 
-def is_device_clean(
-    note: Mapping[str, str],
-    seen: sample.DeviceSample | None,
-    memory: str | None,
-    restarted: bool,
-) -> bool | None:
-    """Return whether a device is clean, None where that cannot be told, or not by us.
+def is_end_known(note: Mapping[str, str], *, sampled: bool, memory: bool, restarted: bool) -> bool:
+    """Return whether enough is known of a device to call it clean, as nothing speaks against it.
 
-    `seen` is its fresh sample; `memory` is why too much of its memory is in use, nothing where it
-    is given back, None where that is not known; `restarted`: its card was since it went out.
+    A fresh sample names it (`sampled`), the check of its memory was made (`memory`), its card was
+    `restarted` since it went out.
     """
     causes = parse_note_causes(note)
     if ADMIN_RESTORE_ONLY in note.get("reason", "") or not causes:
-        return None
-    if seen is not None and (seen.recovery_action or seen.remap_failure):
         return False
-    if MEMORY in causes and memory:
-        return False
-    known = (
-        (MEMORY, memory is not None),
-        (LOST, seen is not None),
-        *((cause, seen is not None and restarted) for cause in (XID, ECC)),
-    )
-    return True if all(told for cause, told in known if cause in causes) else None
+    again = sampled and restarted
+    known = {MEMORY: memory, LOST: sampled, XID: again, ECC: again}
+    return all(known.get(cause, True) for cause in causes)
 
 
 def describe_recovery(reason: str) -> str:
     """Return what brings a device back that the policy took out for this reason."""
-    found: Collection[str] = parse_note_causes({"reason": reason})
-    if ADMIN_RESTORE_ONLY in reason or not found:
+    causes = parse_note_causes({"reason": reason})
+    if ADMIN_RESTORE_ONLY in reason or not causes:
         return "an administrator"
     clean = f"{CLEAN_CHECKS} clean checks by gpulockd in a row (and HEALTH_COMMAND where set)"
-    if XID in found or ECC in found:
+    if XID in causes or ECC in causes:
         again = "a reboot or a reload of the driver"
         return f"{again}, then {clean}; or an administrator"
     return f"{clean}, or an administrator"
@@ -114,7 +100,7 @@ def merge_note_reasons(
     words = known["reason"].split("; ") if known else []
     before = parse_note_causes(known)
     for one in reasons:
-        again = one.key in LASTING_KEYS and one.cause in before  # it is out for that already
+        again = one.key in STATE_KEYS and one.cause in before  # it is out for that already
         if not again and len(words) < MOST_REASONS:
             words.append(f"{one.cause}: {one.words.replace(';', ',')}")
     if flaps and not known:

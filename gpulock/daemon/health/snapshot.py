@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.card_checks import MEMORY_CHECK
 from gpulock.daemon.health.cards import NodeCards
-from gpulock.daemon.health.findings import HEALTH, MEMORY, MISSING, XID, HealthFinding
+from gpulock.daemon.health.findings import HEALTH, MEMORY, HealthFinding
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node import sample
@@ -31,12 +31,14 @@ class HealthSnapshot:
 
     def __init__(self, node: Node, report: ReconcileReport, now: float, cards: NodeCards) -> None:
         self.node, self.now, self.cards = node, now, cards
-        self._report, self.devices = report, report.devices
+        self.devices = report.devices
         self.here = findings.quarantinable_ids(self.devices)
-        self.told = read_fresh_sample(node, now)
+        self._claims = [one.lock for one in report.outcomes]
+        self._held = [one.lock.id for one in report.outcomes if one.act != reaper.FREED]
+        self.sample = read_fresh_sample(node, now)
         self.fresh = {
             name: seen
-            for name, seen in (self.told.devices.items() if self.told else ())
+            for name, seen in (self.sample.devices.items() if self.sample else ())
             if name in self.here
             and seen.looked is not None
             and now - seen.looked <= node.settings.max_sample_age
@@ -48,48 +50,41 @@ class HealthSnapshot:
         here = {device.bus for device in self.devices}
         return max(self.node.settings.expected_gpus, len(here | self.cards.known))
 
-    def findings(self, wanted: Collection[str]) -> list[HealthFinding]:
-        """Return what speaks against devices; `known` learns which cards are here."""
+    def is_free(self, name: str) -> bool:
+        """Return whether nobody holds a device, by the reconcile."""
+        return not any(lock_ids_overlap(one, name) for one in self._held)
+
+    def find_all(self, asked: str) -> Iterator[HealthFinding]:
+        """Yield what speaks against devices; `known` learns which cards are here.
+
+        `asked` is the cause of a recovery action.
+        """
         devices, known = self.devices, self.cards.known
-        found: list[HealthFinding] = []
-        if XID in wanted:
-            found += findings.find_hardware_xids(self.cards, devices)
-        if self.told is not None:
-            found += findings.findings_from_sample(self.told, devices, wanted)
+        yield from findings.find_hardware_xids(self.cards, devices)
         known |= {device.bus for device in devices if not device.fault}
         known |= {
-            card_bus_id(outcome.lock.id)
-            for outcome in self._report.outcomes
-            if outcome.lock.owner and outcome.lock.owner.boot_id == self.node.boot_id
+            card_bus_id(lock.id)
+            for lock in self._claims
+            if lock.owner and lock.owner.boot_id == self.node.boot_id
         }
-        if HEALTH in wanted:
-            found += self.degraded_cards()
-        if MEMORY in wanted:
-            found += [
-                HealthFinding(one.id, MEMORY, MEMORY, 1, why)
-                for one in devices
-                if (why := self.memory(one.id)) and not self._is_in_use(one.id)
-            ]
-        if MISSING in wanted:
-            found += findings.find_missing_cards(devices, known)
-            found += findings.find_lost_cards(self.told, devices) if self.told else []
-        return found
-
-    def degraded_cards(self) -> list[HealthFinding]:
-        """Return the devices of which a check has failed."""
-        return [
-            HealthFinding(name, HEALTH, HEALTH, 1, why)
-            for name, state in sorted(self.cards.states.items())
-            if name in self.here and (why := state.describe_failed())
-        ]
+        yield from findings.find_missing_cards(devices, known)
+        if self.sample is not None:
+            yield from findings.findings_from_sample(self.sample, devices, asked)
+            yield from findings.find_lost_cards(self.sample, devices)
+        for name, state in sorted(self.cards.states.items()):
+            if name in self.here and (why := state.describe_failed()):
+                yield HealthFinding(name, HEALTH, HEALTH, 1, why)
+        for device in devices:
+            if used := self.memory(device.id):
+                yield HealthFinding(device.id, MEMORY, MEMORY, 1, used)
 
     def memory(self, name: str) -> str | None:
         """Return why the check of a device's memory fails, None where it cannot be made now."""
         state = self.cards.states.get(name)
         return state.found.get(MEMORY_CHECK) if state and name in self.fresh else None
 
-    def _is_in_use(self, name: str) -> bool:
-        """Return whether a process, as root sees it, has a device open, or may have."""
+    def is_in_use(self, name: str) -> bool:
+        """Return whether a process, as root sees it now, has a device open, or may have."""
         held = self.node.store.read_all_locks()
         if any(lock_ids_overlap(lock, name) for lock in held):
             return True
@@ -113,18 +108,9 @@ class HealthSnapshot:
             return True
         return self.cards.of(name).has_passed(recovery.test_since(note, self.cards))
 
-    def has_recovered(self, name: str, note: Mapping[str, str], believed: bool) -> bool | None:
-        """Return whether a device is clean, None where that cannot be told, or not by us.
-
-        `believed`: what the exporter says of it counts.
-        """
-        if not any(lock_ids_overlap(one.id, name) and not one.fault for one in self.devices):
-            return False
-        held = [one.lock.id for one in self._report.outcomes if one.act != reaper.FREED]
-        free = not any(lock_ids_overlap(one, name) for one in held)
-        seen, memory = self.fresh.get(name) if believed else None, self.memory(name)
-        restarted = recovery.was_card_restarted(note, self.cards)
-        return recovery.is_device_clean(note, seen, memory if free else None, restarted)
+    def is_shown(self, name: str) -> bool:
+        """Return whether the driver shows a device, and can read it."""
+        return any(lock_ids_overlap(one.id, name) and not one.fault for one in self.devices)
 
 
 def read_quarantine_notes(node: Node) -> dict[str, dict[str, str]]:

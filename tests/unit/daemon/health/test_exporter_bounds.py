@@ -18,7 +18,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.node_view import read_node_view
-from gpulock.daemon.health.findings import CAUSES, findings_from_sample
+from gpulock.daemon.health.findings import findings_from_sample
 from gpulock.daemon.history.files import LINE_LIMIT
 from gpulock.daemon.history.record import (
     MOST_MEMORY,
@@ -312,7 +312,7 @@ def believe(lines: list[str]) -> None:
     head = [sample.SAMPLE_LINE, f"boot_id={BOOT}"]
     found = sample.parse_sample("\n".join([*head, *lines]), sample.SAMPLE_LINE)
     devices = [Device(bus(number), number) for number in range(CARDS)]
-    said = list(findings_from_sample(found, devices, CAUSES))
+    said = list(findings_from_sample(found, devices))
     assert {one.device for one in said} <= {one.id for one in devices}
     assert all(0 < one.mark < 1 << 60 and len(one.words) < 120 for one in said)
     assert max(Counter(one.device for one in said).values(), default=0) < 64

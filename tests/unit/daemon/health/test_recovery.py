@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
-    CAUSES,
     HealthFinding,
     expire_finding_marks,
     findings_from_sample,
-    select_new_findings,
 )
 from gpulock.daemon.health.recovery import (
-    is_device_clean,
+    is_end_known,
     was_card_restarted,
 )
 from gpulock.daemon.reconcile.exporter_limit import limit_exporter_quarantine
@@ -31,35 +27,31 @@ NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000
 MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
 
 
-def seen(**values: object) -> sample.DeviceSample:
-    return sample.DeviceSample(values, {})
+XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
 
 
 @pytest.mark.parametrize(
-    ("note", "about", "clean"),
+    ("note", "unknown", "known"),
     [
-        (NOTE, {}, True),
-        (NOTE, {"seen": None}, None),
-        (NOTE, {"seen": seen(recovery_action=1)}, False),
-        (NOTE, {"seen": seen(remap_failure=1)}, False),
-        (NOTE, {"seen": seen(recovery_action=0)}, True),
-        (NOTE, {"restarted": False}, None),
-        (NOTE, {"memory": "3 MiB"}, True),
-        (MEMORY, {}, True),
-        (MEMORY, {"memory": "3 MiB"}, False),
-        (MEMORY, {"memory": None}, None),
-        ({**MEMORY, "reason": "missing: gone"}, {"seen": None}, True),
-        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": None}, None),
-        ({**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}, {"memory": "3 MiB"}, False),
-        ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, {}, None),
-        ({**NOTE, "reason": "XID 79"}, {}, None),
+        (NOTE, "", True),
+        (NOTE, "sampled", False),
+        (NOTE, "restarted", False),
+        (NOTE, "memory", True),
+        (MEMORY, "", True),
+        (MEMORY, "memory", False),
+        ({**MEMORY, "reason": "missing: gone"}, "sampled", True),
+        ({**MEMORY, "reason": "lost: gone"}, "sampled", False),
+        (XID_AND_MEMORY, "memory", False),
+        (XID_AND_MEMORY, "restarted", False),
+        ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, "", False),
+        ({**NOTE, "reason": "XID 79"}, "", False),
     ],
 )
-def test_a_check_says_clean_not_clean_or_nothing(
-    note: dict[str, str], about: dict[str, object], clean: bool | None
+def test_a_check_counts_where_all_is_known_that_the_cause_wants(
+    note: dict[str, str], unknown: str, known: bool
 ) -> None:
-    well: dict[str, Any] = {"seen": seen(), "memory": "", "restarted": True}
-    assert is_device_clean(note, **{**well, **about}) is clean
+    facts = {name: name != unknown for name in ("sampled", "memory", "restarted")}
+    assert is_end_known(note, **facts) is known
 
 
 @pytest.mark.parametrize(
@@ -80,32 +72,15 @@ def found(key: str, mark: int, device: str = "a") -> HealthFinding:
     return HealthFinding(device, "xid", key, mark, "")
 
 
-@pytest.mark.parametrize(
-    ("key", "mark", "known", "fresh"),
-    [
-        ("xid 79", 1, 0, True),
-        ("xid 79", 1, 1, False),
-        ("xid 79", 2, 1, True),
-        ("xid 79", 1, 2, False),
-        ("recovery", 1, 2, True),
-        ("recovery", 2, 1, True),
-        ("recovery", 2, 2, False),
-    ],
-)
-def test_events_are_news_when_there_are_more_and_states_when_they_are_others(
-    key: str, mark: int, known: int, fresh: bool
-) -> None:
-    assert bool(select_new_findings([found(key, mark)], {("a", key): known})) is fresh
-
-
-def test_what_is_over_will_be_news_again_but_only_where_all_was_told() -> None:
-    done = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
-    unseen = {key: n for key, n in done.items() if key[1] != "missing"}
-    assert expire_finding_marks(done, [], [], [], []) == unseen
-    assert expire_finding_marks(done, [], ["a"], [], ["a"]) == {("a", "memory"): 1}
-    assert ("a", "memory") not in expire_finding_marks(done, [], [], ["a"], [])
-    left = expire_finding_marks(done, [found("xid 79", 2)], ["a"], ["a"], ["a"])
-    assert left == {("a", "xid 79"): 2}
+def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
+    marks = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
+    unseen = {key: n for key, n in marks.items() if key[1] != "missing"}
+    assert expire_finding_marks(marks, [], [], []) == unseen
+    kept = {("a", "memory"): 1, ("a", "xid 79"): 3}
+    assert expire_finding_marks(marks, [], ["a"], []) == kept
+    assert ("a", "memory") not in expire_finding_marks(marks, [], [], ["a"])
+    fewer = [HealthFinding("a", "xid", "recovery", 1, "")]
+    assert expire_finding_marks({("a", "recovery"): 4}, fewer, ["a"], []) == {("a", "recovery"): 1}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])
@@ -140,9 +115,7 @@ def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
 ) -> None:
     text = "\n".join([sample.SAMPLE_LINE, *(" ".join([a, b, *c]) for a, b, c in lines)])
     devices = [Device(bus(number), number) for number in range(4)]
-    said = list(
-        findings_from_sample(sample.parse_sample(text, sample.SAMPLE_LINE), devices, CAUSES)
-    )
+    said = list(findings_from_sample(sample.parse_sample(text, sample.SAMPLE_LINE), devices))
     assert {one.device for one in said} <= {bus(0), bus(3)}
     assert all(
         one.mark > 0 and kv.is_single_line(one.words) and ";" not in one.words for one in said

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from gpulock.alloc.device_users import mig_access_nodes
@@ -19,7 +20,7 @@ from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.daemon.core.journal import ERROR, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
-from gpulock.errors import BROKEN, Refusal, one_line
+from gpulock.errors import BROKEN, Refusal
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -40,41 +41,29 @@ def format_cdi_spec(settings: Settings, found: Iterable[Device]) -> str:
     Raises Refusal(BROKEN) where DRIVER_DIR has no files of this node's driver. An instance whose
     access nodes the driver does not tell is left out: it could not be opened.
     """
-
-    def nodes(names: Iterable[str]) -> list[dict[str, str]]:
-        """Return device nodes; a runtime reads their numbers itself."""
-        top = settings.dev_root
-        return [
-            {"path": f"/dev/{one}", "hostPath": f"{top}/{one}", "permissions": "rw"}
-            for one in names
-        ]
-
-    devices: dict[str, list[str]] = {}
-    for device in found:
+    top = settings.dev_root
+    devices: list[dict[str, object]] = []
+    for device in sorted(found, key=lambda one: one.id):
         access = mig_access_nodes(device, settings.driver_root) if device.parent else []
         if not (device.fault or device.withheld) and bool(access) == bool(device.parent):
-            devices[device.id] = [f"nvidia{device.minor}", *access]
-    control = [name for name in CONTROL if os.path.lexists(f"{settings.dev_root}/{name}")]
+            nodes = cdi_nodes(top, [f"nvidia{device.minor}", *access])
+            devices.append({"name": device.id, "containerEdits": {"deviceNodes": nodes}})
+    control = [name for name in CONTROL if os.path.lexists(f"{top}/{name}")]
     binds = [bind.split(":") for bind in driver_binds(settings).split(",") if bind]
     options = ["ro", "nosuid", "nodev", "bind"]  # nobody in a container may change them
-    spec = {
-        "cdiVersion": VERSION,
-        "kind": CDI_KIND,
-        "devices": [
-            {"name": name, "containerEdits": {"deviceNodes": nodes(names)}}
-            for name, names in sorted(devices.items())
-        ],
-        "containerEdits": {
-            # Images of CUDA say `all`, on which NVIDIA's own runtime would bring every card.
-            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": nodes(control),
-            "mounts": [
-                {"hostPath": host, "containerPath": inside, "options": options}
-                for host, inside in binds
-            ],
-        },
+    edits = {
+        # Images of CUDA say `all`, on which NVIDIA's own runtime would bring every card.
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": cdi_nodes(top, control),
+        "mounts": [{"hostPath": h, "containerPath": c, "options": options} for h, c in binds],
     }
+    spec = {"cdiVersion": VERSION, "kind": CDI_KIND, "devices": devices, "containerEdits": edits}
     return json.dumps(spec, indent=2) + "\n"
+
+
+def cdi_nodes(top: str, names: Iterable[str]) -> list[dict[str, str]]:
+    """Return device nodes of DEV_ROOT; a runtime reads their numbers itself."""
+    return [{"path": f"/dev/{n}", "hostPath": f"{top}/{n}", "permissions": "rw"} for n in names]
 
 
 def cdi_spec_path(settings: Settings) -> str:
@@ -99,11 +88,9 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
             f"{settings.cdi_dir} belongs to uid {info.st_uid}, mode {info.st_mode & 0o7777:04o}",
             "make it root's, writable by no other user",
         )
-    try:
+    with suppress(OSError):  # whatever stands there
         if atomic.read_text(path, LIMIT) == text:
             return False
-    except (OSError, ValueError):
-        pass  # whatever stands there
     atomic.replace_file(path, text.encode())
     return True
 
@@ -117,7 +104,6 @@ class CdiSpecWriter(Chore):
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write the spec where it is not as the node is; say once what hinders it."""
-        del report, now
         if not node.settings.cdi_dir:
             return
         hindered = ""
@@ -126,9 +112,9 @@ class CdiSpecWriter(Chore):
             text = self._caller.ask(lambda: format_cdi_spec(settings, found))
             update_cdi_spec(settings, text)
         except NoAnswerError:
-            hindered = f"no CDI spec: {settings.driver_dir} does not answer; see its mount"
+            hindered = f"{settings.driver_dir} does not answer; see its mount"
         except Refusal as refusal:
-            hindered = one_line(f"no CDI spec: {refusal.why}; {refusal.do}")
+            hindered = f"{refusal.why}; {refusal.do}"
         except OSError as fault:
-            hindered = one_line(f"no CDI spec: {fault}")
-        self._journal.log_state("cdi", hindered, ERROR)
+            hindered = str(fault)
+        self._journal.log_state("cdi", hindered and f"no CDI spec: {hindered}", ERROR)

@@ -70,24 +70,26 @@ def check_inventory(
     taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
     away = set(out)
     for key, value in told.items():
-        if key == "boot_id":
+        entry = ENTRY.fullmatch(f"{key}={value}")
+        named = cards_of_entry(entry)
+        reason = ""
+        if lies := [bus for bus in named if bus in liars]:
+            result.wrong[f"card {lies[0]}"] = liars[lies[0]]
             continue
-        reason = describe_unconfirmed(key, value, cards, instances)
-        if key.endswith(".uuid") and (uuids.count(value) > 1 or taken.get(value, key) != key):
+        if entry is None or not cards.keys() >= set(named):
+            reason = "the driver shows no such card" if entry else "not understood"
+        elif entry["instance"] and entry["instance"] not in instances.get(named[0], ()):
+            reason = "the driver shows no such instance"
+        elif key.endswith(".uuid") and (uuids.count(value) > 1 or taken.get(value, key) != key):
             reason = "another device has that UUID"
-        bus, *others = cards_of_entry(key, value) or [""]
-        liar = next((one for one in (bus, *others) if one in liars), "")
-        if liar:
-            result.wrong[f"card {liar}"] = liars[liar]
-        elif reason:
+        elif key == f"gpu.{named[0]}.mig" and value == "1" and not instances.get(named[0]):
+            believed = may_quarantine_card(named[0], away, max(expected, len(cards)))
+            away |= {named[0]} if believed else set()
+            reason = "" if believed else f"it has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
+        if reason:
             result.wrong[key] = f"{key}={value[:40]}: {reason}"
-        elif key != f"gpu.{bus}.mig" or value != "1" or instances.get(bus):
-            result.pairs[key] = value
-        elif may_quarantine_card(bus, away, max(expected, len(cards))):
-            away.add(bus)
-            result.pairs[key] = value
         else:
-            result.wrong[key] = f"{bus} has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
+            result.pairs[key] = value
     for bus in instances:
         # whole, it would be granted beside its own instances
         if instances[bus] and result.pairs.get(f"gpu.{bus}.mig") != "1":
@@ -97,24 +99,9 @@ def check_inventory(
     return result
 
 
-def cards_of_entry(key: str, value: str) -> list[str]:
+def cards_of_entry(entry: re.Match[str] | None) -> list[str]:
     """Return the bus ids that an entry is about, none where it is not understood."""
-    entry = ENTRY.fullmatch(f"{key}={value}")
     return [bus for bus in entry.group("gpu", "parent", "from", "to") if bus] if entry else []
-
-
-def describe_unconfirmed(
-    key: str, value: str, cards: Mapping[str, DriverCard], instances: Mapping[str, frozenset[str]]
-) -> str:
-    """Return why the driver does not confirm an entry, or nothing."""
-    entry, named = ENTRY.fullmatch(f"{key}={value}"), cards_of_entry(key, value)
-    if entry is None:
-        return "not understood"
-    if any(bus not in cards for bus in named):
-        return "the driver shows no such card"
-    if entry["instance"] and entry["instance"] not in instances.get(named[0], ()):
-        return "the driver shows no such instance"
-    return ""
 
 
 def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
@@ -126,19 +113,19 @@ def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> dict[st
     return {
         key: value
         for key, value in before.items()
-        if not named.issuperset(cards_of_entry(key, value))
+        if not named.issuperset(cards_of_entry(ENTRY.fullmatch(f"{key}={value}")))
     }
 
 
 def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
-    """Return the pairs of an inventory of this boot, and what is wrong with the file."""
+    """Return the entries of an inventory of this boot, and what is wrong with the file."""
     try:
         pairs = kv.decode_pairs(atomic.read_text(path, LIMIT), INVENTORY_LINE)
     except FileNotFoundError:
         return {}, ""
     except (OSError, kv.MalformedError) as fault:
         return {}, f"{path}: {fault}"
-    return (pairs, "") if pairs.get("boot_id") == boot_id else ({}, "")
+    return (pairs, "") if pairs.pop("boot_id", "") == boot_id else ({}, "")
 
 
 def read_cards_out(node: Node, cards: Mapping[str, DriverCard]) -> frozenset[str]:
@@ -165,36 +152,29 @@ class InventoryPublisher(Chore):
         """Publish what can be; raise OSError.
 
         Of a card of which the exporter tells nothing, or without its file, what was published is
-        checked again: an instance may have gone meanwhile. Where the driver shows no card nothing
-        can be checked.
+        checked again: an instance may have gone meanwhile, which is no fault. Where the driver
+        shows no card nothing can be checked.
         """
         if not report.cards:
             return
-        place = f"{node.store.path}/{INVENTORY_FILE}"
+        place, settings = f"{node.store.path}/{INVENTORY_FILE}", node.settings
         before, _ = read_inventory_file(place, node.boot_id)
-        told, fault = read_inventory_file(
-            f"{node.settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id
-        )
-        cards, root = report.cards, node.settings.driver_root
-        instances = {bus: driver_mig_instances(root, card.minor) for bus, card in cards.items()}
-        untold = {
-            key: value
-            for key, value in select_untold(before, told).items()
-            if not describe_unconfirmed(key, value, cards, instances)
+        told, fault = read_inventory_file(f"{settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id)
+        instances = {
+            bus: driver_mig_instances(settings.driver_root, card.minor)
+            for bus, card in report.cards.items()
         }
-        found = check_inventory(
-            {**untold, **told},
-            cards,
-            instances,
-            read_cards_out(node, cards),
-            node.settings.expected_gpus,
+        untold = select_untold(before, told)
+        out = read_cards_out(node, report.cards)
+        pairs, wrong = check_inventory(
+            {**untold, **told}, report.cards, instances, out, settings.expected_gpus
         )
-        text = format_inventory(found.pairs, node.boot_id).encode("utf-8", "surrogateescape")
-        wrong = {"file": fault} if fault else {}
+        lines = {"file": fault} if fault else {}
+        text = format_inventory(pairs, node.boot_id).encode("utf-8", "surrogateescape")
         if len(text) > LIMIT:
-            wrong["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
-        elif found.pairs != {key: value for key, value in before.items() if key != "boot_id"}:
+            lines["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
+        elif pairs != before:
             atomic.replace_file(place, text)
-        wrong.update(list(found.wrong.items())[:MOST])
-        lines = {key: f"left out of the inventory: {why}" for key, why in wrong.items()}
+        lines.update([(key, why) for key, why in wrong.items() if key not in untold][:MOST])
+        lines = {key: f"left out of the inventory: {why}" for key, why in lines.items()}
         self._journal.log_changes("inventory", lines)

@@ -23,28 +23,12 @@ from gpulock.store.locks import LockStore
 
 # linux/inotify.h
 MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
-DELETE_SELF, MOVE_SELF = 0x400, 0x800
-OVERFLOW, IGNORED = 0x4000, 0x8000
+DELETE_SELF, MOVE_SELF, OVERFLOW = 0x400, 0x800, 0x4000
 ONLYDIR, DONT_FOLLOW = 0x01000000, 0x02000000
 GONE = MOVED_FROM | DELETE
 LOST = DELETE_SELF | MOVE_SELF
-HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name
+EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 BUFFER = 1 << 14  # bytes
-
-Event = tuple[int, int, str]
-
-
-def parse_inotify_events(data: bytes) -> list[Event]:
-    """Return (watch, mask, name) of each event in what a read returned."""
-    found: list[Event] = []
-    at = 0
-    while at + HEAD.size <= len(data):
-        watch, mask, _, length = HEAD.unpack_from(data, at)
-        at += HEAD.size
-        name = data[at : at + length].rstrip(b"\0").decode("utf-8", "surrogateescape")
-        found.append((watch, mask, name))
-        at += length
-    return found
 
 
 class LockDirWatch:
@@ -85,13 +69,14 @@ class LockDirWatch:
         ours = set(self._watches.values())
         while self.fd >= 0:
             try:
-                seen = parse_inotify_events(os.read(self.fd, BUFFER))
+                data = os.read(self.fd, BUFFER)
             except BlockingIOError:
                 break
-            lost |= any(
-                not name.startswith(".") and (watch in ours or mask & OVERFLOW)
-                for watch, mask, name in seen
-            )
+            while data:
+                watch, mask, _, length = EVENT.unpack_from(data)
+                hidden = data.startswith(b".", EVENT.size) and length > 0
+                lost |= not hidden and (watch in ours or bool(mask & OVERFLOW))
+                data = data[EVENT.size + length :]
         return lost
 
     def close(self) -> None:
@@ -137,25 +122,22 @@ class OwnerWatcher:
     def _add(self, owner: OwnerProcess, proc: Proc) -> None:
         if len(self._known) >= MOST:
             return
+        fd = -1
         try:
             fd = os.pidfd_open(owner[0])
+            if not proc.running(*owner):
+                os.close(fd)
+                fd = -1
         except ProcessLookupError:
-            self._known[owner] = -1
-            self._ended(clock_boottime())
-            return
-        except OSError:
-            return
-        try:
-            same = proc.running(*owner)
+            pass
         except (OSError, ValueError):
-            same = True  # it cannot be seen: what the kernel says of it counts
-        if not same:
-            os.close(fd)
-            self._known[owner] = -1
+            if fd < 0:
+                return  # no descriptor is left
+        self._known[owner] = fd  # one that cannot be seen is what the kernel says of it
+        if fd >= 0:
+            self._loop.watch(fd, lambda _: self._owner_ended(owner))
+        else:
             self._ended(clock_boottime())
-            return
-        self._known[owner] = fd
-        self._loop.watch(fd, lambda _: self._owner_ended(owner))
 
     def _owner_ended(self, owner: OwnerProcess) -> None:
         """Note that an owner ended."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
@@ -32,13 +32,6 @@ _VALUE: Final = re.compile(r"(\d+)(?:\((.*)\))?")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 _ID: Final = re.compile(r"([^\s\[\]]+)(\[[^\]]*\])?")
 _WIDEST: Final = 4096  # ids of one range
-
-
-class SyncResult(NamedTuple):
-    """What a round did, line by line, and what it could not do, by a key."""
-
-    done: list[str]
-    wrong: dict[str, str]
 
 
 def split_sge_elements(value: str) -> list[str]:
@@ -109,32 +102,34 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, set[str]]]:
 
 def sync_card_ids(
     state_dir: str, host: str, bad: Mapping[str, Collection[str]], ask: Callable[..., str]
-) -> SyncResult:
-    """Bring each RSMAP of this host in step: note, set, read again, note.
+) -> tuple[list[str], dict[str, str]]:
+    """Bring each RSMAP of this host in step; return what was done, and what failed, by a key.
 
-    `ask` starts a client of Grid Engine. Raises Refusal, OSError or ValueError.
+    `bad` has by complex the ids that no job is to get, `ask` starts a client of Grid Engine. Raises
+    Refusal, OSError or ValueError.
     """
-    result = SyncResult([], {})
+    done: list[str] = []
+    wrong: dict[str, str] = {}
     values = parse_complex_values(ask("qconf", "-se", host))
     notes = load_withdrawn_ids(state_dir)
     for name, ids in bad.items():
         try:
-            current, out = values.get(name, ""), notes.get(name, {})
-            wanted, gone = next_rsmap(current, out, ids)
+            out = notes.get(name, {})
+            wanted, gone = next_rsmap(values.get(name, ""), out, ids)
             notes[name] = {**out, **gone}  # what comes back is noted until it is there
             save_withdrawn_ids(state_dir, notes)
-            if wanted != current:
+            if wanted != values.get(name):
                 ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
                 found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
                 if parse_rsmap(found) != parse_rsmap(wanted):
                     raise ValueError(f"it is {found}, not {wanted} as was set")
                 without = f", without {' '.join(gone)}" if gone else ""
-                result.done.append(f"Grid Engine grants {name}={wanted} on {host}{without}")
+                done.append(f"Grid Engine grants {name}={wanted} on {host}{without}")
             notes[name] = gone
             save_withdrawn_ids(state_dir, notes)
         except (Refusal, ValueError) as fault:
-            result.wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
-    return result
+            wrong[f"{host} {name}"] = f"{name} of {host}: {fault}"
+    return done, wrong
 
 
 def parse_complex_values(text: str) -> dict[str, str]:
@@ -168,39 +163,37 @@ class RsmapSync(Chore):
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self.asking: BackgroundCall[SyncResult] | None = None
+        self.asking: BackgroundCall[tuple[list[str], dict[str, str]]] | None = None
         self._next = 0.0
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Take the answer of the last round where it is there, and begin one where it is due."""
-        asking = self.asking
-        if asking is not None:
-            if not asking.wait(0.0):
+        if self.asking is not None:
+            if not self.asking.wait(0.0):
                 return
-            self.asking = None
-            self._report(asking)
+            asked, self.asking = self.asking, None
+            self._report(asked)
         settings = node.settings
         if now < self._next or not settings.sge_root:
             return
         self._next = now + EVERY
-        fault = ""
+        host, bad, fault = "", dict[str, set[str]](), ""
         try:
             host, bad = bad_card_ids(node)
             if not any(bad.values()) and not load_withdrawn_ids(settings.state_dir):
                 host = ""  # a thousand nodes where all is well ask qmaster nothing
         except (Refusal, OSError, ValueError) as reason:
-            host, bad = "", {}
-            fault = f"the ids of cards stay as they are: {reason}"
+            host, fault = "", f"the ids of cards stay as they are: {reason}"
         self._journal.log_state("sge ids", fault)
         if host:
             ask = partial(ask_qmaster, settings)
             self.asking = BackgroundCall(lambda: sync_card_ids(settings.state_dir, host, bad, ask))
 
-    def _report(self, asking: BackgroundCall[SyncResult]) -> None:
+    def _report(self, asked: BackgroundCall[tuple[list[str], dict[str, str]]]) -> None:
         try:
-            result = asking.answer()
+            done, wrong = asked.answer()
         except (Refusal, OSError, ValueError) as fault:
-            result = SyncResult([], {"round": f"ids at qmaster are not updated: {fault}"})
-        for line in result.done:
+            done, wrong = [], {"round": f"ids at qmaster are not updated: {fault}"}
+        for line in done:
             self._journal.say(NOTICE, line)
-        self._journal.log_changes("sge rsmap", result.wrong)
+        self._journal.log_changes("sge rsmap", wrong)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import doctor
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
-from gpulock.install.sge import qconf, site
+from gpulock.install.sge import login, qconf, site
 from gpulock.install.sge.cluster import ClusterInstaller
-from gpulock.install.sge.install import SgeInstaller, SgeOptions
+from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.queue_hooks import HookLine
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -82,22 +83,13 @@ class Site:
         """The folder of the hooks."""
         return self.root / "node/state/hooks"
 
-    def options(self, **changes: object) -> SgeOptions:
-        """Return what an administrator of this node asks for."""
-        values: dict[str, object] = {
-            "config": self.config,
-            "profile": self.root / "profile.d/gpulock.sh",
-            **changes,
-        }
-        return SgeOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
     def show(self, name: str) -> str:
         """Return a recorded object as it is now."""
         return (self.state / name).read_text()
 
-    def parts(self, **changes: object) -> InstallParts:
+    def parts(self, **changes: Any) -> InstallParts:
         """Return the items of an installation on this node."""
-        return SgeInstaller(self.options(**changes), ignore).parts()
+        return SgeInstaller(self.config, ignore, **changes).parts()
 
     def cluster(self, *queues: str) -> ClusterInstaller:
         """Return what a manager asks for, for gpu.q where no queue is given."""
@@ -107,9 +99,9 @@ class Site:
         """Have the cluster's part in place."""
         return self.run(self.cluster().parts(), Wanted.PRESENT)
 
-    def install(self, echo: Echo = ignore, **changes: object) -> Outcome:
+    def install(self, echo: Echo = ignore, **changes: Any) -> Outcome:
         """Install on this node."""
-        parts = SgeInstaller(self.options(**changes), echo).parts()
+        parts = SgeInstaller(self.config, echo, **changes).parts()
         return self.run(parts, Wanted.PRESENT, echo)
 
     def install_all(self) -> Outcome:
@@ -123,7 +115,7 @@ class Site:
 
     def removal(self, force: bool = False, echo: Echo = ignore) -> InstallParts:
         """Return the items of an uninstallation."""
-        return SgeInstaller(self.options(), echo).removal(force)
+        return SgeInstaller(self.config, echo).removal(force)
 
     def run(self, parts: InstallParts, wanted: Wanted, echo: Echo = ignore) -> Outcome:
         """Run over all items."""
@@ -192,6 +184,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     compile_no_library(patch)
     patch.setitem(versions._TRIALS, "sge", ignore)  # ten processes; has its own test
     patch.setattr("gpulock.install.sge.host._PAUSE", 0.0)
+    patch.setattr(login, "PROFILE", folder / "profile.d/gpulock.sh")
     config = folder / "etc/gpulock.conf"
     config.parent.mkdir()
     text = node.config.read_text() + f"SGE_BINARIES={programs}\n"

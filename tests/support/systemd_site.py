@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import ignore
 
@@ -87,14 +86,9 @@ class SystemdNode:
         """Where the files go."""
         return self.root / "etc"
 
-    @property
-    def options(self) -> SystemdOptions:
-        """What an administrator asks for."""
-        return SystemdOptions(self.config, sys.executable, self.root, self.ctl)
-
     def drop_in(self, unit: str) -> str:
         """Return the drop-in of an installed unit."""
-        return self.options.drop_in_path(unit).read_text()
+        return install.drop_in_path(unit).read_text()
 
     def set(self, **keys: str) -> None:
         """Add lines to the settings."""
@@ -103,7 +97,7 @@ class SystemdNode:
 
     def parts(self) -> InstallParts:
         """Return the items of an installation."""
-        return SystemdInstaller(self.options).parts()
+        return SystemdInstaller(self.config).parts()
 
     def differences(self) -> dict[str, list[str]]:
         """Return what an installation would change, by title."""
@@ -118,7 +112,7 @@ class SystemdNode:
 
     def uninstall(self) -> Outcome:
         """Uninstall."""
-        return self.run(SystemdInstaller(self.options).removal(), Wanted.ABSENT)
+        return self.run(SystemdInstaller(self.config).removal(), Wanted.ABSENT)
 
     def run(
         self,
@@ -159,4 +153,7 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(manager, "RUNNING", folder)
     patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
-    return SystemdNode(folder, config, FakeSystemctl(folder / "usr/local/lib/systemd/system"))
+    patch.setattr(install, "ROOT", folder)
+    ctl = FakeSystemctl(folder / "usr/local/lib/systemd/system")
+    patch.setattr(manager, "systemctl", ctl)
+    return SystemdNode(folder, config, ctl)

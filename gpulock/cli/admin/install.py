@@ -56,7 +56,13 @@ PODMAN = click.option("--podman", is_flag=True, help="A hook that gives podman t
     metavar="NAME",
     help="With --cluster: queue whose jobs get locks; may be repeated.",
 )
-@click.option("--map", default="", metavar="ID=GPU,...", help="Which GPU each id of an RSMAP is.")
+@click.option(
+    "--map",
+    "map_option",
+    default="",
+    metavar="ID=GPU,...",
+    help="Which GPU each id of an RSMAP is.",
+)
 @ENROOT
 @PODMAN
 @DRY_RUN
@@ -74,7 +80,7 @@ def install_sge_command(
     Before, once for all nodes: install sge --cluster --queue NAME.
     """
     from gpulock.install.sge.cluster import ClusterInstaller
-    from gpulock.install.sge.install import SgeInstaller, SgeOptions
+    from gpulock.install.sge.install import SgeInstaller
 
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
@@ -82,8 +88,12 @@ def install_sge_command(
         config = Path(session.config)
         run_installation(session, CELL, lambda: ClusterInstaller(config, queues).parts(), dry_run)
         return
-    node = SgeOptions(**options, config=Path(session.config))
-    run_installation(session, "sge", lambda: SgeInstaller(node, click.echo).parts(), dry_run)
+    run_installation(
+        session,
+        "sge",
+        lambda: SgeInstaller(Path(session.config), click.echo, **options).parts(),
+        dry_run,
+    )
 
 
 @install_command.command("slurm")
@@ -111,10 +121,10 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
-    from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+    from gpulock.install.systemd.install import SystemdInstaller
 
-    asked = SystemdOptions(Path(session.config).absolute())
-    run_installation(session, "systemd", lambda: SystemdInstaller(asked).parts(), dry_run)
+    config = Path(session.config)
+    run_installation(session, "systemd", lambda: SystemdInstaller(config).parts(), dry_run)
 
 
 @install_command.command("hooks")
@@ -161,19 +171,19 @@ def removal_parts(
 ) -> InstallParts:
     """Return the items that are to go; raise InstallError."""
     from gpulock.install.sge.cluster import ClusterInstaller
-    from gpulock.install.sge.install import SgeInstaller, SgeOptions
+    from gpulock.install.sge.install import SgeInstaller
     from gpulock.install.slurm.conf_item import SlurmOptions
     from gpulock.install.slurm.install import SlurmInstaller
-    from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+    from gpulock.install.systemd.install import SystemdInstaller
 
     if system == "systemd":
-        return SystemdInstaller(SystemdOptions(config.absolute())).removal()
+        return SystemdInstaller(config).removal()
     if cluster:
         return ClusterInstaller(config).removal()
     if system == "slurm":
         asked = SlurmOptions(config, write_conf=write_conf, force=force)
         return SlurmInstaller(asked).removal()
-    return SgeInstaller(SgeOptions(config), click.echo).removal(force)
+    return SgeInstaller(config, click.echo).removal(force)
 
 
 @click.command()
@@ -189,7 +199,7 @@ def doctor_command(ctx: click.Context, with_all: bool, as_json: bool) -> None:
     if os.geteuid() != 0 and not session.settings().simulation:
         raise CommandRefusedError("only root can check this node", "run it as root")
     try:
-        report = doctor.run_doctor(doctor.DoctorOptions(Path(session.config)))
+        report = doctor.run_doctor(Path(session.config))
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
     report.findings = [replace(one, do=name_config(one.do)) for one in report.findings]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
@@ -14,7 +15,7 @@ from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault,
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.install import SystemdInstaller, SystemdOptions
+from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, UNUSED
 from gpulock.install.systemd.units import says_more
 from gpulock.node import sample
@@ -129,11 +130,11 @@ def check_health_command(settings: Settings) -> Iterator[Finding]:
             yield fault(f"{program} is not run: {why}", do)
 
 
-def systemd_checks(options: SystemdOptions) -> list[Check]:
+def systemd_checks(config: Path) -> list[Check]:
     """Return the checks of the services; none where nobody installed, enabled or started any."""
     if not manager.RUNNING.is_dir():
         return []
-    return [Check("services", lambda: check_services(SystemdInstaller(options)), (INSTALLED,))]
+    return [Check("services", lambda: check_services(SystemdInstaller(config)), (INSTALLED,))]
 
 
 def check_services(installer: SystemdInstaller) -> Iterator[Finding]:

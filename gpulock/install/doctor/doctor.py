@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.errors import Refusal
@@ -26,37 +25,25 @@ from gpulock.install.doctor.isolation import isolation_checks
 from gpulock.install.doctor.node import check_settings, node_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
-from gpulock.install.sge.install import SgeOptions
-from gpulock.install.sge.login import PROFILE
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.site import find_slurmds, slurmds_of_site
-from gpulock.install.systemd.install import SystemdOptions
 from gpulock.node.settings import Settings
-from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+from gpulock.node.settings_file import read_settings
 
 
-@dataclass(frozen=True)
-class DoctorOptions:
-    """What doctor looks at."""
-
-    config: Path = Path(DEFAULT_PATH)
-    profile: Path = PROFILE
-
-
-def run_doctor(where: DoctorOptions) -> Report:
+def run_doctor(config: Path) -> Report:
     """Run every check of this node, in the order of a job's way."""
     try:
-        settings = read_settings(str(where.config))
+        settings = read_settings(str(config))
     except Refusal as refusal:
         unread = fault(refusal.why.removeprefix("settings: "), refusal.do)
         return run_checks([Check(SETTINGS, lambda: [unread])])
-    return run_checks(all_checks(settings, where))
+    return run_checks(all_checks(settings, config))
 
 
-def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
+def all_checks(settings: Settings, config: Path) -> list[Check]:
     """Return the checks; a simulated node has no hooks, no scheduler and no services."""
-    checks = [Check(SETTINGS, lambda: check_settings(settings, where.config))]
+    checks = [Check(SETTINGS, lambda: check_settings(settings, config))]
     common = [*node_checks(settings), *container_checks(settings)]
     if settings.simulation:
         return [*checks, Check(INSTALLED, lambda: [fact("a simulated node")]), *common]
@@ -68,10 +55,8 @@ def all_checks(settings: Settings, where: DoctorOptions) -> list[Check]:
         *common,
     ]
     if "sge" in schedulers:
-        sge = SgeOptions(where.config, profile=where.profile)
-        checks += SgeChecks(settings, sge).checks()
+        checks += SgeChecks(settings, config).checks()
     if "slurm" in schedulers:
-        slurm = SlurmOptions(where.config)
-        checks += SlurmChecks(settings, slurm).checks()
+        checks += SlurmChecks(settings, config).checks()
     checks += [*isolation_checks(settings, "slurm" in schedulers), *daemon_checks(settings)]
-    return [*checks, *systemd_checks(SystemdOptions(where.config))]
+    return [*checks, *systemd_checks(config)]

@@ -26,10 +26,10 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
+from gpulock.install.sge import login
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.host_items import CLUSTER
-from gpulock.install.sge.install import SgeInstaller, SgeOptions
-from gpulock.install.sge.login import login_shell_faults
+from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.site import OCS, release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
@@ -46,8 +46,8 @@ _BY_JOB: Final = re.compile(r"as result of job (\d+)'s failure")
 class SgeChecks:
     """The checks of a node of Grid Engine; each method yields what is wrong with one thing."""
 
-    def __init__(self, settings: Settings, options: SgeOptions) -> None:
-        self.settings, self.options = settings, options
+    def __init__(self, settings: Settings, config: Path) -> None:
+        self.settings, self.config = settings, config
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
@@ -74,7 +74,7 @@ class SgeChecks:
     @cached_property
     def installer(self) -> SgeInstaller:
         """Return what knows the cell, this host and its items; raise InstallError."""
-        return SgeInstaller(self.options, lambda _: None)
+        return SgeInstaller(self.config, lambda _: None)
 
     def qmaster(self) -> Iterator[Finding]:
         """Look whether qmaster knows this host, and of which release it is."""
@@ -105,7 +105,7 @@ class SgeChecks:
 
     def login_shells(self) -> Iterator[Finding]:
         """Name the login shells that read no script with the mask of a qlogin."""
-        for what, do in login_shell_faults(self.options.profile):
+        for what, do in login.login_shell_faults(login.PROFILE):
             yield warning(what, do)
 
     def other_queues(self) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import find_plugstack
-from gpulock.install.slurm.texts import slurm_setting_advice
+from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.install.trial import (
     try_slurm_hooks,
     why_users_cannot_run,
@@ -61,8 +61,8 @@ _NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING"
 class SlurmChecks:
     """The checks of a node of Slurm; each method yields what is wrong with one thing."""
 
-    def __init__(self, settings: Settings, options: SlurmOptions) -> None:
-        self.settings, self.options = settings, options
+    def __init__(self, settings: Settings, config: Path) -> None:
+        self.settings, self.config = settings, config
         self.paths = current_hooks(settings)
 
     def checks(self) -> list[Check]:
@@ -91,7 +91,7 @@ class SlurmChecks:
     @cached_property
     def installer(self) -> SlurmInstaller:
         """Return what knows this Slurm and its items; raise InstallError."""
-        return SlurmInstaller(self.options)
+        return SlurmInstaller(SlurmOptions(self.config))
 
     @cached_property
     def items(self) -> list[Item]:
@@ -154,15 +154,14 @@ class SlurmChecks:
     def in_force(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that are not as the hooks need them."""
         items = [item for item in self.items if isinstance(item, SlurmConfItem)]
-        keys = {key: value for item in items for key, value in item.lacking(self.conf).items()}
-        if keys:
-            names = [key if key in PATHS else f"{key}={value}" for key, value in keys.items()]
+        if lines := [line for item in items for line in item.lacking(self.conf)]:
+            names = [one.key if one.key in PATHS else f"{one.key}={one.value}" for one in lines]
             what = f"{', '.join(names)} not in force by {self.conf.source}"
             yield fault(f"{what}{describe_missing_block(self.installer.site.conf)}", _LINES)
 
     def recommended(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that had better be otherwise."""
-        better = [one for one in slurm_setting_advice(self.conf, self.settings) if not one.needed]
+        better = [one for one in wanted_setting_lines(self.conf, self.settings) if not one.needed]
         for one in better:
             first = f"first, beside the controller's slurm.conf, {one.first}; then "
             do = f"{first if one.first else ''}{_LINES}"

@@ -10,7 +10,6 @@ schedulers are one folder, which goes with the last of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.hooks import describe_drop_env
 from gpulock.install.items import ByHand, InstallParts, Item, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
+from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
 from gpulock.install.sge.complexes import (
     check_complexes,
@@ -37,12 +37,6 @@ from gpulock.install.sge.host_items import (
     missing_in_cluster,
     site_lines_left,
 )
-from gpulock.install.sge.login import (
-    PROFILE,
-    login_script_items,
-    login_script_text,
-    login_shell_faults,
-)
 from gpulock.install.sge.queue_hooks import HOOKS, HostHook, hooked_queues, site_hooks_left
 from gpulock.install.sge.site import (
     SgeSite,
@@ -59,29 +53,23 @@ from gpulock.install.versions import (
     installed_schedulers,
     is_to_uninstall,
 )
-from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.sge.card_map import format_card_map, read_card_map
-
-Echo = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SgeOptions:
-    """What the administrator asks for."""
-
-    config: Path = Path(DEFAULT_PATH)
-    map: str = ""
-    profile: Path = PROFILE
-    enroot: bool = False
-    podman: bool = False
 
 
 class SgeInstaller(NodePart):
     """Find out what is to be there on this node, or to go from it."""
 
-    def __init__(self, options: SgeOptions, echo: Echo) -> None:
-        super().__init__(options.config, "sge")
-        self.options, self.echo = options, echo
+    def __init__(
+        self,
+        config: Path,
+        echo: Callable[[str], None],
+        map_option: str = "",
+        enroot: bool = False,
+        podman: bool = False,
+    ) -> None:
+        super().__init__(config, "sge")
+        self.echo, self.map_option = echo, map_option
+        self.containers = (enroot, podman)
         self.complex = self.settings.sge_complexes[0]
         self._installed_as = ""  # the host, which may have another name by now
 
@@ -110,7 +98,7 @@ class SgeInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        host, options = self.host, self.options
+        host = self.host
         gpus = self.count_gpus()
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
@@ -123,7 +111,7 @@ class SgeInstaller(NodePart):
         files: list[Item] = [
             self.card_map(table),
             hooks,
-            *choose_container_hooks(options.enroot, options.podman),
+            *choose_container_hooks(*self.containers),
             *self.login_scripts(),
         ]
         cluster = ByHand("the cluster's part", lambda: missing_in_cluster(host, complexes))
@@ -156,7 +144,7 @@ class SgeInstaller(NodePart):
             shared = []
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
         epilogs, prologs = [self.queue_hooks((), hook) for hook in HOOKS]
-        scripts = login_script_items(self.options.profile)
+        scripts = login.login_script_items(login.PROFILE)
         kept = (mark, *shared, *scripts, HostConfiguration(host, ()), *epilogs)
         jobs = held_devices_item(self.settings, SGE, force, kept)
         is_master = self.site.is_master(host.name)
@@ -183,21 +171,21 @@ class SgeInstaller(NodePart):
         cards: CardNames = {}
         if is_rsmap(table.get(self.complex, "")):
             value = self.host.values("complex_values").get(self.complex, "")
-            cards = mapped_cards(self.settings, self.complex, value, self.options.map)
+            cards = mapped_cards(self.settings, self.complex, value, self.map_option)
         text = format_card_map(self.host.name, cards)
         return CardMap(self.settings.state_dir, text, self.host.name, self.host.qconf.run)
 
     def login_scripts(self) -> list[Item]:
         """Return the login scripts for qlogin, which know execd's spool directory."""
-        profile, folder = self.options.profile, Path(self.lines["execd_spool_dir"], self.host.name)
+        folder = Path(self.lines["execd_spool_dir"], self.host.name)
         spool = self.execd.folder if self.execd else folder
         if not self.execd and not spool.is_dir():
-            self.note(f"no execd runs here: {profile} for qlogin is left out")
+            self.note("no execd runs here: the login script for qlogin is left out")
             return []
-        for what, do in login_shell_faults(profile):
+        for what, do in login.login_shell_faults(login.PROFILE):
             self.note(f"{what}; {do}")
-        text = login_script_text(str(spool), self.lines.get("gid_range", ""))
-        return login_script_items(profile, text)
+        text = login.login_script_text(str(spool), self.lines.get("gid_range", ""))
+        return login.login_script_items(login.PROFILE, text)
 
     def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
         """Return how many of each complex this host has; a number that stands there stays."""

@@ -20,8 +20,10 @@ from gpulock.install.items import FileItem, Item
 PROFILE: Final = Path("/etc/profile.d/gpulock.sh")
 CSH_FOLDER: Final = "csh/login.d"  # of Debian, below /etc
 _ZSH_FILES: Final = ("zsh/zprofile", "zsh/zshenv", "zprofile", "zshenv")
-_SERVED: Final = ("sh", "bash", "rbash", "dash", "ash", "ksh", "ksh93", "mksh", "lksh")
-_CSH: Final = ("csh", "tcsh")
+_SERVED: Final = (
+    *("sh", "bash", "rbash", "dash", "ash", "ksh", "ksh93", "mksh", "lksh"),
+    *("csh", "tcsh"),
+)
 _NO_SHELLS: Final = ("tmux", "screen", "nologin", "false", "git-shell", "scponly")
 
 
@@ -58,17 +60,15 @@ def login_shell_faults(profile: Path) -> Iterator[tuple[str, str]]:
     """Yield which installed login shells do not come to the mask, and what to add for each."""
     etc = profile.parents[1]
     shells = [line for line in _commands(etc / "shells") if os.access(line, os.X_OK)]
-    for name in sorted({*map(os.path.basename, shells)} - {*_SERVED, *_CSH, *_NO_SHELLS}):
+    for name in sorted({*map(os.path.basename, shells)} - {*_SERVED, *_NO_SHELLS}):
         if name != "zsh":
             what = f"{name}: gpulock has no login script for it"
             yield f"{what}, and its qlogin sees every GPU", "give such users another login shell"
             continue
         said = "\n".join(line for file in _ZSH_FILES for line in _commands(etc / file))
         if "/etc/profile" not in said and str(profile) not in said:
-            yield (
-                f"{name}: its qlogin sees every GPU",
-                f"add to /etc/zsh/zprofile: source {profile}",
-            )
+            what = f"{name}: its qlogin sees every GPU"
+            yield what, f"add to /etc/zsh/zprofile: source {profile}"
 
 
 def _commands(path: Path) -> list[str]:

@@ -26,7 +26,12 @@ from gpulock.install.slurm.slurm_conf import (
     slurm_pairs,
 )
 from gpulock.install.slurm.spank import PLUGIN, find_plugstack
-from gpulock.install.slurm.texts import INSTALL_FIRST, slurm_setting_advice
+from gpulock.install.slurm.texts import (
+    INSTALL_FIRST,
+    WantedLine,
+    wanted_hook_lines,
+    wanted_setting_lines,
+)
 from gpulock.install.versions import current_hooks
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
@@ -79,18 +84,19 @@ class SlurmConfItem(Item):
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return self._what_leads_here()
-        lacks = {} if self.asked.write_conf else self.lacking(self.site.best())
+        lacks = [] if self.asked.write_conf else self.lacking(self.site.best())
         clause = f"slurm.conf lacks {format_count(len(lacks), 'line')}"
         return Remainder(clause) if lacks else None
 
-    def lacking(self, conf: SlurmConf) -> dict[str, str]:
-        """Return what a configuration must hold and does not; a site's own hook has no value."""
-        paths, wanted = self.paths, dict[str, str]()
-        for hook in find_slurm_hooks(conf, paths, self.site.conf):
-            if not (hook.ours or (self.asked.spank and hook.key == TASK)):
-                wanted[hook.key] = "" if hook.values else str(PATHS[hook.key](paths))
-        advice = slurm_setting_advice(conf, self.settings)
-        return wanted | {want.key: want.value for want in advice if want.needed}
+    def wanted(self, conf: SlurmConf) -> list[WantedLine]:
+        """Return the lines that a configuration had better hold, and does not."""
+        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
+        own = [hook for hook in hooks if not (self.asked.spank and hook.key == TASK)]
+        return [*wanted_hook_lines(own, self.paths), *wanted_setting_lines(conf, self.settings)]
+
+    def lacking(self, conf: SlurmConf) -> list[WantedLine]:
+        """Return the lines that a configuration must hold, and does not."""
+        return [line for line in self.wanted(conf) if line.needed]
 
     def _path(self, wanted: Wanted) -> Path | None:
         """Return the file that is written, None where none is; raise InstallError."""
@@ -128,21 +134,22 @@ class SlurmConfItem(Item):
         ]
         values = {key.lower(): value for _, _, pairs in outside for key, value in pairs}
         wanted = self.lacking(SlurmConf(values, str(path)))
-        if site := [key for key, value in wanted.items() if not value]:
+        if site := next((line for line in wanted if line.is_site), None):
             raise InstallError(
-                f"the site's {site[0]}={values[site[0].lower()]} is to run beside gpulock's: join"
-                " both by hand, as docs/slurm.md says"
+                f"the site's {site.key}={site.now} is to run beside gpulock's: join both by hand,"
+                " as docs/slurm.md says"
             )
         for file, raw, pairs in outside:
             keys = {key.lower() for key, _ in pairs}
-            if found := [key for key in wanted if key.lower() in keys]:
-                lines = [f"    {key}={wanted[key]}" for key in found]
+            if found := [line for line in wanted if line.key.lower() in keys]:
+                lines = [f"    {line.key}={line.value}" for line in found]
+                named = " ".join(line.key for line in found)
                 raise InstallError(
-                    f"{file} sets {' '.join(found)} already: change that by hand as shown above,"
-                    " and run it again",
+                    f"{file} sets {named} already: change that by hand as shown above, and run it"
+                    " again",
                     [f"in {file}:", "", f"    {raw.strip()}", "", "is to have:", "", *lines, ""],
                 )
-        return [f"{key}={value}" for key, value in wanted.items()]
+        return [f"{line.key}={line.value}" for line in wanted]
 
     def _busy_nodes(self) -> list[str]:
         """Return the nodes for which the Epilog stays; raise SlurmError."""

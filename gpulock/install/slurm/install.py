@@ -104,10 +104,11 @@ class SlurmInstaller(NodePart):
         needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
         asked = replace(options, spank=self.by_spank)
         item = SlurmConfItem(self.site, self.settings, asked, tuple(needs))
+        wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
-            lacks = {key.lower(): value for key, value in item.lacking(conf).items()}
-            conf = SlurmConf({**conf.values, **lacks}, conf.source)
-        pages = self.pages(conf, stack)
+            wanted = [line for line in wanted if not line.needed]
+        pages = [texts.slurm_conf_page(wanted), *self.pages(conf, stack)]
+        pages = [page for page in pages if page]
         return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
 
     def removal(self) -> InstallParts:
@@ -193,20 +194,17 @@ class SlurmInstaller(NodePart):
         return item
 
     def pages(self, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
-        """Return what to put into the cluster's own files."""
-        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        in_conf = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
-        pages = [texts.slurm_conf_page(conf, in_conf, self.paths, self.settings)]
+        """Return what to put into plugstack.conf and gres.conf."""
+        pages: list[list[str]] = []
         if self.by_spank:
+            hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
             task = next(hook for hook in hooks if hook.key == TASK)
             pages.append(plugstack_page(stack, self.plugin.path, task, self.paths))
-        if self.settings.slurm_device_selection == "gpulock":
-            path = self.site.gres_conf
-            if self.settings.slurm_count == "gpus" and not (
-                path and gres.has_gres_flag(path, self.site.node_names())
-            ):
-                pages.append(texts.gres_conf_page(path))
-        return [page for page in pages if page]
+        path, settings = self.site.gres_conf, self.settings
+        by_count = settings.slurm_device_selection == "gpulock" and settings.slurm_count == "gpus"
+        if by_count and not (path and gres.has_gres_flag(path, self.site.node_names())):
+            pages.append(texts.gres_conf_page(path))
+        return pages
 
     def conf(self) -> SlurmConf:
         """Return what is in force, or what slurm.conf says where slurmctld does not answer."""

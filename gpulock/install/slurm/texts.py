@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,17 +35,19 @@ RESTART: Final = (
 
 
 @dataclass(frozen=True)
-class SlurmSettingAdvice:
-    """A key of slurm.conf that must be, or had better be, otherwise.
+class WantedLine:
+    """A key of slurm.conf that must be, or had better be, otherwise; a hook's has no `why`.
 
-    `first` is the command to run before, where slurmctld would end without it.
+    `is_site`: a hook of the site's stands there. `first` is the command to run before, where
+    slurmctld would end without it.
     """
 
     key: str
     value: str
-    now: str
-    why: str
+    now: str = ""
+    why: str = ""
     needed: bool = True
+    is_site: bool = False
     first: str = ""
 
     def lines(self) -> list[str]:
@@ -53,75 +56,77 @@ class SlurmSettingAdvice:
         if self.first:  # whoever pastes all of it stops no slurmctld
             first = "# First, in the folder of the controller's slurm.conf, or slurmctld ends:"
             return [first, f"#   {self.first}", f"# Then {self.why}:", f"#{line}"]
-        return [f"# {f'now: {self.now}; ' if self.now else ''}{self.why}", line]
+        now = f"now: {self.now}; " if self.now else ""
+        return [*([f"# {now}{self.why}"] if self.why else []), line]
 
 
-def slurm_setting_advice(conf: SlurmConf, settings: Settings) -> list[SlurmSettingAdvice]:
+def wanted_hook_lines(hooks: Sequence[InForceHook], paths: HookPaths) -> list[WantedLine]:
+    """Return the hooks that are to be set; pure."""
+    return [
+        WantedLine(hook.key, str(PATHS[hook.key](paths)), hook.text, is_site=bool(hook.values))
+        for hook in hooks
+        if not hook.ours
+    ]
+
+
+def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
-    found: list[SlurmSettingAdvice] = []
+    found: list[WantedLine] = []
 
-    def want(key: str, why: str, *words: str, value: str = "", needed: bool = True) -> None:
+    def want(key: str, why: str, *words: str, needed: bool = True, first: str = "") -> None:
         kept = [word for word in conf.words(key) if word.lower() != "nohold"]
-        value = value or add_list_words(kept, *words)
-        found.append(SlurmSettingAdvice(key, value, conf.get(key), why, needed))
+        value = add_list_words(kept, *words)
+        found.append(WantedLine(key, value, conf.get(key), why, needed, first=first))
 
     if not conf.has("PrologFlags", "Contain", "X11"):
         want("PrologFlags", "a job's extern step proves that it lives", "Contain")
     if not conf.holds_exit("RequeueExit", REQUEUE_EXIT):
         want("RequeueExit", "a job that finds no GPU waits again", str(REQUEUE_EXIT))
-    pam = conf.get("UsePAM").lower() in ("1", "yes", "true", "y")
-    if settings.isolation == "cgroup" and not pam:
+    key, now = "UsePAM", conf.get("UsePAM")
+    if settings.isolation == "cgroup" and now.lower() not in ("1", "yes", "true", "y"):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
-        want("UsePAM", why, value="1")
-    enough = HOOK_SECONDS
-    timeout = str(max(SUGGESTED_TIMEOUT, enough))
+        found.append(WantedLine(key, "1", now, why))
+    timeout = str(max(SUGGESTED_TIMEOUT, HOOK_SECONDS))
     for key, seconds in conf.hook_timeouts().items():
         if seconds is None:
             why = "a hook that hangs does not block the node for ever"
-            found.append(SlurmSettingAdvice(key, timeout, "", why, needed=False))
-        elif seconds < enough:
-            why = f"a hook may take {enough} s; one that is killed drains the node"
-            found.append(SlurmSettingAdvice(key, timeout, str(seconds), why))
-    if not conf.has("LaunchParameters", "use_interactive_step"):
-        why = "salloc's shell gets its mask"
-        want("LaunchParameters", why, "use_interactive_step", needed=False)
-    if not conf.has("SchedulerParameters", "nohold_on_prolog_fail"):
-        why = "jobs that meet a broken node are not held"
-        want("SchedulerParameters", why, "nohold_on_prolog_fail", needed=False)
-    if not conf.has("JobSubmitPlugins", "lua", "job_submit/lua"):
-        key, why = "JobSubmitPlugins", "no user's SPANK variables drain a node"
-        first = f"cp {SUBMIT_SCRIPT} ."
-        words, now = add_list_words(conf.words(key), "lua"), conf.get(key)
-        found.append(SlurmSettingAdvice(key, words, now, why, needed=False, first=first))
+            found.append(WantedLine(key, timeout, "", why, needed=False))
+        elif seconds < HOOK_SECONDS:
+            why = f"a hook may take {HOOK_SECONDS} s; one that is killed drains the node"
+            found.append(WantedLine(key, timeout, str(seconds), why))
+    if not conf.has(key := "LaunchParameters", word := "use_interactive_step"):
+        want(key, "salloc's shell gets its mask", word, needed=False)
+    if not conf.has(key := "SchedulerParameters", word := "nohold_on_prolog_fail"):
+        want(key, "jobs that meet a broken node are not held", word, needed=False)
+    if not conf.has(key := "JobSubmitPlugins", "lua", "job_submit/lua"):
+        why = "no user's SPANK variables drain a node"
+        want(key, why, "lua", needed=False, first=f"cp {SUBMIT_SCRIPT} .")
     return found
 
 
-def slurm_conf_page(
-    conf: SlurmConf, hooks: list[InForceHook], paths: HookPaths, settings: Settings
-) -> list[str]:
+def slurm_conf_page(wanted: Sequence[WantedLine]) -> list[str]:
     """Return what to put into slurm.conf; empty where all of it is in force; pure."""
-    found = slurm_setting_advice(conf, settings)
-    lines = [f"{hook.key}={PATHS[hook.key](paths)}" for hook in hooks if not hook.values]
-    lines += [line for want in found if want.needed for line in want.lines()]
-    better = [line for want in found if not want.needed for line in want.lines()]
     page: list[str] = []
+    lines, better = [
+        [line for one in wanted if one.needed is n and not one.is_site for line in one.lines()]
+        for n in (True, False)
+    ]
     if lines:
         page += ["Into slurm.conf, the same on every node and at the controller:", ""]
         page += [f"    {line}" for line in lines]
-    for hook in hooks:
-        if hook.values and not hook.ours:
-            page += [
-                *([""] if page else []),
-                f"{hook.key}={hook.text} is the site's: take it out if it hands out GPUs itself,",
-                f"else let {PATHS[hook.key](paths)} run beside it:",
-                "see docs/slurm.md.",
-            ]
+    for one in [one for one in wanted if one.is_site]:
+        page += [
+            *([""] if page else []),
+            f"{one.key}={one.now} is the site's: take it out if it hands out GPUs itself,",
+            f"else let {one.value} run beside it:",
+            "see docs/slurm.md.",
+        ]
     if better:
         page += ["", "Recommended there:"] if page else ["Recommended in slurm.conf:"]
         page += ["", *[f"    {line}" for line in better]]
     if not page:
         return []
-    page += ["", *INSTALL_FIRST] if not all(hook.ours for hook in hooks) else []
+    page += ["", *INSTALL_FIRST] if any(not one.why for one in wanted) else []
     page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
     return [*page, "Without gpulockd run gpulock reap from cron every minute."]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +24,10 @@ from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.tree import MARK
-from gpulock.node.settings_file import DEFAULT_PATH
 from gpulock.store.locks import claims_root
 
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
+ROOT: Final = Path("/")  # below which files go
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
 PACKAGE: Final = Path(gpulock.__file__)  # which each installation writes anew
 # What ProtectHome= and PrivateTmp= hide.
@@ -37,28 +36,20 @@ _DO: Final = "install gpulock into a folder such as /opt/gpulock"
 _OFF: Final = 2.0  # seconds
 
 
-@dataclass(frozen=True)
-class SystemdOptions:
-    """What the administrator asks for; files go below `root`."""
+def is_package() -> bool:
+    """Say whether this gpulock is a distribution's package, which has the units."""
+    return sys.executable == units.PACKAGE_PYTHON
 
-    config: Path = Path(DEFAULT_PATH)
-    python: str = sys.executable
-    root: Path = Path("/")
-    ctl: manager.Systemctl = field(default=manager.systemctl, compare=False)
 
-    @property
-    def is_package(self) -> bool:
-        """Say whether this gpulock is a distribution's package, which has the units."""
-        return self.python == units.PACKAGE_PYTHON
+def unit_path(unit: str) -> Path:
+    """Return where a unit's file is."""
+    prefix = "usr/lib" if is_package() else "usr/local/lib"
+    return ROOT / prefix / "systemd/system" / unit
 
-    def unit_path(self, unit: str) -> Path:
-        """Return where a unit's file is."""
-        prefix = "usr/lib" if self.is_package else "usr/local/lib"
-        return self.root / prefix / "systemd/system" / unit
 
-    def drop_in_path(self, unit: str) -> Path:
-        """Return where a unit's drop-in is."""
-        return self.root / "etc/systemd/system" / f"{unit}.d" / DROP_IN
+def drop_in_path(unit: str) -> Path:
+    """Return where a unit's drop-in is."""
+    return ROOT / "etc/systemd/system" / f"{unit}.d" / DROP_IN
 
 
 class UnitFile(FileItem):
@@ -77,14 +68,14 @@ class UnitFile(FileItem):
 class ServiceItem(Item):
     """One program with its units, its socket before it: enabled, and started after its files."""
 
-    def __init__(self, name: str, files: Sequence[FileItem], ctl: manager.Systemctl) -> None:
-        self.name, self.units, self.ctl = name, SERVICES[name], ctl
+    def __init__(self, name: str, files: Sequence[FileItem]) -> None:
+        self.name, self.units = name, SERVICES[name]
         self.files, self.needs = files, tuple(files)
         self.title = f"service {name}"
 
     def states(self) -> dict[str, str | None]:
         """Return each unit's state, None for one that systemd does not know."""
-        return {u: unit_state(unit_properties(u, ASKED, self.ctl)) for u in self.units}
+        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in self.units}
 
     def read(self) -> str | None:
         """Return `enabled, active` where all its units are; None where systemd knows none."""
@@ -95,9 +86,8 @@ class ServiceItem(Item):
 
     def show(self, wanted: Wanted) -> list[str]:
         if wanted is Wanted.ABSENT:
-            return [
-                f"  - {u}: {state}" for u, state in self.states().items() if state not in UNUSED
-            ]
+            states = self.states().items()
+            return [f"  - {unit}: {state}" for unit, state in states if state not in UNUSED]
         now = self.read()
         if now and "masked" in now:
             raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
@@ -109,11 +99,11 @@ class ServiceItem(Item):
 
     def present(self) -> None:
         manager.run_systemd_program("systemd-sysusers", Path(units.SYSUSERS).name)
-        self.ctl("daemon-reload")
-        self.ctl("enable", "--quiet", *self.units)
+        manager.systemctl("daemon-reload")
+        manager.systemctl("enable", "--quiet", *self.units)
         journal = f"see journalctl -u {self.units[-1]}"
         try:
-            self.ctl("restart", *self.units)
+            manager.systemctl("restart", *self.units)
         except InstallError as fault:
             raise InstallError(f"{fault}; {journal}") from fault
         if (now := self.read()) != ON:
@@ -121,15 +111,15 @@ class ServiceItem(Item):
 
     def absent(self) -> None:
         there = [unit for unit, state in self.states().items() if state]
-        self.ctl("disable", "--now", "--quiet", *there)
+        manager.systemctl("disable", "--now", "--quiet", *there)
         if failed := [u for u, state in self.states().items() if state and "failed" in state]:
-            self.ctl("reset-failed", *failed)  # else systemd keeps what it knows of it
+            manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
 
     def restart_reason(self) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""
         files = [*(item.path for item in self.files), PACKAGE]
         for unit in self.units:
-            seen = unit_properties(unit, ASKED, self.ctl)
+            seen = unit_properties(unit, ASKED)
             if seen.get("NeedDaemonReload") == "yes":
                 return f"{unit} was changed since systemd read it"
             pid = int(seen.get("MainPID", "0") or "0")
@@ -144,22 +134,21 @@ class ServiceItem(Item):
 class SystemdInstaller(NodePart):
     """Find out what is to be there on this node, and what is."""
 
-    def __init__(self, options: SystemdOptions) -> None:
-        super().__init__(options.config, "systemd")
-        self.options = options
-        self.static = {} if options.is_package else units.read_static_files()
+    def __init__(self, config: Path) -> None:
+        super().__init__(config.absolute(), "systemd")
+        self.static = {} if is_package() else units.read_static_files()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         if self.settings.simulation:
             raise InstallError(
-                f"{self.options.config} is a simulated node's: its services are no system's"
+                f"{self.config_path} is a simulated node's: its services are no system's"
             )
         if not manager.RUNNING.is_dir():
             raise InstallError(
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
-        check_exporter_python(self.options.python)
+        check_exporter_python(sys.executable)
         return InstallParts([*self.folders(), *self.items(self.services())], self.notes)
 
     def removal(self) -> InstallParts:
@@ -175,23 +164,22 @@ class SystemdInstaller(NodePart):
     def etc_files(self) -> list[FileItem]:
         """Return what is ours in /etc; of a package's own nothing."""
         names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
-        return [FileItem(self.options.root / "etc" / name, self.static[name]) for name in names]
+        return [FileItem(ROOT / "etc" / name, self.static[name]) for name in names]
 
     def services(self, drop_ins: Mapping[str, str] | None = None) -> list[ServiceItem]:
         """Return the services with their files, in the order in which they are started.
 
         Of each unit that is it, but of a package's, and its drop-in. Raises InstallError.
         """
-        options, settings = self.options, self.settings
         if drop_ins is None:
-            marked = Path(claims_root(settings.lock_dir), MARK).exists()
-            drop_ins = units.drop_in_texts(options.python, options.config, settings, marked)
+            marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
+            python, config = sys.executable, self.config_path
+            drop_ins = units.drop_in_texts(python, config, self.settings, marked)
         found: list[ServiceItem] = []
         for name, own in SERVICES.items():
-            static = {options.unit_path(u): self.static[u] for u in own if self.static}
-            texts = static | {options.drop_in_path(unit): drop_ins[unit] for unit in own}
-            files = [UnitFile(path, text) for path, text in texts.items()]
-            found.append(ServiceItem(name, files, options.ctl))
+            static = {unit_path(unit): self.static[unit] for unit in own if self.static}
+            texts = static | {drop_in_path(unit): drop_ins[unit] for unit in own}
+            found.append(ServiceItem(name, [UnitFile(*one) for one in texts.items()]))
         return found
 
 
@@ -211,10 +199,8 @@ def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
     file of a package has the time of its release: when it came here, its inode tells.
     """
     for path in files:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             info = path.stat()
             if max(info.st_mtime, info.st_ctime) > when + _OFF:
                 return path
-        except FileNotFoundError:
-            continue
     return None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +15,6 @@ ON: Final = "enabled, active"
 UNUSED: Final = (None, "disabled, inactive", "masked")
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
 ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "MainPID", "NeedDaemonReload")
-
-Systemctl = Callable[..., str]
 
 
 def systemctl(*words: str) -> str:
@@ -37,13 +35,11 @@ def run_systemd_program(*command: str) -> str:
     return done.stdout
 
 
-def unit_properties(
-    unit: str, names: Sequence[str] = (), ctl: Systemctl = systemctl
-) -> dict[str, str]:
+def unit_properties(unit: str, names: Sequence[str] = ()) -> dict[str, str]:
     """Return what systemd goes by for a unit, drop-ins and all; raise InstallError."""
     only = [f"--property={','.join(names)}"] if names else []
     found: dict[str, str] = {}
-    for line in ctl("show", unit, *only).splitlines():
+    for line in systemctl("show", unit, *only).splitlines():
         name, equals, value = line.partition("=")
         if equals:
             found[name] = f"{found[name]} {value}" if found.get(name) else value

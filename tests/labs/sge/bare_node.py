@@ -29,9 +29,10 @@ PREFIX = str(FOLDER)  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
 INSTALL = ("install", "sge")
 GPULOCK = "from gpulock.cli import main; main()"
-DOCTOR = """
-from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
-report = run_doctor(DoctorOptions())
+DOCTOR = f"""
+from pathlib import Path
+from gpulock.install.doctor.doctor import run_doctor
+report = run_doctor(Path({CONFIG!r}))
 for name in report.passed:
     print("ok", name, "", "", sep="|")
 for one in report.findings:

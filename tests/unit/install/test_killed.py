@@ -7,7 +7,6 @@ import os
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from gpulock.install.sge.qconf import Qconf
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.units import DAEMON, UNITS
 from tests.support.install_site import ignore, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
@@ -126,7 +124,7 @@ class KilledSystemd(KilledSite):
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.node = node = make_systemd_node(root, patch)
-        self.options = replace(node.options, ctl=self.systemctl)
+        patch.setattr(manager, "systemctl", self.systemctl)
         self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
         patch.setattr(install, "process_start_time", self._started)
@@ -149,9 +147,9 @@ class KilledSystemd(KilledSite):
 
     def _look(self, unit: str) -> str:
         """Return the text of a unit that systemd finds, nothing for one that is not there."""
-        places = (self.options.unit_path(unit), self.package / unit)
+        places = (install.unit_path(unit), self.package / unit)
         text = next((text for one in places if (text := read(one))), "")
-        return text and text + read(self.options.drop_in_path(unit))
+        return text and text + read(install.drop_in_path(unit))
 
     def _started(self, pid: int) -> float:
         """Return when a service was started: before its unit's text of now, or long after."""
@@ -196,11 +194,10 @@ class KilledSystemd(KilledSite):
         return ""
 
     def apply(self) -> None:
-        self.node.run(SystemdInstaller(self.options).parts(), Wanted.PRESENT)
+        self.node.install()
 
     def undo(self) -> list[str]:
-        parts = SystemdInstaller(self.options).removal()
-        return self.node.run(parts, Wanted.ABSENT).clauses()
+        return self.node.uninstall().clauses()
 
 
 def gres_conf_size(path: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, run_checks
 from gpulock.install.doctor.containers import container_checks
-from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
+from gpulock.install.doctor.doctor import run_doctor
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -151,6 +151,6 @@ def test_doctor_says_it_of_a_simulated_node_too_but_looks_nowhere_else(tmp_path:
     config = Path(files.config)
     config.write_text(config.read_text() + f"DRIVER_DIR={tmp_path}/sets\n")
 
-    report = run_doctor(DoctorOptions(config))
+    report = run_doctor(config)
     assert ("driver set" in report.failed, "CDI" in report.passed) == (True, True)
     assert "containers" not in {*report.passed, *report.failed}

@@ -25,7 +25,7 @@ from gpulock.install.doctor.check import (
     run_checks,
     warning,
 )
-from gpulock.install.doctor.doctor import DoctorOptions, run_doctor
+from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.files import InstallError
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -66,7 +66,7 @@ def site(installed: Site) -> Iterator[Site]:
 
 
 def run(site: Site) -> Report:
-    return run_doctor(DoctorOptions(site.config, site.root / "profile.d/gpulock.sh"))
+    return run_doctor(site.config)
 
 
 def found(site: Site) -> dict[str, Finding]:

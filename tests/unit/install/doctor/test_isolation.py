@@ -12,7 +12,7 @@ import pytest
 from gpulock.install.doctor import isolation as doctor_isolation
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report, run_checks
 from gpulock.install.slurm.slurm_conf import parse_scontrol_config
-from gpulock.install.slurm.texts import slurm_setting_advice
+from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.isolation import bpf
 from gpulock.node.settings import Settings
 from tests.support.faults import raising
@@ -169,6 +169,6 @@ def test_the_installer_asks_for_sessions_where_steps_are_confined_by_them(
     line = f"UsePAM                  = {shown}\n" if shown else ""
     conf = parse_scontrol_config(f"{line}SLURM_VERSION           = 22.05.8\n")
 
-    keys = [want.key for want in slurm_setting_advice(conf, Settings({"ISOLATION": isolation}))]
+    keys = [want.key for want in wanted_setting_lines(conf, Settings({"ISOLATION": isolation}))]
 
     assert ("UsePAM" in keys) is asked

@@ -70,8 +70,8 @@ def tell(config: Path, ago: float) -> None:
     (folder / "sample").write_text(f"{sample.SAMPLE_LINE}\n{head}")
 
 
-def seen(config: Path, profile: Path = Path("/nowhere")) -> str:
-    report = doctor.run_doctor(doctor.DoctorOptions(config, profile))
+def seen(config: Path) -> str:
+    report = doctor.run_doctor(config)
     return "\n".join(report_lines(report, with_all=False))
 
 
@@ -119,7 +119,7 @@ def test_a_queue_in_error_names_its_job_and_both_commands(
     monkeypatch.setattr("gpulock.install.doctor.sge.try_sge_hooks", ignore)
     monkeypatch.setattr("gpulock.install.doctor.sge.SgeChecks.execd", lambda _: ())
 
-    assert seen(site.config, site.root / "profile.d/gpulock.sh") == (
+    assert seen(site.config) == (
         "x queue gpu.q@node1: in error by job 4711.\n"
         "    gpulock why 4711; then qmod -cq gpu.q@node1"
     )

@@ -75,7 +75,7 @@ def _nothing() -> list[Any]:
 
 
 def run(node: SlurmNode) -> Report:
-    return doctor.run_doctor(doctor.DoctorOptions(node.config))
+    return doctor.run_doctor(node.config)
 
 
 def found(node: SlurmNode) -> dict[str, Finding]:

@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.install.doctor.check import WARNING, Finding, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
-from gpulock.install.systemd import manager, units
+from gpulock.install.systemd import install, manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS, read_static_files
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
@@ -25,7 +25,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
 
 
 def look(node: SystemdNode) -> list[Finding]:
-    return run_checks(systemd_checks(node.options)).findings
+    return run_checks(systemd_checks(node.config)).findings
 
 
 def test_nothing_is_said_where_nothing_was_installed(
@@ -68,11 +68,11 @@ def test_a_service_that_is_stopped_is_left_to_the_checks_of_the_programs(node: S
 
 
 def test_a_unit_that_is_gone_wants_another_installation(node: SystemdNode) -> None:
-    node.options.unit_path(DAEMON).unlink()
+    install.unit_path(DAEMON).unlink()
 
     last = look(node)[-1]
 
-    assert str(node.options.unit_path(DAEMON)) in last.what
+    assert str(install.unit_path(DAEMON)) in last.what
     assert last.do == "gpulock install systemd"
 
 
@@ -124,5 +124,5 @@ def test_the_packages_units_are_for_default_settings_and_doctor_says_where_these
     first = look(packaged)[0]
 
     assert (first.name, first.state) == ("services", WARNING)
-    assert first.what.endswith(f": {packaged.options.drop_in_path(DAEMON)}")
+    assert first.what.endswith(f": {install.drop_in_path(DAEMON)}")
     assert first.do == "gpulock install systemd"

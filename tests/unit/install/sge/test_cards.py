@@ -89,7 +89,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     with pytest.raises(InstallError, match="GPU1=0,GPU2=1"):
         site.parts()
     site.install_cluster()
-    site.install(map="GPU1=1,GPU2=0")
+    site.install(map_option="GPU1=1,GPU2=0")
     (state,) = site.root.glob(f"**/{NAME}")
     _, cards = read_card_map(str(state.parent))
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import syslog
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
-from gpulock.install.sge import install as sge_install
 from tests.support.install_site import Site, make_site
 from tests.support.runner import command_runner
 
@@ -22,12 +20,7 @@ CLUSTER = ("--cluster", "--queue", "gpu.q")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Give a node on which a command finds no login script of this machine's."""
-    made = make_site(tmp_path, monkeypatch)
-    profile = made.root / "etc/profile.d/gpulock.sh"
-    options = partial(sge_install.SgeOptions, profile=profile)
-    monkeypatch.setattr(sge_install, "SgeOptions", options)
-    return made
+    return make_site(tmp_path, monkeypatch)
 
 
 def call(site: Site, *args: str) -> Result:

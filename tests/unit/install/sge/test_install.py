@@ -13,7 +13,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
 from gpulock.install.sge.complexes import complex_fault, host_amount
-from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.login import login_script_text
 from gpulock.install.sge.queue_hooks import HOOKS, HookLine
 from gpulock.install.sge.site import release_fault
@@ -158,10 +157,9 @@ def test_without_execd_the_shepherd_is_below_sge_root(
     folder.parent.mkdir()
     folder.symlink_to(site.root / "sge")
     monkeypatch.setenv("SGE_ROOT", str(site.root / "root"))
-    options = site.options(profile=site.root / "none")
 
     site.install_cluster()
-    site.run(SgeInstaller(options, ignore).parts(), Wanted.PRESENT)
+    site.install()
 
     assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
 

@@ -50,7 +50,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     }
     assert restarts(node) == STARTED
     assert (node.differences(), node.install().changed) == ({}, [])
-    made = SystemdInstaller(node.options)
+    made = SystemdInstaller(node.config)
     assert [service.read() for service in made.services()] == [ON, ON]
     assert (node.root / "run/gpulock").is_dir()
 
@@ -88,7 +88,7 @@ def test_a_setting_that_changes_a_unit_starts_that_service_afresh_and_no_other(
     node.install()
     node.ctl.told.clear()
     node.set(EXPORTER_LISTEN="127.0.0.1:9999")
-    path = node.options.drop_in_path("gpulock-exporter.socket")
+    path = install.drop_in_path("gpulock-exporter.socket")
 
     shown = node.differences()
 
@@ -116,7 +116,7 @@ def test_a_service_that_is_older_than_its_package_is_started_afresh(
 ) -> None:
     node.install()
     node.ctl.properties["gpulockd.service"] = {"MainPID": str(os.getpid())}
-    path = node.options.drop_in_path("gpulockd.service")
+    path = install.drop_in_path("gpulockd.service")
     started = path.stat().st_mtime
 
     def start_time(_pid: int) -> float:
@@ -206,7 +206,7 @@ def test_uninstall_goes_on_where_one_that_was_cut_short_had_removed_a_unit(
     node: SystemdNode,
 ) -> None:
     node.install()
-    node.options.unit_path("gpulock-exporter.socket").unlink()
+    install.unit_path("gpulock-exporter.socket").unlink()
     node.ctl.told.clear()
 
     node.uninstall()
@@ -244,11 +244,7 @@ def call(node: SystemdNode, *words: str) -> Result:
     return command_runner().invoke(command_group, ["--config", str(node.config), *words])
 
 
-def test_what_is_typed_ends_with_one_verdict(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(install, "SystemdOptions", lambda *_, **__: node.options)
-
+def test_what_is_typed_ends_with_one_verdict(node: SystemdNode) -> None:
     shown = call(node, "install", "systemd", "--dry-run").output
     assert (node.ctl.told, [*files(node)]) == ([], ["etc/gpulock/gpulock.conf"])
     nothing = call(node, "uninstall", "systemd")

@@ -14,7 +14,7 @@ import stat
 import time
 
 from gpulock.node.procfs import device_file_key
-from gpulock.store.boot import LOCAL_FILE_SYSTEMS
+from gpulock.store.atomic import LOCAL_FILE_SYSTEMS
 
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long
 PIECE = 1 << 12  # bytes

@@ -13,6 +13,7 @@ from gpulock.alloc.release import ReleaseResult
 from gpulock.hooks.frame import HookRun, log_hook_line, release_job
 from gpulock.node.context import Node
 from gpulock.sge import hook
+from gpulock.sge.members import make_sge_observer
 from gpulock.sge.spool import RECORD, Spool
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
@@ -25,7 +26,7 @@ OWN_STATES = ("0", "25", "26", "27", "28", "30", "38")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
@@ -60,8 +61,8 @@ def release_sge_job(
         who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
         return job.end_job_isolation(node, f"{who.label}-", who)
 
-    ours = SgeJobMatcher(node, found)
-    released = release_job(node, run, call.who, ours, lambda: hook.make_sge_observer(node), free)
+    ours = match_sge_run(node, found)
+    released = release_job(node, run, call.who, ours, lambda: make_sge_observer(node), free)
     if not released.known and os.access(RECORD, os.F_OK, dir_fd=found.fd):
         line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
         log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
@@ -89,18 +90,8 @@ def secure_exit_status(found: Spool) -> None:
     atomic.replace_file(EXIT_STATUS, f"{told}\n".encode(), stat.S_IMODE(mode), found.fd, owner)
 
 
-class SgeJobMatcher:
-    """Answer whether a record is of this very run: job, task, shepherd and its start time."""
-
-    __slots__ = ("_key", "_run")
-
-    def __init__(self, node: Node, found: Spool) -> None:
-        self._key = ("sge", node.settings.sge_cell, "", found.job, found.array_task)
-        self._run = (found.pid, found.start, node.boot_id)
-
-    def __call__(self, record: Owner) -> bool:
-        return record.key() == self._key and self._run == (
-            record.pid,
-            record.start,
-            record.boot_id,
-        )
+def match_sge_run(node: Node, found: Spool) -> "Callable[[Owner], bool]":
+    """Return what tells a record of this very run: job, task, shepherd and its start time."""
+    key = ("sge", node.settings.sge_cell, "", found.job, found.array_task)
+    run = (found.pid, found.start, node.boot_id)
+    return lambda one: one.key() == key and run == (one.pid, one.start, one.boot_id)

@@ -8,9 +8,14 @@ rootless container sheds the group.
 
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.hooks.frame import observer_judge
 from gpulock.node.context import Node
 from gpulock.node.procfs import OVER
 from gpulock.store.locks import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.liveness import Judge
 
 
 class SgeMembers:
@@ -87,3 +92,8 @@ class SgeMembers:
                 continue
             if not over and pid not in spared:
                 job.add((pid,), "is in the job's cgroup")
+
+
+def make_sge_observer(node: Node) -> "Judge":
+    """Return a judge for a release: it knows whose processes are left, and judges no owner."""
+    return observer_judge(node, {"sge": SgeMembers(node)})

@@ -22,7 +22,7 @@ from gpulock.node.kinds import SHARE_KIND, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
-from gpulock.sge import hook
+from gpulock.sge.verdict import make_sge_judge
 from gpulock.store import event_log, events
 from gpulock.store.gate import Gate
 
@@ -89,7 +89,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
         if not (lock.owner and lock.owner.gives_way())
     }
     if view.verdicts is None:
-        judge = hook.make_sge_judge(node)
+        judge = make_sge_judge(node)
         view.verdicts = {
             lock.owner.token: judge.verdict(lock) for lock in view.held.values() if lock.owner
         }

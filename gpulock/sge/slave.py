@@ -10,7 +10,7 @@ have its GPUs gets an empty mask and GPULOCK_REFUSED, which the starter method r
 
 import os
 
-from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.claim import Grant
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks.frame import HookRun, format_grant
@@ -18,13 +18,13 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import environment_file, hook, request, spool
-from gpulock.sge.prolog import (
+from gpulock.sge.claim import (
     EXTRA_MASK_NAMES,
     check_isolation,
-    complete_sge_claim,
+    claim_sge_devices,
     isolate_sge_job,
-    make_sge_claim,
-    write_sge_variables,
+    make_sge_owner,
+    mask_sge_job,
 )
 from gpulock.sge.spool import RECORD
 
@@ -46,12 +46,10 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         spools.append(found)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
         check_isolation(node.settings, found)
-        grant = None
         if node.settings.sge_slave_tasks:
-            grant = claim_slave_task(node, found, run.deadline)
-        if grant is None and node.settings.isolation != "off":
-            isolate_sge_job(node, found, None)
-        return grant
+            return claim_slave_task(node, found, run.deadline)
+        isolate_sge_job(node, found, [])
+        return None
 
     os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
     grant = run.run(config, claim)
@@ -71,18 +69,11 @@ def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Gra
     per_job = request.is_per_job_request(job.requests, node.settings.sge_complexes)
     # a per-job complex is debited on the master host alone
     if not kinds or (job.granted is None and not home and per_job):
-        if node.settings.hide_unrequested:
-            write_sge_variables(found, None, node.settings, "")
+        mask_sge_job(node, found)
         return None
-    binds = environment.driver_binds(node.settings)
-    template = hook.make_sge_owner(node, found, job.uid)
-    if home and not job_holds_lock(node, template.key()):
+    if home and not job_holds_lock(node, make_sge_owner(node, found, job.uid).key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
-    want = make_sge_claim(node.settings, found, job, kinds, join=True)
-    grant = claim_devices(node, template, want, lambda: hook.make_sge_judge(node), deadline)
-    own = grant.owner.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
-    complete_sge_claim(node, found, grant, own, binds, deadline)
-    return grant
+    return claim_sge_devices(node, found, job, kinds, deadline)
 
 
 def on_master_host(found: spool.Spool) -> bool:
@@ -112,7 +103,7 @@ def mask_refused_task(
     try:
         if settings.isolation != "off":
             check_isolation(settings, found)
-            isolate_sge_job(Node(settings), found, None)
+            isolate_sge_job(Node(settings), found, [])
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
         drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
         environment_file.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)

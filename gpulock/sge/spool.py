@@ -34,12 +34,12 @@ LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 i
 UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
 RECORD = "gpulock"  # the owner record in the directory, of a job that was granted GPUs
-CONFIG_KEYS = (
+CONFIG_KEYS = {
     *("add_grp_id", "admin_user", "enable_systemd", "enable_windomacc", "epilog", "host"),
     *("host_slots", "ja_task_id", "job_id", "job_owner", "pe", "pe_hostfile", "pe_slots"),
     *("pe_start", "pe_stop", "pe_task_id", "prolog", "queue", "resume_method", "starter_method"),
     *("suspend_method", "systemd_scope", "systemd_slice", "terminate_method", "use_systemd"),
-)
+}
 
 
 class Spool:

@@ -5,9 +5,10 @@ Hot, loaded when a lock must be judged. Not the spool directory (it stays for se
 the end and vanishes while processes live), not qstat (`qdel -f` drops a job whose process lives).
 """
 
-from gpulock.alloc.liveness import shepherd_verdict
+from gpulock.alloc.liveness import Judge, process_verdict, shepherd_verdict
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
+from gpulock.sge.members import SgeMembers
 from gpulock.sge.shepherds import why_execd_hidden
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, SHEPHERD, UNKNOWN, Verdict
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.job_processes import JobProcesses
+    from gpulock.alloc.liveness import LivenessRule
 
 
 class SgeJobRule:
@@ -63,3 +65,9 @@ def describe_empty_job(lock: Lock, scan: ProcessScan) -> str:
     if scan.carriers(record.add_grp_id):
         return f"its group {record.add_grp_id} is another job's now"
     return f"no process carries its group {record.add_grp_id}"
+
+
+def make_sge_judge(node: Node) -> Judge:
+    """Return a judge of the locks that a Grid Engine node may hold."""
+    rules: "dict[str, LivenessRule]" = {"sge": SgeJobRule(node), "process": process_verdict}
+    return Judge(node.boot_id, ProcessScan(node.proc), rules, {"sge": SgeMembers(node)})

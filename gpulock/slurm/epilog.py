@@ -7,6 +7,8 @@ missing (docs/facts/slurm.md). What cannot be freed is left to the next claim an
 
 import os
 
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import ReleaseResult
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
@@ -15,14 +17,13 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import note
 from gpulock.slurm.call import SlurmHookCall
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from gpulock.alloc.liveness import Judge
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -69,16 +70,12 @@ def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
         note.remove_task_note(node.store, *who, tokens)
 
 
-def make_slurm_epilog_judge(node: Node, job: str = "") -> "Judge":
+def make_slurm_epilog_judge(node: Node, job: str = "") -> Judge:
     """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
 
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
     is another node's on the same machine, and does not count.
     """
-    from gpulock.alloc.liveness import Judge
-    from gpulock.alloc.process_scan import ProcessScan
-    from gpulock.slurm.steps import SlurmSteps
-
     steps = SlurmSteps(node.settings, job)
     scan = ProcessScan(node.proc, {"slurm": steps.owns})
     return Judge(node.boot_id, scan, {}, {"slurm": steps.add_members})

@@ -33,7 +33,7 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.slurm import note, request
+from gpulock.slurm import gres_map, note, request
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import TaskNote
 from gpulock.store import grants, kv
@@ -114,8 +114,6 @@ def claim_slurm_job(
 
 def wait_for_gres_map(node: Node, positions: list[str], deadline: Deadline) -> None:
     """Give gpulockd time to compare the map with a gres.conf that has just changed."""
-    from gpulock.slurm import gres_map
-
     wait = deadline.sooner(node.settings.slurm_wait)
     while gres_map.is_map_awaited(node, positions) and wait.left() > 0:
         time.sleep(FIRST_PAUSE)
@@ -192,9 +190,7 @@ def order_slurm_devices(node: Node, positions: list[str], grant: Grant) -> list[
     """Return the devices of a grant in the order of Slurm's positions, where it chose them."""
     if not request.slurm_selects_devices(node.settings):
         return grant.devices
-    from gpulock.slurm.gres_map import resolve_gres_devices
-
-    return resolve_gres_devices(node.settings.state_dir, positions, grant.devices)
+    return gres_map.resolve_gres_devices(node.settings.state_dir, positions, grant.devices)
 
 
 def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:

@@ -9,6 +9,7 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, one_line, shorten
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall, is_slurm_number
+from gpulock.slurm.gres_map import needs_gres_map, read_shared_gres, resolve_gres_devices
 
 SHARD = "shard"  # the one GRES of which several jobs may share a card
 MOST = 999  # devices: more than any node has
@@ -33,8 +34,6 @@ def asks_for_share(call: SlurmHookCall, settings: Settings) -> bool:
     """
     if call.mps:
         raise part_of_gpu_refusal("mps")
-    from gpulock.slurm.gres_map import read_shared_gres
-
     shared = read_shared_gres(settings.state_dir)
     if not shared or (call.gpus is None and len(shared) == 1):
         return False  # of two such GRES slurmd tells neither's cards
@@ -111,8 +110,6 @@ def resolve_gres_kinds(
             )
         except ValueError as fault:
             raise invalid_gres_request(",".join([name for name, _ in asked]), str(fault)) from fault
-    from gpulock.slurm.gres_map import needs_gres_map, resolve_gres_devices
-
     found = node.devices()
     if not needs_gres_map(found, settings):
         return ()
@@ -124,8 +121,6 @@ def list_slurm_device_ids(call: SlurmHookCall, node: Node) -> tuple[str, ...]:
     """Return the ids of the devices that Slurm chose, none where gpulock is to choose."""
     if not slurm_selects_devices(node.settings):
         return ()
-    from gpulock.slurm.gres_map import resolve_gres_devices
-
     chosen = resolve_gres_devices(node.settings.state_dir, call.positions(), node.devices())
     return tuple([d.id for d in chosen])
 

@@ -14,6 +14,10 @@ OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL = (errno.ENOSPC, errno.EDQUOT)  # no room: an administrator's doing, no fault of the node's
+# file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
+LOCAL_FILE_SYSTEMS = frozenset(
+    ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
+)
 LIMIT = 1 << 16  # bytes: an owner record has about 700, a settings file a few thousand
 
 

@@ -22,10 +22,6 @@ EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its f
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
 ROOM, INODES = 1 << 16, 16  # bytes and files without which a claim may find no room in LOCK_DIR
 NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
-# file systems on which mkdir and rename are atomic and local (/proc/self/mountinfo names)
-LOCAL_FILE_SYSTEMS = frozenset(
-    ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
-)
 
 
 def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
@@ -195,7 +191,7 @@ def read_state_boot_id(state_dir: str) -> str:
 
 def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
     """Return why LOCK_DIR may not be on a kind of file system and what to do, or None; pure."""
-    if kind in LOCAL_FILE_SYSTEMS:
+    if kind in atomic.LOCAL_FILE_SYSTEMS:
         return None
     if kind == NO_MOUNT:
         why = f"no mount covers LOCK_DIR {path}, as in a chroot: its file system is not known"

@@ -14,7 +14,7 @@ from gpulock.install.hooks import HookPaths, render_hooks
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
-from gpulock.store import boot
+from gpulock.store import atomic, boot
 from tests.support import execd
 from tests.support.packed_job import ResourceRequest
 
@@ -41,7 +41,7 @@ def find_place(places: Sequence[str]) -> str:
     for place in places:
         path = place or tempfile.gettempdir()
         try:
-            local = boot.file_system_type(path) in boot.LOCAL_FILE_SYSTEMS
+            local = boot.file_system_type(path) in atomic.LOCAL_FILE_SYSTEMS
             if local and os.access(path, os.W_OK) and not os.statvfs(path).f_flag & os.ST_NOEXEC:
                 return path
         except OSError:

@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.job import environment
 from gpulock.job.environment import BIND_LISTS
-from gpulock.sge import environment_file, prolog, spool
+from gpulock.sge import claim, environment_file, prolog, spool
 from gpulock.store import owner
 from tests.support import slurm_site
 from tests.support.execd import SpooledJob
@@ -79,7 +79,7 @@ def test_a_grid_engine_job_gets_the_same_gpus_and_variables_whatever_it_binds(
 
     assert (code, site.locks()) == (RUN, [bus(0), bus(1)])
     assert owner.parse_owner((job.folder / spool.RECORD).read_text()).devices == (bus(0), bus(1))
-    ours = environment.grant_variable_names(prolog.EXTRA_MASK_NAMES)
+    ours = environment.grant_variable_names(claim.EXTRA_MASK_NAMES)
     for name in (*ours, *BIND_LISTS):
         found = [line for line in lines_of(job) if line.startswith(name.encode() + b"=")]
         assert len(found) == (name not in environment.OPTIONAL_VARIABLES), name

@@ -18,7 +18,7 @@ from gpulock.isolation import job, tree
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.sge import epilog, hook, prolog, slave
+from gpulock.sge import claim, epilog, prolog, slave, verdict
 from gpulock.sge.members import SgeMembers
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.execd import SpooledJob
@@ -102,7 +102,7 @@ def test_what_confines_a_job_is_loaded_before_its_claim(
         loaded = "gpulock.isolation.job" in sys.modules
         raise Refusal(UNKNOWN, f"confinement is loaded: {loaded}", "nothing to do")
 
-    monkeypatch.setattr(prolog, "claim_devices", claims)
+    monkeypatch.setattr(claim, "claim_devices", claims)
     assert start(site, site.run(gpus(2)), **CGROUP) == REQUEUE
     assert "confinement is loaded: True" in capfd.readouterr().err
 
@@ -353,7 +353,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
     (lock,) = node.store.read_all_locks().values()
     for judges in (
         make_liveness_judge(node),
-        hook.make_sge_judge(node),
+        verdict.make_sge_judge(node),
     ):  # gpulockd's, and a claim's
         assert judges.job_processes(lock).reason() == "process 700 is in the job's cgroup"
     dead: dict[str, LivenessRule] = {"sge": lambda lock, *_: Verdict(DEAD, f"{lock}: gone")}

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gpulock.alloc.reaper import Reaper
-from gpulock.sge import epilog, hook, prolog, site_hook, spool
+from gpulock.sge import claim, epilog, hook, prolog, site_hook, spool
 from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full, raising, rename_host
 from tests.support.jobs import SHEPHERD, Site, gpus
@@ -225,8 +225,8 @@ def test_an_epilog_of_the_sites_that_failed_keeps_its_say(
 def test_a_lock_is_this_runs_by_all_that_names_it(site: Site, other: dict[str, object]) -> None:
     site.run(gpus(1))
     node, found = site.node(), site.above()
-    matches = epilog.SgeJobMatcher(node, found)
-    mine = hook.make_sge_owner(node, found, os.geteuid())
+    matches = epilog.match_sge_run(node, found)
+    mine = claim.make_sge_owner(node, found, os.geteuid())
     assert matches(mine)
     assert not matches(mine.copy(**other))
 

@@ -8,7 +8,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import prolog, request
+from gpulock.sge import claim, request
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import PER_JOB, PER_SLOT
 
@@ -30,7 +30,7 @@ def why_refused(site: Site) -> str:
 def wanted(site: Site) -> ClaimRequest:
     spool = site.above(site.pid)
     found, job = request.read_sge_job_gpus(spool, SETTINGS)
-    return prolog.make_sge_claim(SETTINGS, spool, job, found)
+    return claim.make_sge_claim(SETTINGS, spool, job, found)
 
 
 def test_each_complex_counts_its_kind(site: Site) -> None:

@@ -15,7 +15,7 @@ from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
-from gpulock.sge import environment_file, epilog, hook, prolog, request, site_hook, spool
+from gpulock.sge import claim, environment_file, epilog, hook, prolog, request, site_hook, spool
 from tests.support.claims import holder
 from tests.support.execd import SpooledJob
 from tests.support.faults import fail_at, faulty_settings, raising
@@ -374,10 +374,10 @@ def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
 ) -> None:
     site.run(gpus(1))
     found = site.above()
-    prolog.check_shepherd_alive(site.node(), found)
+    claim.check_shepherd_alive(site.node(), found)
     monkeypatch.setattr(Proc, "running", raising(PermissionError(13, "denied")))
     with pytest.raises(Refusal) as caught:
-        prolog.check_shepherd_alive(site.node(), found)
+        claim.check_shepherd_alive(site.node(), found)
     assert caught.value.kind == UNKNOWN
 
 

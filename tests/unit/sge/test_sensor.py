@@ -18,7 +18,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.slots.rsmap import bad_card_ids
 from gpulock.deadline import Deadline
 from gpulock.install.hook_script import render_python_hook
-from gpulock.sge import card_map, hook, sensor
+from gpulock.sge import card_map, sensor, verdict
 from gpulock.store import quarantine, verdicts
 from gpulock.store.events import TIMEOUT, note_event
 from gpulock.store.gate import Gate
@@ -48,7 +48,7 @@ def hold(site: Box, count: int, share: bool = False, **changes: object) -> str:
     fields: dict[str, object] = {"node": NODE, "token": "", "devices": (), "add_grp_id": 0}
     one = record(**{**fields, "sid": 500, **changes})
     return claim_devices(
-        node, one, ClaimRequest(count, share=share), lambda: hook.make_sge_judge(node), soon()
+        node, one, ClaimRequest(count, share=share), lambda: verdict.make_sge_judge(node), soon()
     ).owner.token
 
 

@@ -25,9 +25,9 @@ CALLS = {"prolog": "become_site_prolog", "epilog": "run_site_epilog"}
 OURS = f"""#!{os.path.realpath(sys.executable)} -IS
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from gpulock.sge import hook, site_hook
+from gpulock.sge import hook, prolog, site_hook
 told = site_hook.{{call}}(hook.SgeHookCall(sys.argv, os.environ), os.environ)
-sys.exit(told if isinstance(told, int) else hook.sge_hook_exit_code(told, None))
+sys.exit(told if isinstance(told, int) else prolog.sge_hook_exit_code(told, None))
 """
 SITE = """#!/bin/sh
 echo "site $* SECRET=$SECRET uid=$(id -u) $(grep SigIgn /proc/$$/status)" >>{log}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.sge import prolog, slave, spool
+from gpulock.sge import claim, prolog, slave, spool
 from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
 from tests.support.faults import raising
@@ -155,7 +155,7 @@ def test_a_task_that_cannot_be_told_keeps_nothing(
     job = parallel(site, gpus(1))
     site.task(job, FIRST)
     monkeypatch.setattr(
-        prolog, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
+        claim, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
     )
     assert start(site, FIRST) == 0
     assert site.locks() == []

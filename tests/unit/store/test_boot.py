@@ -274,7 +274,7 @@ def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
 
 
 def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
-    assert boot.file_system_type(str(tmp_path)) in boot.LOCAL_FILE_SYSTEMS
+    assert boot.file_system_type(str(tmp_path)) in atomic.LOCAL_FILE_SYSTEMS
     assert boot.file_system_type("/proc") == "proc"
 
 

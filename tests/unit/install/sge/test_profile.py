@@ -19,7 +19,7 @@ from gpulock.install.sge.login import (
 )
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variable_names
 from gpulock.job.mps import MEMORY_LIMIT, PERCENTAGE, PIPE_DIRECTORY
-from gpulock.sge.prolog import EXTRA_MASK_NAMES
+from gpulock.sge.claim import EXTRA_MASK_NAMES
 
 LIKE_CSH = ("tcsh", "bsd-csh")
 SHELLS = [one for one in ("sh", "dash", "bash", "ksh", "zsh", *LIKE_CSH) if shutil.which(one)]

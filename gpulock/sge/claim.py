@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim of Grid Engine, for the prolog of a job and for slave tasks: its record, its tail, undo.
+
+Hot.
+"""
+
+import os
+
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.deadline import Deadline
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal, os_error_kind
+from gpulock.hooks.frame import complete_claim, undo_claim
+from gpulock.job import environment
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
+from gpulock.sge import environment_file, request, spool
+from gpulock.sge.spool import Spool
+from gpulock.sge.spooled_job import SgeJob
+from gpulock.store import atomic, grants, owner
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.alloc.liveness import Judge
+
+EXTRA_MASK_NAMES = ("SGE_GPU",)  # the name that other prologs of Grid Engine give the mask
+ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
+
+
+def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
+    """Return the record of a job, all but the devices; raise Refusal.
+
+    Where 8.1.10 starts jobs by systemd (USE_CGROUPS=systemd), the group that `config` names is on
+    no process: a job that lives would be proven dead.
+    """
+    if found.config.get("use_systemd") == ["yes"]:
+        raise Refusal(
+            INVALID_REQUEST,
+            "execd has systemd start the job, so no process can be known as the job's",
+            "take USE_CGROUPS=systemd out of execd_params",
+        )
+    return Owner(
+        scheduler="sge",
+        cluster=node.settings.sge_cell,
+        node=node.name,
+        job_id=found.job,
+        task_id=found.array_task,
+        pid=found.pid,
+        start=found.start,
+        user=found.need("job_owner"),
+        uid=uid,
+        queue=found.need("queue"),
+        spool_dir=found.path,
+        add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
+        scope=systemd_unit_path(found) if "systemd_scope" in found.config else "",
+        sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
+        boot_id=node.boot_id,
+        pid_ns=node.proc.pid_namespace(""),
+    )
+
+
+def systemd_unit_path(found: Spool) -> str:
+    """Return the cgroup, from the top, of the unit to which execd has systemd move a job.
+
+    Tasks of a parallel job have scopes of their own in the job's slice: then it is the slice. A
+    unit a-b.slice is in a.slice (systemd.slice(5)).
+    """
+    slice_, scope = found.need("systemd_slice"), found.need("systemd_scope")
+    words = slice_.removesuffix(".slice").split("-")
+    names = ["-".join(words[: n + 1]) + ".slice" for n in range(len(words))]
+    if "-jobs-" not in slice_:
+        names.append(scope)
+    return "" if "/" in slice_ + scope else "/" + "/".join(names)
+
+
+def make_sge_claim(
+    settings: Settings,
+    found: Spool,
+    job: SgeJob,
+    kinds: tuple[tuple[str, int], ...],
+    join: bool = False,
+) -> ClaimRequest:
+    """Return what to claim; raise Refusal. Of ids that qmaster chose (RSMAP) kind is no question.
+
+    With `join` a task shares what its job has here.
+    """
+    want = ClaimRequest(
+        sum([count for _, count in kinds]),
+        request.wanted_devices(found, settings, job) if job.granted else (),
+        join=join,
+        check=lambda chosen: environment.grant_variables(chosen, settings, EXTRA_MASK_NAMES),
+    )
+    if want.wanted:
+        if len(want.wanted) != want.count:
+            why = "GPUs are asked for by id and by count"
+            raise Refusal(INVALID_REQUEST, why, "ask for GPUs of complexes that have ids")
+    elif request.SHARE in dict(kinds):
+        want.share = True
+    elif settings.sge_kinds:
+        want.kinds = kinds
+    return want
+
+
+def claim_sge_devices(
+    node: Node,
+    found: Spool,
+    job: SgeJob,
+    kinds: tuple[tuple[str, int], ...],
+    deadline: Deadline,
+    who: "Owner | None" = None,
+) -> Grant:
+    """Claim what a job was granted here, confine it and tell it; raise Refusal.
+
+    `who` gets the claim's token; without it a slave task shares the claim of its job.
+    """
+    binds = environment.driver_binds(node.settings) if node.settings.driver_dir else ""
+    template = make_sge_owner(node, found, job.uid)
+    want = make_sge_claim(node.settings, found, job, kinds, join=who is None)
+
+    def judge() -> "Judge":
+        from gpulock.sge.verdict import make_sge_judge
+
+        return make_sge_judge(node)
+
+    grant = claim_devices(node, template, want, judge, deadline)
+    own = grant.owner
+    if who is None:
+        own = own.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
+    else:
+        who.token = own.token
+
+    def record() -> None:
+        check_shepherd_alive(node, found)
+        isolate_sge_job(node, found, grant.devices)
+        write_spool_record(found, own)
+        if grant.fresh:
+            grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)
+
+    complete_claim(
+        node,
+        grant,
+        deadline,
+        record,
+        lambda: write_sge_variables(found, grant.devices, node.settings, binds),
+        lambda: undo_sge_claim(node, found, grant, deadline),
+    )
+    return grant
+
+
+def mask_sge_job(node: Node, found: Spool) -> None:
+    """Keep a job without GPUs from all of them; raise Refusal."""
+    isolate_sge_job(node, found, [])
+    if node.settings.hide_unrequested:
+        write_sge_variables(found, [], node.settings, "")
+
+
+def check_shepherd_alive(node: Node, found: Spool) -> None:
+    """Raise Refusal when the shepherd died under us: nobody would run our epilog."""
+    try:
+        alive = node.proc.running(found.pid, found.start)
+    except (OSError, ValueError):
+        alive = False
+    if not alive:
+        raise Refusal(UNKNOWN, f"the shepherd {found.pid} died meanwhile", "nothing to do")
+
+
+def check_isolation(settings: "Settings", found: Spool) -> None:
+    """Raise Refusal for a job that could not be confined, and load all that confines one.
+
+    Before the claim: a Python that cannot be read would not undo it either.
+    """
+    if settings.isolation != "off":
+        from gpulock.isolation import bpf, job  # noqa: F401 (what confines a job loads bpf)
+
+        job.check_systemd_scope(found.config)
+
+
+def isolate_sge_job(node: Node, found: Spool, devices: list[Device]) -> None:
+    """Let the kernel keep the job to what it was granted; raise Refusal."""
+    if node.settings.isolation == "off":
+        return
+    from gpulock.isolation import job
+
+    who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+    job.begin_job_isolation(node, who, devices)
+
+
+def write_spool_record(found: Spool, record: Owner) -> None:
+    """Put the owner record into the spool directory as well, where only root can write it.
+
+    By it `chain` believes the job's variables, and the epilog that there was a grant. Raises
+    Refusal.
+    """
+    data = owner.encode_owner(record).encode("utf-8")
+    try:
+        atomic.replace_file(spool.RECORD, data, 0o644, found.fd)
+    except OSError as fault:
+        raise Refusal(
+            os_error_kind(fault),
+            f"the job's spool directory: {fault}",
+            "look at execd's file system",
+        ) from fault
+
+
+def write_sge_variables(
+    found: Spool, devices: list[Device], settings: Settings, binds: str
+) -> None:
+    """Write the job's variables."""
+    pairs = environment.grant_variables(devices, settings, EXTRA_MASK_NAMES)
+    environment_file.write_sge_env_file(found, pairs, ALL_NAMES, binds, settings.mps_dir)
+
+
+def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -> None:
+    """Take back a claim whose job was not told, but for one that a task shares."""
+    if not grant.fresh:
+        return
+    try:
+        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it the site's hook believes the mask
+    except OSError:
+        pass
+    from gpulock.sge.members import make_sge_observer
+
+    undo_claim(node, grant, make_sge_observer(node), deadline)

@@ -38,9 +38,9 @@ FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
 
 
-def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
+def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
     """Return what is known of one claim; `ids` are the devices whose openers are told."""
-    record = lock.owner
+    view, record = sight.view, lock.owner
     if record is None:
         return [("record", lock.fault or "none: a claim is being made")]
     found: FactList = [("since", describe_claim_time(view, record))]
@@ -62,7 +62,7 @@ def describe_lock(view: StatusView, sight: ProcessView, lock: Lock, ids: Sequenc
         return found
     found.append(("verdict", describe_verdict(view, record)))
     found += describe_owner_processes(sight, lock, record)
-    opened = [describe_open_device(view, sight, name, record) for name in ids]
+    opened = [describe_open_device(sight, name, record) for name in ids]
     if opened:
         found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
@@ -176,9 +176,7 @@ def describe_stranger(sight: ProcessView, pid: int, record: Owner) -> str:
     return "older than the claim" if here and began < record.claimed_boottime else ""
 
 
-def describe_open_device(
-    view: StatusView, sight: ProcessView, device: str, record: Owner | None = None
-) -> str:
+def describe_open_device(sight: ProcessView, device: str, record: Owner | None = None) -> str:
     """Return who has a device open, as far as the caller can see, and who is not of `record`."""
     pids = sight.holders.pids_with_open(device)
     if record is not None:  # of the owner's files each was asked for its device, whatever its path
@@ -186,7 +184,7 @@ def describe_open_device(
     whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
     who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
     limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
-    return f"{format_device_list([device], view.devices)}: {who}{limit}"
+    return f"{format_device_list([device], sight.view.devices)}: {who}{limit}"
 
 
 def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
@@ -210,7 +208,7 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     return found
 
 
-def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -> list[int]:
+def find_blocking_pids(sight: ProcessView, row: DeviceState) -> list[int]:
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
     if row.lock and row.orphans:
         told = PROCESS_IN_PROOF.search(row.orphans)
@@ -219,7 +217,7 @@ def find_blocking_pids(view: StatusView, sight: ProcessView, row: DeviceState) -
         return [pid] if pid in there or not there else there
     if row.state != FOREIGN:
         return []
-    seen = view.use.seen(row.id)
+    seen = sight.view.use.seen(row.id)
     return sight.find_foreign_pids(row.id) or list(seen.foreign_pids if seen else ())
 
 

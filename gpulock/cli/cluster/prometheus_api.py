@@ -42,7 +42,13 @@ def query_prometheus(
     url: str, queries: Sequence[str], seconds: float = SECONDS, limit: int = LIMIT
 ) -> list[list[Series]]:
     """Return the answer to each query; raise Refused. No step of one waits beyond `seconds`."""
-    parts = parse_prometheus_url(url)
+    parts = parse_http_url(url)
+    if parts is None:
+        what = "is no http:// or https:// address" if url else "is not set"
+        do = "write it into gpulock.conf, such as PROMETHEUS_URL=http://prometheus:9090"
+        raise CommandRefusedError(
+            f"PROMETHEUS_URL {what}: no server is known that sees all nodes", do
+        )
     try:
         return [parse_vector(fetch_answer(parts, one, seconds, limit)) for one in queries]
     except (OSError, HTTPException, ValueError) as fault:
@@ -51,20 +57,6 @@ def query_prometheus(
             why = f"no answer within {seconds:g} s"
         shown = one_line(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
         raise CommandRefusedError(f"Prometheus at {shown}: {why}", DO) from fault
-
-
-def parse_prometheus_url(url: str) -> SplitResult:
-    """Return the parts of a server's address; raise Refused where it is none."""
-    if not url:
-        raise CommandRefusedError(
-            "PROMETHEUS_URL is not set: no server is known that sees all nodes",
-            "set it in gpulock.conf, such as PROMETHEUS_URL=http://prometheus:9090",
-        )
-    if parts := parse_http_url(url):
-        return parts
-    raise CommandRefusedError(
-        "PROMETHEUS_URL is no http:// or https:// address", "correct it in gpulock.conf"
-    )
 
 
 def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:

@@ -7,6 +7,7 @@ A device is in the state that its exporter says.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,10 +38,7 @@ COUNTS = (
     Column("OTHER", least=10),
 )
 USERS = (
-    Column("USER", least=8),
-    Column("GPUS", right=True),
-    Column("IDLE", right=True),
-    Column("UTIL", right=True, spare=True),
+    *(COUNTS[0], *COUNTS[3:5]),
     Column("JOBS", right=True),
     Column("NODES", right=True),
 )
@@ -136,7 +134,6 @@ class ClusterSum:
     Of a user a share counts as its part of a device; `jobs` and `nodes` are a user's.
     """
 
-    name: str
     states: dict[str, float] = field(default_factory=lambda: dict.fromkeys(states.STATES, 0.0))
     uses: list[float] = field(default_factory=list[float])
     jobs: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
@@ -147,11 +144,6 @@ class ClusterSum:
         """Return how many there are; 0 of a user the parts of whose shares nobody knows."""
         return sum(self.states.values())
 
-    @property
-    def utilization(self) -> float | None:
-        """Return the mean of the devices that tell it, None where none does."""
-        return sum(self.uses) / len(self.uses) if self.uses else None
-
     def add(self, device: ClusterDevice, share: str = WHOLE) -> None:
         """Count a device, or the part of it that a share is."""
         if device.state is not None:
@@ -160,40 +152,33 @@ class ClusterSum:
             self.uses.append(device.use)
 
 
-def sum_node(node: ClusterNode) -> ClusterSum:
-    """Return the sum of a node, in the states that its exporter counted."""
-    found = ClusterSum(node.name)
-    for device in node.devices.values():
-        found.add(device)
-    found.states = {name: float(count) for name, count in (node.counts or {}).items()}
-    return found
+Sums = dict[str, ClusterSum]  # by name
 
 
-def sum_by_model(nodes: Sequence[ClusterNode]) -> list[ClusterSum]:
-    """Return one sum a model, most devices first; a card that no driver shows is of none."""
-    found: dict[str, ClusterSum] = {}
+def sum_cluster(nodes: Sequence[ClusterNode]) -> tuple[Sums, Sums, Sums]:
+    """Return the sums by node, by model and by user who holds something.
+
+    A node is in the states that its exporter counted; a card that no driver shows has no model.
+    """
+    by_node: Sums = {node.name: ClusterSum() for node in nodes}
+    models, users = (
+        defaultdict[str, ClusterSum](ClusterSum),
+        defaultdict[str, ClusterSum](ClusterSum),
+    )
     for node in nodes:
         for device in node.devices.values():
+            by_node[node.name].add(device)
             if device.state is not None:
-                name = device.model or "not known"
-                found.setdefault(name, ClusterSum(name)).add(device)
-    return sorted(found.values(), key=lambda one: (-one.devices, one.name))
-
-
-def sum_by_user(nodes: Sequence[ClusterNode]) -> list[ClusterSum]:
-    """Return one sum a user who holds something, most devices first."""
-    found: dict[str, ClusterSum] = {}
-    for node in nodes:
-        for device in node.devices.values():
+                models[device.model or "not known"].add(device)
             for share, labels in device.holders.items():
-                name = labels.get("user") or "not told"
-                one = found.setdefault(name, ClusterSum(name))
+                one = users[labels.get("user") or "not told"]
                 one.add(device, share)
                 one.nodes.add(node.name)
                 local = node.name if labels.get("scheduler") in ("process", "admin") else ""
                 job = [labels.get(key, "") for key in ("scheduler", "job_id", "task_id")]
                 one.jobs.add((local, *job))
-    return sorted(found.values(), key=lambda one: (-one.devices, one.name))
+        by_node[node.name].states = {name: float(n) for name, n in (node.counts or {}).items()}
+    return by_node, models, users
 
 
 def observe_cluster(url: str) -> list[ClusterNode]:
@@ -214,54 +199,64 @@ def format_cluster_tables(
 
     With `only_free` the nodes that have a free device, and of all what is wrong.
     """
-    result: list[str] = []
+    by_node, models, users = sum_cluster(nodes)
     counted = [node for node in nodes if node.counts and node.counts[states.FREE]]
     shown = counted if only_free else nodes
-    if shown:
-        rows = [node_cells(node) for node in shown]
-        result += table.render_table((Column("NODE", least=12), *COUNTS), rows, width)
+    tables: list[tuple[str, Sequence[Column], list[list[Cell]]]]
+    tables = [("NODE", COUNTS, [node_cells(node, by_node[node.name]) for node in shown])]
     if not only_free:
-        if models := [count_cells(one) for one in sum_by_model(nodes)]:
-            columns = (Column("MODEL", least=12), *COUNTS)
-            result += ["", *table.render_table(columns, models, width)]
-        if users := [user_cells(one) for one in sum_by_user(nodes)]:
-            result += ["", *table.render_table(USERS, users, width)]
-        result.append("")
+        tables.append(("MODEL", COUNTS, [count_cells(*one) for one in list_largest(models)]))
+        tables.append(("USER", USERS, [user_cells(*one) for one in list_largest(users)]))
+    result: list[str] = []
+    for title, columns, rows in tables:
+        if rows:
+            result += table.render_table((Column(title, least=8), *columns), rows, width)
+            result += [] if only_free else [""]
     result += format_cluster_totals(nodes, width)
     return [*result, *table.render_facts(find_cluster_faults(nodes), width)], not shown
 
 
-def node_cells(node: ClusterNode) -> list[Cell]:
+def list_largest(sums: Sums) -> list[tuple[str, ClusterSum]]:
+    """Return sums with their names, most devices first."""
+    return sorted(sums.items(), key=lambda one: (-one[1].devices, one[0]))
+
+
+def node_cells(node: ClusterNode, one: ClusterSum) -> list[Cell]:
     """Return the row of a node, of which nothing may be known."""
     if node.counts is not None:
-        return count_cells(sum_node(node))
+        return count_cells(node.name, one)
     why = "locks not readable" if node.up else "exporter down"
     return [Cell(node.name), *[Cell("-")] * 5, Cell(why, "red")]
 
 
-def count_cells(one: ClusterSum) -> list[Cell]:
+def count_cells(name: str, one: ClusterSum) -> list[Cell]:
     """Return a name and the cells of COUNTS."""
-    others = [name for name in one.states if name not in USUAL and one.states[name]]
-    words = [f"{one.states[name]:g} {table.state_cell(name).text}" for name in others]
+    others = [state for state in one.states if state not in USUAL and one.states[state]]
+    words = [f"{one.states[state]:g} {table.state_cell(state).text}" for state in others]
     return [
-        Cell(one.name),
+        Cell(name),
         Cell(f"{one.devices:g}"),
-        *(state_count_cell(one, name) for name in USUAL),
-        table.percent_cell(one.utilization),
+        *(state_count_cell(one, state) for state in USUAL),
+        mean_use_cell(one),
         Cell(", ".join(words), table.COLOURS[others[0]] if others else None),
     ]
 
 
-def user_cells(one: ClusterSum) -> list[Cell]:
-    """Return the cells of USERS: `1.25` GPUs where shares are in it."""
+def user_cells(name: str, one: ClusterSum) -> list[Cell]:
+    """Return a name and the cells of USERS: `1.25` GPUs where shares are in it."""
     return [
-        Cell(one.name),
+        Cell(name),
         Cell(f"{round(one.devices, 2):g}" if one.devices else "-"),
         state_count_cell(one, states.HELD_IDLE),
-        table.percent_cell(one.utilization),
+        mean_use_cell(one),
         Cell(str(len(one.jobs))),
         Cell(str(len(one.nodes))),
     ]
+
+
+def mean_use_cell(one: ClusterSum) -> Cell:
+    """Return the mean of the devices that tell it, `-` where none does."""
+    return table.percent_cell(sum(one.uses) / len(one.uses) if one.uses else None)
 
 
 def state_count_cell(one: ClusterSum, name: str) -> Cell:

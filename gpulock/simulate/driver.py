@@ -68,7 +68,6 @@ def sys_tree(machine: Machine) -> Tree:
         root = gpu.bridges[0].rsplit(":", 1)[0]
         folder = "/".join((f"devices/pci{root}", *gpu.bridges, gpu.bus))
         tree[f"sys/{folder}/numa_node"] = b"%d\n" % gpu.numa
-        tree[f"sys/{folder}/local_cpulist"] = machine.cpus[gpu.numa].encode() + b"\n"
         tree[f"sys/bus/pci/devices/{gpu.bus}"] = f"../../../{folder}"
     return tree
 
@@ -98,10 +97,8 @@ def list_capability_minors(machine: Machine) -> dict[str, int]:
     files = {"mig/config": CONFIG_MINOR, "mig/monitor": MONITOR_MINOR}
     for gpu in machine.present:
         for instance in gpu.mig:
-            gi, first = (
-                f"gpu{gpu.minor}/mig/gi{instance.gi}",
-                gpu_instance_minor(gpu.minor, instance.gi),
-            )
+            gi = f"gpu{gpu.minor}/mig/gi{instance.gi}"
+            first = gpu_instance_minor(gpu.minor, instance.gi)
             files[f"{gi}/access"] = first
             files[f"{gi}/ci{instance.ci}/access"] = first + 1 + instance.ci
     return files

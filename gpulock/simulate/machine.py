@@ -62,17 +62,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """A whole machine. `links` are direct NVLinks as (index, index, count) with a < b.
-
-    `cpus[n]` is the cpulist of NUMA node n, and the last one is used where the node is unknown.
-    """
+    """A whole machine. `links` are direct NVLinks as (index, index, count) with a < b."""
 
     name: str
     summary: str
     driver: DriverRelease
     card: GpuModel
     gpus: tuple[Gpu, ...]
-    cpus: tuple[str, ...]
     links: tuple[tuple[int, int, int], ...] = ()
     nvswitch: bool = False
     shares: str = ""  # of its settings

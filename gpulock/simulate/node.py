@@ -20,13 +20,13 @@ from gpulock.simulate.driver import (
 )
 from gpulock.simulate.machine import Machine, format_machine_inventory
 from gpulock.simulate.presets import PRESETS
+from gpulock.store import atomic
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
 NVML = "nvml"  # what NVML would tell: the exporter's; gpulockd writes an `inventory` of its own
 LISTEN = "127.0.0.1:9465"  # a simulation is nobody else's
 LOCAL_MAJORS = range(240, 255)  # admin-guide/devices.txt: LOCAL/EXPERIMENTAL USE
-MARKER_LIMIT = 4096  # bytes read of a file that may be anybody's
 
 # All that a simulation may hold; on rewriting these go, and nothing else is touched.
 PARTS = ("proc", "sys", "dev", "run", "state", "sge", "telemetry", NVML, "gpulock.conf")
@@ -58,7 +58,11 @@ def write_simulated_node(
     then written anew. `for_scheduler`: only the GPUs are simulated, for hooks that a real
     scheduler starts as root. No other user may then be able to change the folder or one above.
     """
-    machine = _cut_preset_machine(preset, gpus)
+    machine = PRESETS[preset]
+    if gpus is not None:
+        if gpus > len(machine.gpus):
+            raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
+        machine = machine.take(gpus)
     node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
     told = format_machine_inventory(machine, _read_kernel_boot_id()).encode()
     own: Tree = {
@@ -120,17 +124,6 @@ def marker_text(uid: int) -> str:
     return f"{MARKER_LINE}\nuid={uid}\n"
 
 
-def _cut_preset_machine(preset: str, gpus: int | None) -> Machine:
-    if preset not in PRESETS:
-        raise SimulationError(f"there is no preset {preset!r}: take one of {', '.join(PRESETS)}")
-    machine = PRESETS[preset]
-    if gpus is None:
-        return machine
-    if not 1 <= gpus <= len(machine.gpus):
-        raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
-    return machine.take(gpus)
-
-
 def _prepare_node_folder(directory: Path, for_scheduler: bool) -> Path:
     """Return the absolute folder, empty but for the marker.
 
@@ -169,32 +162,21 @@ def _refuse_others_folder(folder: Path) -> None:
 
 
 def _clear_simulation(folder: Path) -> None:
-    """Remove an older simulation's files, never through a symbolic link."""
-    owner = _marker_uid(folder / MARKER)
-    if owner is None:
-        raise SimulationError(f"{folder} is not empty and no simulation: take an empty folder")
-    if owner != os.geteuid():
-        raise SimulationError(f"{folder} is a simulation of uid {owner}: take another folder")
+    """Remove the files of an older simulation of the caller's, never through a symbolic link."""
+    marker, uid = folder / MARKER, os.geteuid()
+    try:
+        own = marker.lstat().st_uid == uid and atomic.read_text(str(marker)) == marker_text(uid)
+    except OSError:
+        own = False
+    if not own:
+        why = f"{folder} is not empty and no simulation of yours"
+        raise SimulationError(f"{why}: take an empty folder")
     for name in PARTS:
         part = folder / name
         if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part)
         else:
             part.unlink(missing_ok=True)
-
-
-def _marker_uid(marker: Path) -> int | None:
-    """Return whose simulation this marker stands for; None when it is no marker at all."""
-    try:
-        descriptor = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MARKER_LIMIT:
-            return None
-        same = file.read(MARKER_LIMIT).decode(errors="replace") == marker_text(status.st_uid)
-    return status.st_uid if same else None
 
 
 def _read_kernel_boot_id() -> str:

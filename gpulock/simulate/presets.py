@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines that exist, as `gpulock simulate --preset` offers them.
 
-Bus ids, NVLinks, NUMA nodes and processors are those of the real machines: `nvidia-smi topo -m`
+Bus ids, NVLinks and NUMA nodes are those of the real machines: `nvidia-smi topo -m`
 and NCCL topology dumps in NVIDIA/nccl issues 671 (DGX-1) and 1505 (DGX A100), and
 NVIDIA's user guides. Bridges between root port and GPU that those do not name are filled in so
 that exactly the GPUs which share a switch there share one here. Minors that differ from the
@@ -78,7 +78,6 @@ _DGX1 = Machine(
         (0, 0, 0, 0, 1, 1, 1, 1),
         range(8),
     ),
-    cpus=("0-19,40-59", "20-39,60-79"),
     links=_CUBE_MESH,
 )
 
@@ -104,7 +103,6 @@ _K80_NODE = Machine(
         (0, 0, 0, 0, 1, 1, 1, 1),
         range(8),
     ),
-    cpus=("0-7,16-23", "8-15,24-31"),
     initialised=False,
 )
 
@@ -123,7 +121,6 @@ _DGX_H200 = Machine(
         (0, 0, 0, 0, 1, 1, 1, 1),
         (4, 5, 6, 7, 2, 3, 0, 1),
     ),
-    cpus=("0-55,112-167", "56-111,168-223"),
     nvswitch=True,
 )
 
@@ -151,7 +148,6 @@ _A100_MIG = Machine(
         dataclasses.replace(_A100_PLAIN[1], mig=_HALVES),
         *_A100_PLAIN[2:],
     ),
-    cpus=tuple(f"{n * 16}-{n * 16 + 15},{n * 16 + 128}-{n * 16 + 143}" for n in range(8)),
     nvswitch=True,
 )
 
@@ -161,7 +157,6 @@ _WORKSTATION = Machine(
     driver=_570,
     card=_4090,
     gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2)),
-    cpus=("0-31",),
 )
 
 _TWO_MODELS = Machine(
@@ -173,7 +168,6 @@ _TWO_MODELS = Machine(
         dataclasses.replace(gpu, card=_H200) if slot % 4 > 1 else gpu
         for slot, gpu in enumerate(_A100_PLAIN)
     ),
-    cpus=_A100_MIG.cpus,
 )
 
 _CLASSROOM = dataclasses.replace(

@@ -10,7 +10,6 @@ import click
 
 from gpulock.cli.session import CommandRefusedError
 from gpulock.simulate.node import (
-    SimulatedNode,
     SimulationError,
     make_device_nodes,
     write_simulated_node,
@@ -50,22 +49,6 @@ def simulate_command(directory: Path, preset: str, gpus: int | None, for_schedul
         except OSError as fault:
             what = f"{node.dev_root} has plain files, which slurmd does not take: {fault}"
             click.echo(f"gpulock: simulate: {what}", err=True)
-        for line in scheduler_steps(node):
-            click.echo(line)
-
-
-def scheduler_steps(node: SimulatedNode) -> list[str]:
-    """Return what makes a real scheduler give out the GPUs of a simulated node."""
-    minors = sorted(gpu.minor for gpu in node.machine.present)
-    files = f"{node.dev_root}/nvidia[{','.join(map(str, minors))}]"
-    return [
-        "",
-        "Then for Grid Engine:",
-        f"  gpulock --config {node.config} install sge --cluster --queue QUEUE",
-        f"  gpulock --config {node.config} install sge",
-        "For Slurm, put these lines into gres.conf and slurm.conf, and restart its daemons:",
-        f"  NodeName=NODE Name=gpu File={files}",
-        f"  GresTypes=gpu    and NodeName=NODE ... Gres=gpu:{len(minors)}",
-        f"  gpulock --config {node.config} install slurm --write-conf",
-        "docs/try-without-gpus.md has every step.",
-    ]
+        minors = ",".join(str(number) for number in sorted(gpu.minor for gpu in machine.present))
+        click.echo(f"for Slurm's gres.conf: Name=gpu File={node.dev_root}/nvidia[{minors}]")
+        click.echo("docs/try-without-gpus.md has every step")

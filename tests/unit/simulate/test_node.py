@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.cli.admin.simulate import scheduler_steps
 from gpulock.simulate.node import (
     MARKER,
     SimulationError,
@@ -121,7 +120,7 @@ def test_a_simulation_of_another_user_is_refused(tmp_path: Path) -> None:
     node = write_simulated_node(tmp_path / "n", "dgx1")
     node.marker.write_text(marker_text(65534))
     os.chown(node.marker, 65534, 65534)
-    with pytest.raises(SimulationError, match="of uid 65534"):
+    with pytest.raises(SimulationError, match="no simulation of yours"):
         write_simulated_node(tmp_path / "n", "dgx1")
     os.chown(node.directory, 65534, 65534)
     with pytest.raises(SimulationError, match="not yours"):
@@ -142,8 +141,6 @@ def test_rewriting_does_not_follow_a_link_out_of_the_node(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "preset", "gpus", "says"),
     [
-        ("n", "dgx9", None, "dgx-h200"),
-        ("n", "dgx1", 0, "1 to 8"),
         ("n", "dgx1", 9, "1 to 8"),
         ("a\nEXPECTED_GPUS=99", "dgx1", None, "control character"),
         ("file", "dgx1", None, "not a folder"),
@@ -213,4 +210,3 @@ def test_for_a_scheduler_only_the_gpus_are_simulated(tmp_path: Path) -> None:
         "DEV_ROOT": f"{tmp_path}/n/dev",
         "EXPECTED_GPUS": "8",
     }
-    assert f"File={tmp_path}/n/dev/nvidia[0,2,3,4,5,6,7]" in "\n".join(scheduler_steps(node))

@@ -27,7 +27,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "unreserve": "admin.devices",
         "quarantine": "admin.devices",
         "restore": "admin.devices",
-        "test": "admin.gpu_test",
+        "test": "admin.devices",
         "forget-locks": "admin.forget",
     },
     "Set up": {

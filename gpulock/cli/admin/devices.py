@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an administrator does to devices: reserve, quarantine, and back.
+"""What an administrator does to devices: reserve, quarantine, and back; test.
 
 A reserve is a lock with a note that puts it back after a reboot. A quarantine is a note alone: a
 job that holds the device keeps it, and nobody gets it afterwards.
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,7 +19,7 @@ from gpulock.alloc import reaper
 from gpulock.alloc.node_view import check_no_mps_ends, read_node_view
 from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims import socket_client
-from gpulock.cli.claims.release import check_reason_length, resolve_lock_id
+from gpulock.cli.claims.release import check_reason, resolve_lock_id
 from gpulock.cli.select import SelectError, match_devices
 from gpulock.cli.session import (
     CommandRefusedError,
@@ -29,6 +28,7 @@ from gpulock.cli.session import (
     log_to_syslog,
     name_config,
 )
+from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import one_line
 from gpulock.node.context import Node
@@ -43,25 +43,17 @@ from gpulock.text.words import format_device_label, format_lock_holder, parse_du
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
-F = TypeVar("F", bound=Callable[..., object])
 CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
 TIME_HELP = "14:00, 2h (from now) or 2026-12-01T14:00."
 
 
-def require_reason(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the reason; raise BadParameter for an empty one, or one that is too long."""
-    if not value.strip():
-        raise click.BadParameter("say why.", ctx, param)
-    check_reason_length(ctx, param, value)
-    return value
-
-
-def reason_option(function: F) -> F:
-    """Add --reason, which is needed."""
-    text = "Reason, which `gpulock status` and `why` show."
-    return click.option(
-        "--reason", metavar="TEXT", required=True, help=text, callback=require_reason
-    )(function)
+reason_option = click.option(
+    "--reason",
+    metavar="TEXT",
+    required=True,
+    help="Reason, which `gpulock status` and `why` show.",
+    callback=check_reason,
+)
 
 
 def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
@@ -96,23 +88,22 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
     (RESERVE_MAX).
     """
     if end:
-        begin, what = begin or time.time(), one_line(reason)[:LONGEST_NOTE]
+        begin = begin or time.time()
         if end <= begin:
             raise click.UsageError("--to is before --from.")
-        ask_for_reserve(session, device, RESERVE, note=what, begin=begin, seconds=end - begin)
+        terms = {"note": reason[:LONGEST_NOTE], "begin": begin, "seconds": end - begin}
+        ask_for_reserve(session, device, RESERVE, **terms)
         return
     if begin:
         raise click.UsageError("say until when with --to TIME.")
     if socket_client.is_daemon_needed(session.node()):
         raise CommandRefusedError("only root reserves without an end", "add --to TIME")
     node, found, name = prepare_admin_device(session, device)
-    label, reason = format_device_label(name, found), one_line(reason)
+    label = format_device_label(name, found)
     with make_admin_gate(node):
         lock = reap_device_lock(node, found, name)
         if lock is not None:
-            who = (
-                format_lock_holder(lock.owner) if lock.owner else "a lock without a readable owner"
-            )
+            who = format_lock_holder(lock.owner) if lock.owner else "a lock that cannot be read"
             raise CommandRefusedError(f"{label} is held by {who}", f"gpulock why {device}")
         check_no_mps_ends(node, [card_bus_id(name)])
         note = {"by": describe_caller(), "reason": reason, "at": f"{time.time():.0f}"}
@@ -163,20 +154,16 @@ def unreserve_command(session: Session, device: str) -> None:
 def quarantine_command(session: Session, device: str, reason: str) -> None:
     """Take DEVICE out of service until `restore`, also over reboots."""
     node, found, name = prepare_admin_device(session, device, card=True)
-    reason = one_line(reason)
     with make_admin_gate(node):
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
-        held = [
-            lock for lock in node.store.read_all_locks().values() if lock_ids_overlap(lock.id, name)
-        ]
+        held = find_overlapping_locks(node.store.read_all_locks(), name)
     report_admin_change(node, f"{format_device_label(name, found)} is quarantined: {reason}")
-    for lock in held:
+    for lock in held.values():
         if lock.owner:
-            click.echo(
-                f"{format_lock_holder(lock.owner)} holds {lock.id} and keeps it until it ends"
-            )
+            who = format_lock_holder(lock.owner)
+            click.echo(f"{who} holds {lock.id} and keeps it until it ends")
 
 
 @click.command()
@@ -201,6 +188,26 @@ def restore_command(session: Session, device: str) -> None:
             raise CommandRefusedError(f"{label} is not quarantined", "see gpulock status")
         notes.remove_device_note(node.settings.state_dir, notes.QUARANTINE, name)
     report_admin_change(node, f"{label} is not quarantined any more")
+
+
+@click.command()
+@click.argument("devices", nargs=-1, required=True)
+@click.pass_obj
+def test_command(session: Session, devices: tuple[str, ...]) -> None:
+    """Have gpulockd test the GPU of each DEVICE with HEALTH_COMMAND once it is free."""
+    node = session.node()
+    if not node.settings.health_command:
+        raise CommandRefusedError("HEALTH_COMMAND is not set", "name a program in gpulock.conf")
+    for device in devices:
+        node, found, name = prepare_admin_device(session, device, card=True)
+        card = card_bus_id(name)
+        with make_admin_gate(node):
+            cards = read_cards(node.settings.state_dir, node.boot_id)
+            cards.of(card).tested = None
+            save_cards(node.settings.state_dir, cards)
+        label = format_device_label(card, found)
+        outcome = f"gpulock why {card} tells the outcome"
+        report_admin_change(node, f"{label} is tested once it is free; {outcome}")
 
 
 def prepare_admin_device(
@@ -243,16 +250,16 @@ def make_admin_gate(node: Node) -> Gate:
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
-    every = repair_locks(node.store, node.boot_id).held
-    held = {key: lock for key, lock in every.items() if lock_ids_overlap(key, name)}
+    held = find_overlapping_locks(repair_locks(node.store, node.boot_id).held, name)
     if held:
         reaper.reap_locks(reaper.Reaper(node, make_liveness_judge(node), found, held))
-        held = {
-            key: lock
-            for key, lock in node.store.read_all_locks().items()
-            if lock_ids_overlap(key, name)
-        }
+        held = find_overlapping_locks(node.store.read_all_locks(), name)
     return next(iter(held.values()), None)
+
+
+def find_overlapping_locks(every: dict[str, Lock], name: str) -> dict[str, Lock]:
+    """Return the locks on a device, on its card or on a part of it."""
+    return {key: lock for key, lock in every.items() if lock_ids_overlap(key, name)}
 
 
 def report_admin_change(node: Node, line: str) -> None:

@@ -97,13 +97,10 @@ def claim_options(function: F) -> F:
     return cast("F", added)
 
 
-def open_node_for_claim(session: Session, wait: float) -> Node:
+def open_node_for_claim(session: Session) -> Node:
     """Return the node, on which we or gpulockd for us may claim; raise Refused or Refusal."""
     node = session.node()
-    if socket_client.is_daemon_needed(node):
-        socket_client.await_daemon(node, wait)  # nobody serves: say so before anything else
-        return node
-    return session.writable_node()
+    return node if socket_client.is_daemon_needed(node) else session.writable_node()
 
 
 def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:

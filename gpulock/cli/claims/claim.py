@@ -47,7 +47,7 @@ def claim_command(
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = open_node_for_claim(session, wishes.wait)
+    node = open_node_for_claim(session)
     want = make_claim_request(node, wishes)
     holder = pid or find_calling_shell(node.proc)
     if pid is None:

@@ -49,13 +49,14 @@ FORCE_HINT = 'use --force --reason "TEXT" if you must'
 LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
 
 
-def check_reason_length(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> str | None:
-    """Return the reason; raise BadParameter for one that no record can hold."""
-    if value is not None and len(value) > LONGEST:
-        raise click.BadParameter(f"say it in {LONGEST} characters.", ctx, param)
-    return value
+def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """Return the reason in one line, nothing where none is given.
+
+    Raises BadParameter for one that is empty, or that no record can hold.
+    """
+    if value is not None and not 0 < len(value.strip()) <= LONGEST:
+        raise click.BadParameter(f"say why, in {LONGEST} characters.", ctx, param)
+    return one_line(value or "")
 
 
 @click.command()
@@ -67,7 +68,7 @@ def check_reason_length(
     "--reason",
     metavar="TEXT",
     help="Reason; needed with --force, kept in the log.",
-    callback=check_reason_length,
+    callback=check_reason,
 )
 @click.option("--export", is_flag=True, help="Print unset lines for eval.")
 @click.pass_obj
@@ -78,17 +79,17 @@ def release_command(
     pid: int | None,
     job: str | None,
     export: bool,
-    **forced: Any,
+    **forced: Any,  # force, reason
 ) -> None:
     """Release GPUs; without arguments those of the calling shell.
 
     \b
     eval "$(gpulock release --export)"
     """
-    force, reason = bool(forced["force"]), str(forced["reason"] or "")
+    force, reason = bool(forced["force"]), str(forced["reason"])
     if len([given for given in (devices, pid, job is not None) if given]) > 1:
         raise click.UsageError("give one of DEVICE, --pid and --job.")
-    if force and not reason.strip():
+    if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
     found = node.devices_if_driver()

@@ -71,7 +71,7 @@ def run_command(
     refuse_missing_command(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)
-    node = open_node_for_claim(session, wishes.wait)
+    node = open_node_for_claim(session)
     warn_of_terminal_server(node.proc, command[0])
     want = make_claim_request(node, wishes)
     waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for

@@ -108,19 +108,6 @@ def connect_to_daemon(node: Node) -> socket.socket:
     return connection
 
 
-def await_daemon(node: Node, wait: float) -> None:
-    """Wait for a gpulockd that is being restarted, no longer than `wait`; raise Refused."""
-    back = Deadline(min(wait, BACK_SECONDS))
-    while True:
-        try:
-            connect_to_daemon(node).close()
-            return
-        except DaemonAbsentError:
-            if back.left() <= 0:
-                raise
-        time.sleep(PAUSE)
-
-
 class ClaimWait(NamedTuple):
     """How a claim waits: for what, since when, and which program is to go on after it.
 
@@ -248,7 +235,7 @@ def request_daemon_claim(
             ended = nobody
         how = how._replace(handed=None)
         lost = lost or Deadline(BACK_SECONDS)
-        if how.end <= how.begun or lost.left() <= 0:
+        if not (end.left() and lost.left()):
             raise ended
         time.sleep(PAUSE)
     if reply.state != GRANTED:

@@ -199,25 +199,6 @@ def test_where_gpulockd_does_not_run_that_is_said(tmp_path: Path) -> None:
         daemon.obtain()
 
 
-def test_a_call_that_comes_while_gpulockd_is_restarted_waits_for_it(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        daemon.listen()
-        daemon.answers([], [YES])
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    daemon.close()
-    with pytest.raises(CommandRefusedError, match="gpulockd does not run"):
-        socket_client.await_daemon(daemon.box.node(), 0.0)
-    socket_client.await_daemon(daemon.box.node(), 60.0)
-    assert daemon.obtain(wait=60.0).owner.token == "feed"
-    assert len(pauses) == 1
-
-
 def test_a_call_that_waits_asks_again_where_gpulockd_ended_meanwhile(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

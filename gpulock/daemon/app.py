@@ -8,6 +8,7 @@ signal; 1 another one runs; 2 usage; 3 the settings cannot be believed.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pkgutil
 import sys
@@ -92,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = daemon_parser().parse_args(argv).config
     os.umask(0o022)  # everybody may read locks and records
     import_all_modules()
+    gc.freeze()  # modules never end: no look for cycles passes through them
     journal = DaemonJournal(levels=is_journal_stream(os.environ))
     signals = DaemonSignals()
     signals.install()

@@ -58,7 +58,7 @@ class ClaimQuery:
     scheduler: str = ""
     device: str = ""
 
-    def fits(self, claim: Owner | ReportedClaim) -> bool:
+    def fits(self, claim: Owner) -> bool:
         """Return whether a claim is of the user, job and scheduler that are asked for.
 
         A job's number is no process's. The first task may be the job itself, which is no array.

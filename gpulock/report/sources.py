@@ -8,8 +8,7 @@ user who may read these files may see the report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from gpulock.daemon.history.files import FOLDER
 from gpulock.daemon.history.pending import read_ended_claim, read_released_devices
@@ -33,22 +32,28 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
-    found = {claim.token: claim for claim in find_local_claims(node, query.fits)}
+    found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
     for claim in find_history_claims(node_history_folder(node), query, faults):
-        found[claim.token] = claim  # what is in the history has its last word
-    return select_last_job(list(found.values()))
+        found[claim.owner.token] = claim  # what is in the history has its last word
+    return select_last_job(found.values())
 
 
 def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
     """Return the claim that ended last, whether the history has its line yet or not."""
-    ended = [
-        claim
-        for claim in find_local_claims(node, query.fits)
-        if claim.ended is not None and query.device in ("", *(card.id for card in claim.cards))
-    ]
-    if ended:
+    if ended := find_unwritten_claims(node, query):
         return max(ended, key=lambda claim: claim.ended or 0.0)
     return find_latest_claim(node_history_folder(node), query)
+
+
+def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:
+    """Return the claims that are over, and have no line in the history yet."""
+    return [
+        claim
+        for claim in find_local_claims(node, query.fits)
+        if claim.ended is not None
+        and query.since <= claim.ended < query.until
+        and query.device in ("", *(card.id for card in claim.cards))
+    ]
 
 
 def node_history_folder(node: Node) -> str:
@@ -56,32 +61,21 @@ def node_history_folder(node: Node) -> str:
     return f"{node.settings.state_dir}/{FOLDER}"
 
 
-def select_last_job(found: Sequence[ReportedClaim]) -> list[ReportedClaim]:
+def select_last_job(found: Iterable[ReportedClaim]) -> list[ReportedClaim]:
     """Return the claims of the job that was there last: ids come again, after years."""
-    if not found:
-        return []
-    ordered = sorted(found, key=lambda claim: (claim.begun, claim.node, claim.token))
-    last = ordered[-1]
-    same = (last.uid, last.scheduler, last.cluster)
     kept: list[ReportedClaim] = []
-    after = last.begun
-    for claim in reversed(ordered):
-        if (claim.uid, claim.scheduler, claim.cluster) != same:
+    for claim in sorted(found, key=lambda claim: (claim.begun, claim.owner.token), reverse=True):
+        last, own = kept[-1] if kept else claim, claim.owner
+        if (own.uid, *own.key()[:2]) != (last.owner.uid, *last.owner.key()[:2]):
             continue
-        if after - (claim.ended or claim.begun) > MONTH:
+        if last.begun - (claim.ended or claim.begun) > MONTH:
             break
         kept.append(claim)
-        after = claim.begun
     return kept[::-1]
 
 
 def find_local_claims(node: Node, wanted: Callable[[Owner], bool]) -> list[ReportedClaim]:
-    """Return the claims that stand, or whose line is not yet written."""
-    return [parse_reported_claim(record) for record in read_local_records(node, wanted)]
-
-
-def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict[str, Any]]:
-    """Return the records of claims that stand, or that are released and not in the history."""
+    """Return the claims that stand, or that are released and not in the history."""
     standing: dict[str, list[ClaimedDevice]] = {}
     over: dict[str, list[ClaimedDevice]] = {}
     now, wall = clock_boottime(), time.time()
@@ -110,7 +104,8 @@ def read_local_records(node: Node, wanted: Callable[[Owner], bool]) -> list[dict
         build_history_record([*parts, *over.pop(token, [])], advice, devices, standing=True)
         for token, parts in standing.items()
     ]
-    return [*found, *(build_history_record(parts, advice, devices) for parts in over.values())]
+    found += [build_history_record(parts, advice, devices) for parts in over.values()]
+    return [parse_reported_claim(record) for record in found]
 
 
 def read_claim_ends(node: Node, token: str, now: float) -> list[ClaimedDevice]:

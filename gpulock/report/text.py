@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as people read it: at most 80 columns, with and without colour, in ASCII; pure."""
+"""A report as people read it: at most 80 columns, with and without colour, in ASCII; pure.
+
+A job's output file is read by whatever its owner likes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,7 @@ from typing import Final
 
 import click
 
-from gpulock.report.bars import (
-    draw_bar,
-    draw_sparkline,
-    format_energy,
-    format_memory_peak,
-    resample_use,
-)
+from gpulock.node.sample import MILLI
 from gpulock.report.claims import ReportedClaim, ReportedDevice, sum_times
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
@@ -28,9 +25,12 @@ from gpulock.text.words import (
 )
 
 BAR: Final = 20  # columns of a bar
+LEVELS: Final = "_.-=+*%#"  # of a line over time, from 0 to 1
 WHOLE: Final = 6  # claims that are told in full; more are a line each
 WIDTH: Final = 80
 HOUR: Final = 3600.0
+GIB: Final = 1 << 30
+WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
 SHARES: Final = tuple(Column(name, right=True) for name in ("BUSY", "IDLE", "UNSEEN"))
 COLUMNS: Final = (
     Column("GPU", right=True),
@@ -43,7 +43,6 @@ COLUMNS: Final = (
 )
 SHORT: Final = (
     Column("JOB", least=8),
-    Column("NODE", least=6),
     Column("BEGUN"),
     Column("HELD", right=True),
     Column("GPUS", right=True),
@@ -75,48 +74,32 @@ def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
 
 
 def select_last_run(claims: Sequence[ReportedClaim]) -> list[ReportedClaim]:
-    """Return the claims of the run that was there last, of each task: one a node.
-
-    What one run holds on several nodes overlaps in time; two runs of a task never do.
-    """
-    found: list[ReportedClaim] = []
-    for task in dict.fromkeys(claim.task_id for claim in claims):
-        of_task = [claim for claim in claims if claim.task_id == task]
-        last = max(of_task, key=lambda claim: claim.begun)
-        found += [
-            claim
-            for claim in of_task
-            if claim is last
-            or (claim.node != last.node and (claim.ended is None or claim.ended > last.begun))
-        ]
-    return found
+    """Return the claim that each task made last."""
+    ordered = sorted(claims, key=lambda claim: claim.begun)
+    return list({claim.owner.task_id: claim for claim in ordered}.values())
 
 
 def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
     """Return the advice for a job, none for an array of which no task stands for the others."""
     last = select_last_run(claims)
-    return advise_job_owner(last) if len({claim.task_id for claim in last}) == 1 else ""
+    return advise_job_owner(last[0].cards) if len(last) == 1 else ""
 
 
 def format_full_claim(claim: ReportedClaim) -> list[str]:
     """Return one claim in full."""
     found = [format_claim_heading(claim), *format_claim_times(claim), ""]
-    rows = [report_device_cells(card) for card in claim.cards]
-    found += table.render_table(COLUMNS, rows, WIDTH)
-    shapes = [(card, *resample_use(card.shape, claim.held)) for card in claim.cards]
-    drawn = [(card, means, width) for card, means, width in shapes if len(means) > 1]
-    if drawn:
-        width = drawn[0][2]
-        found += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
-        label = max(3, *(len(card.name) for card, _, _ in drawn))
-        found += [
-            f"{card.name.rjust(label)}  {draw_sparkline(means)}".rstrip()
-            for card, means, _ in drawn
-        ]
+    found += table.render_table(COLUMNS, [report_device_cells(card) for card in claim.cards], WIDTH)
+    shapes = [(card.name, card.shape) for card in claim.cards if card.shape]
+    if drawn := [(name, shape["use"]) for name, shape in shapes if len(shape["use"]) > 1]:
+        width = format_duration(shapes[0][1]["width"])
+        found += ["", f"Over time, {width} a column; blank: not observed"]
+        label = max(3, *(len(name) for name, _ in drawn))
+        lines = [f"{name.rjust(label)}  {draw_sparkline(use)}".rstrip() for name, use in drawn]
+        found += [table.clip_text(line, WIDTH) for line in lines]
     for card in claim.cards:
-        if card.foreign:
+        if foreign := card.record.get("foreign_seconds"):
             found.append(
-                f"GPU {card.name} had other processes on it for {format_duration(card.foreign)}"
+                f"GPU {card.name} had other processes on it for {format_duration(foreign)}"
             )
     if len(claim.cards) > 1:
         found += ["", format_claims_summary([claim])]
@@ -125,21 +108,22 @@ def format_full_claim(claim: ReportedClaim) -> list[str]:
 
 def format_claim_heading(claim: ReportedClaim) -> str:
     """Return who held what where."""
-    queue = f" ({claim.queue})" if claim.queue else ""
-    name = claim.job if claim.scheduler in ("process", "admin") else f"Job {claim.job}"
-    run = f", run {claim.restart + 1}" if claim.restart else ""
-    models = {short_model(card.model) for card in claim.cards if card.model}
+    owner = claim.owner
+    queue = f" ({owner.queue})" if owner.queue else ""
+    name = owner.job() if owner.scheduler in ("process", "admin") else f"Job {owner.job()}"
+    run = f", run {owner.restart + 1}" if owner.restart else ""
+    models = {short_model(model) for card in claim.cards if (model := card.record.get("model"))}
     model = f", {models.pop()}" if len(models) == 1 else ""
-    cards = format_count(len(claim.cards), "GPU")
-    text = f"{name} of {claim.user} on {claim.node}{queue}{run}: {cards}{model}"
+    cards = format_count(claim.gpus, "GPU")
+    text = f"{name} of {owner.user} on {owner.node}{queue}{run}: {cards}{model}"
     return click.style(table.clip_text(text, WIDTH), bold=True)
 
 
 def format_claim_times(claim: ReportedClaim) -> list[str]:
     """Return from when to when, and how it ended."""
-    held = format_duration(claim.held) if claim.timed else "for how long is not known"
+    held = "for how long is not known" if claim.held is None else format_duration(claim.held)
     if claim.ended is None:
-        for_so_far = f"for {held} so far" if claim.timed else held
+        for_so_far = held if claim.held is None else f"for {held} so far"
         return [f"since {format_local_time(claim.begun)}, {for_so_far}"]
     found = [f"{format_local_time(claim.begun)} to {format_local_time(claim.ended)}, {held}"]
     if claim.how not in ("", "epilog"):
@@ -151,28 +135,28 @@ def format_claim_times(claim: ReportedClaim) -> list[str]:
 def report_device_cells(card: ReportedDevice) -> list[Cell]:
     """Return one device."""
     use, (said, idle, unseen) = card.times.utilization, card.times.shares()
-    drawn = draw_bar(card.times.busy / card.times.held, BAR) if use is not None else "not observed"
+    drawn = draw_bar(card.times.busy / card.times.held) if use is not None else "not observed"
     colour = next((name for limit, name in COLOURS if use is not None and use < limit), None)
+    peak, total = card.record.get("memory_peak_bytes"), card.record.get("memory_bytes")
     return [
         Cell(card.name),
         Cell(drawn, colour),
         Cell(said if use is not None else ""),
         Cell(idle),
         Cell(unseen),
-        Cell(format_memory_peak(card.memory_peak, card.memory)),
-        Cell(format_energy(card.energy)),
+        Cell(format_memory_peak(peak, total)),
+        Cell(format_energy(card.record.get("energy_joules"))),
     ]
 
 
 def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one claim of many."""
     return [
-        Cell(claim.job),
-        Cell(claim.node),
+        Cell(claim.owner.job()),
         Cell(format_local_time(claim.begun)[:-3]),
-        Cell(format_duration(claim.held) if claim.timed else "-"),
-        Cell(str(len(claim.cards))),
-        *map(Cell, claim.times.shares()),
+        Cell("-" if claim.held is None else format_duration(claim.held)),
+        Cell(str(claim.gpus)),
+        *map(Cell, sum_times(claim.cards).shares()),
         Cell(claim.how if claim.ended is not None else "runs"),
     ]
 
@@ -182,65 +166,69 @@ def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
     times = sum_times(card for claim in claims for card in claim.cards)
     if times.held <= 0:
         return "In all: not known"
-    hours, (busy, idle, unseen) = format_gpu_hours(times.held), times.shares()
+    (busy, idle, unseen), hours = times.shares(), f"{times.held / HOUR:,.1f} GPU hours"
+    if times.held < HOUR:
+        hours = f"{times.held:.0f} GPU seconds"
     if times.observed <= 0:
         return f"In all: {hours}, not observed"
     rest = f", {unseen} not observed" if times.unobserved else ""
     return f"In all: {hours}, {busy} busy, {idle} idle{rest}"
 
 
-def format_gpu_hours(seconds: float) -> str:
-    """Return GPU hours, of a short job GPU seconds."""
-    if seconds < HOUR:
-        return f"{seconds:.0f} GPU seconds"
-    return f"{seconds / HOUR:,.1f} GPU hours"
+def advise_job_owner(cards: Sequence[ReportedDevice]) -> str:
+    """Return what the owner of a claim might do better, or nothing.
 
-
-def advise_job_owner(claims: Sequence[ReportedClaim]) -> str:
-    """Return what the owner of a job might do better, or nothing; `claims` are one run's."""
-    cards = [(claim, card) for claim in claims for card in claim.cards]
-    if not cards or not all(is_well_observed(card) for _, card in cards):
+    Nothing is said unless nearly all of each device's time was observed, or where it was short.
+    """
+    times = [card.times for card in cards]
+    if not cards or any(t.held < LEAST or t.observed < OBSERVED * t.held for t in times):
         return ""
-    used = [(claim, card) for claim, card in cards if was_device_used(card)]
-    never = [(claim, card) for claim, card in cards if not was_device_used(card)]
-    if not used:
+    never = [
+        card.name
+        for card in cards
+        if card.times.busy <= MOMENT and (card.times.utilization or 0.0) <= BLIP
+    ]
+    who = "The GPU" if len(cards) == 1 else "The GPUs"
+    if len(never) == len(cards):
         who = "The GPU was never" if len(cards) == 1 else "None of the GPUs was ever"
         it = "it" if len(cards) == 1 else "them"
         return f"{who} used: ask for none, or look why the program does not find {it}."
     if never:
-        was = "was" if len(never) == 1 else "were"
-        names = format_device_names(never, len(claims) > 1)
-        return f"{names} {was} never used: ask for {len(used)}."
-    return advise_low_use(cards)
-
-
-def is_well_observed(card: ReportedDevice) -> bool:
-    """Return whether nearly all of a device's time was observed, and it was not over at once."""
-    return card.times.held >= LEAST and card.times.observed >= OBSERVED * card.times.held
-
-
-def was_device_used(card: ReportedDevice) -> bool:
-    """Return whether a device did more than being opened."""
-    return (card.times.utilization or 0.0) > BLIP or card.times.busy > MOMENT
-
-
-def advise_low_use(cards: Sequence[tuple[ReportedClaim, ReportedDevice]]) -> str:
-    """Return the advice to look what the GPUs wait for."""
-    share = sum_times(card for _, card in cards).utilization
+        names = f"GPU{'s' if never[1:] else ''} {', '.join(never)}"
+        was = "were" if never[1:] else "was"
+        return f"{names} {was} never used: ask for {len(cards) - len(never)}."
+    share = sum_times(cards).utilization
     if share is None or share > LITTLE:
         return ""
-    who = "The GPU" if len(cards) == 1 else "The GPUs"
     return f"{who} worked {format_percent(share)} of the time: look what the program waits for."
 
 
-def format_device_names(
-    cards: Sequence[tuple[ReportedClaim, ReportedDevice]], several: bool
-) -> str:
-    """Return `GPU 3`, `GPUs 1, 2`, or `GPUs 1, 2 of node1 and GPU 0 of node2`."""
-    nodes: dict[str, list[str]] = {}
-    for claim, card in cards:
-        nodes.setdefault(claim.node, []).append(card.name)
-    return " and ".join(
-        f"GPU{'s' if names[1:] else ''} {', '.join(names)}{f' of {node}' if several else ''}"
-        for node, names in nodes.items()
+def draw_bar(share: float) -> str:
+    """Return a bar; what is not nothing shows, and what is not everything."""
+    full = max(round(min(1.0, share) * BAR), int(share > 0))
+    full = min(full, BAR - int(share < 1))
+    return "#" * full + "." * (BAR - full)
+
+
+def draw_sparkline(use: Sequence[int | None]) -> str:
+    """Return one character a value, of thousandths; a blank: not known. What is not 0 shows."""
+    top = len(LEVELS) - 1
+    return "".join(
+        " " if one is None else LEVELS[max(int(one > 0), min(top, round(one / MILLI * top)))]
+        for one in use
     )
+
+
+def format_memory_peak(peak: int | None, total: int | None) -> str:
+    """Return `12.1 of 80 GiB`, or what of it is known."""
+    known = [f"{size / GIB:.3g}" for size in (peak, total) if size]
+    return f"{' of '.join(known)} GiB" if peak else "-"
+
+
+def format_energy(joules: float | None) -> str:
+    """Return `12.3 Wh` or `1.23 kWh`."""
+    if joules is None:
+        return "-"
+    if joules < KILOWATT_HOUR:
+        return f"{joules / WATT_HOUR:.1f} Wh"
+    return f"{joules / KILOWATT_HOUR:.2f} kWh"

@@ -16,7 +16,7 @@ from gpulock.cli.session import Session, echo_error, name_config
 from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.report.claims import GpuTimes, ReportedClaim
+from gpulock.report.claims import GpuTimes, ReportedClaim, sum_times
 from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
@@ -26,7 +26,7 @@ from gpulock.report.scan import (
     parse_history_line,
     sum_claims,
 )
-from gpulock.report.sources import find_local_claims
+from gpulock.report.sources import find_unwritten_claims
 from gpulock.report.text import SHARES
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
@@ -94,13 +94,7 @@ def history_command(
         print_claims_json(find_history_claims(folder, query, faults))
     else:
         print_history_claims(folder, query, faults, limit)
-    if unwritten := [
-        claim
-        for claim in find_local_claims(node, query.fits)
-        if claim.ended is not None
-        and query.since <= claim.ended < query.until
-        and query.device in ("", *(card.id for card in claim.cards))
-    ]:
+    if unwritten := find_unwritten_claims(node, query):
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
         echo_error(name_config(f"gpulock: history: {text}: gpulockd or gpulock reap does it"))
@@ -175,11 +169,11 @@ def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one row of the table."""
     return [
         Cell(format_local_time(claim.ended or 0.0)),
-        Cell(claim.job),
-        Cell(claim.user),
-        Cell(str(len(claim.cards))),
-        Cell(format_duration(claim.held) if claim.timed else "-"),
-        *map(Cell, claim.times.shares()),
+        Cell(claim.owner.job()),
+        Cell(claim.owner.user),
+        Cell(str(claim.gpus)),
+        Cell("-" if claim.held is None else format_duration(claim.held)),
+        *map(Cell, sum_times(claim.cards).shares()),
         Cell(claim.how),
     ]
 

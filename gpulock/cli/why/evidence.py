@@ -264,7 +264,7 @@ def past_claim_facts(view: StatusView, meant: Subject) -> FactList:
     return [
         ("held", f"{devices} from {format_local_time(last.begun)}"),
         ("released", format_past_claim(last)),
-        ("next", f"gpulock report {last.job}"),
+        ("next", f"gpulock report {last.owner.job()}"),
     ]
 
 

@@ -20,7 +20,7 @@ from gpulock.errors import Refusal
 from gpulock.report import text
 from gpulock.report.claims import GpuTimes, parse_reported_claim
 from gpulock.report.scan import add_times
-from gpulock.report.sources import read_local_records
+from gpulock.report.sources import find_local_claims
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
@@ -136,8 +136,8 @@ def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
 def test_a_release_that_was_killed_after_its_note_shows_no_device_twice(site: Ended) -> None:
     own = site.run_job(0, 1)
     grants.note_released(f"{site.records}/claims/feed/released", own, "epilog", BOOT)
-    (claim,) = read_local_records(site.node(), lambda _: True)
-    assert [one["id"] for one in claim["devices"]] == [bus(0), bus(1)]
+    (claim,) = find_local_claims(site.node(), lambda _: True)
+    assert [one["id"] for one in claim.record["devices"]] == [bus(0), bus(1)]
 
 
 def test_a_lock_directory_kept_over_a_reboot_tells_it_itself(site: Ended) -> None:
@@ -164,10 +164,10 @@ def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was
     site.reboot(wiped=False)
     node = site.node()
     released = reconcile_locks(node, make_liveness_judge(node), soon())
-    (claim,) = read_local_records(node, lambda _: True)
+    (claim,) = find_local_claims(node, lambda _: True)
     site.history.run(node, released, 1e6)
     (found,) = site.lines()
-    for told in (claim, found):
+    for told in (claim.record, found):
         assert told["held_seconds"] == pytest.approx(DAY, abs=0.01)
         assert told["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
         assert told["released_at"] == pytest.approx(seen, abs=0.01)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
-from gpulock.report.claims import ReportedClaim, parse_reported_claim
+from gpulock.report.claims import ReportedClaim, parse_reported_claim, sum_times
 from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
 from tests.support.trees import BOOT, bus, record
 
@@ -119,10 +119,9 @@ def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
     assert (card.times.utilization, card.times.unobserved) == (0.25, 0.0)
 
 
-def test_places_of_one_card_are_one_row_and_one_gpu() -> None:
+def test_places_of_one_card_are_a_row_each_and_one_gpu() -> None:
     claim = claim_of(2, 4, busy=900.0, observed=1800.0, memory_peak=1 << 30)
-    (card,) = claim.cards
-    assert (card.times.held, card.times.observed, card.times.busy) == (1800.0, 900.0, 450.0)
-    assert (card.part, card.memory_peak) == ("2/4", 1 << 30)
+    times = sum_times(claim.cards)
+    assert (times.held, times.observed, times.busy) == (1800.0, 900.0, 450.0)
     assert " 1 GPU" in format_claim_heading(claim)
-    assert report_device_cells(card)[0].text.endswith(" (2/4)")
+    assert [report_device_cells(card)[0].text for card in claim.cards] == [f"{bus(0)} (1/4)"] * 2

@@ -209,7 +209,7 @@ def scrape_modules(root: Path) -> set[str]:
         exporter = Exporter(node, current_moment)
         exporter.open()
         exporter.device_list.read()
-        supervisor: Any = SimpleNamespace(fault="", abandoned=0, left_out=dict)
+        supervisor: Any = SimpleNamespace(fault="", unkillable=0, left_out=dict)
         sys.setprofile(note)
         line = telemetry.encode_frame(source.look(True))
         exporter.tick([decode_frame(line)], supervisor)

@@ -96,7 +96,7 @@ class Exporter:
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
-        health = ExporterHealth(gpulock.__version__, abandoned=supervisor.abandoned)
+        health = ExporterHealth(gpulock.__version__, unkillable=supervisor.unkillable)
         tick = take_snapshot(self._book, self.device_list.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})

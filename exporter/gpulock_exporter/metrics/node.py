@@ -64,7 +64,7 @@ def counters_by_suffix(counters: Mapping[str, float], prefix: str) -> dict[str, 
 def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
     """Yield the families of the exporter itself."""
     yield node_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
-    yield node_value("nvml_workers_abandoned", "Workers that cannot be killed.", health.abandoned)
+    yield node_value("nvml_workers_abandoned", "Workers that cannot be killed.", health.unkillable)
     yield node_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)
     yield node_family(
         "collector_success",

@@ -52,7 +52,7 @@ class NvmlSource:
         self._sequence = 0
         self._driver = ""
         self._count = 0
-        self._cards: list[NvmlCard] = []
+        self._cards: dict[int, NvmlCard] = {}
         self._missing: dict[int, str] = {}  # indexes that gave no card, and why
         self._denied = False  # this user may not open one of the cards
         self._unlisted = ""  # why the processes could not be listed when they were asked for last
@@ -72,29 +72,29 @@ class NvmlSource:
         self._sequence += 1
         frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
         lost = self._refresh(look)
-        found = {card.index: [card.blank_record()] for card in self._cards}
+        found = {index: [card.blank_record()] for index, card in self._cards.items()}
         for name, collector in COLLECTORS.items():
-            for card in self._cards:
-                if card.index not in lost:
-                    NAMED.note.enter_card(card.index, card.name)
+            for index, card in self._cards.items():
+                if index not in lost:
+                    NAMED.note.enter_card(index, card.name)
                     asked = time.perf_counter()
-                    records = found[card.index]
+                    records = found[index]
                     try:
                         collector(card, records, look)
                     except GpuLostError as fault:
-                        lost[card.index] = str(fault)
+                        lost[index] = str(fault)
                     except NvmlStaleError as fault:
                         look.fail(name, card.name, fault)
                         self._stale = True
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
         NAMED.note.leave_card()
-        here = [found[card.index] for card in self._cards if card.index not in lost]
+        here = [records for index, records in found.items() if index not in lost]
         frame.devices = [record for records in here for record in records]
         if look.processes:
             self._unlisted = look.failures.get("processes", "")
         elif self._unlisted:  # told until they are asked for again, not just once
             look.fail("processes", "", self._unlisted)
-        names = {card.index: card.name for card in self._cards}
+        names = {index: card.name for index, card in self._cards.items()}
         for index, why in sorted(lost.items()):
             look.fail("devices", names.get(index, f"card {index}"), why)
         frame.driver, frame.failures = self._driver, look.failures
@@ -105,9 +105,9 @@ class NvmlSource:
     def close(self) -> None:
         """Let go of the driver."""
         NAMED.note.leave_card()
-        for card in self._cards:
+        for card in self._cards.values():
             card.close()
-        self._cards = []
+        self._cards = {}
         try:
             calls.nvmlShutdown()
         except pynvml.NVMLError:
@@ -131,30 +131,26 @@ class NvmlSource:
             look.fail("devices", "", fault)
         self._missing, self._denied = {}, False
         for index in range(self._count):
-            if not self._wanted(index):
-                continue
-            NAMED.note.enter_card(index, "")
-            card = self._card(index, look)
-            if card is not None:
-                self._cards.append(card)
+            if self._wanted(index):
+                NAMED.note.enter_card(index, "")
+                self._open_card(index, look)
 
-    def _card(self, index: int, look: PollContext) -> NvmlCard | None:
-        """Return the card of an index, None where it does not answer."""
+    def _open_card(self, index: int, look: PollContext) -> None:
+        """Find the card of an index, or why it is missing."""
         try:
-            return NvmlCard(index, look, self._sys_root)
+            self._cards[index] = NvmlCard(index, look, self._sys_root)
         except pynvml.NVMLError as fault:
             self._missing[index] = nvml_error_text(fault.value)
             self._denied |= fault.value == pynvml.NVML_ERROR_NO_PERMISSION
         except (GpuLostError, NvmlStaleError, ValueError) as fault:
             self._missing[index] = str(fault)
-        return None
 
     def _reopen(self, look: PollContext) -> None:
         """Initialise NVML again; what is known of the samples of a card stays with it."""
-        samples = {card.uuid: card.samples for card in self._cards if card.uuid}
+        samples = {card.uuid: card.samples for card in self._cards.values() if card.uuid}
         self.close()
         self._open(look)
-        for card in self._cards:
+        for card in self._cards.values():
             card.samples = samples.get(card.uuid, card.samples)
 
     def _refresh(self, look: PollContext) -> dict[int, str]:
@@ -168,9 +164,9 @@ class NvmlSource:
         if rested and (self._stale or changed):
             self._reopen(look)
         lost = dict(self._missing)
-        for place, card in enumerate(list(self._cards)):
+        for card in list(self._cards.values()):
             NAMED.note.enter_card(card.index, card.name)
-            self._check(place, card, look, lost)
+            self._check(card, look, lost)
         if not lost:
             self._patience, self._retry_at = FIRST_PATIENCE, 0.0
         elif not self._retry_at:
@@ -181,7 +177,7 @@ class NvmlSource:
             self._retry_at = look.now + self._patience
         return lost
 
-    def _check(self, place: int, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
+    def _check(self, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
         """See that a handle still stands for the card that it stood for."""
         try:
             if not card.uuid or calls.nvmlDeviceGetUUID(card.handle) == card.uuid:
@@ -194,11 +190,9 @@ class NvmlSource:
             lost[card.index] = str(fault)
             return
         card.close()
-        other = self._card(card.index, look)
-        if other is None:
+        self._open_card(card.index, look)
+        if card.index in self._missing:  # looked at again the next time
             lost[card.index] = self._missing.pop(card.index)
-        else:
-            self._cards[place] = other
 
 
 Collect = Callable[[NvmlCard, Records, PollContext], None]

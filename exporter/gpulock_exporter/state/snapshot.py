@@ -93,7 +93,7 @@ class ExporterHealth:
 
     version: str = ""
     nvml_up: bool = False
-    abandoned: int = 0
+    unkillable: int = 0
     sampled: float | None = None  # epoch seconds of the last frame
     collectors: Mapping[str, str] = field(default_factory=dict[str, str])
 

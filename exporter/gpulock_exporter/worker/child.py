@@ -11,13 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpulock.errors import one_line
-from gpulock_exporter.driver_calls import (
-    NO_CARD,
-    PAGE,
-    DriverCall,
-    make_page,
-    read_driver_call,
-)
+from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
 from gpulock_exporter.frame_decoder import decode_frame
 from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
 
@@ -49,8 +43,7 @@ class WorkerChild:
         self.since, self.killed, self.card = now, 0.0, card
         self.is_heard = False
         self._buffer = b""
-        # read, not mapped: what a worker makes shorter would end who has it mapped (mmap(2))
-        self._page, self._words = make_page(), os.memfd_create("gpulock-words")
+        self._page, self._words = map(os.memfd_create, ("gpulock-call", "gpulock-words"))
         for descriptor in (self._page, self._words):
             weakref.finalize(self, os.close, descriptor)
         self.process = subprocess.Popen(

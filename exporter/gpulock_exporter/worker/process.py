@@ -2,10 +2,11 @@
 """The child that speaks NVML: it looks, writes a frame, and sleeps; the parent may kill it.
 
 Usage: python -m gpulock_exporter.worker.process PERIOD LISTS SOURCE [NAME=VALUE ...];
-SOURCE is `nvml` or `simulated:DIR`. `note=FD` is the page that it shares with its supervisor,
-`without=3,5` are the cards that it does not ask, `only=3` the one that it asks; `looks=2`: so many
-looks it takes, and then ends. A
-call into a driver that hangs cannot be interrupted from within, so everything that could hang is
+it looks each PERIOD seconds, at process lists each LISTS; SOURCE is `nvml` or `simulated:DIR`.
+`note=FD` is the page in which it names its calls, `without=3,5` are the cards that it does not ask,
+`only=3` the one that it asks; `looks=2`: so many looks it takes, and then ends.
+
+A call into a driver that hangs cannot be interrupted from within, so everything that could hang is
 here. It ends when nobody reads its frames any more; and where it hangs at that time, the kernel
 kills it.
 """
@@ -17,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,22 +43,24 @@ def main(argv: list[str]) -> int:
     name_process()
     frames = os.dup(1)
     os.dup2(2, 1)  # what a library prints there is no frame
-    period, process_period, name = float(argv[1]), float(argv[2]), argv[3]
+    period, lists, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
-    note = CallNote(int(words.get("note", -1)))
-    without, only = words.get("without", "").split(","), words.get("only", "")
-    source = make_frame_source(
-        name, note, lambda card: str(card) == only if only else str(card) not in without
-    )
+    source = make_frame_source(name, words)
+    looks = int(words.get("looks", 0))
+    due = lists_due = clock_boottime()
     try:
         source.open()
-        run_worker(
-            source,
-            note,
-            (period, process_period),
-            lambda line: write_descriptor(frames, line),
-            int(words.get("looks", 0)),
-        )
+        while True:
+            time.sleep(max(0.0, due - clock_boottime()))
+            now = clock_boottime()
+            with_lists = now >= lists_due
+            lists_due = now + lists if with_lists else lists_due
+            write_descriptor(frames, encode_frame(source.look(with_lists)))
+            looks -= 1
+            if not looks:
+                break
+            # a look that took long does not make the next hurry
+            due = max(due + period, clock_boottime())
     except BrokenPipeError:
         pass
     except RuntimeError as fault:  # the whole driver is gone: the next worker opens it again
@@ -85,7 +88,7 @@ def name_process() -> None:
         return  # its processes count as foreign
 
 
-def make_frame_source(name: str, note: CallNote, wanted: Callable[[int], bool]) -> FrameSource:
+def make_frame_source(name: str, words: Mapping[str, str]) -> FrameSource:
     """Return the source of a name; nothing of another one is imported."""
     kind, _, folder = name.partition(":")
     if kind == "simulated":
@@ -95,30 +98,9 @@ def make_frame_source(name: str, note: CallNote, wanted: Callable[[int], bool]) 
     from gpulock_exporter.nvml.named_calls import NAMED
     from gpulock_exporter.nvml.source import NvmlSource
 
-    NAMED.note = note
-    return NvmlSource(wanted=wanted)
-
-
-def run_worker(
-    source: FrameSource,
-    note: CallNote,
-    periods: tuple[float, float],
-    send: Callable[[bytes], None],
-    looks: int = 0,
-) -> None:
-    """Look again and again, or so often, at process lists more seldom; `periods` are of both."""
-    due = processes_due = clock_boottime()
-    taken = 0
-    while not looks or taken < looks:
-        time.sleep(max(0.0, due - clock_boottime()))
-        now = clock_boottime()
-        with_processes = now >= processes_due
-        if with_processes:
-            processes_due = now + periods[1]
-        send(encode_frame(source.look(with_processes)))
-        taken += 1
-        # a look that took long does not make the next hurry
-        due = max(due + periods[0], clock_boottime())
+    NAMED.note = CallNote(int(words.get("note", -1)))
+    without, only = words.get("without", "").split(","), words.get("only", "")
+    return NvmlSource(wanted=lambda card: str(card) == only if only else str(card) not in without)
 
 
 if __name__ == "__main__":

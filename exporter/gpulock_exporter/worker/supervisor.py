@@ -87,9 +87,9 @@ class Supervisor:
         return {index: card for index, card in self.cards.items() if card.is_out}
 
     @property
-    def abandoned(self) -> int:
+    def unkillable(self) -> int:
         """Return how many workers hang in the driver, were killed and do not die."""
-        return len(self._stuck) + (self.worker is not None and self._is_undead(self.worker))
+        return len(self._stuck) + (self.worker is not None and self._outlives_kill(self.worker))
 
     def step(self, seconds: float) -> list[Frame]:
         """Do what is due, wait at most `seconds` for frames; return those that came.
@@ -114,14 +114,14 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 pass
 
-    def _is_undead(self, child: WorkerChild) -> bool:
+    def _outlives_kill(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
 
     def _leave_out(self, index: int, now: float, call: DriverCall | None, crash: int = 0) -> None:
         card = self.cards.setdefault(index, HungCard(DriverCall(now, index, "", "")))
         card.leave_out(now, call, crash)
 
-    def _is_gone(self, child: WorkerChild, now: float) -> bool:
+    def _is_over(self, child: WorkerChild, now: float) -> bool:
         """Kill a child that is late; return whether it is over, or hangs for good in a card."""
         if child.process.poll() is not None:
             return True
@@ -135,7 +135,11 @@ class Supervisor:
                 hangs = f": {call.name} of GPU {call.card} hangs" if call else ""
                 self.fault = f"the driver has not answered for {now - child.since:.0f} s{hangs}"
             child.kill(now)
-        if not self._is_undead(child) or child.card == NO_CARD or len(self._stuck) >= MOST_STUCK:
+        if (
+            not self._outlives_kill(child)
+            or child.card == NO_CARD
+            or len(self._stuck) >= MOST_STUCK
+        ):
             return False
         self._stuck.append(child)
         return True
@@ -146,10 +150,10 @@ class Supervisor:
         if worker is None:
             if now >= self._not_before:
                 self._start(now)
-        elif self._is_gone(worker, now):
+        elif self._is_over(worker, now):
             self.worker = None
             self._bury(worker, now)
-        elif self._is_undead(worker):
+        elif self._outlives_kill(worker):
             self.fault = "the worker hangs in the driver and cannot be killed"
 
     def _start(self, now: float) -> None:
@@ -190,7 +194,7 @@ class Supervisor:
             due = [n for n, card in self.left_out().items() if card.due <= now and n not in stuck]
             if due:
                 self._try(min(due), now)
-        elif self._is_gone(trial, now):
+        elif self._is_over(trial, now):
             self._trial = None
             card, code, crash = self.cards[trial.card], trial.process.poll(), trial.crash()
             if code == 0:

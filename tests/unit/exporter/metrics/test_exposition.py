@@ -85,7 +85,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     node.facts.sources = {"locks", "foreign"}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]
-    own = ExporterHealth("0.1.0", abandoned=1)
+    own = ExporterHealth("0.1.0", unkillable=1)
     return node.snapshot(found, own)
 
 

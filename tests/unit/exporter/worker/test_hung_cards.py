@@ -13,7 +13,6 @@ from gpulock_exporter.driver_calls import (
     PAGE,
     CallNote,
     DriverCall,
-    make_page,
     read_driver_call,
 )
 from gpulock_exporter.worker.supervisor import (
@@ -29,7 +28,7 @@ CALL = DriverCall(10.0, 3, "0000:3b:00.0", "nvmlDeviceGetTemperature")
 
 
 def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
-    fd = make_page()
+    fd = os.memfd_create("page")
     note = CallNote(fd)
     told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
     for card, bus in ((3, "0000:3b:00.0"), (NO_CARD, "")):
@@ -61,7 +60,6 @@ def test_pauses_grow() -> None:
 
 @pytest.mark.slow
 def test_a_worker_cannot_take_the_page_from_under_its_supervisor(nest: Nest) -> None:
-    """A mapped file that is made shorter ends who reads it: SIGBUS, mmap(2)."""
     body = 'for word; do page=${word#note=}; done; : > /proc/self/fd/$page; echo "$GOOD"; sleep 60'
     supervisor = nest.supervise(body)
     step_until(nest, lambda: supervisor.step(0.01))

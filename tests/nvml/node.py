@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from gpulock.node.devices import INVENTORY_LINE, Device, read_devices
-from gpulock.store import atomic, kv
+from gpulock.store import kv
 from tests.nvml.cards import CARDS, NEWER_KEYS, WITHOUT_COUNTERS
 from tests.nvml.drivers import has_wide_entries
 
@@ -41,7 +41,7 @@ def node_keys(folder: Path, driver: str) -> Keys:
         "processes.wide": str(int(has_wide_entries(driver))),
     }
     for device in devices:
-        own = _card(device, branch) | _place(folder, device)
+        own = _card(device, branch) | {"pci.bus_id": device.bus}
         own |= _inventory(device, inventory, devices)
         keys |= {f"gpu{device.index}.{key}": value for key, value in own.items()}
     return keys
@@ -64,11 +64,6 @@ def _card(device: Device, branch: int) -> Keys:
         if branch < first:
             keys = {key: value for key, value in keys.items() if key not in names}
     return keys
-
-
-def _place(folder: Path, device: Device) -> Keys:
-    sys = folder / f"sys/bus/pci/devices/{device.bus}"
-    return {"pci.bus_id": device.bus, "cpus": atomic.read_text(f"{sys}/local_cpulist").strip()}
 
 
 def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:

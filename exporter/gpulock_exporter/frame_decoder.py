@@ -52,13 +52,13 @@ class FieldRule(NamedTuple):
 
 def field_rules() -> dict[str, FieldRule]:
     """Return what there is to know of each field that may not be known."""
-    kinds: dict[str, type] = {"bool": bool, "int": int, "float": float, "list[str]": list}
+    kinds: dict[str, type] = {"bool": bool, "int": int, "float": float}
     found = {"index": FieldRule("devices", 0, MOST_ID, int)}
     for one in dataclasses.fields(DeviceTelemetry):
         if one.metadata:
-            text = cast("str", one.type).removesuffix(" | None")
-            word = text.removeprefix("dict[str, ").removesuffix("]") if "dict" in text else text
-            found[one.name] = FieldRule(**one.metadata, kind=kinds[word], by_name="dict" in text)
+            words = re.findall(r"\w+", cast("str", one.type))  # dict[str, int] | None
+            kind = kinds.get(words[2] if words[0] == "dict" else words[0], list)
+            found[one.name] = FieldRule(**one.metadata, kind=kind, by_name=words[0] == "dict")
     return found
 
 

@@ -134,43 +134,25 @@ def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINIS
 def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id: str) -> str:
     """Return what only NVML can tell of the devices, as `gpulock.node.devices` reads it.
 
-    They are cleaned; `links` by bus id are those last told. Root checks each entry against the
-    driver before it publishes it in LOCK_DIR.
+    They are cleaned; `links` by bus id are those last told. In MIG mode a card's NVLinks are off,
+    and an instance without a UUID cannot be granted. Root checks each entry against the driver
+    before it publishes it in LOCK_DIR.
     """
     pairs = [("boot_id", boot_id)]
     for _, device in sorted(devices.items()):
-        pairs += (
-            inventory_instance_pairs(device)
-            if device.parent
-            else inventory_card_pairs(device, links)
-        )
+        if device.parent and not device.uuid:
+            continue
+        key = f"mig.{device_lock_id(device)}" if device.parent else f"gpu.{device.bus}"
+        memory = str(device.memory_total // MIB) if device.memory_total else ""
+        said = {"uuid": device.uuid, "profile": device.profile, "memory_mib": memory}
+        if not device.parent:
+            said["mig"] = "1" if device.mig else "0"
+            switched = not device.mig and links.get(device.bus, {}).get(SWITCH)
+            said["nvswitch"] = "1" if switched else ""
+        pairs += [(f"{key}.{name}", value) for name, value in said.items() if value]
     whole = [bus for bus, device in devices.items() if not (device.mig or device.parent)]
     pairs += inventory_link_pairs({bus: links.get(bus, {}) for bus in whole})
     return f"{INVENTORY_LINE}\n{kv.encode_pairs(pairs)}"
-
-
-def inventory_card_pairs(device: DeviceTelemetry, links: Links) -> Iterator[tuple[str, str]]:
-    """Yield what there is to say of a card. In MIG mode its NVLinks are off."""
-    key = f"gpu.{device.bus}"
-    if device.uuid:
-        yield f"{key}.uuid", device.uuid
-    if device.memory_total:
-        yield f"{key}.memory_mib", str(device.memory_total // MIB)
-    yield f"{key}.mig", "1" if device.mig else "0"
-    if not device.mig and links.get(device.bus, {}).get(SWITCH):
-        yield f"{key}.nvswitch", "1"
-
-
-def inventory_instance_pairs(device: DeviceTelemetry) -> Iterator[tuple[str, str]]:
-    """Yield what there is to say of an instance; without a UUID it cannot be granted."""
-    if not device.uuid:
-        return
-    key = f"mig.{device_lock_id(device)}"
-    yield f"{key}.uuid", device.uuid
-    if device.profile:
-        yield f"{key}.profile", device.profile
-    if device.memory_total:
-        yield f"{key}.memory_mib", str(device.memory_total // MIB)
 
 
 def inventory_link_pairs(links: Links) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -34,6 +35,14 @@ WATTS = 60.0, 400.0  # idle, and at most
 HOPPER = "NVIDIA H200"  # the one model with GPM: instances of others do not tell how busy they are
 SWITCH_LINKS = 18
 GPM = ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
+WELL: dict[str, Any] = {  # what a board tells, and which no job changes
+    **{"persistence": True, "answer": 0.004, "pcie_replays": 0, "recovery_action": 0},
+    **dict.fromkeys(("pcie_generation", "pcie_generation_max"), 4),
+    **dict.fromkeys(("pcie_width", "pcie_width_max"), 16),
+    **dict.fromkeys(("remap_pending", "remap_failure"), False),
+    "ecc": {"corrected.dram": 0, "uncorrected.dram": 0},
+    "remapped": {"correctable": 0, "uncorrectable": 0},
+}
 
 Work = dict[int, float]  # which part of a device each pid has; 0: nobody tells it
 
@@ -195,7 +204,7 @@ def fill_memory(record: DeviceTelemetry, work: Work, processes: bool) -> None:
 def fill_board(record: DeviceTelemetry, totals: CardTotals, load: float) -> None:
     """Say what belongs to the board, under a load since the last look."""
     idle, most = WATTS
-    record.persistence = True
+    vars(record).update(WELL)
     record.power = round(idle + (most - idle) * load, 2)
     record.power_limit = record.power_limit_enforced = most
     record.energy = round(idle * totals.elapsed + (most - idle) * totals.worked, 3)
@@ -204,16 +213,8 @@ def fill_board(record: DeviceTelemetry, totals: CardTotals, load: float) -> None
     record.sm_clock, record.memory_clock = round(345 + 1635 * load) * 1e6, 3.2e9
     record.clock_reasons = [] if load else ["gpu_idle"]
     record.clock_reason_seconds = {"sw_power_cap": round(totals.worked / 8, 3)}
-    record.answer = 0.004
-    record.pcie_generation = record.pcie_generation_max = 4
-    record.pcie_width = record.pcie_width_max = 16
-    record.pcie_replays = 0
     record.pcie_transmit = int(totals.worked * 1400) * MIB
     record.pcie_receive = int(totals.worked * 2300) * MIB
-    record.ecc = {"corrected.dram": 0, "uncorrected.dram": 0}
-    record.remapped = {"correctable": 0, "uncorrectable": 0}
-    record.remap_pending = record.remap_failure = False
-    record.recovery_action = 0
     if record.links:
         record.nvlink_transmit = record.nvlink_receive = int(totals.worked * 41000) * MIB
         record.nvlink_errors = dict.fromkeys(("crc_data", "crc_flit", "recovery", "replay"), 0)

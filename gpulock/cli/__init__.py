@@ -91,13 +91,10 @@ def command_group(ctx: click.Context, config: str) -> None:
 
 def reopen_closed_streams() -> None:
     """Give the standard streams that the caller closed a place to go, before a file takes it."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # the lowest number that is free is its own
             fd = os.open(os.devnull, os.O_RDWR)
-            if fd != number:
-                os.dup2(fd, number)
-                os.close(fd)
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+            setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w"))
 
 
 def is_output_error(fault: OSError) -> bool:

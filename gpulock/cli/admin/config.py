@@ -11,7 +11,7 @@ from typing import cast
 import click
 
 from gpulock.cli.session import CommandRefusedError, Session
-from gpulock.install.doctor.check import FAULT, Finding
+from gpulock.install.doctor.check import FAULT
 from gpulock.install.doctor.claims import check_lock_dir
 from gpulock.install.doctor.node import check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
@@ -60,17 +60,12 @@ def validate_settings_file(path: str, fixed: bool) -> int:
     if wrong:
         raise CommandRefusedError("; ".join(wrong), "correct that line")
     if caller == 0 or settings.simulation:  # as a hook runs
-        for wrong_folder in find_folder_faults(settings):
-            raise CommandRefusedError(f"{path}: {wrong_folder.what}", wrong_folder.do)
+        said = [*check_lock_dir(settings)]  # of the folders that are there
+        said += check_state_dir(settings) if os.path.lexists(settings.state_dir) else []
+        for one in said:
+            if one.state == FAULT and not one.name:
+                raise CommandRefusedError(f"{path}: {one.what}", one.do)
     return len(settings.given)
-
-
-def find_folder_faults(settings: Settings) -> list[Finding]:
-    """Return what a hook refuses of the folders that are there."""
-    said = [*check_lock_dir(settings)]
-    if os.path.lexists(settings.state_dir):
-        said += check_state_dir(settings)
-    return [one for one in said if one.state == FAULT and not one.name]
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:

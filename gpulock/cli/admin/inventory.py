@@ -41,43 +41,34 @@ def inventory_command(session: Session) -> None:
 
 
 def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[str]:
-    """Return driver and devices, kinds and faults."""
-    result = [f"{format_count(len(found), 'device')}, driver {describe_driver_version(node)}"]
+    """Return driver and devices, kinds and faults; what is not known stays empty."""
+    try:
+        driver = loaded_driver_version(node.settings.driver_root)
+    except Refusal as refusal:
+        driver = f"unknown ({refusal.why})"
+    result = [f"{format_count(len(found), 'device')}, driver {driver}"]
     if not found:
         return result
-    result += table.render_table(COLUMNS, [inventory_device_cells(one) for one in found], width)
-    result.append(
-        f"Kinds that a job may ask for: {format_device_kinds(found, node.settings.shares)}"
-    )
-    result += table.render_facts(
-        [(f"GPU {device.label()}", device.fault) for device in found if device.fault], width
-    )
-    if not node.inventory:
-        result.append(
-            "NVLinks, memory and MIG are not known: no inventory was published in this boot."
-        )
-    return result
-
-
-def describe_driver_version(node: Node) -> str:
-    """Return the driver's version, or why there is none."""
-    try:
-        return loaded_driver_version(node.settings.driver_root)
-    except Refusal as refusal:
-        return f"unknown ({refusal.why})"
-
-
-def inventory_device_cells(device: Device) -> list[Cell]:
-    """Return one row; what is not known stays empty."""
-    return [
-        Cell(device.label()),
-        Cell(device.bus),
-        Cell(str(device.minor) if device.minor >= 0 else ""),
-        table.model_cell(short_model(device.model), device.profile),
-        Cell(str(device.memory_mib) if device.memory_mib else ""),
-        Cell(str(device.numa) if device.numa >= 0 else ""),
-        Cell(device.uuid or "not known yet"),
+    rows = [
+        [
+            Cell(device.label()),
+            Cell(device.bus),
+            Cell(str(device.minor) if device.minor >= 0 else ""),
+            table.model_cell(short_model(device.model), device.profile),
+            Cell(str(device.memory_mib) if device.memory_mib else ""),
+            Cell(str(device.numa) if device.numa >= 0 else ""),
+            Cell(device.uuid or "not known yet"),
+        ]
+        for device in found
     ]
+    kinds = format_device_kinds(found, node.settings.shares)
+    faults = [(f"GPU {device.label()}", device.fault) for device in found if device.fault]
+    result += table.render_table(COLUMNS, rows, width)
+    result += [f"Kinds that a job may ask for: {kinds}", *table.render_facts(faults, width)]
+    if not node.inventory:
+        why = "no inventory was published in this boot"
+        result.append(f"NVLinks, memory and MIG are not known: {why}.")
+    return result
 
 
 @click.command()

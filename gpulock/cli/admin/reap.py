@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import partial
 
 import click
 
@@ -17,9 +16,7 @@ from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store.locks import Lock
 from gpulock.text.table import paint_text
 from gpulock.text.words import (
     FORCE,
@@ -29,11 +26,12 @@ from gpulock.text.words import (
     format_lock_holder,
 )
 
-if TYPE_CHECKING:
-    from gpulock.alloc.reaper import ReapAct
-
 REAP_SECONDS = 120.0
-COLOURS = {FREED: "green", HELD: "cyan", ORPHANS: "magenta"}
+RESTORED, WOULD_FREE = "restored", "would free"
+COLOURS: dict[str, str] = {
+    **{FREED: "green", HELD: "cyan", ORPHANS: "magenta"},
+    **{RESTORED: "yellow", WOULD_FREE: "green"},
+}
 ACT_WIDTH = 12
 
 
@@ -48,7 +46,9 @@ def reap_command(session: Session, dry_run: bool) -> None:
     told = format_reap_report(node, report, dry_run)
     click.echo(name_config("\n".join(told)))
     if not dry_run:
-        HistoryWriter(warn_history_fault).run(node, report, clock_boottime())
+        tell = partial(click.echo, err=True)  # a fault of the history fails no reap
+        writer = HistoryWriter(lambda line: tell(f"gpulock: reap: {line}"))
+        writer.run(node, report, clock_boottime())
         TemporaryRemover().run(node, report, clock_boottime())
     if report.fault:
         raise Refusal(
@@ -56,53 +56,30 @@ def reap_command(session: Session, dry_run: bool) -> None:
         )
 
 
-def warn_history_fault(line: str) -> None:
-    """Tell what keeps finished claims out of the history; that fails no reap."""
-    click.echo(f"gpulock: reap: {line}", err=True)
-
-
 def format_reap_report(node: Node, report: ReconcileReport, dry_run: bool = False) -> list[str]:
     """Return a line for each claim put back, and for each that was judged; then the sum."""
     devices = node.devices_if_driver()
-    result = [
-        format_reap_line(
-            "restored",
-            "yellow",
-            record.devices,
-            devices,
-            f"{format_lock_holder(record)}, whose lock or record was lost",
-        )
-        for record in report.restored
-    ]
-    groups: dict[tuple[ReapAct, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for record in report.restored:
+        why = f"{format_lock_holder(record)}, whose lock or record was lost"
+        groups.setdefault((RESTORED, why), []).extend(record.devices)
     for outcome in report.outcomes:
-        record = outcome.lock.owner
-        whose = f"{format_lock_holder(record)}: " if record else ""
-        reason = outcome.reason
-        if outcome.act == HELD and outcome.lock.fault:
-            reason += f"; no reap frees it, but {unreadable_lock_hint(node, outcome.lock, devices)}"
+        lock = outcome.lock
+        why = f"{format_lock_holder(lock.owner)}: " if lock.owner else ""
+        why += outcome.reason
+        if outcome.act == HELD and lock.fault:
+            name = format_device_label(lock.id, devices).removeprefix("GPU ")
+            stray = find_stray_path(node, lock)
+            how = f"see gpulock why {name}" if stray else FORCE.format(name)
+            why += f"; no reap frees it, but {how}"
+        act = WOULD_FREE if dry_run and outcome.act == FREED else outcome.act
         # the locks of one claim have one fate, but for a device that is still open
-        groups.setdefault((outcome.act, whose + reason), []).append(outcome.lock.id)
-    for (act, why), ids in groups.items():
-        result.append(
-            format_reap_line(
-                "would free" if dry_run and act == FREED else act, COLOURS[act], ids, devices, why
-            )
-        )
+        groups.setdefault((act, why), []).append(lock.id)
+    lines = [
+        f"{paint_text(act, COLOURS[act])}{' ' * (ACT_WIDTH - len(act))}"
+        f"{format_device_list(ids, devices)}: {why}"
+        for (act, why), ids in groups.items()
+    ]
     freed = len([outcome for outcome in report.outcomes if outcome.act == FREED])
     verb = "would be freed" if dry_run else "freed"
-    return [*result, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]
-
-
-def unreadable_lock_hint(node: Node, lock: Lock, devices: list[Device]) -> str:
-    """Return the command that frees a lock which cannot be read, or the one that says what does."""
-    name = format_device_label(lock.id, devices).removeprefix("GPU ")
-    return f"see gpulock why {name}" if find_stray_path(node, lock) else FORCE.format(name)
-
-
-def format_reap_line(
-    act: str, colour: str, ids: Iterable[str], devices: list[Device], why: str
-) -> str:
-    """Return what became of some locks, of whom, and the proof."""
-    gap = " " * (ACT_WIDTH - len(act))
-    return f"{paint_text(act, colour)}{gap}{format_device_list(ids, devices)}: {why}"
+    return [*lines, f"{format_count(len(report.outcomes), 'lock')}: {freed} {verb}"]

@@ -12,7 +12,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_duration
-from gpulock.workstation.waiting import WaitingCaller, read_waiting
+from gpulock.workstation.waiting import read_waiting
 from gpulock.workstation.wire import CANCEL, SocketRequest
 
 COLUMNS = (
@@ -41,13 +41,9 @@ def queue_command(session: Session, cancel: int | None) -> None:
         alone = "" if running else ": no gpulockd runs, and a run that waits without it is not seen"
         click.echo(f"nobody waits{alone}")
         return
-    rows = [queue_row(one, clock_boottime()) for one in callers]
-    width = table.terminal_width()
-    click.echo("\n".join(table.render_table(COLUMNS, rows, width)))
-
-
-def queue_row(caller: WaitingCaller, now: float) -> list[Cell]:
-    """Return the cells of one caller."""
-    waited = format_duration(now - caller.since)
-    texts = (str(caller.number), caller.user, str(caller.pid), waited, caller.what, caller.why)
-    return [Cell(text) for text in texts]
+    now, rows = clock_boottime(), list[list[Cell]]()
+    for one in callers:
+        waited = format_duration(now - one.since)
+        texts = (str(one.number), one.user, str(one.pid), waited, one.what, one.why)
+        rows.append([Cell(text) for text in texts])
+    click.echo("\n".join(table.render_table(COLUMNS, rows, table.terminal_width())))

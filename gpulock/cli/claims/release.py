@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -41,7 +41,7 @@ from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import Lock
 from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.user_release import release_unused
 
@@ -99,23 +99,23 @@ def release_command(
         ours = make_lock_filter(ids, holder, job)
     except SelectError as fault:
         raise CommandRefusedError(str(fault), "see gpulock status") from fault
+    freed: dict[str, str] = {}  # lock id, and whose it was
     if socket_client.is_daemon_needed(node) and not force and job is None:
-        freed = socket_client.request_daemon_release(node, holder, ids)
-        for name in freed:
-            click.echo(f"freed {format_device_label(name, found)}", err=export)
-        warn_of_stale_mask(node, found, freed, export)
-        return
-    node = session.writable_node()
-    require_claims(node.store)
-    let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)
-    for lock in let:
-        freed_text = f"{format_device_label(lock.id, found)}{format_past_holder(lock)}"
-        click.echo(f"freed {freed_text}", err=export)
-    warn_of_stale_mask(node, found, [lock.id for lock in let], export)
+        freed = dict.fromkeys(socket_client.request_daemon_release(node, holder, ids), "")
+    else:
+        node = session.writable_node()
+        if not node.store.exists():
+            raise CommandRefusedError("nothing is held on this node", "see gpulock status")
+        node.store.check(make=True)
+        let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)
+        freed = {lock.id: format_past_holder(lock) for lock in let}
+    for name, was in freed.items():
+        click.echo(f"freed {format_device_label(name, found)}{was}", err=export)
+    warn_of_stale_mask(node, found, freed, export)
 
 
 def warn_of_stale_mask(
-    node: Node, found: Sequence[Device], freed: Sequence[str], export: bool
+    node: Node, found: Sequence[Device], freed: Iterable[str], export: bool
 ) -> None:
     """Say what to unset where the calling shell's mask still names a freed device.
 
@@ -186,18 +186,11 @@ def force_lock(node: Node, lock: Lock, how: str) -> None:
     """Free one lock under the gate; raise Refused or Refusal."""
     if lock.owner is not None or not lock.fault:
         free_locks(node, [lock], how)
-        return
-    if path := find_stray_path(node, lock):
+    elif path := find_stray_path(node, lock):
         why = f"{path} is not a directory, so it is no lock"
         raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
-    grants.remove_lock(node.store, lock.id)
-
-
-def require_claims(store: LockStore) -> None:
-    """Raise Refused where nothing was ever claimed, Refusal where LOCK_DIR is not to be trusted."""
-    if not store.exists():
-        raise CommandRefusedError("nothing is held on this node", "see gpulock status")
-    store.check(make=True)
+    else:
+        grants.remove_lock(node.store, lock.id)
 
 
 def log_release(node: Node, lock: Lock, how: str) -> None:

@@ -187,7 +187,11 @@ def await_reading(connection: socket.socket, wait: float) -> None:
     try:
         first = connection.recv(LARGEST, socket.MSG_PEEK)
     except socket.timeout:  # TimeoutError from Python 3.10 on
-        refusal = unanswered_refusal(connection)
+        # it takes connections and reads nothing, as when it is stopped: the end that listens
+        # (unix(7), SO_PEERCRED)
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        why = f"gpulockd, pid {CREDENTIALS.unpack(data)[0]}, does not answer"
+        refusal = Refusal(BROKEN, why, "ask root to start gpulockd again")
         if wait <= READ_SECONDS:
             raise refusal from None
         click.echo(f"gpulock: {refusal.why}; {refusal.do}", err=True)
@@ -195,16 +199,6 @@ def await_reading(connection: socket.socket, wait: float) -> None:
         first = connection.recv(LARGEST, socket.MSG_PEEK)
     if parse_reply(first).state == READ:
         connection.recv(LARGEST)
-
-
-def unanswered_refusal(connection: socket.socket) -> Refusal:
-    """Return the refusal where gpulockd takes connections and reads nothing, as when stopped."""
-    # of the end that listens (unix(7), SO_PEERCRED)
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid = CREDENTIALS.unpack(data)[0]
-    return Refusal(
-        BROKEN, f"gpulockd, pid {pid}, does not answer", "ask root to start gpulockd again"
-    )
 
 
 def request_daemon_claim(

@@ -199,25 +199,19 @@ def format_history_hours(seconds: float) -> str:
 
 def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> None:
     """Print sums, the largest first."""
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0]))
-    if as_json:
-        rows = [
-            {by: name, "claims": one.claims}
-            | {key: round(value, 3) for key, value in zip(SUM_FIELDS, list_times(one))}
-            for name, one in ordered
-        ]
-        click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
-        return
     columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
-    shown = [history_sum_cells(name or "-", one) for name, one in ordered]
-    click.echo("\n".join(table.render_table(columns, shown, table.terminal_width())))
-
-
-def history_sum_cells(name: str, one: GpuTimes) -> list[Cell]:
-    """Return one row of sums."""
-    use = format_percent(one.utilization)
-    times = [Cell(format_history_hours(value)) for value in list_times(one)]
-    return [Cell(name), Cell(f"{one.claims:,}"), *times, Cell(use)]
+    rows: list[dict[str, object]] = []
+    cells: list[list[Cell]] = []
+    for name, one in sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0])):
+        times = list_times(one)
+        sums = {key: round(value, 3) for key, value in zip(SUM_FIELDS, times)}
+        rows.append({by: name, "claims": one.claims, **sums})
+        texts = [name or "-", f"{one.claims:,}", *map(format_history_hours, times)]
+        cells.append([Cell(text) for text in [*texts, format_percent(one.utilization)]])
+    if as_json:
+        click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))
+    else:
+        click.echo("\n".join(table.render_table(columns, cells, table.terminal_width())))
 
 
 def print_claims_json(found: Iterable[ReportedClaim]) -> None:

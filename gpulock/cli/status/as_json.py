@@ -10,7 +10,7 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
 from gpulock.store.locks import Lock
-from gpulock.store.owner import TYPES
+from gpulock.store.owner import TYPES, Owner
 from gpulock.text.words import held_seconds
 
 VERSION = 1
@@ -19,14 +19,18 @@ VERSION = 1
 def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
     """Return the document: devices of `shown`, totals of `rows`."""
     node = view.node
-    room = view.share_room(rows)
+    room, use = view.share_room(rows), view.use
+    sample: dict[str, object] | None = None  # where no exporter runs
+    if use.sample is not None or use.why:
+        age = round(use.age, 3) if use.age is not None else None
+        sample = {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
     cards = {row.device.bus if row.device else row.id for row in rows}
     document = {
         "version": VERSION,
         "node": node.name,
         "boot_id": node.boot_id,
         "settings_faults": list(node.settings.faults),
-        "sample": status_sample_entry(view.use),
+        "sample": sample,
         "gpus": [status_device_entry(view, row, room.get(row.id)) for row in shown],
         "totals": {
             **states.count_device_states(rows),
@@ -42,10 +46,8 @@ def status_device_entry(
     """Return one device; what is not known is null. `room` are its shares, and the free ones."""
     device = row.device
     record = row.lock.owner if row.lock else None
-    held: dict[str, object] | None = None
     seconds: float | None = None
     if record is not None:
-        held = {key: getattr(record, key) for key in TYPES}
         seconds = round(held_seconds(record, view.node.boot_id, view.boottime, view.now), 3)
     return {
         "index": device.index if device else None,
@@ -57,20 +59,21 @@ def status_device_entry(
         "memory_mib": (device.memory_mib or None) if device else None,
         "state": row.state,
         "reason": row.reason,
-        "held": held,
-        "holders": [holder_entry(view.use, lock) for lock in row.locks() if lock.owner],
+        "held": owner_entry(record) if record else None,
+        "holders": [
+            {**owner_entry(lock.owner), "use": claim_use_entry(view.use, lock)}
+            for lock in row.locks()
+            if lock.owner
+        ],
         "held_seconds": seconds,
         "shares": {"places": room[0], "free": room[1]} if room else None,
         "use": status_use_entry(view, row),
     }
 
 
-def status_sample_entry(use: SampleView) -> dict[str, object] | None:
-    """Return how the exporter's sample is; null where none runs here."""
-    if use.sample is None and not use.why:
-        return None
-    age = round(use.age, 3) if use.age is not None else None
-    return {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
+def owner_entry(record: Owner) -> dict[str, object]:
+    """Return who holds a device, or a share of it."""
+    return {key: getattr(record, key) for key in TYPES}
 
 
 def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | None:
@@ -92,12 +95,6 @@ def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | 
         "foreign_pids": list(seen.foreign_pids),
         **claim_use_entry(use, row.lock if row.lock and row.lock.id == row.id else None),
     }
-
-
-def holder_entry(use: SampleView, lock: Lock) -> dict[str, object]:
-    """Return who holds a device, or a share of it, and what it did for that claim."""
-    record = {key: getattr(lock.owner, key) for key in TYPES}
-    return {**record, "use": claim_use_entry(use, lock)}
 
 
 def claim_use_entry(use: SampleView, lock: Lock | None) -> dict[str, object]:

@@ -43,7 +43,10 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     view, record = sight.view, lock.owner
     if record is None:
         return [("record", lock.fault or "none: a claim is being made")]
-    found: FactList = [("since", describe_claim_time(view, record))]
+    here = record.boot_id == view.node.boot_id
+    seconds = held_seconds(record, view.node.boot_id, view.boottime, view.now)
+    ago = f"{format_duration(seconds)} ago{'' if here else ', before this boot'}"
+    found: FactList = [("since", f"{format_local_time(record.claimed_at)}, {ago}")]
     if SHARE in lock.id:
         found.append(("share", describe_share(view, lock.id, record)))
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
@@ -54,7 +57,7 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
         found.append(("reason", record.comment))
     if record.note:
         found.append(("comment", record.note))
-    if record.until and record.boot_id == view.node.boot_id:
+    if record.until and here:
         when = format_local_time(view.now + record.until - view.boottime)
         over = "; it is over, and what still runs holds it" if view.boottime > record.until else ""
         found.append(("end", f"{when}{over}"))
@@ -80,13 +83,6 @@ def describe_share(view: StatusView, name: str, record: Owner) -> str:
     if record.places:
         return f"{count} of {record.places} places of {of}"
     return f"{format_count(count, 'place')} of {of}, of how many is not known"
-
-
-def describe_claim_time(view: StatusView, record: Owner) -> str:
-    """Return when the claim was made, and how long ago."""
-    seconds = held_seconds(record, view.node.boot_id, view.boottime, view.now)
-    earlier = "" if record.boot_id == view.node.boot_id else ", before this boot"
-    return f"{format_local_time(record.claimed_at)}, {format_duration(seconds)} ago{earlier}"
 
 
 def describe_verdict(view: StatusView, record: Owner) -> str:
@@ -126,13 +122,11 @@ def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
     """Return the steps of a Slurm job on this node, and who is in its cgroup."""
     from gpulock.slurm.steps import SlurmSteps
 
-    steps = SlurmSteps(sight.view.node.settings)
+    steps, proc = SlurmSteps(sight.view.node.settings), sight.scan.proc
     daemons = list(steps.daemons(sight.scan).get(record.job_id, {}))
-    found: FactList = [
-        ("steps", format_process_list(sight.scan.proc, daemons) or "none to be seen")
-    ]
+    found = [("steps", format_process_list(proc, daemons) or "none to be seen")]
     members = [pid for pid in steps.members(record, sight.scan) if pid not in daemons]
-    return [*found, ("cgroup", format_process_list(sight.scan.proc, members))] if members else found
+    return [*found, *([("cgroup", format_process_list(proc, members))] if members else [])]
 
 
 def describe_process(proc: Proc, pid: int, start: int) -> str:
@@ -188,23 +182,20 @@ def describe_open_device(sight: ProcessView, device: str, record: Owner | None =
 
 
 def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
-    """Return what the exporter saw of a device that its state does not tell."""
+    """Return what the exporter and the checks saw of a device that its state does not tell."""
     found: FactList = []
-    who = format_foreign_processes(view, row)
-    if who:
+    if who := format_foreign_processes(view, row):
         found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
     node = view.node
-    states = read_cards(node.settings.state_dir, node.boot_id).states
-    if state := states.get(row.id):
+    if state := read_cards(node.settings.state_dir, node.boot_id).states.get(row.id):
         found += [("check", why) for why in state.failed().values()]
         if state.tested is not None and state.has_passed(0.0):
             ago = format_duration(view.boottime - state.tested)
             found.append(("check", f"passed HEALTH_COMMAND, begun {ago} ago"))
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
-        found.append(
-            ("idle", f"did nothing for {format_duration(idle)}, as gpulock-exporter saw it")
-        )
+        did = f"did nothing for {format_duration(idle)}, as gpulock-exporter saw it"
+        found.append(("idle", did))
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.files import InstallError, discard_unrenamed, read_file, write_file
+from gpulock.install.files import InstallError, discard_unrenamed, write_file
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
@@ -23,6 +23,7 @@ from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     raw_slurm_lines,
+    read_slurm_file,
     slurm_pairs,
 )
 from gpulock.install.slurm.spank import PLUGIN, find_plugstack
@@ -219,7 +220,7 @@ class SlurmConfItem(Item):
 
 
 def _read(path: Path) -> str:
-    return read_file(path) or ""
+    return read_slurm_file(path).decode("utf-8", "surrogateescape")
 
 
 def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:

@@ -128,7 +128,7 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
 def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -> None:
     """396 nodes and all comments went with an earlier file, and slurmctld 22.05 ended by it."""
     install(node)
-    nodes = "".join(f"NodeName=n{number} CPUs=4  # rack {number}\n" for number in range(396))
+    nodes = "".join(f"NodeName=n{number} CPUs=4  # rack {number}\n" for number in range(3960))
     node.conf.write_text(f"{node.conf.read_text()}{nodes}")
     install(node)
     written = node.conf.read_text()

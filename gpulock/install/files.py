@@ -6,8 +6,8 @@ Nothing earlier is kept, and so nothing is ever put back over what an administra
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ import gpulock
 from gpulock.store import atomic
 
 LOCK: Final = "install.lock"  # in STATE_DIR
-_UNRENAMED: Final = re.compile(r"\.(.+)\.\d+\.[0-9a-f]{12}")  # see gpulock.store.atomic
+_HEX: Final = "[0-9a-f]" * 12  # how the name of an unrenamed file ends: gpulock.store.atomic
 
 
 class InstallError(RuntimeError):
@@ -32,26 +32,12 @@ class InstallError(RuntimeError):
 
 
 def run_program(
-    command: Sequence[str | Path],
-    seconds: float,
-    env: Mapping[str, str] | None,
-    *,
-    stdin: str = "",
-    errors: str = "replace",
-    check: bool = False,
-    **more: Any,
+    command: Sequence[str | Path], seconds: float, env: Mapping[str, str] | None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; raise OSError or subprocess.SubprocessError."""
-    return subprocess.run(
-        command,
-        env=env,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        errors=errors,
-        timeout=seconds,
-        check=check,
-        **more,
+    """Run a program to its end, of `subprocess.run`; raise OSError or SubprocessError."""
+    given = {"input": "", "errors": "replace", "check": False, **more}
+    return subprocess.run(  # noqa: PLW1510
+        command, env=env, capture_output=True, text=True, timeout=seconds, **given
     )
 
 
@@ -116,15 +102,8 @@ def discard_unrenamed(path: Path) -> None:
 
     Nobody else writes there now: installers have one lock.
     """
-    try:
-        for beside in path.parent.iterdir():
-            written = _UNRENAMED.fullmatch(beside.name)
-            if written and written[1] == path.name:
-                beside.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as fault:
-        raise InstallError(f"{fault.filename}: {fault.strerror}; are you root?") from fault
+    for beside in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.{_HEX}"):
+        remove_file(beside)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def try_hook(
     if as_nobody:
         user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
     try:
-        done = run_program(command, SECONDS, env or {}, cwd="/", stdin=stdin, **user)
+        done = run_program(command, SECONDS, env or {}, cwd="/", input=stdin, **user)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise InstallError(f"self-test: {name}: {fault}") from fault
     said = " ".join((done.stderr + done.stdout).split())

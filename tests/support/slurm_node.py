@@ -16,7 +16,7 @@ from gpulock.install.doctor import doctor
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
-from gpulock.install.slurm import install, renew_map, site
+from gpulock.install.slurm import site
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
@@ -186,7 +186,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1
     (conf.parent / "gres.conf").write_text(f"Name=gpu File={folder}/node/dev/nvidia[0-7]\n")
     (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
-    for module in (install, doctor, doctor_slurm, renew_map):
+    for module in (site, doctor):
         patch.setattr(module, "find_slurmds", lambda: [slurmd])
     play_fakes_in_process(patch, site)
     compile_no_library(patch)

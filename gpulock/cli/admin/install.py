@@ -97,7 +97,6 @@ def install_sge_command(
 
 
 @install_command.command("slurm")
-@click.option("--spank", is_flag=True, help="A SPANK plugin in place of TaskProlog, for pyxis.")
 @click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @ENROOT

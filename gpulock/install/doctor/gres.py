@@ -18,15 +18,13 @@ from gpulock.slurm.gres_map import gres_map_device_name
 
 
 class GresChecks:
-    """This node's GPUs in Slurm; each method yields what is wrong with one thing."""
+    """This node's GPUs in Slurm; each method yields what is wrong with one thing.
 
-    def __init__(
-        self,
-        settings: Settings,
-        site_of: Callable[[], SlurmSite],
-        conf_of: Callable[[], SlurmConf],
-    ) -> None:
-        self.settings, self.site_of, self.conf_of = settings, site_of, conf_of
+    `ask` returns this node's Slurm and its configuration in force; it raises InstallError.
+    """
+
+    def __init__(self, settings: Settings, ask: Callable[[], tuple[SlurmSite, SlurmConf]]) -> None:
+        self.settings, self.ask = settings, ask
         self.by_slurm = settings.slurm_device_selection == "slurm"
 
     def checks(self) -> list[Check]:
@@ -42,18 +40,19 @@ class GresChecks:
     @cached_property
     def listed(self) -> gres.GresList:
         """Return slurmd's own list, for which it may take 19 s; raise InstallError."""
-        return gres.read_gres_list(self.site_of())
+        return gres.parse_gres_list(self.ask()[0].gres())
 
     def constrains(self) -> bool:
         """Say whether Slurm lets a job open its own devices only."""
-        path = self.site_of().conf
-        beside = path.with_name("cgroup.conf") if path else None
-        conf = read_slurm_conf(beside) if beside and beside.is_file() else self.conf_of()
+        site, conf = self.ask()
+        beside = site.conf.with_name("cgroup.conf") if site.conf else None
+        if beside and beside.is_file():
+            conf = read_slurm_conf(beside)
         return conf.get("ConstrainDevices").lower() == "yes"
 
     def constrained(self) -> Iterator[Finding]:
         """Look who may open which device."""
-        conf = self.conf_of()
+        _, conf = self.ask()
         if not self.constrains():
             if self.settings.isolation == "off":
                 yield fact("no ConstrainDevices: a job can open any GPU")
@@ -67,14 +66,15 @@ class GresChecks:
 
     def flags(self) -> Iterator[Finding]:
         """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
-        path, nodes = gres.find_gres_conf(self.site_of()), self.site_of().node_names()
+        site, _ = self.ask()
+        path = gres.find_gres_conf(site)
         if path is None:
-            yield warning(f"not at {self.site_of().gres_conf}", "GPUs need File= lines there")
+            yield warning(f"not at {site.gres_conf}", "GPUs need File= lines there")
             return
-        if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(path, nodes)):
+        if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(path, site.node)):
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
-        flagged = self.settings.slurm_count != "gpus" or gres.has_gres_flag(path, nodes)
+        flagged = self.settings.slurm_count != "gpus" or gres.has_gres_flag(path, site.node)
         if not self.by_slurm and not flagged:
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
@@ -85,8 +85,9 @@ class GresChecks:
 
     def order(self) -> Iterator[Finding]:
         """Look whether position N is the card that CUDA calls N, where that decides the mask."""
-        path, nodes = gres.find_gres_conf(self.site_of()), self.site_of().node_names()
-        by_uuid = bool(path and gres.has_gres_flag(path, nodes, "env_uuid"))  # 26.05 and later
+        site, _ = self.ask()
+        path = gres.find_gres_conf(site)
+        by_uuid = bool(path and gres.has_gres_flag(path, site.node, "env_uuid"))  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return
         places = gres.devices_of_positions(self.settings, self.listed.positions)

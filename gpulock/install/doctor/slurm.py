@@ -31,12 +31,7 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.install import SlurmInstaller
-from gpulock.install.slurm.site import (
-    SlurmError,
-    find_slurmds,
-    slurm_release_fault,
-    slurmds_of_site,
-)
+from gpulock.install.slurm.site import SlurmError, slurm_release_fault
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import find_plugstack
 from gpulock.install.slurm.texts import wanted_setting_lines
@@ -84,7 +79,7 @@ class SlurmChecks:
             "GresTypes": self.gres_types,
             "node": self.node,
         }
-        gres = GresChecks(self.settings, lambda: self.installer.site, lambda: self.conf)
+        gres = GresChecks(self.settings, lambda: (self.installer.site, self.conf))
         own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
         return [*first, *own, *gres.checks()]
 
@@ -109,7 +104,7 @@ class SlurmChecks:
 
     def slurmd(self) -> Iterator[Finding]:
         """Look whether slurmd can be seen, as the reaper must."""
-        if not slurmds_of_site(find_slurmds(), self.settings):
+        if self.installer.slurmd is None:
             yield fault("none runs here", "start it: systemctl start slurmd")
         elif not SlurmSteps(self.settings).is_slurmd_seen(
             ProcessScan(Proc(self.settings.proc_root))
@@ -189,7 +184,7 @@ class SlurmChecks:
             return
         if not stack.is_right(own.path):
             what = f"{stack.path} has gpulock's plugin not as it must be around pyxis"
-            yield fault(what, "gpulock install slurm --spank --dry-run shows the lines")
+            yield fault(what, "gpulock install slurm --dry-run shows the lines")
         elif own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
             yield fault(why, "let root alone change it: each task loads it")
         elif task := self.conf.get(TASK):
@@ -214,18 +209,18 @@ class SlurmChecks:
         """Say where Slurm gives this node no jobs."""
         if self.conf.source != "slurmctld":
             return
-        for node in self.installer.site.node_names():
-            try:
-                text = self.installer.site.scontrol("show", "node", node)
-            except SlurmError as reason:
-                what = f"slurmctld does not know {node}: {reason}"
-                yield warning(what, "is NodeName= another? start slurmd with -N NAME")
-                continue
-            state = (re.search(r"\bState=(\S+)", text) or ("", "UNKNOWN"))[1]
-            why = (re.search(r"\bReason=(.*)", text) or ("", "no reason given"))[1].strip()
-            if any(word in state for word in _NO_JOBS):
-                do = f"once it is repaired: scontrol update nodename={node} state=resume"
-                yield warning(f"{node} is {state}: {why}", do)
+        node = self.installer.site.node
+        try:
+            text = self.installer.site.scontrol("show", "node", node)
+        except SlurmError as reason:
+            what = f"slurmctld does not know {node}: {reason}"
+            yield warning(what, "is NodeName= another? start slurmd with -N NAME")
+            return
+        state = (re.search(r"\bState=(\S+)", text) or ("", "UNKNOWN"))[1]
+        why = (re.search(r"\bReason=(.*)", text) or ("", "no reason given"))[1].strip()
+        if any(word in state for word in _NO_JOBS):
+            do = f"once it is repaired: scontrol update nodename={node} state=resume"
+            yield warning(f"{node} is {state}: {why}", do)
 
 
 def describe_missing_block(path: Path | None) -> str:

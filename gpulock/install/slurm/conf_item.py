@@ -52,7 +52,6 @@ class SlurmOptions:
     """What the administrator asks for."""
 
     config: Path = Path(DEFAULT_PATH)
-    spank: bool = False
     enroot: bool = False
     podman: bool = False
     write_conf: bool = False
@@ -64,9 +63,15 @@ class SlurmConfItem(Item):
     """The lines of slurm.conf by which Slurm starts the hooks."""
 
     def __init__(
-        self, site: SlurmSite, settings: Settings, asked: SlurmOptions, needs: tuple[Item, ...]
+        self,
+        site: SlurmSite,
+        settings: Settings,
+        asked: SlurmOptions,
+        needs: tuple[Item, ...],
+        by_spank: bool = False,
     ) -> None:
         self.site, self.settings, self.asked, self.needs = site, settings, asked, needs
+        self.by_spank = by_spank
         self.paths = current_hooks(settings)
         self.title = str(site.conf or "slurm.conf")
 
@@ -92,7 +97,7 @@ class SlurmConfItem(Item):
     def wanted(self, conf: SlurmConf) -> list[WantedLine]:
         """Return the lines that a configuration had better hold, and does not."""
         hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        own = [hook for hook in hooks if not (self.asked.spank and hook.key == TASK)]
+        own = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
         return [*wanted_hook_lines(own, self.paths), *wanted_setting_lines(conf, self.settings)]
 
     def lacking(self, conf: SlurmConf) -> list[WantedLine]:
@@ -244,7 +249,7 @@ def check_unmanaged(path: Path, text: str) -> None:
 
 def check_other_nodes(site: SlurmSite, installed: bool) -> None:
     """Raise InstallError where nodes may be without gpulock: their next job would drain them."""
-    others = list_other_nodes(site.scontrol("show", "node", "-o"), site.nodes, os.uname().nodename)
+    others = list_other_nodes(site.scontrol("show", "node", "-o"), site.named, os.uname().nodename)
     if others and not installed:
         more = " ..." * (len(others) > MOST_NAMED)
         raise InstallError(

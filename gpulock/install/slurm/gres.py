@@ -81,18 +81,6 @@ def parse_gres_list(text: str) -> GresList:
     return GresList(tuple(positions), tuple(sorted(shared)))
 
 
-def read_gres_list(site: SlurmSite) -> GresList:
-    """Return slurmd's own list; raise InstallError where two nodes here differ."""
-    lists = [parse_gres_list(site.gres(node)) for node in site.nodes or ("",)]
-    if any(one != lists[0] for one in lists):
-        raise InstallError(
-            f"the nodes of this machine ({' '.join(site.nodes)}) have different GPUs in gres.conf,"
-            " and there is one map: set SLURM_CONF to the file of one, and give the others settings"
-            " of their own"
-        )
-    return lists[0]
-
-
 def find_unlisted_gpus(site: SlurmSite) -> str:
     """Return which GPUs of this node slurmctld gives out, of a slurmd that lists none; or nothing.
 
@@ -105,7 +93,7 @@ def find_unlisted_gpus(site: SlurmSite) -> str:
     for line in shown:
         name = line.partition(" ")[0].partition("=")[2]
         found = _CONFIGURED.search(line)
-        if found and not list_other_nodes(line, site.nodes, os.uname().nodename):
+        if found and not list_other_nodes(line, site.named, os.uname().nodename):
             return f"slurmctld gives {name} {found[1]}, and slurmd -G lists none here"
     return ""
 
@@ -244,15 +232,15 @@ def read_gres_source(site: SlurmSite) -> GresSource | None:
     if path is None:
         return None
     version = gres_conf_version(str(path))  # first: what is written meanwhile is another one
-    return GresSource(path, version, gres_meaning(read_node_lines(path, site.node_names())))
+    return GresSource(path, version, gres_meaning(read_node_lines(path, site.node)))
 
 
-def has_slurmd_read(slurmds: list[Slurmd], conf: Path | None, source: GresSource | None) -> bool:
-    """Return whether each slurmd started after the last change of the files that make its list."""
+def has_slurmd_read(slurmd: Slurmd | None, conf: Path | None, source: GresSource | None) -> bool:
+    """Return whether slurmd started after the last change of the files that make its list."""
     files = [*([conf] if conf else []), *([source.path] if source else [])]
     try:
         changed = max([path.stat().st_ctime for path in files], default=0.0)
-        return all(process_start_time(slurmd.pid) > changed for slurmd in slurmds)
+        return slurmd is None or process_start_time(slurmd.pid) > changed
     except OSError:
         return False
 
@@ -263,9 +251,9 @@ def gres_meaning(lines: list[dict[str, str]]) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-def gpu_flags(gres_conf: Path, nodes: tuple[str, ...]) -> list[list[str]]:
-    """Return the Flags= of each line of gres.conf that gives these nodes GPUs."""
-    lines = read_node_lines(gres_conf, nodes) if gres_conf.exists() else []
+def gpu_flags(gres_conf: Path, node: str) -> list[list[str]]:
+    """Return the Flags= of each line of gres.conf that gives a node GPUs."""
+    lines = read_node_lines(gres_conf, node) if gres_conf.exists() else []
     return [
         line.get("flags", "").lower().split(",")
         for line in lines
@@ -273,7 +261,7 @@ def gpu_flags(gres_conf: Path, nodes: tuple[str, ...]) -> list[list[str]]:
     ]
 
 
-def has_gres_flag(gres_conf: Path, nodes: tuple[str, ...], flag: str = "no_gpu_env") -> bool:
-    """Say whether gres.conf sets a flag for all GPUs of these nodes."""
-    flags = gpu_flags(gres_conf, nodes)
+def has_gres_flag(gres_conf: Path, node: str, flag: str = "no_gpu_env") -> bool:
+    """Say whether gres.conf sets a flag for all GPUs of a node."""
+    flags = gpu_flags(gres_conf, node)
     return bool(flags) and all(flag in words for words in flags)

@@ -9,7 +9,6 @@ folder, which goes with the last of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -24,10 +23,9 @@ from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
     SlurmError,
     SlurmSite,
+    find_own_slurmd,
     find_slurm_site,
-    find_slurmds,
     slurm_release_fault,
-    slurmds_of_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import (
@@ -63,13 +61,13 @@ class SlurmInstaller(NodePart):
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options.config, "slurm")
         self.options = options
-        self.slurmds = slurmds_of_site(find_slurmds(), self.settings)
+        self.slurmd = find_own_slurmd(self.settings)
         self.paths = current_hooks(self.settings)
 
     @cached_property
     def site(self) -> SlurmSite:
         """This node's Slurm; raises InstallError."""
-        return find_slurm_site(self.settings, self.slurmds)
+        return find_slurm_site(self.settings, self.slurmd)
 
     @cached_property
     def plugin(self) -> SpankPlugin:
@@ -78,32 +76,32 @@ class SlurmInstaller(NodePart):
 
     @property
     def by_spank(self) -> bool:
-        """Whether the plugin is asked for; once chosen, it stays."""
-        return self.options.spank or self.plugin.path.exists()
+        """Whether the plugin is chosen: it is there."""
+        return self.plugin.path.exists()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
         if why := slurm_release_fault(self.site.release()):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
-        if not self.slurmds:
+        if not self.slurmd:
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
         conf = self.conf()
         stack = find_plugstack(conf, self.site.conf)
         if stack.pyxis and not self.by_spank:
             raise InstallError(
-                f"{stack.pyxis.file} names pyxis, in whose containers no TaskProlog works: run it"
-                " with --spank (docs/containers.md)"
+                f"{stack.pyxis.file} names pyxis, in whose containers no TaskProlog works: compile"
+                " the SPANK plugin as shown above, and run it again (docs/containers.md)",
+                self.plugin.page(),
             )
         first: list[Item] = [*self.folders(), self.settings_item()]
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
-        listed = gres.read_gres_list(self.site)
+        listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
         node = self.node_items(self.map_item(source, listed))
         needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
-        asked = replace(options, spank=self.by_spank)
-        item = SlurmConfItem(self.site, self.settings, asked, tuple(needs))
+        item = SlurmConfItem(self.site, self.settings, options, tuple(needs), self.by_spank)
         wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
             wanted = [line for line in wanted if not line.needed]
@@ -149,19 +147,19 @@ class SlurmInstaller(NodePart):
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask, nothing where none is counted."""
-        if not (self.slurmds and gres.counts_by_gres(self.settings)):
+        if not (self.slurmd and gres.counts_by_gres(self.settings)):
             return ""
-        node = self.site.node_names()[0]
-        return f"srun --nodelist={node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
+        return (
+            f"srun --nodelist={self.site.node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
+        )
 
     def way_to_slurm(self) -> dict[str, str]:
         """Return the settings that lead to Slurm, where it is not at its usual place."""
         found: dict[str, str] = {}
         if str(self.site.binaries) != _BINARIES:
             found["SLURM_BINARIES"] = str(self.site.binaries)
-        started = {slurmd.conf for slurmd in self.slurmds if slurmd.conf}
-        if self.site.conf and str(self.site.conf) in started:
-            found["SLURM_CONF"] = str(self.site.conf)
+        if self.slurmd and self.slurmd.conf:
+            found["SLURM_CONF"] = self.slurmd.conf
         return found
 
     def check_shares(self, shared: tuple[str, ...]) -> None:
@@ -178,7 +176,7 @@ class SlurmInstaller(NodePart):
         if not listed.positions and gres.counts_by_gres(self.settings):
             why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
-                first = "" if self.slurmds else "start slurmd first, whose libraries count; "
+                first = "" if self.slurmd else "start slurmd first, whose libraries count; "
                 raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")
             self.note(f"{why}; {gres.LOOK_AT_LIST}" if why else NO_GRES)
         places, unread = gres.map_places(self.settings, listed.positions)
@@ -186,7 +184,7 @@ class SlurmInstaller(NodePart):
             self.note(unread)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
-        if item.read() != text and not gres.has_slurmd_read(self.slurmds, self.site.conf, source):
+        if item.read() != text and not gres.has_slurmd_read(self.slurmd, self.site.conf, source):
             self.note(
                 f"{source.path if source else self.site.conf} is younger than slurmd: if no"
                 " scontrol reconfigure was run since, run it now, before the next GPU job starts"
@@ -202,7 +200,7 @@ class SlurmInstaller(NodePart):
             pages.append(plugstack_page(stack, self.plugin.path, task, self.paths))
         path, settings = self.site.gres_conf, self.settings
         by_count = settings.slurm_device_selection == "gpulock" and settings.slurm_count == "gpus"
-        if by_count and not (path and gres.has_gres_flag(path, self.site.node_names())):
+        if by_count and not (path and gres.has_gres_flag(path, self.site.node)):
             pages.append(texts.gres_conf_page(path))
         return pages
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -62,12 +61,13 @@ class SlurmSite:
     binaries: Path
     slurmd: Path
     conf: Path | None
-    nodes: tuple[str, ...]
+    named: str = ""  # by slurmd's -N
     libraries: str = ""
 
-    def node_names(self) -> tuple[str, ...]:
-        """Return the names of this node, several where several slurmds run here."""
-        return self.nodes or (os.uname().nodename.partition(".")[0],)
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self.named or os.uname().nodename.partition(".")[0]
 
     @property
     def gres_conf(self) -> Path | None:
@@ -98,14 +98,14 @@ class SlurmSite:
         except SlurmError:
             return self.in_file()
 
-    def gres(self, node: str = "") -> str:
+    def gres(self) -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
-        words = ["-G", *(["-N", node] if node else [])]
-        words += ["-f", str(self.conf)] if self.conf else []
-        done = self.run_slurmd(*words, seconds=_GRES_SECONDS)
+        words = ["-G", *(["-N", self.named] if self.named else [])]
+        conf = ["-f", str(self.conf)] if self.conf else []
+        done = self.run_slurmd(*words, *conf, seconds=_GRES_SECONDS)
         if done.returncode != 0:
-            named = f" -N {node}" if node else ""
-            raise SlurmError(f"{NAME} -G{named}: {_fatal_message(done) or 'no such node?'}")
+            said = _fatal_message(done) or "no such node?"
+            raise SlurmError(f"{NAME} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
     def release(self) -> tuple[int, int]:
@@ -162,57 +162,60 @@ def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
     return f"{fatal}{message}"[:_MESSAGE] or "; ".join(errors)[:_MESSAGE] or _last_output_line(done)
 
 
-def find_slurm_site(settings: Settings, slurmds: list[Slurmd]) -> SlurmSite:
+def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
     """Return this node's Slurm: what the settings give, then what slurmd was started with.
 
-    `slurmds` are those of this site. Raises InstallError where there is no Slurm, and for programs
-    that others could have put where they are, unless the settings name their folder.
+    Raises InstallError where there is no Slurm, and for programs that others could have put where
+    they are, unless the settings name their folder.
     """
-    confs = {slurmd.conf for slurmd in slurmds}
-    if len(confs) > 1:
-        raise InstallError(
-            f"slurmds with different files run here ({' '.join(sorted(confs))}); set SLURM_CONF"
-        )
-    conf = settings.slurm_conf or "".join(confs)
+    conf = settings.slurm_conf or (slurmd.conf if slurmd else "")
     there = [path for path in (DEFAULT_CONF, FETCHED_CONF) if path.is_file()]
     path = Path(conf) if conf else next(iter(there), None)
-    named = tuple(sorted({slurmd.node for slurmd in slurmds if slurmd.node}))
-    beside = [slurmd.program.parent for slurmd in slurmds]
     clients, vouched = [Path(settings.slurm_binaries)], list[Path]()
     if "SLURM_BINARIES" in settings.given:  # which the hooks would believe
         vouched = with_sibling_folders(clients)
     else:
+        beside = [slurmd.program.parent] if slurmd else []
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    if not slurmds:
+    if slurmd is None:
         beside = with_sibling_folders([scontrol.parent])
         program = find_slurm_program(NAME, beside, "install slurmd")
-        return SlurmSite(scontrol.parent, program, path, named)
-    program = slurmds[0].program
-    for one in (program, scontrol):
-        if one.parent in vouched:
-            continue
-        if why := why_untrusted_program(one, slurmds[0].owners):
+        return SlurmSite(scontrol.parent, program, path)
+    for one in (slurmd.program, scontrol):
+        if one.parent not in vouched and (why := why_untrusted_program(one, slurmd.owners)):
             raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
-    return SlurmSite(scontrol.parent, program, path, named, slurmds[0].libraries)
+    return SlurmSite(scontrol.parent, slurmd.program, path, slurmd.node, slurmd.libraries)
 
 
-def list_other_nodes(shown: str, named: Collection[str], host: str) -> list[str]:
+def list_other_nodes(shown: str, named: str, host: str) -> list[str]:
     """Return the nodes of `scontrol show node -o` that are not this machine; pure.
 
-    Its slurmds were started for the nodes `named`. One without a name goes by the machine's, which
+    Its slurmd was started for the node `named`. One without a name goes by the machine's, which
     NodeHostName has.
     """
     found = re.findall(r"(?m)^NodeName=(\S+)(?:.* NodeHostName=(\S+))?", shown)
     short = host.partition(".")[0]
     unnamed = [name for name, at in found if short in (name, at.partition(".")[0])]
-    return [name for name, _ in found if name not in (named or unnamed)]
+    return [name for name, _ in found if name not in ([named] if named else unnamed)]
 
 
 def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
     """Return the slurmds that go by the slurm.conf of the settings; all where it names none."""
     conf = settings.slurm_conf
     return [slurmd for slurmd in slurmds if not conf or slurmd.conf in ("", conf)]
+
+
+def find_own_slurmd(settings: Settings) -> Slurmd | None:
+    """Return the slurmd of the settings' slurm.conf, of any where they name none.
+
+    Raises InstallError for several, which a machine has in developers' set-ups alone.
+    """
+    found = {(one.node, one.conf): one for one in slurmds_of_site(find_slurmds(), settings)}
+    if len(found) > 1:
+        named = ", ".join(sorted(" of ".join(filter(None, one)) for one in found))
+        raise InstallError(f"several slurmds run here ({named}); set SLURM_CONF to the file of one")
+    return next(iter(found.values()), None)
 
 
 def with_sibling_folders(folders: list[Path]) -> list[Path]:

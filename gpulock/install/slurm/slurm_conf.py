@@ -111,17 +111,16 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     return SlurmConf(values, str(path))
 
 
-def read_node_lines(path: Path, nodes: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return what the lines of a file of Slurm's say of some nodes; raise InstallError.
+def read_node_lines(path: Path, node: str) -> list[dict[str, str]]:
+    """Return what the lines of a file of Slurm's say of a node; raise InstallError.
 
-    Such a line has `NodeName=` with one of them, or is for all nodes. Keys are in lower case.
+    Such a line has `NodeName=` with it, or is for all nodes. Keys are in lower case.
     """
     found: list[dict[str, str]] = []
     for line in read_slurm_lines(path):
         pairs = {name.lower(): value.strip('"') for name, value in _PAIR.findall(line)}
         listed = pairs.pop("nodename", "")
-        names = expand_bracket_ranges(listed, path.name) if listed else nodes
-        if pairs and {*nodes} & {*names}:
+        if pairs and (not listed or node in expand_bracket_ranges(listed, path.name)):
             found.append(pairs)
     return found
 

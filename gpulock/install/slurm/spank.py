@@ -35,7 +35,7 @@ _LARGEST: Final = 1 << 22  # bytes of a plugin
 
 
 class SpankPlugin(Item):
-    """The compiled plugin: an administrator makes it, and it goes with the hooks."""
+    """The compiled plugin: an administrator makes it, and so chooses it; it goes with the hooks."""
 
     def __init__(self, folder: Path, hook: Path) -> None:
         self.path, self.hook = folder / PLUGIN, hook
@@ -60,25 +60,21 @@ class SpankPlugin(Item):
         if wanted is Wanted.ABSENT:
             return None
         try:
-            if self.build() in atomic.read_file(str(self.path), _LARGEST):
-                return None
-            what = "is of another gpulock"
-        except FileNotFoundError:
-            what = "is missing"
+            same = self.build() in atomic.read_file(str(self.path), _LARGEST)
         except OSError as fault:
             raise InstallError(f"{self.path}: {fault.strerror}; look at it") from fault
-        page = [
+        return None if same else Remainder(f"{self.path} is of another gpulock", self.page())
+
+    def page(self) -> list[str]:
+        """Return how it is compiled."""
+        prefix = [f"PREFIX={self.path.parent}"] if self.path.parent != HOOKS else []
+        words = ["make", "-C", str(find_share_folder() / FOLDER), "install", *prefix]
+        return [
             "As root, on every node and login node, then run this again:",
-            f"    {self.command()}",
+            f"    {shlex.join(words)}",
             "It needs make, cc, and slurm/spank.h of this Slurm (libslurm-dev, slurm-devel; else"
             " SLURM=FOLDER, below which is include/).",
         ]
-        return Remainder(f"{self.path} {what}", page)
-
-    def command(self) -> str:
-        """Return the command that compiles it."""
-        prefix = [f"PREFIX={self.path.parent}"] if self.path.parent != HOOKS else []
-        return shlex.join(["make", "-C", str(find_share_folder() / FOLDER), "install", *prefix])
 
 
 @dataclass(frozen=True)

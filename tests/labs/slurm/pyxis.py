@@ -81,8 +81,9 @@ def with_pyxis(
     mode(gpus, keys, hooks=hooks)
     hook = HookPaths(lab / "hooks").slurm_task
     plugin = SpankPlugin(lab, hook)
-    if plugin.remainder(Wanted.PRESENT):
-        subprocess.run([*shlex.split(plugin.command()), f"HOOK={hook}"], check=True)
+    if not plugin.path.exists() or plugin.remainder(Wanted.PRESENT):
+        command = plugin.page()[1].strip()
+        subprocess.run([*shlex.split(command), f"HOOK={hook}"], check=True)
     assert plugin.remainder(Wanted.PRESENT) is None
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})

@@ -256,8 +256,8 @@ def test_no_program_of_slurms_is_run_that_others_can_write(machine: Machine, nam
     (machine.root / name).chmod(0o777)
 
     with pytest.raises(InstallError, match=f"{name} is writable by others.*set SLURM_BINARIES"):
-        find_slurm_site(Settings({}), [Slurmd(7, slurmd)])
+        find_slurm_site(Settings({}), Slurmd(7, slurmd))
 
     by_hand = Settings({"SLURM_BINARIES": str(scontrol.parent)})  # an administrator's word
-    site = find_slurm_site(by_hand, [Slurmd(7, slurmd)])
+    site = find_slurm_site(by_hand, Slurmd(7, slurmd))
     assert (site.binaries, site.slurmd) == (scontrol.parent, slurmd)

@@ -113,7 +113,7 @@ class KilledSlurm(KilledSite):
         super().__init__(node.root)
 
     def apply(self) -> None:
-        self.node.install(write_conf=True, spank=True)
+        self.node.install(write_conf=True)
 
     def undo(self) -> list[str]:
         return self.node.uninstall(write_conf=True).clauses()

@@ -16,6 +16,7 @@ from gpulock import __version__
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.files import InstallError
+from gpulock.install.slurm import site
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
@@ -182,7 +183,7 @@ def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
 
     def plant(node: SlurmNode) -> None:
         node.give_plugin()
-        node.install(spank=True)
+        node.install()
         node.stack(*[node.spank_lines[number] for number in numbers or (0, 1, 2)])
         if without_task_prolog:
             node.put("TaskProlog", "(null)")
@@ -219,8 +220,8 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     ("plant", "name", "says", "do"),
     [
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
-        (pyxis_alone, "SPANK", "not as it must be", "--spank"),
-        (by_spank(1, 0, 2), "SPANK", "not as it must be", "--spank"),
+        (pyxis_alone, "SPANK", "not as it must be", "--dry-run"),
+        (by_spank(1, 0, 2), "SPANK", "not as it must be", "--dry-run"),
         (lose_the_plugin, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (keep_an_older_plugin, "installation", "is of another gpulock", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
@@ -437,7 +438,7 @@ def test_hooks_that_a_user_cannot_run_are_a_fault(
 def test_a_node_whose_slurmd_is_gone_is_at_fault(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "find_slurmds", _nothing)
+    monkeypatch.setattr(site, "find_slurmds", _nothing)
 
     assert found(node)["slurmd"].state == FAULT
 

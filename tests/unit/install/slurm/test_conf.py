@@ -9,6 +9,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
+from gpulock.install.slurm import site
 from gpulock.install.slurm.configured_hooks import (
     EPILOG,
     PROLOG,
@@ -18,7 +19,7 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.site import Slurmd as Daemon
-from gpulock.install.slurm.site import find_slurm_site, parse_slurmd_arguments, slurmds_of_site
+from gpulock.install.slurm.site import find_own_slurmd, find_slurm_site, parse_slurmd_arguments
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     add_list_words,
@@ -119,22 +120,24 @@ def programs(folder: Path) -> Path:
 def test_the_clients_are_found_beside_the_slurmd_that_runs(tmp_path: Path) -> None:
     slurmd = programs(tmp_path)
 
-    site = find_slurm_site(Settings({}), [Daemon(1, slurmd, "/x/slurm.conf", "n1")])
+    found = find_slurm_site(Settings({}), Daemon(1, slurmd, "/x/slurm.conf", "n1"))
 
-    assert site.binaries == tmp_path / "bin"
-    assert site.gres_conf == Path("/x/gres.conf")
-    assert site.nodes == ("n1",)
+    assert found.binaries == tmp_path / "bin"
+    assert found.gres_conf == Path("/x/gres.conf")
+    assert found.node == "n1"
 
 
-def test_slurmds_of_another_cluster_on_this_machine_are_left_out(tmp_path: Path) -> None:
+def test_slurmds_of_another_cluster_on_this_machine_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurmd = programs(tmp_path)
     daemons = [Daemon(1, slurmd, "/x/slurm.conf", "n1"), Daemon(2, slurmd, "/y/slurm.conf", "m1")]
-    settings = Settings({"SLURM_CONF": "/y/slurm.conf"})
+    monkeypatch.setattr(site, "find_slurmds", lambda: daemons)
 
     with pytest.raises(InstallError, match="set SLURM_CONF"):
-        find_slurm_site(Settings({}), daemons)
+        find_own_slurmd(Settings({}))
 
-    assert find_slurm_site(settings, slurmds_of_site(daemons, settings)).nodes == ("m1",)
+    assert find_own_slurmd(Settings({"SLURM_CONF": "/y/slurm.conf"})) == daemons[1]
 
 
 # --- which hooks are in force --------------------------------------------------------------------

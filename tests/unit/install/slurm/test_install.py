@@ -12,7 +12,7 @@ import pytest
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
-from gpulock.install.slurm import install
+from gpulock.install.slurm import site
 from gpulock.install.slurm.site import Slurmd
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from tests.support.install_site import ignore, tree
@@ -116,7 +116,7 @@ def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
 ) -> None:
     program = node.root / "slurm/sbin/slurmd"
     started = Slurmd(1, program, str(node.conf), libraries="/opt/driver/lib")
-    monkeypatch.setattr(install, "find_slurmds", lambda: [started])
+    monkeypatch.setattr(site, "find_slurmds", lambda: [started])
     real = node.root / "slurm/sbin/slurmd-real"
     program.rename(real)
     wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
@@ -137,14 +137,13 @@ def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> N
     assert read_gres_map(str(node.map.parent)) == {}
 
 
-def test_nodes_of_one_machine_with_different_gpus_are_refused(
+def test_several_slurmds_of_one_machine_are_refused_with_what_they_go_by(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurmds = [Slurmd(1, node.root / "slurm/sbin/slurmd", str(node.conf), n) for n in ("n1", "n2")]
-    monkeypatch.setattr(install, "find_slurmds", lambda: slurmds)
-    node.list_gpus(f"Type=(null) Count=1 Index=1 ID=7 File={node.device(1)}", node="n2")
+    monkeypatch.setattr(site, "find_slurmds", lambda: slurmds)
 
-    with pytest.raises(InstallError, match=r"\(n1 n2\) have different GPUs"):
+    with pytest.raises(InstallError, match=r"\(n1 of .*slurm.conf, n2 of .*\); set SLURM_CONF"):
         node.parts()
 
 

@@ -29,7 +29,7 @@ def podman_items() -> list[FileItem]:
     _, _, code = (share / PODMAN_PROGRAM).read_text().partition("\n")
     program = FileItem(PODMAN_HOOKS / PODMAN_PROGRAM, f"#!{hooks_python()} -IS\n{code}", 0o755)
     named = (share / PODMAN_HOOK).read_text()
-    return [program, FileItem(PODMAN_HOOKS / PODMAN_HOOK, named, needs=(program,))]
+    return [program, FileItem(PODMAN_HOOKS / PODMAN_HOOK, named)]
 
 
 def container_items() -> list[FileItem]:

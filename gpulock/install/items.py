@@ -7,7 +7,6 @@ that was cut short is run again. Nothing is believed by an exit code: the text o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +19,6 @@ from gpulock.text.words import format_count
 
 Echo = Callable[[str], None]
 _SHOWN: Final = 12  # lines: a longer text (a script of ours) is only counted
-_FOLDER: Final = "mode 0755"
 
 
 class Wanted(Enum):
@@ -34,7 +32,7 @@ class Wanted(Enum):
 class Remainder:
     """What a run leaves to the administrator: a clause for the verdict, and a page of what to do.
 
-    What the item needs stays, and what needs the item is not put in place.
+    No item that comes later in the run is changed then.
     """
 
     clause: str
@@ -44,11 +42,10 @@ class Remainder:
 class Item:
     """One thing that gpulock puts on a node or into a cluster, and takes away again.
 
-    `needs` are items that must be there before it, and that go after it.
+    It needs all that come before it in the list: so they are there first, and go later.
     """
 
     title: str
-    needs: tuple[Item, ...] = ()
 
     def read(self) -> str | None:
         """Return what is there, None for nothing; raise InstallError."""
@@ -88,10 +85,8 @@ class Item:
 class ByHand(Item):
     """What is the administrator's to change: `ask` finds out what is left of it."""
 
-    def __init__(
-        self, title: str, ask: Callable[[], Remainder | None], needs: tuple[Item, ...] = ()
-    ) -> None:
-        self.title, self.ask, self.needs = title, ask, needs
+    def __init__(self, title: str, ask: Callable[[], Remainder | None]) -> None:
+        self.title, self.ask = title, ask
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         del wanted
@@ -103,10 +98,8 @@ class FileItem(Item):
 
     stays = False
 
-    def __init__(
-        self, path: Path, text: str, mode: int = 0o644, needs: tuple[Item, ...] = ()
-    ) -> None:
-        self.path, self.text, self.mode, self.needs = path, text, mode, needs
+    def __init__(self, path: Path, text: str, mode: int = 0o644) -> None:
+        self.path, self.text, self.mode = path, text, mode
         self.title = f"file {path}"
 
     def read(self) -> str | None:
@@ -131,27 +124,6 @@ class SettingsFile(FileItem):
     """gpulock.conf, which is the administrator's once it is there."""
 
     stays = True
-
-
-class FolderItem(Item):
-    """A folder that is made where none is; one that is there is left to doctor, and stays."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.title = path, f"folder {path}"
-
-    def read(self) -> str | None:
-        if not self.path.is_dir() and os.path.lexists(self.path):
-            raise InstallError(f"{self.path} is no folder; move it away")
-        return _FOLDER if self.path.is_dir() else None
-
-    def goal(self, wanted: Wanted) -> str | None:
-        return _FOLDER if wanted is Wanted.PRESENT else self.read()
-
-    def present(self) -> None:
-        try:
-            files.make_public_folder(self.path)
-        except OSError as fault:
-            raise InstallError(f"{self.path}: {fault.strerror}; are you root?") from fault
 
 
 def difference_lines(before: str | None, after: str | None) -> list[str]:
@@ -218,7 +190,7 @@ class ItemRun:
         self.items = items if wanted is Wanted.PRESENT else items[::-1]
         self.wanted, self.echo, self.dry_run = wanted, echo, dry_run
         self.outcome = Outcome()
-        self._waiting: list[Item] = []  # what this run leaves, with all that waits for it
+        self._blocker = ""  # the first item that this run leaves, for which the others wait
 
     def run(self) -> Outcome:
         """Bring each item where it is wanted; raise InstallError that names the first to fail."""
@@ -235,17 +207,13 @@ class ItemRun:
         if not self.dry_run:
             item.tidy()
         lines = item.show(self.wanted)
-        blocker = self._blocker(item)
-        if blocker is not None:
-            if lines:
-                self.echo(f"as it is: {item.title}, because of {blocker.title}")
-            self._waiting.append(item)  # also where it shows nothing, for what it needs itself
-            return
-        if lines:
+        if lines and self._blocker:
+            self.echo(f"as it is: {item.title}, because of {self._blocker}")
+        elif lines:
             self._change(item, lines)
         if left := item.remainder(self.wanted):
             self.outcome.remainders.append(left)
-            self._waiting.append(item)
+            self._blocker = self._blocker or item.title
 
     def _change(self, item: Item, lines: list[str]) -> None:
         self.outcome.changed.append(item.title)
@@ -259,14 +227,6 @@ class ItemRun:
                 f"it does not hold what was written ({still[0].strip()}); look at it"
             )
         self.echo(f"{'done' if self.wanted is Wanted.PRESENT else 'removed'}: {item.title}")
-
-    def _blocker(self, item: Item) -> Item | None:
-        """Return an item that waits, for which this one has to."""
-        for one in self._waiting:
-            first, second = (item, one) if self.wanted is Wanted.PRESENT else (one, item)
-            if second in first.needs:
-                return one
-        return None
 
 
 def run_items(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
-from gpulock.install.items import FolderItem, Item, SettingsFile
+from gpulock.install.items import SettingsFile
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -47,11 +47,6 @@ class NodePart:
     def note(self, text: str) -> None:
         """Tell the administrator something."""
         self.notes.append(text)
-
-    def folders(self) -> list[Item]:
-        """Return LOCK_DIR and STATE_DIR."""
-        folders = (self.settings.lock_dir, self.settings.state_dir)
-        return [FolderItem(Path(path)) for path in folders]
 
     def settings_file_item(self, wanted: dict[str, str]) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays. Raises InstallError."""

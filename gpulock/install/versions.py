@@ -72,10 +72,8 @@ def is_to_uninstall(settings: Settings, scheduler: str) -> bool:
 class Hooks(Item):
     """The hooks in force on this node, for a scheduler and those for which they are here."""
 
-    def __init__(
-        self, settings: Settings, scheduler: str = "", needs: tuple[Item, ...] = ()
-    ) -> None:
-        self.settings, self.scheduler, self.needs = settings, scheduler, needs
+    def __init__(self, settings: Settings, scheduler: str = "") -> None:
+        self.settings, self.scheduler = settings, scheduler
         self.folder, self.config = hooks_folder(settings), Path(settings.path)
         self.title = f"hooks {self.folder}/{CURRENT}"
 
@@ -133,9 +131,7 @@ class Hooks(Item):
             raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
 
 
-def held_devices_item(
-    settings: Settings, scheduler: str, force: bool, needs: tuple[Item, ...]
-) -> ByHand:
+def held_devices_item(settings: Settings, scheduler: str, force: bool) -> ByHand:
     """Return the jobs that hold devices, for which what they need stays; `force` takes it."""
 
     def ask() -> Remainder | None:
@@ -143,7 +139,7 @@ def held_devices_item(
         what = f"{_JOBS[scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
         return Remainder(f"{what}: {WAIT_OR_REAP}, or --force --reason TEXT") if held else None
 
-    return ByHand("jobs that hold devices", ask, needs)
+    return ByHand("jobs that hold devices", ask)
 
 
 def version_in_force(folder: Path) -> str | None:

@@ -13,7 +13,7 @@ from typing import Final
 from gpulock.install.doctor.check import Finding, fact, fault, warning
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import hooks_version
-from gpulock.install.items import FolderItem, Item, ItemRun, Wanted
+from gpulock.install.items import Item, ItemRun, Wanted
 from gpulock.install.versions import (
     CURRENT,
     Hooks,
@@ -54,7 +54,7 @@ def check_items(items: Sequence[Item], again: str) -> Iterator[Finding]:
     for one in items:
         if isinstance(one, Hooks):
             yield from check_hooks(one, again)
-    others = [one for one in items if not isinstance(one, (Hooks, FolderItem))]
+    others = [one for one in items if not isinstance(one, Hooks)]
     outcome = ItemRun(others, Wanted.PRESENT, lambda _: None, dry_run=True).run()
     if outcome.changed:
         what = ", ".join(dict.fromkeys(outcome.changed))

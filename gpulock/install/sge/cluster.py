@@ -110,7 +110,7 @@ class ClusterInstaller(NodePart):
         if left := [name for name in (*self.settings.sge_complexes, *REPORTED) if name in table]:
             self.note(f"complexes stay, for the site's jobs may name them: {' '.join(left)}")
         items = self.items(tuple(self.qconf.names("-sql")))
-        members = ByHand(f"hosts of {GROUP}", self.members_left, tuple(items))
+        members = ByHand(f"hosts of {GROUP}", self.members_left)
         return InstallParts([*items, members], self.notes, on_node=False)
 
     def members_left(self) -> Remainder | None:
@@ -121,10 +121,9 @@ class ClusterInstaller(NodePart):
 
     def items(self, queues: tuple[str, ...]) -> list[Item]:
         """Return the group, and each queue's hooks for it."""
-        group = HostGroup(self.qconf)
-        hooks: list[Item] = [
-            GroupHook(self.qconf, queue, GROUP, HookLine(self.current, hook), (group,))
+        hooks = [
+            GroupHook(self.qconf, queue, GROUP, HookLine(self.current, hook))
             for hook in HOOKS
             for queue in queues
         ]
-        return [group, *hooks]
+        return [HostGroup(self.qconf), *hooks]

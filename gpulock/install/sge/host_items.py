@@ -35,8 +35,8 @@ def missing_in_cluster(host: SgeHost, complexes: Collection[str]) -> Remainder |
 class Amount(Item):
     """How much of one complex the host has; it stays, for the site's jobs count it."""
 
-    def __init__(self, host: SgeHost, name: str, amount: int, needs: tuple[Item, ...]) -> None:
-        self.host, self.name, self.needs = host, name, needs
+    def __init__(self, host: SgeHost, name: str, amount: int) -> None:
+        self.host, self.name = host, name
         self.element = f"{name}={amount}"
         self.title = f"complex_values of host {host.name}"
 
@@ -55,8 +55,8 @@ class Amount(Item):
 class HostConfiguration(Item):
     """Load sensor and shepherd_cmd in the host's own configuration, which qconf takes whole."""
 
-    def __init__(self, host: SgeHost, needs: tuple[Item, ...]) -> None:
-        self.host, self.needs = host, needs
+    def __init__(self, host: SgeHost) -> None:
+        self.host = host
         self.title = f"configuration of host {host.name}"
 
     def read(self) -> str | None:

@@ -115,15 +115,13 @@ class SgeInstaller(NodePart):
             *self.login_scripts(),
         ]
         cluster = ByHand("the cluster's part", lambda: missing_in_cluster(host, complexes))
-        amounts = self.amounts(gpus, table, cluster)
+        amounts = self.amounts(gpus, table)
         for queue in self.unhooked_queues():
             self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
-        conf = HostConfiguration(host, (cluster, hooks))
-        site_title = f"hooks of the site's on {host.name} alone"
-        site = ByHand(site_title, lambda: site_hooks_left(host), (cluster, hooks, conf))
-        queue_hooks = self.queue_hooks((cluster, hooks, conf, site))
-        items = [*self.folders(), settings, *files, cluster, *amounts, conf, site, *queue_hooks]
-        return InstallParts(items, self.notes, try_line=self.try_line())
+        title = f"hooks of the site's on {host.name} alone"
+        site = ByHand(title, lambda: site_hooks_left(host))
+        in_qmaster = [cluster, *amounts, HostConfiguration(host), site, *self.queue_hooks(*HOOKS)]
+        return InstallParts([settings, *files, *in_qmaster], self.notes, try_line=self.try_line())
 
     def removal(self, force: bool = False) -> InstallParts:
         """Return the items, of which the last goes first: the prologs.
@@ -143,22 +141,21 @@ class SgeInstaller(NodePart):
             self.note("the hooks stay: Slurm uses them")
             shared = []
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
-        epilogs, prologs = [self.queue_hooks((), hook) for hook in HOOKS]
+        epilogs, prologs = [self.queue_hooks(hook) for hook in HOOKS]
         scripts = login.login_script_items(login.PROFILE)
-        kept = (mark, *shared, *scripts, HostConfiguration(host, ()), *epilogs)
-        jobs = held_devices_item(self.settings, SGE, force, kept)
+        jobs = held_devices_item(self.settings, SGE, force)
         is_master = self.site.is_master(host.name)
-        leading = ByHand(
-            "lines of the site's that lead here", lambda: site_lines_left(host, is_master), kept
-        )
+        title = "lines of the site's that lead here"
+        leading = ByHand(title, lambda: site_lines_left(host, is_master))
         self.note_what_stays()
-        settings = SettingsFile(self.config_path, "")
-        return InstallParts([settings, *kept, jobs, leading, *prologs], self.notes)
+        files = [SettingsFile(self.config_path, ""), mark, *shared, *scripts]
+        in_qmaster = [HostConfiguration(host), *epilogs, jobs, leading, *prologs]
+        return InstallParts([*files, *in_qmaster], self.notes)
 
-    def queue_hooks(self, needs: tuple[Item, ...], *hooks: str) -> list[Item]:
-        """Return the hooks of all queues of this host."""
+    def queue_hooks(self, *hooks: str) -> list[Item]:
+        """Return some hooks of all queues of this host."""
         queues = self.host.queues()
-        return [HostHook(self.host, q, hook, needs) for hook in hooks or HOOKS for q in queues]
+        return [HostHook(self.host, queue, hook) for hook in hooks for queue in queues]
 
     def settings_item(self, gpus: int) -> SettingsFile:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
@@ -187,7 +184,7 @@ class SgeInstaller(NodePart):
         text = login.login_script_text(str(spool), self.lines.get("gid_range", ""))
         return login.login_script_items(login.PROFILE, text)
 
-    def amounts(self, gpus: int, table: Mapping[str, str], cluster: Item) -> list[Item]:
+    def amounts(self, gpus: int, table: Mapping[str, str]) -> list[Item]:
         """Return how many of each complex this host has; a number that stands there stays."""
         here, items = self.host.values("complex_values"), list[Item]()
         for name in counting_complexes(self.settings):
@@ -195,7 +192,7 @@ class SgeInstaller(NodePart):
             if is_rsmap(table.get(name, "")):
                 continue
             if now is None and count:
-                items.append(Amount(self.host, name, count, (cluster,)))
+                items.append(Amount(self.host, name, count))
             elif now is not None and now != str(count):
                 element = f"{name}={count} {self.host.name}"
                 self.note(f"{name}={now} stays: qconf -mattr exechost complex_values {element}")
@@ -209,7 +206,7 @@ class SgeInstaller(NodePart):
     def note_what_stays(self) -> None:
         """Say what stays of this host in qmaster, which the site may use."""
         host = self.host
-        own = HostConfiguration(host, ()).wanted(Wanted.ABSENT, host.configuration())
+        own = HostConfiguration(host).wanted(Wanted.ABSENT, host.configuration())
         if own == idle_configuration(host.qconf.shared_configuration()):
             self.note(f"stays: qconf -dconf {host.name}")
         here = host.values("complex_values")

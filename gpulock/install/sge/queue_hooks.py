@@ -78,11 +78,9 @@ def is_gpulock_command(value: str | None, hook: str) -> bool:
 class QueueHook(Item):
     """One hook of a queue, as a domain of it (a host group, a host) has it."""
 
-    def __init__(
-        self, qconf: Qconf, queue: str, domain: str, line: HookLine, needs: tuple[Item, ...]
-    ) -> None:
+    def __init__(self, qconf: Qconf, queue: str, domain: str, line: HookLine) -> None:
         self.qconf, self.queue, self.domain = qconf, queue, f"{queue}@{domain}"
-        self.current, self.hook, self.needs = line.current, line.hook, needs
+        self.current, self.hook = line.current, line.hook
         self.title = f"{self.hook} of queue {self.domain}"
 
     def values(self) -> tuple[str, dict[str, str]]:
@@ -124,8 +122,8 @@ class GroupHook(QueueHook):
 class HostHook(QueueHook):
     """A hook of a queue in force on this host: the group's, which the host joins."""
 
-    def __init__(self, host: SgeHost, queue: str, hook: str, needs: tuple[Item, ...] = ()) -> None:
-        super().__init__(host.qconf, queue, host.name, HookLine(host.current, hook), needs)
+    def __init__(self, host: SgeHost, queue: str, hook: str) -> None:
+        super().__init__(host.qconf, queue, host.name, HookLine(host.current, hook))
         self.host = host
 
     def in_force(self) -> str:

@@ -63,15 +63,9 @@ class SlurmConfItem(Item):
     """The lines of slurm.conf by which Slurm starts the hooks."""
 
     def __init__(
-        self,
-        site: SlurmSite,
-        settings: Settings,
-        asked: SlurmOptions,
-        needs: tuple[Item, ...],
-        by_spank: bool = False,
+        self, site: SlurmSite, settings: Settings, asked: SlurmOptions, by_spank: bool = False
     ) -> None:
-        self.site, self.settings, self.asked, self.needs = site, settings, asked, needs
-        self.by_spank = by_spank
+        self.site, self.settings, self.asked, self.by_spank = site, settings, asked, by_spank
         self.paths = current_hooks(settings)
         self.title = str(site.conf or "slurm.conf")
 

@@ -95,55 +95,44 @@ class SlurmInstaller(NodePart):
                 " the SPANK plugin as shown above, and run it again (docs/containers.md)",
                 self.plugin.page(),
             )
-        first: list[Item] = [*self.folders(), self.settings_item()]
+        settings = self.settings_item()
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
-        node = self.node_items(self.map_item(source, listed))
-        needs = [item for item in node if isinstance(item, (Hooks, SpankPlugin))]
-        item = SlurmConfItem(self.site, self.settings, options, tuple(needs), self.by_spank)
+        items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
+        items += choose_container_hooks(options.enroot, options.podman)
+        items += [self.plugin] if self.by_spank else []
+        item = SlurmConfItem(self.site, self.settings, options, self.by_spank)
         wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
             wanted = [line for line in wanted if not line.needed]
         pages = [texts.slurm_conf_page(wanted), *self.pages(conf, stack)]
         pages = [page for page in pages if page]
-        return InstallParts([*first, *node, item], self.notes, pages, self.try_line())
+        return InstallParts([*items, item], self.notes, pages, self.try_line())
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
         if not (is_to_uninstall(self.settings, SLURM) or self.options.write_conf):
             return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
-        items: list[Item] = [positions]
+        items: list[Item] = [SettingsFile(self.config_path, ""), positions]
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
         else:
-            items += [*container_items(), Hooks(self.settings, needs=(positions,))]
-        items.append(self.plugin)
-        kept, asked = tuple(items), self.options
-        jobs = held_devices_item(self.settings, SLURM, asked.force, kept)
+            items += [*container_items(), Hooks(self.settings)]
+        items += [self.plugin, held_devices_item(self.settings, SLURM, self.options.force)]
         try:
-            leading: list[Item] = [SlurmConfItem(self.site, self.settings, asked, kept)]
+            items.append(SlurmConfItem(self.site, self.settings, self.options))
         except InstallError as fault:
             unsure = Remainder(f"{UNSURE}: {fault}")
-            leading = [] if asked.force else [ByHand("Slurm", lambda: unsure, kept)]
-        settings = SettingsFile(self.config_path, "")
-        return InstallParts([settings, *items, jobs, *leading], self.notes)
+            items += [] if self.options.force else [ByHand("Slurm", lambda: unsure)]
+        return InstallParts(items, self.notes)
 
     def settings_item(self) -> SettingsFile:
         """Return the settings file, with the keys that it lacks; it stays."""
         gpus = self.count_gpus()
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
         return self.settings_file_item(counted | self.way_to_slurm())
-
-    def node_items(self, positions: FileItem) -> list[Item]:
-        """Return the hooks and what belongs to them, behind the map that they read."""
-        hooks = Hooks(self.settings, SLURM, (positions,))
-        items: list[Item] = [positions, hooks]
-        if self.by_spank:
-            self.plugin.needs = (hooks,)
-            items.append(self.plugin)
-        return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask, nothing where none is counted."""

@@ -70,7 +70,7 @@ class ServiceItem(Item):
 
     def __init__(self, name: str, files: Sequence[FileItem]) -> None:
         self.name, self.units = name, SERVICES[name]
-        self.files, self.needs = files, tuple(files)
+        self.files = files
         self.title = f"service {name}"
 
     def states(self) -> dict[str, str | None]:
@@ -98,7 +98,8 @@ class ServiceItem(Item):
         return [f"  started afresh: {why}"] if why else []
 
     def present(self) -> None:
-        manager.run_systemd_program("systemd-sysusers", Path(units.SYSUSERS).name)
+        for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
+            manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
         manager.systemctl("daemon-reload")
         manager.systemctl("enable", "--quiet", *self.units)
         journal = f"see journalctl -u {self.units[-1]}"
@@ -149,7 +150,7 @@ class SystemdInstaller(NodePart):
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
         check_exporter_python(sys.executable)
-        return InstallParts([*self.folders(), *self.items(self.services())], self.notes)
+        return InstallParts(self.items(self.services()), self.notes)
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: a service before its files."""

@@ -11,7 +11,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import (
     ByHand,
     FileItem,
-    FolderItem,
     Item,
     Outcome,
     Remainder,
@@ -21,14 +20,14 @@ from gpulock.install.items import (
 from tests.support.install_site import tree
 
 
-def site_file(path: Path, wanted: Wanted, *needs: Item) -> Item:
+def site_file(path: Path, wanted: Wanted) -> Item:
     """Return a line of a file of the site's, which no run may write."""
     left = Remainder("site.conf is to be edited")
 
     def ask() -> Remainder | None:
         return left if path.exists() != (wanted is Wanted.PRESENT) else None
 
-    return ByHand("site.conf", ask, needs)
+    return ByHand("site.conf", ask)
 
 
 class Forgetful(FileItem):
@@ -38,8 +37,8 @@ class Forgetful(FileItem):
         pass
 
 
-def file_item(root: Path, name: str, *needs: Item) -> FileItem:
-    return FileItem(root / name, f"{name}\n", needs=needs)
+def file_item(root: Path, name: str) -> FileItem:
+    return FileItem(root / name, f"{name}\n")
 
 
 def run(
@@ -93,44 +92,24 @@ def test_the_first_that_fails_ends_a_run_by_its_name(tmp_path: Path) -> None:
     assert [*tree(tmp_path)] == ["a", "state/install.lock"]
 
 
-def test_what_an_item_needs_stays_while_a_person_has_not_taken_the_item_out(tmp_path: Path) -> None:
-    hooks = file_item(tmp_path, "hooks")
-    path, items = tmp_path / "site.conf", [file_item(tmp_path, "map"), hooks]
-    installed, _ = run(tmp_path, [*items, site_file(path, Wanted.PRESENT)], Wanted.PRESENT)
+def test_what_comes_before_a_line_that_a_person_has_not_taken_out_stays(tmp_path: Path) -> None:
+    path, hooks = tmp_path / "site.conf", file_item(tmp_path, "hooks")
+    present = [hooks, site_file(path, Wanted.PRESENT), file_item(tmp_path, "more")]
+    installed, said = run(tmp_path, present, Wanted.PRESENT)
     told = installed.verdict("x", Wanted.PRESENT, dry_run=False)
     assert told == "installed, NOT in force: site.conf is to be edited"
+    assert said[1:] == [f"as it is: file {tmp_path}/more, because of site.conf"]
     path.touch()
-    leading = [*items, site_file(path, Wanted.ABSENT, hooks)]
+    leading = [hooks, site_file(path, Wanted.ABSENT), file_item(tmp_path, "more")]
+    leading[2].present()
 
     left, said = run(tmp_path, leading, Wanted.ABSENT)
 
     assert said == [
+        f"removed: file {tmp_path}/more",
         f"as it is: {hooks.title}, because of site.conf",
-        f"removed: file {tmp_path}/map",
     ]
     told = left.verdict("x", Wanted.ABSENT, dry_run=False)
     assert told == "NOT wholly uninstalled: site.conf is to be edited"
     path.unlink()
     assert run(tmp_path, leading, Wanted.ABSENT)[1] == [f"removed: {hooks.title}"]
-
-
-def test_what_needs_an_item_that_waits_is_not_put_in_place(tmp_path: Path) -> None:
-    site = site_file(tmp_path / "site.conf", Wanted.PRESENT)
-    items: list[Item] = [site, file_item(tmp_path, "a", site)]
-
-    assert run(tmp_path, items, Wanted.PRESENT)[1] == [
-        f"as it is: file {tmp_path}/a, because of site.conf"
-    ]
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_folder_is_made_where_none_is_and_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    items: list[Item] = [FolderItem(folder)]
-    run(tmp_path, items, Wanted.PRESENT)
-    assert folder.stat().st_mode & 0o777 == 0o755
-    folder.chmod(0o700)
-
-    assert run(tmp_path, items, Wanted.PRESENT)[0].changed == []
-    assert run(tmp_path, items, Wanted.ABSENT)[0].changed == []
-    assert folder.stat().st_mode & 0o777 == 0o700

@@ -39,8 +39,7 @@ class KilledItems(KilledSite):
         super().__init__(root)
 
     def items(self) -> list[Item]:
-        first = FileItem(self.root / "etc/new/a", "a\n")
-        return [first, FileItem(self.root / "b", "b\n", needs=(first,))]
+        return [FileItem(self.root / "etc/new/a", "a\n"), FileItem(self.root / "b", "b\n")]
 
     def apply(self) -> None:
         run_items(self.items(), Wanted.PRESENT, self.root / "state", ignore)

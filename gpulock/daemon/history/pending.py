@@ -73,40 +73,31 @@ def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
     have been off. It ends when it was last seen.
     """
     folder = f"{node.store.finished_dir}/{token}"
-    record = read_record(f"{folder}/{RECORD}", token)
-    if record and record.boot_id == node.boot_id:
-        changed = os.lstat(folder).st_ctime
-        held = min(changed - record.claimed_at, clock_boottime() - record.claimed_boottime)
-        rest = ClaimedDevice("", record, changed, "", held if held >= 0 else None)
-        return merge_ends(record, read_released_devices(folder, record), rest)
-    copy, seen = None, now
-    try:
-        copy, seen = read_pending_record(f"{node.settings.state_dir}/{OWED}", token)
-    except FileNotFoundError:
-        pass
-    except (OSError, kv.MalformedError):
-        if record is None:
-            raise
-    own = record or copy
-    if own is None:
-        return []
-    how = REBOOT_PROOF if copy else REBOOT
-    held = seen - copy.claimed_at if copy else 0.0
-    least = held if held > MIN_SEEN_SECONDS else None  # nobody saw it again, or a clock was set
-    at = min(max(seen, own.claimed_at), now)  # a file's time is the kernel's coarse clock
-    rest = ClaimedDevice("", own, at, how if own.boot_id != node.boot_id else "", least)
-    return merge_ends(own, read_released_devices(folder, own), rest)
-
-
-def merge_ends(
-    record: Owner, released: dict[str, ClaimedDevice], rest: ClaimedDevice
-) -> list[ClaimedDevice]:
-    """Return each device of a claim: as its release was noted, else as `rest` says."""
-    found = dict(released)
-    for name in record.devices:
-        if name not in found:
-            found[name] = rest._replace(device=name)
-    return list(found.values())
+    own = read_record(f"{folder}/{RECORD}", token)
+    if own and own.boot_id == node.boot_id:
+        how, at = "", os.lstat(folder).st_ctime
+        seconds = min(at - own.claimed_at, clock_boottime() - own.claimed_boottime)
+        held = seconds if seconds >= 0 else None
+    else:
+        copy, seen = None, now
+        try:
+            copy, seen = read_owed_copy(f"{node.settings.state_dir}/{OWED}", token)
+        except FileNotFoundError:
+            pass
+        except (OSError, kv.MalformedError):
+            if own is None:
+                raise
+        own = own or copy
+        if own is None:
+            return []
+        seconds = seen - copy.claimed_at if copy else 0.0
+        held = (
+            seconds if seconds > MIN_SEEN_SECONDS else None
+        )  # else nobody saw it again, or a clock was set
+        at = min(max(seen, own.claimed_at), now)  # a file's time is the kernel's coarse clock
+        how = (REBOOT_PROOF if copy else REBOOT) if own.boot_id != node.boot_id else ""
+    rest = {name: ClaimedDevice(name, own, at, how, held) for name in own.devices}
+    return list({**rest, **read_released_devices(folder, own)}.values())
 
 
 def read_record(path: str, token: str) -> Owner | None:
@@ -126,7 +117,7 @@ def read_record(path: str, token: str) -> Owner | None:
     return record
 
 
-def read_pending_record(folder: str, name: str) -> tuple[Owner | None, float]:
+def read_owed_copy(folder: str, name: str) -> tuple[Owner | None, float]:
     """Return the copy of a record and when its claim was last seen (epoch).
 
     None for one that is being written, or was cut short. Raises OSError or kv.MalformedError.

@@ -41,7 +41,6 @@ from gpulock.store.gate import Gate
 from gpulock.store.verdicts import PERIOD
 
 LOCK_SECONDS: Final = 5.0  # for another author to finish
-BATCH: Final = 64  # claims that are made durable at once
 
 
 class HistoryWriter(Chore):
@@ -87,33 +86,30 @@ class HistoryWriter(Chore):
     ) -> None:
         """Write the claims that need wait for nothing more; raise OSError or Refusal."""
         advice, now = ExporterSamples(node.settings.exporter_dir), time.time()
-        ready: EndedClaims = {}
-        ends: dict[str, float] = {}  # when the last device was released
-        for token, parts in found.items():
-            last = max(parts, key=lambda part: part.at)
-            if not advice.may_come(token, last.owner.boot_id, last.at, now):
-                ready[token], ends[token] = parts, last.at
+        ends = {token: max(parts, key=lambda part: part.at) for token, parts in found.items()}
+        ready = {
+            token: found[token]
+            for token, last in sorted(ends.items(), key=lambda item: (item[1].at, item[0]))
+            if not advice.may_come(token, last.owner.boot_id, last.at, now)
+        }
         if not ready:
             return
         folder = f"{node.settings.state_dir}/{FOLDER}"
         os.makedirs(folder, 0o755, exist_ok=True)  # a site may set its mode, or have a link there
         with Gate(folder, Deadline(LOCK_SECONDS)):
             done = self._find_written(folder, ready)
+            lines: dict[str, bytes] = {}
+            for token in [one for one in ready if one not in done]:
+                try:
+                    claim = build_history_record(ready[token], advice, devices)
+                    lines[token] = encode_history_record(claim)
+                except (ValueError, OverflowError) as fault:
+                    faults.add(f"claim {token} has no line: {fault}; remove it from finished")
+            if lines:
+                append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
+            self.written = len(lines)
+            done |= lines.keys()
             pending.remove_written_claims(node, done)
-            new = sorted(ready.keys() - done, key=lambda token: (ends[token], token))
-            for begin in range(0, len(new), BATCH):
-                lines: dict[str, bytes] = {}
-                for token in new[begin : begin + BATCH]:
-                    try:
-                        claim = build_history_record(ready[token], advice, devices)
-                        lines[token] = encode_history_record(claim)
-                    except (ValueError, OverflowError) as fault:
-                        faults.add(f"claim {token} has no line: {fault}; remove it from finished")
-                if lines:
-                    append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
-                pending.remove_written_claims(node, lines)
-                done |= lines.keys()
-                self.written += len(lines)
             for name in expired_months(list_months(folder), node.settings.history_days, now):
                 os.unlink(f"{folder}/{name}")
             self._written, self._sizes = done, file_sizes(folder)

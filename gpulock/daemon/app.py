@@ -106,14 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         journal.log_changes("settings", {fault: fault for fault in settings.faults}, ERROR)
         GpulockDaemon(settings, journal, notify, signals, make_daemon_chores(journal)).run()
         signals.close()
-    except AlreadyRunningError as other:
-        journal.say(ERROR, f"{other.why}; {other.do}")
-        return REFUSED
     except Refusal as refusal:
         journal.say(ERROR, f"{refusal.why}; {refusal.do}")
-        return NODE_BROKEN
+        return REFUSED if isinstance(refusal, AlreadyRunningError) else NODE_BROKEN
     except ShutdownTimeoutError:
-        return DONE
+        pass
     return DONE
 
 

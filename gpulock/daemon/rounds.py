@@ -7,7 +7,6 @@ tried again. Nothing that goes wrong in a round ends the daemon but another gpul
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,15 +19,12 @@ from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
-from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.procfs import status_line_value
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.verdicts import UNKNOWN
 
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
-CAP_SYS_PTRACE = 19  # linux/capability.h
 
 
 class Rounds:
@@ -42,14 +38,12 @@ class Rounds:
         self._journal = journal
         self._chores = chores
         self._silence = ControllerSilence()
-        self._missing_right = missing_ptrace(node, os.geteuid())
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings; raise Refusal."""
         fresh = DaemonNode(settings)
         fresh.caller = self.node.caller  # a driver that hangs is asked once
         self.node = fresh
-        self._missing_right = missing_ptrace(fresh, os.geteuid())
 
     def run_round(self, now: float) -> ReconcileReport | None:
         """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
@@ -63,10 +57,6 @@ class Rounds:
             report.cards = self.node.cards
         except AlreadyRunningError:
             raise
-        except Refusal as refusal:
-            failed = f"{refusal.why}; {refusal.do}"
-        except OSError as fault:
-            failed = f"LOCK_DIR: {fault}"
         except Exception as fault:  # whatever it is, the next round may go well
             failed = describe_exception("a reconcile", fault)
         self._journal.log_state("round", failed, ERROR)
@@ -77,8 +67,8 @@ class Rounds:
             self._journal.say(NOTICE, line)
         # a claim that is over does not wait for what lasts
         self._do_chores("chores", self._chores, lambda one: one.run(self.node, report, now))
-        expected, lacks = settings.expected_gpus, self._missing_right
-        lasting = report_messages.lasting_problem_messages(report, expected, lacks)
+        expected = settings.expected_gpus
+        lasting = report_messages.lasting_problem_messages(report, expected)
         self._journal.log_changes("node", lasting)
         self.summary = report_messages.format_daemon_status(report, expected)
         return report
@@ -101,20 +91,6 @@ class Rounds:
         for chore in self._chores:
             chore.close()
         self.single.release()
-
-
-def missing_ptrace(node: Node, uid: int) -> str:
-    """Return why this process of `uid` cannot see others' files, or nothing (capabilities(7))."""
-    if uid != 0 or node.settings.simulation:
-        return ""
-    try:
-        status = node.proc.read(os.getpid(), "status")
-        effective = int(status_line_value(status, b"\nCapEff:"), 16)
-    except (OSError, ValueError):
-        return ""
-    if effective >> CAP_SYS_PTRACE & 1:
-        return ""
-    return "without CAP_SYS_PTRACE no other process's files can be seen: nothing is freed"
 
 
 def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:

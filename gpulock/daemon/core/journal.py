@@ -79,15 +79,16 @@ def run_each(parts: Iterable[tuple[str, Callable[[], object]]]) -> dict[str, str
     for name, part in parts:
         try:
             part()
-        except Refusal as refusal:
-            failed[f"{name} {refusal.kind}"] = f"{refusal.why}; {refusal.do}"
         except Exception as fault:
-            failed[f"{name} {type(fault).__name__}"] = describe_exception(name, fault)
+            kind = fault.kind if isinstance(fault, Refusal) else type(fault).__name__
+            failed[f"{name} {kind}"] = describe_exception(name, fault)
     return failed
 
 
 def describe_exception(what: str, fault: Exception) -> str:
-    """Return what failed, and where."""
+    """Return what failed, and where; of a refusal why, and what to do."""
+    if isinstance(fault, Refusal):
+        return f"{fault.why}; {fault.do}"
     trace, place = fault.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -40,16 +40,9 @@ def reconcile_event_messages(report: ReconcileReport) -> list[str]:
     return lines + [f"freed {' '.join(ids)}{of}: {why}" for (of, why), ids in groups.items()]
 
 
-def lasting_problem_messages(
-    report: ReconcileReport, expected: int, missing_right: str = ""
-) -> dict[str, str]:
-    """Return what lasts, by a key; `expected` GPUs, 0 where that is not known.
-
-    `missing_right` says what this process may not see at all.
-    """
+def lasting_problem_messages(report: ReconcileReport, expected: int) -> dict[str, str]:
+    """Return what lasts, by a key; `expected` GPUs, 0 where that is not known."""
     found: dict[str, str] = {}
-    if missing_right:
-        found["sight"] = missing_right
     if report.blind:
         found["blind"] = f"{BLIND}{report.blind}"
     if report.fault:

@@ -15,7 +15,7 @@ from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
-from gpulock.daemon.rounds import Rounds, missing_ptrace, needs_recheck
+from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -201,11 +201,3 @@ def test_a_lock_of_an_unknown_owner_is_no_cause_for_haste(one: Round) -> None:
     one.go()
     one.hold(0, 501, pid_ns="pid:[99]")
     assert not needs_recheck(one.go(), one.rounds.node)
-
-
-def test_without_the_capability_to_see_files_it_is_said(one: Round) -> None:
-    folder = one.box.proc.add(os.getpid())
-    status = one.box.proc.root / str(folder) / "status"
-    for mask, blind in (("000001ffffffffff", False), ("000001fffff7ffff", True)):
-        status.write_text(f"Name:\tgpulockd\nCapEff:\t{mask}\nSeccomp:\t0\n")
-        assert bool(missing_ptrace(one.rounds.node, 0)) is blind

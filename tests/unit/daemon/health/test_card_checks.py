@@ -14,13 +14,10 @@ from gpulock.daemon.health.card_checks import (
     check_links,
     check_memory,
 )
-from gpulock.daemon.health.cards import CardState
-from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.sample import DeviceSample, parse_sample_fields
 from tests.support.claims import never
 from tests.support.health_site import Ward
-from tests.support.trees import bus, judge_of, record, soon
+from tests.support.trees import bus, record, soon
 
 GOOD = (
     "looked=100 pcie_width=16 pcie_width_max=16 nvlink_active=18 memory_used=0"
@@ -87,22 +84,15 @@ def test_lanes_and_nvlinks_count_against_the_most_that_the_card_had_in_this_boot
 # --- in gpulockd ----------------------------------------------------------------------------------
 
 
-def look(ward: Ward) -> dict[str, CardState]:
-    """Let a gpulockd that was started again go round once; return what it wrote."""
-    ward.sample()
-    node = ward.node()
-    report = reconcile_locks(node, judge_of(node), soon())
-    HealthPolicy(ward.journal, lambda: ward.now).run(node, report, ward.now)
-    return ward.cards().states
+WORDS = GOOD.replace("looked=100 ", "").split()
 
 
 def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 2)
-    ward.tell(0, *GOOD.replace("looked=100 ", "").replace("width=16", "width=8").split())
-    ward.tell(1, *GOOD.replace("looked=100 ", "").split())
-    look(ward)
-    ward.now += 30
-    cards = look(ward)
+    ward.tell(0, *WORDS, "pcie_width=8")
+    ward.tell(1, *WORDS)
+    ward.round(2)
+    cards = ward.cards().states
     why = "x8 on PCIe, and its neighbours have x16"
     assert cards[bus(0)].failed() == {"pcie_width": why}
     assert cards[bus(1)].failed() == {}
@@ -116,17 +106,13 @@ def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_pa
 
 def test_the_word_health_puts_a_degraded_card_out_until_it_is_good(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 2, QUARANTINE_ON="health")
-    good = GOOD.replace("looked=100 ", "").split()
-    ward.tell(1, *good)
-    ward.tell(0, *good, "pcie_width=8")
-    look(ward)
+    ward.tell(1, *WORDS)
+    ward.tell(0, *WORDS, "pcie_width=8")
     ward.round()
     assert ward.out() == [bus(0)]
     assert ward.reason(0) == "health: x8 on PCIe, and its neighbours have x16"
-    ward.tell(0, *good)
-    for _ in range(3):
-        look(ward)
-        ward.round()
+    ward.tell(0, *WORDS)
+    ward.round(3)
     assert ward.out() == []
 
 
@@ -135,29 +121,23 @@ def test_a_card_that_degrades_each_job_does_not_come_back_whatever_put_it_out(
     tmp_path: Path, policy: str
 ) -> None:
     ward = Ward(tmp_path, 2, QUARANTINE_ON=policy)
-    good = GOOD.replace("looked=100 ", "").split()
-    ward.tell(1, *good)
-    ward.tell(0, *good, "pcie_width=4")
+    ward.tell(1, *WORDS)
+    ward.tell(0, *WORDS, "pcie_width=4")
     ward.log_xid(0)
-    look(ward)
     ward.round()
     ward.reload()
-    for _ in range(4):
-        look(ward)
-        ward.round()
+    ward.round(4)
     assert "xid: XID 79" in ward.reason(0)
-    ward.tell(0, *good)
+    ward.tell(0, *WORDS)
     for _ in range(3):
         assert ward.out() == [bus(0)]
-        look(ward)
         ward.round()
     assert ward.out() == []
 
 
 def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
-    good = GOOD.replace("looked=100 ", "").split()
-    ward.tell(3, *good)
+    ward.tell(3, *WORDS)
     ward.round()
     folders = [ward.driver / "gpus" / bus(number) for number in range(3)]
     for folder in folders:
@@ -166,31 +146,30 @@ def test_degraded_links_of_more_than_half_of_a_node_keep_no_card_out(tmp_path: P
     assert ward.out() == [bus(0), bus(1), bus(2)]
     for number, folder in enumerate(folders):
         (tmp_path / folder.name).rename(folder)
-        ward.tell(number, *good, "pcie_width=4")
-    for _ in range(4):
-        look(ward)
-        ward.round()
+        ward.tell(number, *WORDS, "pcie_width=4")
+    ward.round(4)
     assert ward.out() == [bus(0), bus(1)]
 
 
 def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
-    ward.tell(0, *GOOD.replace("looked=100 ", "").split())
+    ward.tell(0, *WORDS)
     cards = ward.cards()
     one = cards.of(bus(0))
     one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
     ward.save(cards)
-    assert "command" in look(ward)[bus(0)].failed()
+    ward.round(tests=False)
+    assert "command" in ward.cards().of(bus(0)).failed()
     del ward.settings["HEALTH_COMMAND"]
-    assert look(ward)[bus(0)].failed() == {}
+    ward.round()
+    assert ward.cards().of(bus(0)).failed() == {}
 
 
 def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) -> None:
     ward = Ward(tmp_path, 1)
-    ward.tell(0, "pcie_width=16", "pcie_width_max=16")
-    look(ward)
-    ward.tell(0, "pcie_width=8", "pcie_width_max=16")
-    assert look(ward)[bus(0)].failed() == {"pcie_width": "x8 on PCIe, and x16 before in this boot"}
-    ward.reboot()
-    ward.tell(0, "pcie_width=8", "pcie_width_max=16")
-    assert look(ward)[bus(0)].failed() == {}
+    failed = {"pcie_width": "x8 on PCIe, and x16 before in this boot"}
+    for width, act, said in ((16, ward.start, {}), (8, ward.reboot, failed), (8, ward.start, {})):
+        ward.tell(0, f"pcie_width={width}", "pcie_width_max=16")
+        ward.round()
+        assert ward.cards().of(bus(0)).failed() == said
+        act()

@@ -10,7 +10,6 @@ import pytest
 
 from gpulock.cli.status.attention import quarantine_end_condition
 from gpulock.cli.why.why import explain_subject
-from gpulock.daemon.health.findings import ACTIONS, HARDWARE, describe_recovery_action
 from gpulock.daemon.health.recovery import (
     ADMIN_RESTORE_ONLY,
     describe_recovery,
@@ -71,12 +70,3 @@ def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
     assert not is_policy_note({"by": "gpulock", "reason": "heat: 99 degrees"})
     assert not is_policy_note({"by": "gpulock"})
     assert describe_recovery("") == "an administrator"
-
-
-def test_errors_of_applications_are_in_no_table() -> None:
-    assert not HARDWARE.keys() & {13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 154}
-    assert {48, 62, 64, 74, 79, 95, 119, 120, 140} <= HARDWARE.keys()
-    assert (
-        describe_recovery_action(2) == ACTIONS[2]
-        and describe_recovery_action(99) == "recovery action 99"
-    )

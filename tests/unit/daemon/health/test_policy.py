@@ -69,26 +69,18 @@ def test_what_an_application_did_or_what_is_information_puts_nothing_out(
         ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors (dram)"),
         ("remap_failure=1", "ecc: a row of its memory could not be remapped"),
         ("recovery_action=2", "xid: the driver asks for a reboot of the node"),
+        ("c.ecc.corrected.dram=900,900,90.0,0.0", ""),
+        ("c.ecc.uncorrected.dram=0,0,90.0,0.0", ""),
+        ("remap_failure=0 recovery_action=0", ""),
     ],
 )
-def test_memory_that_fails_puts_a_card_out(ward: Ward, fact: str, reason: str) -> None:
+def test_memory_that_fails_puts_a_card_out_and_what_was_corrected_does_not(
+    ward: Ward, fact: str, reason: str
+) -> None:
     ward.tell(2, fact)
     ward.round()
-    assert (ward.out(), ward.reason(2)) == ([bus(2)], reason)
-
-
-@pytest.mark.parametrize(
-    "fact",
-    [
-        "c.ecc.corrected.dram=900,900,90.0,0.0",
-        "c.ecc.uncorrected.dram=0,0,90.0,0.0",
-        "remap_failure=0 recovery_action=0",
-    ],
-)
-def test_memory_that_was_corrected_puts_nothing_out(ward: Ward, fact: str) -> None:
-    ward.tell(2, fact)
-    ward.round()
-    assert ward.out() == []
+    assert ward.out() == ([bus(2)] if reason else [])
+    assert not reason or ward.reason(2) == reason
 
 
 def test_a_card_that_is_gone_is_out_until_it_was_here_for_long_enough(ward: Ward) -> None:
@@ -189,16 +181,6 @@ def test_memory_of_a_job_that_began_since_the_reconcile_is_left_alone(ward: Ward
     ward.hold(0)
     ward.health.run(node, report, ward.now)
     assert ward.out() == []
-
-
-def test_what_an_administrator_put_out_is_no_part_of_the_exporters_half(ward: Ward) -> None:
-    for number in (2, 3):
-        quarantine.write_device_note(
-            str(ward.state), quarantine.QUARANTINE, bus(number), "root", "xid: seen by hand"
-        )
-    ward.log_xid(1)
-    ward.round()
-    assert bus(1) in ward.out()
 
 
 # --- back -----------------------------------------------------------------------------------------
@@ -327,10 +309,11 @@ def test_a_note_does_not_grow_for_ever(ward: Ward) -> None:
     assert len(ward.reason(0).split("; ")) == 4
 
 
-def test_an_administrator_who_takes_a_device_over_keeps_it(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("back", [False, True])
+def test_an_administrator_who_is_quicker_than_a_note_or_its_end_keeps_the_device(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, *, back: bool
 ) -> None:
-    """The administrator's quarantine comes between our last check and the gate."""
+    """The administrator's quarantine comes between our look and the gate."""
 
     class Late(Gate):
         def __enter__(self) -> Gate:
@@ -338,12 +321,14 @@ def test_an_administrator_who_takes_a_device_over_keeps_it(
             return super().__enter__()
 
     ward.log_xid(1)
-    ward.round()
-    ward.reload()
-    ward.round(2)
+    if back:
+        ward.round()
+        ward.reload()
+        ward.round(2)
     monkeypatch.setattr("gpulock.daemon.health.policy.Gate", Late)
     ward.round()
     monkeypatch.undo()
+    ward.reload()
     ward.round(9)
     assert (ward.out(), ward.reason(1)) == ([bus(1)], "its fan died")
 
@@ -489,23 +474,6 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     assert [line for line in ward.said() if "gate" in line]
     ward.round()
     assert ward.out() == [bus(1)]
-
-
-def test_an_administrator_who_is_quicker_wins(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The administrator's quarantine comes between our look and the gate."""
-
-    class Late(Gate):
-        def __enter__(self) -> Gate:
-            ward.by_hand(1)
-            return super().__enter__()
-
-    monkeypatch.setattr("gpulock.daemon.health.policy.Gate", Late)
-    ward.log_xid(1)
-    ward.round()
-    monkeypatch.undo()
-    ward.reload()
-    ward.round(9)
-    assert ward.reason(1) == "its fan died"
 
 
 def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:

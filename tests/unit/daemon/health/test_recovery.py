@@ -4,23 +4,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
     HealthFinding,
     expire_finding_marks,
-    findings_from_sample,
 )
 from gpulock.daemon.health.recovery import (
     is_end_known,
     was_card_restarted,
 )
 from gpulock.daemon.reconcile.exporter_limit import limit_exporter_quarantine
-from gpulock.node import sample
-from gpulock.node.devices import Device
-from gpulock.store import kv
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}
@@ -94,30 +88,3 @@ def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: in
 def test_instances_of_one_card_are_one_card() -> None:
     said = [f"{bus(0)}.gi{n}.ci0" for n in range(7)]
     assert limit_exporter_quarantine([*said, bus(1)], [], 2) == {bus(0)}
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["device", "gone", "token", "x.79=1", ""]),
-            st.sampled_from([bus(0), bus(3), f"{bus(1)}.gi1.ci0", bus(9), "..", "a/b", ""]),
-            st.lists(
-                st.text("x.c79ecunortd=,0123456789-+e\x1b ;:/", max_size=24)
-                | st.sampled_from(["x.79=3,1", "recovery_action=4", "remap_failure=1"]),
-                max_size=4,
-            ),
-        ),
-        max_size=12,
-    )
-)
-def test_whatever_a_sample_says_it_speaks_of_devices_of_this_node_alone(
-    lines: list[tuple[str, str, list[str]]],
-) -> None:
-    text = "\n".join([sample.SAMPLE_LINE, *(" ".join([a, b, *c]) for a, b, c in lines)])
-    devices = [Device(bus(number), number) for number in range(4)]
-    said = list(findings_from_sample(sample.parse_sample(text, sample.SAMPLE_LINE), devices))
-    assert {one.device for one in said} <= {bus(0), bus(3)}
-    assert all(
-        one.mark > 0 and kv.is_single_line(one.words) and ";" not in one.words for one in said
-    )
-    assert len(limit_exporter_quarantine([one.device for one in said], [], 4)) <= 2

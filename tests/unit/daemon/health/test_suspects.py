@@ -26,28 +26,18 @@ def write_suspects(ward: Ward, *lines: str) -> dict[str, str]:
     return ward.suspects()
 
 
-def test_a_lost_card_is_taken_last_without_any_policy(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, 4, QUARANTINE_ON="")
-    assert write_suspects(ward) == {}
-    assert write_suspects(ward, f"lost {bus(0)} 12.5 {LOST}") == {bus(0): LOST}
-    own = record(token="", devices=())
-    grant = claim_devices(ward.node(), own, ClaimRequest(2), never, soon())
-    assert [device.id for device in grant.devices] == [bus(1), bus(2)]
-    assert ward.out() == []
-    assert write_suspects(ward) == {}
-
-
 @pytest.mark.parametrize("plain", ["card", "any"])
 @pytest.mark.parametrize(("shares", "count"), [("", 3), ("3:2", 2), ("3:2", 3)])
-def test_a_job_gets_no_lost_card_while_a_good_one_is_free(
+def test_without_any_policy_a_job_gets_no_lost_card_while_a_good_one_is_free(
     tmp_path: Path, plain: str, shares: str, count: int
 ) -> None:
-    ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares)
+    ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares, QUARANTINE_ON="")
     write_suspects(ward, f"lost {bus(0)} 12.5 {LOST}", f"lost {bus(1)} 12.5 {LOST}")
     own = record(token="", devices=())
     grant = claim_devices(ward.node(), own, ClaimRequest(count), never, soon())
     assert {bus(2), bus(3)} <= {device.id for device in grant.devices}
-    assert len(grant.devices) == count
+    assert (len(grant.devices), ward.out()) == (count, [])
+    assert write_suspects(ward) == {}
 
 
 def test_what_is_no_card_of_this_node_or_no_reason_is_not_written(tmp_path: Path) -> None:

@@ -246,19 +246,13 @@ def test_a_claim_waits_for_the_last_process_of_a_test(
     assert site.claim(1) == [bus(0)]
 
 
-def test_a_claim_that_finds_other_cards_disturbs_no_test(make: Callable[..., Clinic]) -> None:
+@pytest.mark.parametrize(("count", "wanted"), [(2, ()), (1, (bus(1),)), (1, (bus(2),))])
+def test_a_claim_that_can_have_other_cards_disturbs_no_test(
+    make: Callable[..., Clinic], count: int, wanted: tuple[str, ...]
+) -> None:
     site = make(WAITS, 3)
     pid = site.start_check()
-    assert site.claim(2) == [bus(1), bus(2)]
-    assert site.node().proc.running(pid, site.node().proc.start(pid))
-
-
-def test_a_claim_of_a_certain_card_stops_the_test_of_that_card_alone(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make(WAITS, 2)
-    pid = site.start_check()
-    assert site.claim(1, (bus(1),)) == [bus(1)]
+    assert site.claim(count, wanted) == list(wanted or (bus(1), bus(2)))
     assert site.node().proc.running(pid, site.node().proc.start(pid))
 
 
@@ -327,20 +321,6 @@ def test_a_claim_may_ask_at_any_moment_of_a_start(
     assert site.said() == []
     assert not site.is_tested(0)
     assert site.claim(1) == [bus(0)]
-
-
-def test_a_judge_that_has_looked_before_looks_again(make: Callable[..., Clinic]) -> None:
-    site = make(WAITS, 1)
-    site.start_check()
-    node = site.node()
-    made: list[Judge] = []
-
-    def judge() -> Judge:
-        made.append(judge_of(node))
-        return made[-1]
-
-    assert site.claim(1, judge=judge) == [bus(0)]
-    assert len(made) == 2  # of what dead owners hold, of who is left of the test
 
 
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(

@@ -212,23 +212,6 @@ def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site
     assert (site.write(), site.waiting()) == (1, [])
 
 
-@pytest.mark.parametrize("kind", ["link", "public"])
-def test_a_lock_file_that_is_not_ours_alone_keeps_the_claims_waiting(
-    site: Ended, kind: str
-) -> None:
-    site.claim(0)
-    site.path.parent.mkdir()
-    place = site.path.parent / "gate"
-    if kind == "link":
-        place.symlink_to(site.root / "elsewhere")
-    else:
-        place.touch(0o644)
-    assert site.write() == 0
-    assert "waits in" in site.told[0] and not (site.root / "elsewhere").exists()
-    place.unlink()
-    assert site.write() == 1
-
-
 def test_a_new_month_begins_a_new_file(site: Ended) -> None:
     site.claim(0)
     site.write()

@@ -13,7 +13,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import verdicts
 from gpulock.store.event_log import count_events, read_events
-from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, freezer, row
+from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 
 
@@ -110,27 +110,6 @@ def test_the_note_of_the_present_job_of_an_id_stays(site: Site, changes: dict[st
         assert site.granted() == [bus(1)]
 
 
-def test_an_open_device_of_a_dead_job_is_not_let_go(site: Site) -> None:
-    site.prolog(12, "0,1")
-    site.fails(INVALID)
-    site.process(900, "python", fds={9: site.dev / "nvidia0"})
-    assert acts(site) == ["orphans", "freed"]
-    assert (site.locks(), len(claims(site))) == ([bus(0)], 1)
-    site.proc.remove(900)
-    assert acts(site) == ["freed"]
-    assert claims(site) == []
-
-
-def test_a_living_process_of_another_job_does_not_keep_a_dead_ones_device(site: Site) -> None:
-    site.prolog(12, "0")
-    site.prolog(13, "1")
-    site.fails(INVALID)
-    site.stepd(700, "13.extern")
-    site.stepd(701, "13.0", uid=0)
-    site.process(702, "python", ppid=701, fds={9: site.dev / "nvidia0"})
-    assert acts(site) == ["freed", "held"]
-
-
 def test_an_earlier_boots_lock_goes_though_a_step_of_its_id_runs(site: Site) -> None:
     """A LOCK_DIR that is kept over a boot, and the job requeued on this node."""
     site.prolog(13, "3")
@@ -152,16 +131,6 @@ def test_a_draining_lock_goes_though_another_nodes_step_of_its_id_runs(site: Sit
     site.proc.remove(900)
     assert acts(site) == ["freed"]
     assert (known(site), claims(site)) == ({}, [])
-
-
-def test_a_draining_lock_waits_for_its_last_process(site: Site) -> None:
-    site.prolog(12, "0")
-    folder = site.cgroup(freezer(), 900)
-    site.epilog(12)
-    site.fails(INVALID)
-    assert acts(site) == ["held"]
-    (folder / "cgroup.procs").write_text("")
-    assert acts(site) == ["freed"]
 
 
 def test_nobody_is_asked_where_no_lock_is_slurms(site: Site) -> None:

@@ -11,9 +11,9 @@ import os
 
 from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.isolation import policy, tree
-from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from gpulock.isolation.policy import Rules
 
-LEAST = 16  # minors that version 1 closes at least: cards may appear while a job runs
 DEPTH = 16  # of launchers between a shepherd and its epilog
-NODE, CAPS = "nvidia", "nvidia-caps"  # names in DEV_ROOT
 STEP, STEP_DAEMONS = "step_", "slurm"  # of JOB/step_0/slurm, which Slurm has beside step_0/user
 STEP_MARK = "user.gpulock"  # of a step's folder: who confined it, for its TaskProlog
 
@@ -40,18 +38,13 @@ def confine_process(
     rules = policy.device_rules(granted, major, settings.driver_root)
     name = tree.cgroup_name(label, pid, start)
     try:
-        places = [
-            (one, job_cgroup_folder(one, node, pid, name))
-            for one in tree.find_hierarchies(settings.sys_root)
-        ]
-        ours = [(one, folder) for one, folder in places if not slurm_step_folder(one, folder)]
-        tree.note_cgroup_folders(node.store, [os.path.dirname(folder) for _, folder in ours])
-        for one, folder in places:
-            if step := slurm_step_folder(one, folder):
-                close_job_cgroup(one, os.path.dirname(step), rules, settings.dev_root)
-                os.setxattr(step, STEP_MARK, name.encode())
-                continue
-            close_job_cgroup(one, folder, rules, settings.dev_root)
+        folder = job_cgroup_folder(node, pid, name)
+        if step := slurm_step_folder(folder):
+            close_job_cgroup(os.path.dirname(step), rules)
+            os.setxattr(step, STEP_MARK, name.encode())
+        else:
+            tree.note_cgroup_folders(node.store, [os.path.dirname(folder)])
+            close_job_cgroup(folder, rules)
             tree.move_to_cgroup(pid, folder)
         if node.proc.running(pid, start):
             return
@@ -66,75 +59,36 @@ def confine_process(
     raise Refusal(UNKNOWN, f"process {pid} ended meanwhile", "nothing to do")
 
 
-def job_cgroup_folder(one: CgroupHierarchy, node: Node, pid: int, name: str) -> str:
+def job_cgroup_folder(node: Node, pid: int, name: str) -> str:
     """Return the folder of the cgroup `name` of a process, whether it is there and in it or not.
 
     Raises Refusal or ProcessLookupError.
     """
-    folder = tree.service_cgroup_folder(one, node.proc, pid)
+    top = tree.find_cgroup_top(node.settings.sys_root)
+    folder = tree.service_cgroup_folder(top, node.proc, pid)
     return folder if os.path.basename(folder) == name else f"{folder}/{name}"
 
 
-def slurm_step_folder(one: CgroupHierarchy, folder: str) -> str:
+def slurm_step_folder(folder: str) -> str:
     """Return Slurm's own cgroup of a step, where its daemon's would be `folder`, else nothing.
 
     In version 2 Slurm moves each task from its daemon's cgroup to another one of the step's
     (docs/facts/slurm.md, cgroups of a job). So the job's own is closed, with all its steps.
     """
     step, daemons = os.path.split(os.path.dirname(folder))
-    ours = one.version == V2 and daemons == STEP_DAEMONS
-    return step if ours and os.path.basename(step).startswith(STEP) else ""
+    slurms = daemons == STEP_DAEMONS and os.path.basename(step).startswith(STEP)
+    return step if slurms else ""
 
 
-def close_job_cgroup(one: CgroupHierarchy, folder: str, rules: "Rules", dev_root: str) -> None:
+def close_job_cgroup(folder: str, rules: "Rules") -> None:
     """Let a cgroup, made where it is not there, open no GPU but what the rules name.
 
     Raises OSError.
     """
-    again = False
-    try:
-        os.mkdir(folder, 0o755)
-    except FileExistsError:
-        again = True
-    if one.version == V1:
-        tree.write_cgroup_file(
-            f"{folder}/devices.deny", *devices_deny_lines(rules, device_node_minors(dev_root))
-        )
-        if again:
-            tree.write_cgroup_file(f"{folder}/devices.allow", *devices_allow_lines(rules))
-        return
     from gpulock.isolation import bpf
 
+    atomic.mkdir_if_missing(folder)
     bpf.attach_device_program(folder, bpf.assemble_device_program(rules))
-
-
-def devices_deny_lines(rules: "Rules", there: dict[int, set[int]]) -> list[str]:
-    """Return what to write to devices.deny: version 1 knows no `all but`, so number by number."""
-    lines: list[str] = []
-    for major, minors in rules.items():
-        closed = (there.get(major, set()) | set(range(LEAST))) - minors
-        lines += [f"c {major}:{minor} rwm" for minor in sorted(closed)]
-    return lines
-
-
-def devices_allow_lines(rules: "Rules") -> list[str]:
-    """Return what to write to devices.allow: takes back what was closed before, and no more."""
-    return [f"c {major}:{m} rwm" for major, minors in rules.items() for m in sorted(minors)]
-
-
-def device_node_minors(dev_root: str) -> dict[int, set[int]]:
-    """Return major -> minors of the GPUs' nodes that are there; raise OSError."""
-    found: dict[int, set[int]] = {}
-    for folder in (dev_root, f"{dev_root}/{CAPS}"):
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            continue
-        for name in names:
-            if name.startswith(NODE):
-                number = os.stat(f"{folder}/{name}").st_rdev
-                found.setdefault(os.major(number), set()).add(os.minor(number))
-    return found
 
 
 def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
@@ -171,13 +125,11 @@ def end_confinement(node: Node, label: str, pid: int, start: int) -> None:
     OSError; the reaper removes what is left.
     """
     name = tree.cgroup_name(label, pid, start)
-    for one in tree.find_hierarchies(node.settings.sys_root):
-        folder = job_cgroup_folder(one, node, pid, name)
-        if not os.path.isdir(folder):
-            continue
+    folder = job_cgroup_folder(node, pid, name)
+    if os.path.isdir(folder):
         for member in ancestor_pids_up_to(node, pid):
             move_out_of_cgroup(member, os.path.dirname(folder))
-        remove_or_close_cgroup(one, folder, node.settings.dev_root)
+        remove_or_close_cgroup(folder)
 
 
 def remove_step_cgroups(node: Node, prefix: str) -> None:
@@ -185,14 +137,11 @@ def remove_step_cgroups(node: Node, prefix: str) -> None:
 
     They may be far from slurmd: its step daemons have a scope of their own in version 2.
     """
-    trees = tree.find_hierarchies(node.settings.sys_root)
     for folder in list_job_cgroups(node):
         name = os.path.basename(folder)
         process = tree.parse_cgroup_name(name) if name.startswith(prefix) else None
         if process and not node.proc.running(*process):
-            for one in trees:
-                if folder.startswith(f"{one.top}/"):
-                    remove_or_close_cgroup(one, folder, node.settings.dev_root)
+            remove_or_close_cgroup(folder)
 
 
 def list_job_cgroups(node: Node) -> list[str]:
@@ -207,10 +156,10 @@ def list_job_cgroups(node: Node) -> list[str]:
     return found
 
 
-def remove_or_close_cgroup(one: CgroupHierarchy, folder: str, dev_root: str) -> None:
+def remove_or_close_cgroup(folder: str) -> None:
     """Remove a cgroup of a job that is over; who still lives there opens no GPU any more."""
     if not tree.remove_cgroup(folder):
-        close_job_cgroup(one, folder, policy.CLOSE_ALL_GPUS, dev_root)
+        close_job_cgroup(folder, policy.CLOSE_ALL_GPUS)
 
 
 def move_out_of_cgroup(pid: int, outer: str) -> None:

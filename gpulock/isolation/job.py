@@ -30,7 +30,7 @@ def prepare_slurm_isolation(node: Node, slurmds: list[int]) -> None:
     Each slurmd is closed first: it may run the job's login files. Raises Refusal.
     """
     try:
-        tree.find_hierarchies(node.settings.sys_root)
+        tree.find_cgroup_top(node.settings.sys_root)
         for pid in slurmds:
             sessions.close_launcher(node, pid, CLOSE_ALL_GPUS)
     except ProcessLookupError as gone:
@@ -55,7 +55,7 @@ def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> 
     """Keep a job to what it was granted; raise Refusal, and then it must not start."""
     try:
         tree.note_cgroup_folders(node.store, [])
-        sessions.close_login_cgroups(tree.find_hierarchies(node.settings.sys_root), CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(tree.find_cgroup_top(node.settings.sys_root), CLOSE_ALL_GPUS)
         confine.confine_process(node, who.label, who.pid, who.start, granted)
     except OSError as fault:
         raise Refusal(
@@ -100,18 +100,19 @@ def remove_ended_cgroups(node: Node) -> None:
     opens now stays open. That is noted first, or nobody would open them again.
     """
     try:
-        trees = tree.find_hierarchies(node.settings.sys_root)
+        top = tree.find_cgroup_top(node.settings.sys_root)
     except Refusal:
         if node.settings.isolation != "off":
             raise
-        trees = []
+        top = ""
     found = confine.list_job_cgroups(node)
     left = [folder for folder in found if not remove_if_job_ended(folder, node)]
     if node.settings.isolation != "off":
         tree.note_cgroup_folders(node.store, [])
-        sessions.close_login_cgroups(trees, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(top, CLOSE_ALL_GPUS)
         return
-    sessions.reopen_login_cgroups(trees)
+    if top:
+        sessions.reopen_login_cgroups(top)
     for folder in left:
         if tree.is_launcher_cgroup(folder):
             sessions.reopen_launcher(folder)

@@ -3,20 +3,18 @@
 
 Hot. `systemd-run --user`, ssh, cron and at start a user's processes in cgroups of their own, and
 slurmd runs a user's login files in its own. Each of those is closed to every GPU, but for root: an
-administrator's nvidia-smi goes on. It takes version 2; where the node has none, or no systemd, they
-stay open (docs/isolation.md).
+administrator's nvidia-smi goes on. Without systemd they stay open (docs/isolation.md).
 """
 
 import errno
 import os
 
 from gpulock.isolation import tree
-from gpulock.isolation.tree import V2, CgroupHierarchy
 from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from gpulock.isolation.policy import Rules
     from gpulock.node.context import Node
@@ -32,13 +30,12 @@ LOGIN_CGROUPS = (
 )
 
 
-def login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:
+def login_cgroups(top: str) -> list[str]:
     """Return the folders of those that the node has."""
-    tops = [one.top for one in trees if one.version == V2]
-    return [f"{top}/{p}" for top in tops for p in LOGIN_CGROUPS if os.path.isdir(f"{top}/{p}")]
+    return [f"{top}/{place}" for place in LOGIN_CGROUPS if os.path.isdir(f"{top}/{place}")]
 
 
-def close_login_cgroups(trees: "Iterable[CgroupHierarchy]", nothing: "Rules") -> None:
+def close_login_cgroups(top: str, nothing: "Rules") -> None:
     """Close the GPUs to all of them, where that is not done yet; raise OSError.
 
     One that cannot be closed keeps no other from being closed.
@@ -49,14 +46,14 @@ def close_login_cgroups(trees: "Iterable[CgroupHierarchy]", nothing: "Rules") ->
         if not bpf.has_device_program(folder):
             bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
 
-    for_each_cgroup(login_cgroups(trees), shut)
+    for_each_cgroup(login_cgroups(top), shut)
 
 
-def reopen_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> None:
+def reopen_login_cgroups(top: str) -> None:
     """Take the programs away, when the site has given up ISOLATION=cgroup; raise OSError."""
     from gpulock.isolation import bpf
 
-    for_each_cgroup(login_cgroups(trees), bpf.detach_device_programs)
+    for_each_cgroup(login_cgroups(top), bpf.detach_device_programs)
 
 
 def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
@@ -68,18 +65,16 @@ def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
     """
     from gpulock.isolation import bpf
 
-    for one in tree.find_hierarchies(node.settings.sys_root):
-        if one.version != V2:
-            continue
-        outer = tree.service_cgroup_folder(one, node.proc, pid)
-        folder = f"{outer}/{tree.LAUNCHER}{pid}-{node.proc.start(pid)}"
-        there = tree.process_cgroup_folder(one, node.proc, pid) == folder
-        if there and bpf.has_device_program(folder):
-            return
-        tree.note_cgroup_folders(node.store, [outer])
-        atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
-        bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
-        tree.move_to_cgroup(pid, folder)
+    top = tree.find_cgroup_top(node.settings.sys_root)
+    outer = tree.service_cgroup_folder(top, node.proc, pid)
+    folder = f"{outer}/{tree.LAUNCHER}{pid}-{node.proc.start(pid)}"
+    there = tree.process_cgroup_folder(top, node.proc, pid) == folder
+    if there and bpf.has_device_program(folder):
+        return
+    tree.note_cgroup_folders(node.store, [outer])
+    atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
+    bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
+    tree.move_to_cgroup(pid, folder)
 
 
 def reopen_launcher(folder: str) -> None:
@@ -89,7 +84,7 @@ def reopen_launcher(folder: str) -> None:
     for_each_cgroup([folder], bpf.detach_device_programs)
 
 
-def unclosed_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:
+def unclosed_login_cgroups(top: str) -> list[str]:
     """Return those to which no program of ours is attached; raise OSError."""
     from gpulock.isolation import bpf
 
@@ -99,7 +94,7 @@ def unclosed_login_cgroups(trees: "Iterable[CgroupHierarchy]") -> list[str]:
         if not bpf.has_device_program(folder):
             found.append(folder)
 
-    for_each_cgroup(login_cgroups(trees), look)
+    for_each_cgroup(login_cgroups(top), look)
     return found
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where this node's cgroups are, in which of them a process is, and below which jobs were confined.
 
-Hot. A node has the devices controller of version 1, a tree of version 2 (for BPF), or both; then
-both are used, and a device opens only where both agree.
+Hot. Those of version 2: a BPF program closes devices there. A node may have version 1 beside it.
 
 The file `isolation` beside the records names the folders below which jobs were confined, one a
 line: a node may have thousands of cgroups, and the schedulers' daemons are in two. It is there as
@@ -17,79 +16,52 @@ from gpulock.node.procfs import Proc
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 
-V1, V2 = 1, 2
 PREFIX = "gpulock-"
 LAUNCHER = f"{PREFIX}slurmd-"  # of the cgroup in which slurmd itself lives
 MARK = "isolation"
 PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 
 
-class CgroupHierarchy:
-    """One hierarchy: its version, and the folder where it is mounted."""
-
-    def __init__(self, version: int, top: str) -> None:
-        self.version = version
-        self.top = top
-
-
-def find_hierarchies(sys_root: str) -> list[CgroupHierarchy]:
-    """Return the hierarchies that can close devices; raise Refusal where there is none."""
+def find_cgroup_top(sys_root: str) -> str:
+    """Return the folder where version 2 is mounted; raise Refusal where it is not."""
     top = f"{sys_root}/fs/cgroup"
-    found = (
-        [CgroupHierarchy(V1, f"{top}/devices")]
-        if os.path.exists(f"{top}/devices/devices.deny")
-        else []
-    )
     for folder in (top, f"{top}/unified"):
         if os.path.exists(f"{folder}/cgroup.procs") and os.path.exists(
             f"{folder}/cgroup.controllers"
         ):
-            found.append(CgroupHierarchy(V2, folder))
-            break
-    if not found:
-        raise Refusal(
-            BROKEN,
-            f"{top} has neither the devices controller nor cgroup version 2",
-            "mount one, see docs/isolation.md",
-        )
-    return found
+            return folder
+    raise Refusal(BROKEN, f"{top} has no cgroup version 2", "mount it, see docs/isolation.md")
 
 
-def parse_cgroup_paths(text: str) -> dict[int, str]:
-    """Return version -> path of /proc/PID/cgroup, as far as they are ours to use."""
-    found: dict[int, str] = {}
+def parse_cgroup_path(text: str) -> str:
+    """Return the path of version 2 in /proc/PID/cgroup, one outside of ours where it has none."""
     for line in text.split("\n"):  # a user names cgroups, with any other end of line
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            found[V2] = path
-        elif "devices" in controllers.split(","):
-            found[V1] = path
-    return found
+        if line.startswith("0::"):
+            return line.removeprefix("0::")
+    return "/.."
 
 
-def process_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
+def process_cgroup_folder(top: str, proc: Proc, pid: int) -> str:
     """Return the folder of the cgroup that a process is in; raise Refusal or ProcessLookupError."""
     try:
-        path = parse_cgroup_paths(proc.read(pid, "cgroup").decode("utf-8", "surrogateescape"))
+        inside = parse_cgroup_path(proc.read(pid, "cgroup").decode("utf-8", "surrogateescape"))
     except PermissionError as fault:
         raise Refusal(UNKNOWN, f"the cgroup of process {pid}: {fault}", "look at /proc") from fault
-    inside = path.get(tree.version, "/..")
     if "/.." in inside or inside.endswith(" (deleted)"):
         raise Refusal(
             BROKEN if "/.." in inside else UNKNOWN,
-            f"the cgroup of process {pid} is {inside!r} of version {tree.version}",
+            f"the cgroup of process {pid} is {inside!r} of version 2",
             "run the scheduler's daemon in the host's cgroup namespace",
         )
-    return tree.top + inside.rstrip("/")
+    return top + inside.rstrip("/")
 
 
-def service_cgroup_folder(tree: CgroupHierarchy, proc: Proc, pid: int) -> str:
+def service_cgroup_folder(top: str, proc: Proc, pid: int) -> str:
     """Return the folder below which jobs are confined; raise as process_cgroup_folder does.
 
     What slurmd starts is in its closed cgroup at first, and a job's must not lie below that.
     """
-    folder = process_cgroup_folder(tree, proc, pid)
+    folder = process_cgroup_folder(top, proc, pid)
     return os.path.dirname(folder) if is_launcher_cgroup(folder) else folder
 
 
@@ -115,7 +87,11 @@ def parse_cgroup_name(name: str) -> "tuple[int, int] | None":
 
 def move_to_cgroup(pid: int, folder: str) -> None:
     """Move a process, all its threads, into a cgroup; raise OSError."""
-    write_cgroup_file(f"{folder}/cgroup.procs", str(pid))
+    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(pid).encode())
+    finally:
+        os.close(fd)
 
 
 def cgroup_pids(folder: str) -> list[int]:
@@ -134,16 +110,6 @@ def remove_cgroup(folder: str) -> bool:
             raise
         return False
     return True
-
-
-def write_cgroup_file(path: str, *texts: str) -> None:
-    """Write to a file of the kernel's, which takes one value a write(2); raise OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for text in texts:
-            os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def note_cgroup_folders(store: LockStore, folders: list[str]) -> None:

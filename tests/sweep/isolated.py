@@ -56,8 +56,7 @@ class ConfinedNode(Stage):
 
     def empty_cgroups(self) -> None:
         """Let the cgroups of the job be empty, as at its keeper's end."""
-        for folder in self.service.folders:
-            tree.move_to_cgroup(self.keeper.pid, str(folder))
+        self.service.take_in(self.keeper.pid)
 
     def start(self) -> int:
         """Return the start time of the keeper."""
@@ -71,7 +70,8 @@ class ConfinedNode(Stage):
     def cgroups(self) -> list[Path]:
         """Return the cgroups of the job."""
         name = tree.cgroup_name(self.key, self.keeper.pid, self.start())
-        return [folder / name for folder in self.service.folders if (folder / name).exists()]
+        folder = self.service.folder / name
+        return [folder] if folder.exists() else []
 
     def opens(self) -> dict[str, set[str]]:
         """Return what a process of the job may open, by error."""
@@ -124,7 +124,7 @@ class ConfinedStage(ConfinedNode, SgeStage):
     def hook(self, shepherd: Shepherd, name: str, head: Sequence[str] = ()) -> int:
         """Run prolog or epilog of a job, `head` beside it; return the exit code."""
         inside = self.cgroups() if shepherd is self.mine else []
-        argv = beside(head, self.command(shepherd, name), inside, self.service.folders)
+        argv = beside(head, self.command(shepherd, name), inside, [self.service.folder])
         status = self.run(shepherd, argv)
         await_end(head, self.log)
         return status

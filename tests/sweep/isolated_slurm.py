@@ -56,7 +56,7 @@ class ConfinedSlurmStage(ConfinedNode, SlurmStage):
         It takes the job from its parent.
         """
         self.log.unlink(missing_ok=True)
-        argv = beside(head, [str(self._session)], self.cgroups(), self.service.folders)
+        argv = beside(head, [str(self._session)], self.cgroups(), [self.service.folder])
         env = {"PAM_TYPE": act, "PAM_USER": "labslurm", "PAM_SERVICE": "slurm"}
         run = self.keeper.run(argv, env, proc=str(self.proc), stderr=str(self.stderr))
         await_end(head, self.log)
@@ -64,7 +64,7 @@ class ConfinedSlurmStage(ConfinedNode, SlurmStage):
 
     def epilog(self, job: SlurmJob, head: Sequence[str] = ()) -> int:
         """Run the Epilog of a job, `head` beside it; return the exit code."""
-        outside = self.service.folders
+        outside = [self.service.folder]
         argv = beside(head, [str(self._epilog)], outside, outside)
         status = self.by_slurmd(argv, job.epilog(gpus=False))
         await_end(head, self.log)

@@ -11,7 +11,6 @@ from gpulock.errors import Refusal
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.isolation import bpf, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
-from gpulock.isolation.tree import V2, CgroupHierarchy
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
 
@@ -36,13 +35,12 @@ def check_device_programs(settings: Settings) -> Iterator[Finding]:
     """Look at the cgroups, and at the right to load a program that closes devices."""
     off = settings.isolation == "off"
     try:
-        trees = tree.find_hierarchies(settings.sys_root)
+        tree.find_cgroup_top(settings.sys_root)
     except Refusal as refusal:
         yield fact("ISOLATION=off") if off else fault(refusal.why, refusal.do)
         return
-    able = "off (this node can do cgroup)" if off else "cgroup"
-    yield fact(f"ISOLATION={able}, version {' and '.join(str(one.version) for one in trees)}")
-    if off or not version_2(trees):
+    yield fact("ISOLATION=off (this node can do cgroup)" if off else "ISOLATION=cgroup")
+    if off:
         return
     if os.geteuid() != 0:
         yield warning("only root sees whether a program can be loaded", "run it as root")
@@ -54,21 +52,13 @@ def check_device_programs(settings: Settings) -> Iterator[Finding]:
         yield fault(f"no device program can be loaded: {refused.strerror or refused}", do)
 
 
-def version_2(trees: list[CgroupHierarchy]) -> list[CgroupHierarchy]:
-    """Return the hierarchy of version 2, where there is one."""
-    return [one for one in trees if one.version == V2]
-
-
 def check_login_bypass(settings: Settings) -> Iterator[Finding]:
     """Look whether what a user starts past a job can be closed."""
-    trees = tree.find_hierarchies(settings.sys_root)
-    if not version_2(trees):
-        what = "logins, cron and systemd-run --user open every GPU: closing them takes version 2"
-        yield warning(what, SEE)
-    elif not sessions.login_cgroups(trees):
+    top = tree.find_cgroup_top(settings.sys_root)
+    if not sessions.login_cgroups(top):
         what = "no user.slice: logins, cron and at open every GPU where users have them"
         yield warning(what, SEE)
-    elif left := sessions.unclosed_login_cgroups(trees):
+    elif left := sessions.unclosed_login_cgroups(top):
         names = " ".join(map(os.path.basename, left))
         do = "start gpulockd, or run gpulock reap, and look whether that says why"
         yield fault(f"no program of gpulock closes {names}: it opens every GPU", do)

@@ -11,14 +11,13 @@ import os
 from pathlib import Path
 
 from gpulock.isolation import bpf, tree
-from gpulock.isolation.tree import LAUNCHER, PREFIX, V2
+from gpulock.isolation.tree import LAUNCHER, PREFIX
 from gpulock.node.devices import MAJOR
 from tests.labs.common.processes import parent_of
-from tests.support.pairs import zip_equal
 from tests.support.wait import wait_until
 
 CONTROL = 255  # nvidiactl
-TREES = tree.find_hierarchies("/sys")
+TOP = tree.find_cgroup_top("/sys")
 # For the node's interpreter, as the job's user: NAME=ERROR of every node, in order.
 PROBE = """
 import errno, os, sys
@@ -62,10 +61,9 @@ def programs() -> set[int]:
     The kernel's own list is that of all labs on a machine.
     """
     found = set[int]()
-    for top in (one.top for one in TREES if one.version == V2):
-        for folder, _, _ in os.walk(top):
-            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                found |= attached_to(Path(folder))
+    for folder, _, _ in os.walk(TOP):
+        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            found |= attached_to(Path(folder))
     for place in Path("/proc").glob("[0-9]*/fdinfo/*"):
         with contextlib.suppress(OSError):
             _, is_program, number = place.read_text().partition("\nprog_id:\t")
@@ -75,7 +73,7 @@ def programs() -> set[int]:
 
 
 def attached_to(folder: Path) -> set[int]:
-    """Return the ids of our programs that a cgroup of version 2 has."""
+    """Return the ids of our programs that a cgroup has."""
     group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return {*bpf.attached_program_ids(group)}
@@ -92,24 +90,22 @@ def is_below(pid: int, above: int) -> bool:
 
 
 class Service:
-    """Cgroups as systemd gives a service, of both versions, with its daemons in them.
+    """A cgroup as systemd gives a service, with its daemons in it.
 
     `beside` is another one in which its jobs begin.
     """
 
     def __init__(self, name: str, *pids: int, beside: Path | None = None) -> None:
         self.name = name
-        self.folders = [Path(one.top) / name for one in TREES]
+        self.folder = Path(TOP) / name
         self.beside = [beside] if beside else []
-        for folder in self.folders:
-            folder.mkdir()
-            for pid in pids:
-                tree.move_to_cgroup(pid, str(folder))
+        self.folder.mkdir()
+        for pid in pids:
+            self.take_in(pid)
 
     def take_in(self, pid: int) -> None:
         """Let a daemon that was started again be where systemd starts it."""
-        for folder in self.folders:
-            tree.move_to_cgroup(pid, str(folder))
+        tree.move_to_cgroup(pid, str(self.folder))
 
     def jobs(self) -> list[str]:
         """Return the names of the jobs' cgroups."""
@@ -117,13 +113,13 @@ class Service:
 
     def places(self) -> list[Path]:
         """Return the jobs' cgroups."""
-        folders = [*self.folders, *self.beside]
+        folders = [self.folder, *self.beside]
         found = [path for folder in folders for path in folder.glob(f"{PREFIX}*")]
         return [path for path in found if not tree.is_launcher_cgroup(str(path))]
 
     def launchers(self) -> list[Path]:
         """Return the closed cgroups in which slurmds live."""
-        return [path for folder in self.folders for path in folder.glob(f"{LAUNCHER}*")]
+        return [*self.folder.glob(f"{LAUNCHER}*")]
 
     def launcher_programs(self) -> set[int]:
         """Return the programs that keep slurmds closed: two first jobs at once may attach one each.
@@ -149,11 +145,10 @@ class Service:
     def _removed(self) -> bool:
         """Remove the cgroups; return whether that was possible: somebody may come meanwhile."""
         left: list[Path] = []
-        for one, folder in zip_equal(TREES, self.folders):
-            for place in (*(path for path in folder.glob("*/") if path.is_dir()), folder):
-                for pid in tree.cgroup_pids(str(place)) if place.is_dir() else ():
-                    with contextlib.suppress(ProcessLookupError):
-                        tree.move_to_cgroup(pid, one.top)
-                if not tree.remove_cgroup(str(place)):
-                    left.append(place)
+        for place in (*(path for path in self.folder.glob("*/") if path.is_dir()), self.folder):
+            for pid in tree.cgroup_pids(str(place)) if place.is_dir() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    tree.move_to_cgroup(pid, TOP)
+            if not tree.remove_cgroup(str(place)):
+                left.append(place)
         return not left

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine's kernel does with our cgroups: each version alone, beside others' programs."""
+"""What this machine's kernel does with our cgroups, beside others' programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import pytest
 
 from gpulock.isolation import bpf, confine, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
-from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.context import Node
 from gpulock.node.devices import MAJOR, Device
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import (
     PROBE,
-    TREES,
+    TOP,
     make_nodes,
     opened,
     programs,
@@ -35,7 +34,6 @@ PYTHON = "/usr/bin/python3"  # one that every user may start
 CAPS = 240  # nvidia-caps has what the kernel gave it: one of those for experiments
 RULES = {MAJOR: frozenset({1, 254, 255})}
 ONE_CARD = {"ENXIO": {"nvidia1", "nvidiactl"}, "EPERM": ALL - {"nvidia1"}}
-BOTH = pytest.mark.parametrize("one", TREES, ids=lambda one: f"version {one.version}")
 
 
 @pytest.fixture
@@ -53,10 +51,10 @@ def dev() -> Iterator[Path]:
 
 
 @pytest.fixture
-def group(one: CgroupHierarchy) -> Iterator[str]:
+def group() -> Iterator[str]:
     """Give a cgroup that is gone after the test, with its programs."""
     before = programs()
-    folder = f"{one.top}/gpulock-kernel-test"
+    folder = f"{TOP}/gpulock-kernel-test"
     os.mkdir(folder)
     yield folder
     os.rmdir(folder)
@@ -86,64 +84,47 @@ def inside(
     return opened(done.stdout)
 
 
-def test_this_machine_has_both_versions() -> None:
-    assert [one.version for one in TREES] == [V1, V2]
-
-
-@BOTH
 @pytest.mark.parametrize("uid", [0, NOBODY])
-def test_one_version_alone_closes_every_other_card(
-    one: CgroupHierarchy, group: str, dev: Path, uid: int
-) -> None:
-    confine.close_job_cgroup(one, group, RULES, str(dev))
+def test_every_other_card_is_closed(group: str, dev: Path, uid: int) -> None:
+    confine.close_job_cgroup(group, RULES)
 
     assert inside([group], dev, uid=uid) == ONE_CARD
     assert inside([group], dev, "/usr/bin/unshare", "-Urm", uid=NOBODY) == ONE_CARD
     assert inside([], dev) == {"ENXIO": ALL | {"nvidiactl"}}
 
 
-@BOTH
-def test_a_user_in_a_container_cannot_make_device_nodes_or_leave(
-    one: CgroupHierarchy, group: str, dev: Path
-) -> None:
-    confine.close_job_cgroup(one, group, RULES, str(dev))
+def test_a_user_in_a_container_cannot_make_device_nodes_or_leave(group: str, dev: Path) -> None:
+    confine.close_job_cgroup(group, RULES)
     script = (
-        f"mknod {dev}/x c {MAJOR} 0; echo $$ > {one.top}/cgroup.procs; mkdir {group}/x;"
-        f" echo a > {group}/devices.allow; {PYTHON} -IS -c '{PROBE}' {dev}"
+        f"mknod {dev}/x c {MAJOR} 0; echo $$ > {TOP}/cgroup.procs; mkdir {group}/x;"
+        f" {PYTHON} -IS -c '{PROBE}' {dev}"
     )
     assert inside([group], dev, "/bin/sh", "-c", script) == ONE_CARD
     assert not (dev / "x").exists()
 
 
-@BOTH
-def test_what_is_closed_again_opens_what_the_new_rules_say(
-    one: CgroupHierarchy, group: str, dev: Path
-) -> None:
-    confine.close_job_cgroup(one, group, CLOSE_ALL_GPUS, str(dev))
-    confine.close_job_cgroup(one, group, RULES, str(dev))
+def test_what_is_closed_again_opens_what_the_new_rules_say(group: str, dev: Path) -> None:
+    confine.close_job_cgroup(group, CLOSE_ALL_GPUS)
+    confine.close_job_cgroup(group, RULES)
 
     assert inside([group], dev) == ONE_CARD
 
 
-@BOTH
-def test_an_instance_has_its_own_access_nodes_and_no_other(
-    one: CgroupHierarchy, group: str, dev: Path
-) -> None:
+def test_an_instance_has_its_own_access_nodes_and_no_other(group: str, dev: Path) -> None:
     access = dev / "nvidia-caps"
     access.mkdir()
     for minor in range(1, 7):
         os.mknod(access / f"nvidia-cap{minor}", 0o020666, os.makedev(CAPS, minor))
         (access / f"nvidia-cap{minor}").chmod(0o666)
-    confine.close_job_cgroup(one, group, {**RULES, CAPS: frozenset({3, 4})}, str(dev))
+    confine.close_job_cgroup(group, {**RULES, CAPS: frozenset({3, 4})})
 
     own = {"nvidia-cap3", "nvidia-cap4"}
     others = {f"nvidia-cap{minor}" for minor in (1, 2, 5, 6)}
     assert inside([group], access) == {"ENXIO": own, "EPERM": others}
-    confine.close_job_cgroup(one, group, {**RULES, CAPS: frozenset[int]()}, str(dev))
+    confine.close_job_cgroup(group, {**RULES, CAPS: frozenset[int]()})
     assert inside([group], access) == {"EPERM": own | others}
 
 
-@pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
 def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: Path) -> None:
     other = attach_other(group, {MAJOR: frozenset({0, 1, 255})})
     bpf.attach_device_program(group, bpf.assemble_device_program(RULES))
@@ -156,7 +137,6 @@ def test_a_program_of_somebody_elses_stays_and_both_are_asked(group: str, dev: P
     os.close(other)
 
 
-@pytest.mark.parametrize("one", [one for one in TREES if one.version == V2], ids=["version 2"])
 def test_hooks_that_close_one_cgroup_at_the_same_time_all_succeed(group: str, dev: Path) -> None:
     """The first jobs of a slurmd start together, and close slurmd's cgroup each."""
     before = programs()
@@ -195,21 +175,20 @@ def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
 @pytest.mark.parametrize("place", sessions.LOGIN_CGROUPS)
 def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) -> None:
     before = programs()
-    top = next(one.top for one in TREES if one.version == V2)
-    folder = f"{top}/{place}"
+    folder = f"{TOP}/{place}"
     made = [path for path in (os.path.dirname(folder), folder) if not os.path.isdir(path)]
     for path in made:
         os.mkdir(path)
     try:
-        sessions.close_login_cgroups(TREES, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(TOP, CLOSE_ALL_GPUS)
         closed_by = programs()
-        sessions.close_login_cgroups(TREES, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(TOP, CLOSE_ALL_GPUS)
         assert len(programs()) == len(closed_by) > len(before), "closed twice"
         closed = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
         assert inside([folder], dev) == closed
         assert inside([folder], dev, "/usr/bin/unshare", "-Ur") == closed
         assert inside([folder], dev, uid=0) == {"ENXIO": ALL | {"nvidiactl"}}
-        sessions.reopen_login_cgroups(TREES)
+        sessions.reopen_login_cgroups(TOP)
         assert inside([folder], dev) == {"ENXIO": ALL | {"nvidiactl"}}
     finally:
         for path in reversed(made):
@@ -236,14 +215,11 @@ def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Pa
         while not (children := Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()):
             pass
         confine.confine_process(node, "9.1", job.pid, start, [device])
-        for one in TREES:  # where it would be, had the job been confined from its beginning
-            tree.move_to_cgroup(
-                int(children), f"{one.top}/{tree.cgroup_name('9.1', job.pid, start)}"
-            )
+        # where it would be, had the job been confined from its beginning
+        tree.move_to_cgroup(int(children), f"{TOP}/{tree.cgroup_name('9.1', job.pid, start)}")
         confine.end_confinement(node, "9.1", job.pid, start)
         go.write_text("go\n")
         assert job.stdout is not None
         assert opened(job.stdout.read()) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
-    for one in TREES:
-        assert tree.remove_cgroup(f"{one.top}/{tree.cgroup_name('9.1', job.pid, start)}")
+    assert tree.remove_cgroup(f"{TOP}/{tree.cgroup_name('9.1', job.pid, start)}")
     assert programs() == before

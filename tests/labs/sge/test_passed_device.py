@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.isolation import tree
-from tests.labs.common.device_nodes import TREES
+from tests.labs.common.device_nodes import TOP
 from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.sge.confined import NODE, Site, isolated
 from tests.labs.sge.gpulock import Gpulock
@@ -179,8 +179,7 @@ def test_a_process_that_was_moved_out_of_its_jobs_cgroup_keeps_the_lock(sparing:
     group = group_of(sparing.gpus, NODE, job)
     for pid in carriers(group):
         with contextlib.suppress(ProcessLookupError):  # one by which the job's shell waits
-            for one in TREES:
-                tree.move_to_cgroup(pid, one.top)
+            tree.move_to_cgroup(pid, TOP)
     go.touch()
     sparing.gpus.sge.wait_done(job)
     reaped = reap(sparing.gpus, NODE)

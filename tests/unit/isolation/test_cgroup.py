@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cgroups a node has, which are ours, and what version 1 is told."""
+"""Which cgroups a node has, and which are ours."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,6 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import bpf, confine, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
-from gpulock.isolation.tree import V1, V2, CgroupHierarchy
 from gpulock.node.procfs import Proc
 from tests.support.faults import raising
 from tests.support.trees import Box
@@ -30,48 +29,31 @@ def make(top: Path, *files: str) -> str:
     return str(top)
 
 
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (("devices/devices.deny",), [(V1, "devices")]),
-        (("cgroup.procs", "cgroup.controllers"), [(V2, "")]),
-        (
-            ("devices/devices.deny", "unified/cgroup.procs", "unified/cgroup.controllers"),
-            [(V1, "devices"), (V2, "unified")],
-        ),
-    ],
-)
-def test_a_node_has_version_1_version_2_or_both(
-    tmp_path: Path, files: tuple[str, ...], found: list[tuple[int, str]]
-) -> None:
-    top = make(tmp_path, *files)
+@pytest.mark.parametrize("place", ["", "unified/"])
+def test_version_2_is_where_it_is_mounted_also_beside_version_1(tmp_path: Path, place: str) -> None:
+    files = [f"{place}{name}" for name in ("cgroup.procs", "cgroup.controllers")]
+    top = make(tmp_path, "devices/devices.deny", *files)
 
-    shown = [(one.version, one.top) for one in tree.find_hierarchies(top)]
-
-    assert shown == [(v, f"{top}/fs/cgroup/{name}".rstrip("/")) for v, name in found]
+    assert tree.find_cgroup_top(top) == f"{top}/fs/cgroup/{place}".rstrip("/")
 
 
-def test_a_node_with_neither_is_refused(tmp_path: Path) -> None:
+def test_a_node_with_version_1_alone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as told:
-        tree.find_hierarchies(make(tmp_path, "cpu/cpu.shares"))
+        tree.find_cgroup_top(make(tmp_path, "devices/devices.deny"))
 
     assert told.value.kind == BROKEN
 
 
-def test_a_process_is_where_its_two_lines_say() -> None:
-    service = "/system.slice/sgeexecd.service"
-    assert tree.parse_cgroup_paths(HYBRID) == {V1: service, V2: f"{service}/sub"}
-    assert tree.parse_cgroup_paths("4:devices,memory:/a\n") == {V1: "/a"}
+def test_a_process_is_where_its_line_of_version_2_says() -> None:
+    assert tree.parse_cgroup_path(HYBRID) == "/system.slice/sgeexecd.service/sub"
+    assert tree.parse_cgroup_path("4:devices,memory:/a\n").startswith("/..")
 
 
 @pytest.mark.parametrize("end", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
     """The kernel refuses a newline in a name (cgroup_mkdir), and nothing else."""
-    text = f"0::/user.slice/a{end}0::/system.slice/b\n4:devices:/c{end}5:devices:/d\n"
-    assert tree.parse_cgroup_paths(text) == {
-        V2: f"/user.slice/a{end}0::/system.slice/b",
-        V1: f"/c{end}5:devices:/d",
-    }
+    text = f"4:devices:/c{end}0::/d\n0::/user.slice/a{end}0::/system.slice/b\n"
+    assert tree.parse_cgroup_path(text) == f"/user.slice/a{end}0::/system.slice/b"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +64,7 @@ def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str, k
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
 
     with pytest.raises(Refusal) as told:
-        tree.process_cgroup_folder(CgroupHierarchy(V2, "/sys"), Proc(str(tmp_path)), 7)
+        tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)
 
     assert told.value.kind == kind
 
@@ -102,31 +84,9 @@ def test_any_other_name_is_not_ours(name: str) -> None:
     assert tree.parse_cgroup_name(name) is None
 
 
-def test_version_1_is_told_every_number_but_the_open_ones() -> None:
-    rules = {195: frozenset({1, 254, 255}), 508: frozenset[int]()}
-
-    lines = confine.devices_deny_lines(rules, {195: {0, 1, 40, 255}, 10: {229}})
-
-    closed = [*range(16), 40]
-    closed.remove(1)
-    assert lines[: len(closed)] == [f"c 195:{minor} rwm" for minor in closed]
-    assert lines[len(closed) :] == [f"c 508:{minor} rwm" for minor in range(16)]
-    assert "c 195:1 rwm" in confine.devices_allow_lines(rules)
-
-
-def test_the_nodes_that_are_there_are_told_by_their_numbers(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-caps").mkdir()
-    (tmp_path / "nvidia-caps/nvidia-cap1").symlink_to("/dev/null")
-    (tmp_path / "nvidia0").symlink_to("/dev/zero")
-    (tmp_path / "other").symlink_to("/dev/full")
-
-    assert confine.device_node_minors(str(tmp_path))[1] == {3, 5}  # devices(4) of the kernel
-    assert confine.device_node_minors(str(tmp_path / "missing")) == {}
-
-
 @pytest.fixture
-def version_2(tmp_path: Path) -> Box:
-    """A node with version 2 alone, and a process 500."""
+def confining(tmp_path: Path) -> Box:
+    """A node with cgroups, and a process 500."""
     box = Box(tmp_path)
     make(Path(box.settings["SYS_ROOT"]), "cgroup.procs", "cgroup.controllers")
     box.proc.add(500, "sge_shepherd", start=1000)
@@ -135,7 +95,7 @@ def version_2(tmp_path: Path) -> Box:
 
 
 def service_of(box: Box, path: str) -> Path:
-    """Let process 500 be in a cgroup of version 2; return its folder."""
+    """Let process 500 be in a cgroup; return its folder."""
     (box.proc.root / "500/cgroup").write_text(f"0::{path}\n")
     folder = Path(f"{box.settings['SYS_ROOT']}/fs/cgroup{path}")
     folder.mkdir(parents=True)
@@ -143,36 +103,36 @@ def service_of(box: Box, path: str) -> Path:
 
 
 def test_a_process_is_moved_where_all_but_its_devices_is_closed_already(
-    version_2: Box, monkeypatch: pytest.MonkeyPatch
+    confining: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = service_of(version_2, "/execd.service") / "gpulock-12.1-500-1000"
+    job = service_of(confining, "/execd.service") / "gpulock-12.1-500-1000"
     done: list[tuple[str, object]] = []
     monkeypatch.setattr(bpf, "attach_device_program", lambda folder, _: done.append((folder, "")))
     monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
 
-    confine.confine_process(version_2.node(), "12.1", 500, 1000, [])
+    confine.confine_process(confining.node(), "12.1", 500, 1000, [])
 
     assert done == [(str(job), ""), (str(job), 500)]
 
 
 def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
-    version_2: Box, monkeypatch: pytest.MonkeyPatch
+    confining: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service_of(version_2, "/execd.service")
+    service_of(confining, "/execd.service")
     monkeypatch.setattr(bpf, "attach_device_program", lambda *_: None)
     monkeypatch.setattr(tree, "move_to_cgroup", raising(ProcessLookupError()))
 
     with pytest.raises(Refusal) as caught:
-        confine.confine_process(version_2.node(), "12.1", 500, 1000, [])
+        confine.confine_process(confining.node(), "12.1", 500, 1000, [])
 
     assert caught.value.kind == UNKNOWN
 
 
 def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
-    version_2: Box, monkeypatch: pytest.MonkeyPatch
+    confining: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 2: a step daemon is in `slurm` of its step's folder, each task below `user`."""
-    step = service_of(version_2, "/system.slice/slurmstepd.scope/job_12/step_0/slurm").parent
+    """A step daemon is in `slurm` of its step's folder, each task below `user`."""
+    step = service_of(confining, "/system.slice/slurmstepd.scope/job_12/step_0/slurm").parent
     closed: list[str] = []
     marks: dict[str, bytes] = {}
 
@@ -187,7 +147,7 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     monkeypatch.setattr(bpf, "attach_device_program", close)
     monkeypatch.setattr(os, "setxattr", mark)
 
-    confine.confine_process(version_2.node(), "12.0", 500, 1000, [])
+    confine.confine_process(confining.node(), "12.0", 500, 1000, [])
 
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}
@@ -195,12 +155,11 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("version", "folder"),
+    "folder",
     [
-        (V1, "/slurm/uid_1000/job_12/step_0/slurm/gpulock-12.0-500-1000"),
-        (V2, "/slurmstepd.scope/job_12/step_0/user/gpulock-12.0-500-1000"),
-        (V2, "/execd.service/slurm/gpulock-12.0-500-1000"),
+        "/slurmstepd.scope/job_12/step_0/user/gpulock-12.0-500-1000",
+        "/execd.service/slurm/gpulock-12.0-500-1000",
     ],
 )
-def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(version: int, folder: str) -> None:
-    assert confine.slurm_step_folder(CgroupHierarchy(version, "/"), folder) == ""
+def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(folder: str) -> None:
+    assert confine.slurm_step_folder(folder) == ""

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.isolation import confine, sessions
+from gpulock.isolation import bpf, confine, sessions
 from gpulock.isolation.job import IsolatedJob, end_job_isolation
-from gpulock.isolation.tree import MARK, CgroupHierarchy, cgroup_name
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.isolation.tree import MARK, cgroup_name
 from tests.support.claims import ask
 from tests.support.faults import raising
 from tests.support.trees import Box, judge_of, soon
@@ -21,15 +22,16 @@ JOB, OTHER = cgroup_name("12.1", 500, 1000), cgroup_name("13.1", 501, 1000)
 
 
 class Cell(Box):
-    """A Box with the devices controller, and cgroups of jobs below a service."""
+    """A Box with cgroups of jobs below a service."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.devices = root / "sys/fs/cgroup/devices"
-        service = self.devices / "system.slice/sgeexecd.service"
+        self.cgroups = root / "sys/fs/cgroup"
+        service = self.cgroups / "system.slice/sgeexecd.service"
         for name in (JOB, OTHER, "other", "gpulock-x"):
             (service / name).mkdir(parents=True)
-        (self.devices / "devices.deny").touch()
+        for name in ("cgroup.procs", "cgroup.controllers"):
+            (self.cgroups / name).touch()
         self.proc.add(500, "sge_shepherd", start=1000)
         ask(self, 1)
         self.mark.write_text(f"\n{service}\n\n{service}.of-yesterday\n")
@@ -47,7 +49,7 @@ class Cell(Box):
 
     def jobs(self) -> set[str]:
         """Return the names of the jobs' cgroups."""
-        return {path.name for path in self.devices.rglob("gpulock-*-*")}
+        return {path.name for path in self.cgroups.rglob("gpulock-*-*")}
 
 
 @pytest.fixture
@@ -60,14 +62,8 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What becomes of logins."""
     told: list[str] = []
 
-    def close(trees: list[CgroupHierarchy], _: object) -> None:
-        told.append(f"close {len(trees)}")
-
-    def open_again(trees: list[CgroupHierarchy]) -> None:
-        told.append(f"open {len(trees)}")
-
-    monkeypatch.setattr(sessions, "close_login_cgroups", close)
-    monkeypatch.setattr(sessions, "reopen_login_cgroups", open_again)
+    monkeypatch.setattr(sessions, "close_login_cgroups", lambda *_: told.append("close"))
+    monkeypatch.setattr(sessions, "reopen_login_cgroups", lambda _: told.append("open"))
     return told
 
 
@@ -86,10 +82,10 @@ def test_another_process_of_that_pid_is_not_the_jobs(cell: Cell) -> None:
 
 
 def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cell) -> None:
-    """In version 2 step daemons are not where slurmd is, whose child the Epilog is."""
+    """Step daemons are not where slurmd is, whose child the Epilog is."""
     own = cell.proc.add(os.getpid(), "python3")
-    (cell.proc.root / str(own) / "cgroup").write_text("4:devices:/slurmd\n")
-    (cell.devices / "slurmd").mkdir()
+    (cell.proc.root / str(own) / "cgroup").write_text("0::/slurmd\n")
+    (cell.cgroups / "slurmd").mkdir()
 
     for number in ("1", "12", "13"):
         confine.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
@@ -99,7 +95,7 @@ def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cel
 
 def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) -> None:
     """A task of `qrsh -inherit` has no epilog."""
-    service = cell.devices / "system.slice/sgeexecd.service"
+    service = cell.cgroups / "system.slice/sgeexecd.service"
     running, over = cgroup_name("12.1", 600, 1000), cgroup_name("12.1", 601, 1000)
     for name in (running, over):
         (service / name).mkdir()
@@ -108,7 +104,7 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
     cell.proc.add(os.getpid(), "python3", ppid=500)
     for pid in (500, os.getpid()):
         path = f"/system.slice/sgeexecd.service/{JOB}"
-        (cell.proc.root / str(pid) / "cgroup").write_text(f"4:devices:{path}\n")
+        (cell.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
     cell.settings["ISOLATION"] = "cgroup"
 
     assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
@@ -127,14 +123,14 @@ def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell) -> N
 def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = cell.devices / "system.slice/sgeexecd.service" / OTHER
-    for name in ("devices.deny", "devices.allow"):
-        (over / name).touch()
+    closed: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(bpf, "attach_device_program", lambda *call: closed.append(call))
     monkeypatch.setattr("os.rmdir", raising(OSError(errno.EBUSY, "Device or resource busy")))
 
     confine.remove_step_cgroups(cell.node(), "gpulock-13.")
 
-    assert "c 195:0 rwm" in (over / "devices.deny").read_text()
+    over = str(cell.cgroups / "system.slice/sgeexecd.service" / OTHER)
+    assert closed == [(over, bpf.assemble_device_program(CLOSE_ALL_GPUS))]
 
 
 def test_a_dry_run_removes_nothing(cell: Cell) -> None:
@@ -161,7 +157,7 @@ def test_logins_are_closed_before_the_first_job_and_opened_when_that_is_given_up
     for isolation in ("cgroup", "off", "off"):
         assert cell.reconcile(isolation).fault == ""
 
-    assert closing == ["close 1", "open 1"]
+    assert closing == ["close", "open"]
     assert not cell.mark.exists()
 
 
@@ -202,6 +198,6 @@ def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(
 def test_a_node_without_cgroups_is_a_fault_only_where_they_are_wanted(
     cell: Cell, isolation: str, told: bool
 ) -> None:
-    (cell.devices / "devices.deny").unlink()
+    (cell.cgroups / "cgroup.controllers").unlink()
 
     assert bool(cell.reconcile(isolation).fault) is told

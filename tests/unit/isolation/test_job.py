@@ -23,11 +23,12 @@ JOB = IsolatedJob("12.1", 500, 1000)
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    """Give a node with the devices controller."""
+    """Give a node with cgroups."""
     made = Box(tmp_path, ISOLATION="cgroup")
-    devices = tmp_path / "sys/fs/cgroup/devices"
-    devices.mkdir(parents=True)
-    (devices / "devices.deny").touch()
+    cgroups = tmp_path / "sys/fs/cgroup"
+    cgroups.mkdir(parents=True)
+    for name in ("cgroup.procs", "cgroup.controllers"):
+        (cgroups / name).touch()
     return made
 
 

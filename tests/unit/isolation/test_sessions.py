@@ -12,14 +12,13 @@ import pytest
 
 from gpulock.isolation import bpf, confine, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
-from gpulock.isolation.tree import V2, CgroupHierarchy
 from tests.support.trees import Box
 
 USERS, SSH, CRON = "user.slice", "system.slice/ssh.service", "system.slice/cron.service"
 
 
 class Cgroups:
-    """Cgroups of version 2 that remember whether a program of ours is attached."""
+    """Cgroups that remember whether a program of ours is attached."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -28,10 +27,6 @@ class Cgroups:
         self.vanishing: set[str] = set()
         for place in (USERS, SSH, CRON):
             (top / place).mkdir(parents=True)
-
-    @property
-    def trees(self) -> list[CgroupHierarchy]:
-        return [CgroupHierarchy(V2, str(self.top))]
 
     def closed(self) -> set[str]:
         """Return the places that are closed."""
@@ -72,20 +67,20 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
 
 
 def test_all_that_are_there_are_closed_and_opened_again(cgroups: Cgroups) -> None:
-    assert len(sessions.unclosed_login_cgroups(cgroups.trees)) == 3
+    assert len(sessions.unclosed_login_cgroups(str(cgroups.top))) == 3
 
-    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
     assert cgroups.closed() == {USERS, SSH, CRON}
-    assert sessions.unclosed_login_cgroups(cgroups.trees) == []
+    assert sessions.unclosed_login_cgroups(str(cgroups.top)) == []
 
-    sessions.reopen_login_cgroups(cgroups.trees)
+    sessions.reopen_login_cgroups(str(cgroups.top))
     assert cgroups.closed() == set()
 
 
 def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroups) -> None:
     cgroups.vanishing.add(SSH)
 
-    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {USERS, CRON}
 
@@ -94,7 +89,7 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
 def test_a_service_that_is_back_in_a_new_cgroup_is_closed(cgroups: Cgroups, number: int) -> None:
     cgroups.faults[SSH] = [number, number]
 
-    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {USERS, SSH, CRON}
 
@@ -103,23 +98,23 @@ def test_a_cgroup_that_is_there_and_says_it_is_not_is_told(cgroups: Cgroups) -> 
     cgroups.faults[USERS] = [errno.ENOENT] * 100
 
     with pytest.raises(FileNotFoundError):
-        sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
 
 
 def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
     cgroups.faults[USERS] = [errno.EPERM]
 
     with pytest.raises(PermissionError):
-        sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
 
     assert cgroups.closed() == {SSH, CRON}
 
 
 def test_one_that_goes_while_they_are_opened_again_is_no_fault(cgroups: Cgroups) -> None:
-    sessions.close_login_cgroups(cgroups.trees, CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
     cgroups.vanishing.add(SSH)
 
-    sessions.reopen_login_cgroups(cgroups.trees)
+    sessions.reopen_login_cgroups(str(cgroups.top))
 
     assert cgroups.closed() == {SSH}  # which is gone, with its program
 
@@ -130,7 +125,7 @@ SLURMD = 700
 
 
 class Node(Box):
-    """A node with cgroups of version 2 and slurmd in its service's."""
+    """A node with cgroups and slurmd in its service's."""
 
     def __init__(self, root: Path, cgroups: Cgroups) -> None:
         super().__init__(root, ISOLATION="cgroup")
@@ -216,7 +211,7 @@ def test_a_step_daemon_of_a_closed_slurmd_gets_its_cgroup_beside_and_not_below(
     sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
     node.slurmd(f"/system.slice/slurmd.service/gpulock-slurmd-{SLURMD}-1000", 800)
 
-    folder = confine.job_cgroup_folder(cgroups.trees[0], node.node(), 800, "gpulock-12.0-800-1000")
+    folder = confine.job_cgroup_folder(node.node(), 800, "gpulock-12.0-800-1000")
 
     assert folder == f"{node.service}/gpulock-12.0-800-1000"
 

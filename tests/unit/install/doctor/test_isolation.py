@@ -22,13 +22,13 @@ LINE = "session required pam_exec.so quiet /opt/gpulock/current/prolog/slurm-ses
 
 
 class Cell(Box):
-    """A Box with cgroups of both versions, and a driver that leaves its nodes alone."""
+    """A Box with cgroups, and a driver that leaves its nodes alone."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.cgroup = root / "sys/fs/cgroup"
         self.pam = root / "pam.d-slurm"
-        for name in ("devices/devices.deny", "unified/cgroup.procs", "unified/cgroup.controllers"):
+        for name in ("unified/cgroup.procs", "unified/cgroup.controllers"):
             (self.cgroup / name).parent.mkdir(parents=True, exist_ok=True)
             (self.cgroup / name).touch()
 
@@ -72,7 +72,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 def test_a_node_that_isolates_nothing_says_what_it_could(cell: Cell) -> None:
     report = cell.run("off")
     assert report.findings == []
-    assert report.facts == ["ISOLATION=off (this node can do cgroup), version 1 and 2"]
+    assert report.facts == ["ISOLATION=off (this node can do cgroup)"]
 
 
 def test_a_node_that_can_do_nothing_says_so(cell: Cell) -> None:
@@ -87,7 +87,7 @@ def test_a_well_set_node_is_well(cell: Cell) -> None:
     cell.pam.write_text(LINE)
 
     report = cell.run("cgroup", slurm=True)
-    assert (report.findings, report.facts) == ([], ["ISOLATION=cgroup, version 1 and 2"])
+    assert (report.findings, report.facts) == ([], ["ISOLATION=cgroup"])
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,6 @@ def test_a_login_service_without_a_program_of_ours_is_not_said_to_be_closed(cell
 def test_ways_round_that_cannot_be_closed_are_named(cell: Cell) -> None:
     shutil.rmtree(cell.cgroup / "unified/user.slice")
     assert "no user.slice" in cell.worst("cgroup").what
-
-    for name in ("cgroup.procs", "cgroup.controllers"):
-        (cell.cgroup / "unified" / name).unlink()
-    assert "takes version 2" in cell.worst("cgroup").what
 
 
 @pytest.mark.parametrize(

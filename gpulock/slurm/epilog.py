@@ -49,9 +49,7 @@ def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseR
         return job.end_job_isolation(node, f"{call.job}.")
 
     try:
-        return release_job(
-            node, run, call.who, ours, lambda: make_slurm_epilog_judge(node, call.job), free
-        )
+        return release_job(node, run, call.who, ours, lambda: make_slurm_epilog_judge(node), free)
     finally:
         remove_own_note(node, call, ours.tokens)
 
@@ -70,13 +68,13 @@ def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
         note.remove_task_note(node.store, *who, tokens)
 
 
-def make_slurm_epilog_judge(node: Node, job: str = "") -> Judge:
+def make_slurm_epilog_judge(node: Node) -> Judge:
     """Return a judge for an epilog: it judges nobody, and knows Slurm's steps and cgroups.
 
     slurmd calls an Epilog when the job's steps on this node are over, so a step daemon of that id
     is another node's on the same machine, and does not count.
     """
-    steps = SlurmSteps(node.settings, job)
+    steps = SlurmSteps(node.settings)
     scan = ProcessScan(node.proc, {"slurm": steps.owns})
     return Judge(node.boot_id, scan, {}, {"slurm": steps.add_members})
 

@@ -164,7 +164,7 @@ def retry_slurm_claim(
         want.wanted = request.list_slurm_device_ids(call, node)
         try:
             return claim_devices(
-                node, template, want, lambda: make_slurm_prolog_judge(node, call.job), deadline
+                node, template, want, lambda: make_slurm_prolog_judge(node), deadline
             )
         except Refusal as refusal:
             if refusal.kind != BUSY or wait.left() <= 0:
@@ -173,14 +173,14 @@ def retry_slurm_claim(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def make_slurm_prolog_judge(node: Node, job: str = "") -> "Judge":
+def make_slurm_prolog_judge(node: Node) -> "Judge":
     """Return a judge for a prolog: of Slurm jobs only what their own epilog gave up."""
     from gpulock.alloc.liveness import Judge, process_verdict
     from gpulock.alloc.process_scan import ProcessScan
     from gpulock.slurm.steps import SlurmSteps
     from gpulock.slurm.verdict import hook_verdict
 
-    steps = SlurmSteps(node.settings, job)
+    steps = SlurmSteps(node.settings)
     rules: "dict[str, LivenessRule]" = {"slurm": hook_verdict, "process": process_verdict}
     scan = ProcessScan(node.proc, {"slurm": steps.owns})
     return Judge(node.boot_id, scan, rules, {"slurm": steps.add_members_and_steps})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a Slurm job is on this node: its step daemons, its cgroup, a hook at work for it.
+"""What of a Slurm job is on this node: its step daemons, its cgroup.
 
 Hot. A step daemon is root's process `slurmstepd` with `slurmstepd: [JOB.STEP]` in its command
 line; the child that becomes a task has the same title but is the user's (docs/facts/slurm.md).
@@ -8,14 +8,12 @@ the job alive.
 """
 
 import os
-import stat
 
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.process_tree import ProcessTree, is_root_program
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
-from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.job_cgroup import (
@@ -34,22 +32,13 @@ PLACEHOLDER = ([b"100000000", b""], [b"infinity", b""])  # slurmstepd/mgr.c
 CLIENTS = ("srun", "salloc", "sbatch")  # wait for a while when their job is gone, and hold nothing
 # `slurmstepd infinity` keeps the scope of cgroup v2 for ever, `getenv` reads a login environment
 NO_STEP = ([b"infinity"], [b"getenv"])
-INIT = 1
-DEPTH = 16  # of scripts between a step daemon and us
 
 
 class SlurmSteps:
-    """Who is there of which job, for a judge, or for a hook of job `hook_of`.
+    """Who is there of which job."""
 
-    With PrologFlags=RunInJob a hook is of its own job's cgroup, with the extern step daemon that
-    runs it: these are not left of the job, and no step of an earlier run.
-    """
-
-    __slots__ = ("_cgroup", "_hook_of", "_uid")
-
-    def __init__(self, settings: Settings, hook_of: str = "") -> None:
+    def __init__(self, settings: Settings) -> None:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
-        self._hook_of = hook_of
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
     def owns(self, pid: int, record: Owner, tree: ProcessTree) -> bool:
@@ -132,8 +121,7 @@ class SlurmSteps:
     def add_members_and_steps(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         """Add step daemons as well: for a prolog, before its own steps start."""
         assert lock.owner is not None
-        others = set(self.daemons(scan).get(lock.owner.job_id, {}))
-        for pid in others - self._own_pids(scan) if others else others:
+        for pid in self.daemons(scan).get(lock.owner.job_id, {}):
             job.add_doubt(f"step daemon {pid} of the job runs")
         self.add_members(lock, scan, job)
 
@@ -160,15 +148,7 @@ class SlurmSteps:
         found: set[int] = set()
         for folder in job_cgroup_folders(self._cgroup, record, scan.proc):
             found.update(list_slurm_cgroup_pids(folder))
-        own = self._own_pids(scan) if found else found
-        if own:  # 24.11 does not wait for the daemons of the job's other steps
-            found -= own.union(self.daemons(scan).get(self._hook_of, {}))
         return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
-
-    def _own_pids(self, scan: ProcessScan) -> set[int]:
-        """Return this hook and what is above it, up to the step daemon that runs it."""
-        job, pid = self._hook_of, os.getpid()
-        return find_hook_pids(scan.proc, pid, job, self._uid) if job else set()
 
     def _is_placeholder(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
@@ -179,45 +159,6 @@ class SlurmSteps:
         except (OSError, ValueError):
             return False
         return words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
-
-    def find_running_hook(self, record: Owner, scan: ProcessScan) -> int:
-        """Return the pid of a Prolog or Epilog that runs for the job here, 0 where none does."""
-        started, unseen = scan.started_as(self._uid)
-        for pid, one in started.items():
-            if not (one.is_hook() and one.is_of(record.job_id, record.slurmd)):
-                continue
-            if set(scan.status(pid).uids) == {self._uid} and not self._is_below_user(pid, scan):
-                return pid
-        if unseen:
-            scan.mark_blind(unseen)
-        return 0
-
-    def _is_below_user(self, pid: int, scan: ProcessScan) -> bool:
-        """Return whether an ordinary user started a process, below the slurmd that it is of.
-
-        A user's sudo or su is root's, with an environment of the user's. One whose parents have
-        all ended is init's child like any hook that slurmd left: then its program tells.
-        """
-        statuses = scan.statuses()
-        hook = pid
-        for _ in range(len(statuses)):
-            status = statuses.get(pid)
-            if status is None or pid == INIT:
-                return is_set_user_id_program(scan.proc, hook)
-            if status.uids[0] not in (0, self._uid):
-                return True
-            if set(status.uids) == {self._uid} and is_root_program(scan.proc, pid, SLURMD):
-                return False  # an administrator may have started it by sudo
-            pid = status.ppid
-        return False
-
-
-def is_set_user_id_program(proc: Proc, pid: int) -> bool:
-    """Return whether a process runs a program that gives root's rights to whoever starts it."""
-    try:
-        return bool(os.stat(f"{proc.root}/{pid}/exe").st_mode & stat.S_ISUID)
-    except OSError:
-        return False
 
 
 def find_slurmds(node: Node, pid: int) -> list[int]:
@@ -234,27 +175,6 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
     if not found and not node.settings.simulation:
         raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
     return found
-
-
-def find_hook_pids(proc: Proc, pid: int, job: str, root: int = 0) -> set[int]:
-    """Return a hook of a job and all above it, up to the job's extern step daemon.
-
-    So it is with PrologFlags=RunInJob (docs/facts/slurm.md, hooks inside of the job); else, or
-    where it cannot be seen, nothing is returned. `root` is the uid of a step daemon.
-    """
-    found: set[int] = set()
-    try:
-        while pid != INIT and len(found) < DEPTH:
-            status = proc.status(pid)
-            found.add(pid)
-            known = bool(root) or is_root_program(proc, pid, STEPD)
-            if status.name == STEPD and status.uids[0] == root and known:
-                step = parse_stepd_title(proc.read_memory(pid, "cmdline"))
-                return found if step == (job, EXTERN) else set()
-            pid = status.ppid
-    except (OSError, ValueError):
-        pass
-    return set()
 
 
 def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:

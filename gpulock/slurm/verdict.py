@@ -62,7 +62,7 @@ class SlurmJobRule:
                 return Verdict(UNKNOWN, f"no step of it was ever seen here, and {silent.why}")
             if not self._steps.is_slurmd_seen(scan):
                 return Verdict(UNKNOWN, f"slurmd is not visible, and {silent.why}")
-        return Verdict(DEAD, "its steps, seen before, are gone, and no epilog is at work", STEPS)
+        return Verdict(DEAD, "its steps, seen before, are gone", STEPS)
 
     def _on_node(self, record: Owner, scan: ProcessScan) -> "Verdict | None":
         """Return what runs of the job here, for which root's daemons stand, None where nothing."""
@@ -72,9 +72,6 @@ class SlurmJobRule:
             return Verdict(ALIVE, f"step daemon {pid} ({step}) runs")
         for pid in daemons.get("", {}):
             return Verdict(UNKNOWN, f"step daemon {pid} may be the job's: its title tells none")
-        at_work = self._steps.find_running_hook(record, scan)
-        if at_work:
-            return Verdict(ALIVE, f"its prolog or epilog {at_work} is at work")
         return None
 
 

@@ -192,7 +192,10 @@ class SlurmChecks:
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 
     def tracking(self) -> Iterator[Finding]:
-        """Warn where children of a job can outlive it."""
+        """Warn where children of a job can outlive it, or its Epilog is one of them."""
+        if self.conf.has("PrologFlags", "RunInJob"):
+            what = "PrologFlags has RunInJob: the Epilog is in its job, and frees no GPU"
+            yield warning(what, "take RunInJob out; until then gpulockd frees")
         if (now := self.conf.get("ProctrackType")) in ("proctrack/linuxproc", "proctrack/pgid"):
             what = f"{now}: leftover processes of a job keep its GPUs locked"
             yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")

@@ -19,10 +19,6 @@ NAMES_PRIVATE_FOLDERS: Final = (23, 2)
 NAMES_HOOKS_BY_FOLDER: Final = (23, 11)
 # From here on a job's own node may manage its steps (enable_stepmgr).
 HAS_STEPMGR: Final = (24, 5)
-# From here on the extern step may run the hooks; for an earlier one the same jobs have Contain.
-RUNS_HOOKS_IN_JOB: Final = (24, 5)
-# From here on such an Epilog runs as root; an earlier one may start as the job's user.
-RUNS_EPILOGS_AS_ROOT: Final = (26, 5)
 # From here on slurmd finds the cards itself, by what the driver shows in /proc.
 FINDS_CARDS: Final = (24, 11)
 # From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that

@@ -16,7 +16,7 @@ from typing import Final
 from tests.labs.common.device_nodes import PROBE, opened
 from tests.labs.slurm.config import SLURM, first_job
 from tests.labs.slurm.preloaded import preloaded
-from tests.labs.slurm.releases import HAS_SLICE, RUNS_HOOKS_IN_JOB, STARTS_ANEW
+from tests.labs.slurm.releases import HAS_SLICE, STARTS_ANEW
 from tests.labs.systemd.gpulock import GPUS, Node
 from tests.labs.systemd.machine import Machine
 from tests.support.wait import LabError, wait_until
@@ -53,11 +53,10 @@ _ADVICE: Final = re.compile(r"    ([A-Z]\w+=.*?)(?:  #.*)?$", re.MULTILINE)  # o
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to run the node: where the hooks run, and who keeps jobs to their GPUs."""
+    """A way to run the node: who keeps jobs to their GPUs."""
 
     name: str
     isolation: str
-    prolog_flags: str = "Contain"
 
     @property
     def constrains(self) -> bool:
@@ -133,13 +132,13 @@ class SlurmNode(SchedulerNode):
     def configure(self, *advice: str) -> None:
         """Write gpulock's settings, and Slurm's files with these lines of slurm.conf."""
         self.node.configure(SYS_ROOT="/sys", ISOLATION=self.kind.isolation)
-        in_job = self.release >= RUNS_HOOKS_IN_JOB
-        flags = f"PrologFlags={self.kind.prolog_flags if in_job else 'Contain'}"
         own = [
             line for line in advice if not line.startswith(("SchedulerParameters", "PrologFlags"))
         ]
         lines = [f"{key}={value}" for key, value in _CONF.items()]
-        text = "\n".join([f"FirstJobId={first_job(self.machine.lab)}", flags, *own, *lines])
+        text = "\n".join(
+            [f"FirstJobId={first_job(self.machine.lab)}", "PrologFlags=Contain", *own, *lines]
+        )
         gres = [f"Name=gpu File=/dev/nvidia{minor}" for minor in range(GPUS)]
         constrain = "yes" if self.kind.constrains else "no"
         cgroup = ["CgroupPlugin=cgroup/v2", f"ConstrainDevices={constrain}"]

@@ -25,7 +25,7 @@ from tests.labs.systemd.users_manager import (
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
-KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off", "RunInJob"))
+KINDS = (Kind("isolation", "cgroup"), Kind("constrain", "off"))
 SCOPE = "slurmstepd.scope"
 
 

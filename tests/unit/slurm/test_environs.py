@@ -13,7 +13,7 @@ from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import SlurmSteps
-from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, slurm_lock
+from tests.support.slurm_site import OTHER_UID, UID, Site, slurm_lock
 
 
 @pytest.mark.parametrize(
@@ -124,32 +124,3 @@ def test_a_set_user_id_program_under_the_name_of_a_step_daemon_is_none(
     assert steps.daemons(scan) == {}
     site.proc.add(701, "slurmd", uids=uids, exe="/usr/bin/sudo")
     assert not steps.is_slurmd_seen(ProcessScan(node.proc))
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("uids", "mode", "at_work"),
-    [
-        ((ROOT,) * 4, 0o755, 900),
-        ((ROOT,) * 4, 0o4755, 0),
-        ((ROOT, UID, ROOT, UID), 0o755, 0),
-    ],
-)
-def test_a_set_user_id_program_with_a_hooks_environment_is_no_hook(
-    site: Site, uids: tuple[int, ...], mode: int, at_work: int
-) -> None:
-    """Tried: `at` or sudo, left by its parents, with SLURM_SCRIPT_CONTEXT of another's dead job.
-
-    Stopped by: all four uids, and the mode of the program.
-    """
-    program = site.root / "program"
-    program.touch()
-    program.chmod(mode)
-    site.proc.add(900, "sh", ppid=1, uids=uids, exe=str(program))
-    site.started_with(900, **site.environ(SLURM_SCRIPT_CONTEXT="epilog_slurmd"))
-    node = site.node()
-    owner = slurm_lock().owner
-    assert owner is not None
-    steps = SlurmSteps(node.settings)
-    assert steps.find_running_hook(owner, ProcessScan(node.proc)) == at_work
-    assert os.geteuid() == ROOT

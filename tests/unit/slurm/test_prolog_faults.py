@@ -21,7 +21,7 @@ from gpulock.store.event_log import read_events
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at, faulty_settings, raising
-from tests.support.slurm_site import INVALID, NODE_BROKEN, RUN, SILENT, Site, row
+from tests.support.slurm_site import INVALID, NODE_BROKEN, OTHER_UID, RUN, SILENT, UID, Site, row
 from tests.support.trees import BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -364,3 +364,15 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
     faulty = faulty_settings(tmp_path)
     assert (epilog.main(environ, faulty), len(told)) == (0, 4 * lines)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("uid", "code"), [(UID, RUN), (OTHER_UID, NODE_BROKEN)])
+def test_a_prolog_that_runs_as_the_jobs_user_takes_no_node_out_of_service(
+    site: Site, monkeypatch: pytest.MonkeyPatch, uid: int, code: int
+) -> None:
+    """24.11's step daemon may start a hook while it has dropped its privileges."""
+    path = site.config(SIMULATION="")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert prolog.main(site.environ(), path) == code
+    assert (site.locks(), site.notes()) == ([], [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a Slurm job is on a node: step daemons, cgroups, processes left, hooks at work."""
+"""What of a Slurm job is on a node: step daemons, cgroups, processes left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gpulock.slurm import steps
 from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.owner import Owner
-from tests.support.faults import fail_at
 from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
 
 
@@ -50,13 +49,6 @@ def owned(site: Site, *pids: int, **changes: object) -> list[int]:
     """Return which of these processes are of job 12."""
     sight, scan = found(site)
     return [pid for pid in pids if sight.owns(pid, record_of(**changes), scan)]
-
-
-def at_work(site: Site, **changes: object) -> int:
-    sight, scan = found(site)
-    owner = slurm_lock(**changes).owner
-    assert owner is not None
-    return sight.find_running_hook(owner, scan)
 
 
 @pytest.mark.parametrize(
@@ -223,62 +215,6 @@ def test_a_hook_is_not_what_a_job_of_roots_left(site: Site) -> None:
     assert left(site, uid=ROOT) == ""
 
 
-@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
-def test_a_hook_of_the_job_on_this_node_is_at_work(site: Site, context: str) -> None:
-    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
-    assert at_work(site) == 900
-    assert at_work(site, job_id="13") == 0
-    assert at_work(site, job_id="1") == 0
-    assert at_work(site, slurmd="n2") == 0
-
-
-@pytest.mark.parametrize("context", ["prolog_task", "prolog_slurmctld", ""])
-def test_what_is_no_hook_of_slurmds_is_not_at_work(site: Site, context: str) -> None:
-    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
-    assert at_work(site) == 0
-
-
-def test_what_a_user_starts_like_a_hook_is_none(site: Site) -> None:
-    site.hook(900, UID)
-    assert at_work(site) == 0
-
-
-def under_user(site: Site, exe: str) -> None:
-    """Let a hook of the job be below root's process 800, which a user's shell started."""
-    root = (ROOT,) * 4
-    site.proc.add(700, "bash", uids=(UID,) * 4)
-    site.proc.add(800, "slurmd", ppid=700, uids=root, exe=exe)
-    site.proc.add(900, "slurm", ppid=800, uids=root)
-    site.started_with(900, **site.environ(SLURM_SCRIPT_CONTEXT="epilog_slurmd"))
-
-
-def test_what_a_user_starts_by_sudo_is_no_hook_whatever_its_name(site: Site) -> None:
-    under_user(site, "/usr/bin/sudo")
-    assert at_work(site) == 0
-
-
-@pytest.mark.parametrize("exe", ["/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm (deleted)"])
-def test_a_hook_of_a_slurmd_that_an_administrator_started_by_sudo_is_at_work(
-    site: Site, exe: str
-) -> None:
-    under_user(site, exe)
-    assert at_work(site) == 900
-
-
-def test_init_is_no_hook_and_nobody_is_where_an_environment_is_not_to_be_seen(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.process(900, "sh", uid=ROOT)
-    site.hook(1, ROOT)
-    sight, scan = found(site)
-    owner = slurm_lock().owner
-    assert owner is not None
-    assert (sight.find_running_hook(owner, scan), scan.blind) == (0, "")
-    fail_at(monkeypatch, "open", "/900/environ", PermissionError(13, "denied"))
-    sight, scan = found(site)
-    assert (sight.find_running_hook(owner, scan), "900" in scan.blind) == (0, True)
-
-
 @pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
 def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site, name: str) -> None:
     """Debian's has its program's name after `scontrol reconfigure`."""
@@ -347,14 +283,6 @@ def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site, hung: 
     assert "process 900 hangs" in find_job_processes(slurm_lock(), scan, sight.add_members).doubt
     other = slurm_lock(uid=OTHER_UID)
     assert find_job_processes(other, scan, sight.add_members).reason() == ""
-    assert (sight.find_running_hook(record_of(), scan), scan.blind) == (0, "")
-
-
-def test_one_of_roots_that_hangs_may_be_a_hook_at_work(site: Site, hung: Hung) -> None:
-    hung(900, ROOT)
-    sight, scan = found(site)
-    assert sight.find_running_hook(record_of(), scan) == 0
-    assert "process 900 hangs" in scan.blind
 
 
 def test_a_step_daemon_that_hangs_is_of_any_job(site: Site, hung: Hung) -> None:

@@ -83,15 +83,6 @@ def test_a_users_look_alike_keeps_no_job_alive_and_none_unknown(site: Site) -> N
     assert state(site, True) == DEAD
 
 
-@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd"])
-def test_a_job_lives_while_a_hook_is_at_work_for_it(site: Site, context: str) -> None:
-    site.fails(INVALID)
-    site.hook(900, SLURM_SCRIPT_CONTEXT=context)
-    assert state(site, True) == ALIVE
-    site.hook(900, SLURM_SCRIPT_CONTEXT=context, SLURMD_NODENAME="n2")
-    assert state(site, True) == DEAD
-
-
 def test_a_job_lives_while_a_process_of_it_is_there(site: Site) -> None:
     site.fails(INVALID)
     folder = site.cgroup(freezer(), 900)
@@ -190,7 +181,7 @@ def test_an_environment_that_cannot_be_read_makes_absence_unknown(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.fails(INVALID)
-    site.process(700, "sh", uid=ROOT)
+    site.process(700, "sh", uid=UID)
     fail_at(monkeypatch, "open", "/700/environ", PermissionError(13, "denied"))
     assert state(site, True) == UNKNOWN
 

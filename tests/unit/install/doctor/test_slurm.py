@@ -290,6 +290,7 @@ def nothing_listed(node: SlurmNode) -> None:
         (unanswered, "node", "node1 is IDLE*"),
         (nothing_listed, "gres.conf", "no job gets a GPU"),
         (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "leftover processes"),
+        (put("PrologFlags", "Contain,RunInJob"), "ProctrackType", "frees no GPU"),
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
         (drained, "node", "broken: no driver"),

@@ -12,11 +12,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import gpulock
-from gpulock.daemon.core.journal import SystemdNotifier, notifier_from_environ
+from gpulock.daemon.core.journal import notifier_from_environ
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -69,29 +69,19 @@ def exporter_parser() -> argparse.ArgumentParser:
     version = f"%(prog)s {gpulock.__version__}"
     found.add_argument("--version", action="version", version=version)
     found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
-    found.add_argument(
-        "--listen",
-        dest="exporter_listen",
-        action="append",
-        metavar="HOST:PORT",
-        help="in place of EXPORTER_LISTEN",
-    )
-    found.add_argument(
-        "--folder",
-        dest="exporter_dir",
-        type=os.path.abspath,
-        metavar="DIR",
-        help="in place of LOCK_DIR-exporter",
-    )
+    listen = "in place of EXPORTER_LISTEN"
+    found.add_argument("--listen", action="append", metavar="HOST:PORT", help=listen)
+    folder = "in place of LOCK_DIR-exporter"
+    found.add_argument("--folder", type=os.path.abspath, metavar="DIR", help=folder)
     return found
 
 
 def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> Settings:
     """Return the settings with the options that were given in place of their keys."""
-    for name in ("exporter_listen", "exporter_dir"):
-        value = getattr(options, name)
-        if value is not None:
-            setattr(settings, name, tuple(value) if isinstance(value, list) else value)
+    if options.listen:
+        settings.exporter_listen = tuple(options.listen)
+    if options.folder:
+        settings.exporter_dir = options.folder
     return settings
 
 
@@ -128,7 +118,7 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
     exporter.device_list.start()
     server.start()
-    systemd = take_notifier(os.environ, os.getpid())
+    systemd = notifier_from_environ(os.environ, os.getpid())
 
     def announce(answers: str) -> None:
         write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
@@ -163,17 +153,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         supervisor.close()
         exporter.device_list.stop()
     return 0 if serving else AT_FAULT
-
-
-def take_notifier(environ: MutableMapping[str, str], pid: int) -> SystemdNotifier:
-    """Return who started process `pid` and wants to hear of it.
-
-    The variables are removed, so that no child takes them for its own.
-    """
-    found = notifier_from_environ(environ, pid)
-    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
-        environ.pop(name, None)
-    return found
 
 
 def worker_command(settings: Settings) -> list[str]:

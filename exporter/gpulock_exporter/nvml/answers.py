@@ -116,7 +116,7 @@ class NvmlDevice:
         if error in ABSENT:
             self._absent[what] = look.now + RETRY
             return True
-        text = nvml_error_text(error)
+        text = str(pynvml.NVMLError(error))
         if error in LOST:
             raise GpuLostError(text)
         if error in STALE:
@@ -127,13 +127,3 @@ class NvmlDevice:
     def forget(self) -> None:
         """Ask for everything again: the device is not what it was."""
         self._absent.clear()
-
-
-def nvml_error_text(error: int) -> str:
-    """Return the driver's words for an error."""
-    return str(pynvml.NVMLError(error))
-
-
-def has_nvml_function(name: str) -> bool:
-    """Return whether the driver's library, which is loaded, has a function."""
-    return hasattr(pynvml.nvmlLib, name)

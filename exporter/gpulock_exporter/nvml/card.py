@@ -40,7 +40,9 @@ class NvmlCard(NvmlDevice):
         self.numa = read_numa_node(sys_root, self.name)
         self.coherent = self.query(look, "devices", is_numa_node, is_addressed_by_ats)
         self.links = read_nvlinks(self, look)
-        self.instances = NvmlMigDevices()
+        self.mig: bool | None = None  # None: the card cannot be split
+        self.instances: list[NvmlMigDevice] = []
+        self._places = 0  # of instances
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
         self.process_memory: int | None = None  # bytes of all that were listed last
@@ -66,22 +68,60 @@ class NvmlCard(NvmlDevice):
         """Begin a look, `records` being that of the card: list the MIG devices, and add theirs."""
         if not self.uuid:
             records[0].uuid = self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
-        if self.instances.look(self, look):
+        before, mode = self.mig, self.query(look, "mig", calls.nvmlDeviceGetMigMode)
+        if mode is not None:
+            self.mig = mode[0] == ENABLED
+        elif self.is_absent(look, calls.nvmlDeviceGetMigMode):
+            self.mig = None
+        if bool(before) != bool(self.mig):
             self.window.close()
             self.has_gpm = False
             self.forget()  # what there is in MIG mode, and out of it, is not the same
-        records[0].mig = self.instances.enabled
-        for instance in self.instances.all:
+            most = calls.nvmlDeviceGetMaxMigDeviceCount
+            self._places = (self.query(look, "mig", most) or 0) if self.mig else 0
+        self._list_instances(look)
+        records[0].mig = self.mig
+        for instance in self.instances:
             record = self.blank_record()
             record.uuid, record.name = instance.uuid, instance.model or self.model
             record.parent, record.links = self.name, None
             record.gi, record.ci, record.profile = instance.gi, instance.ci, instance.profile
             records.append(record)
 
+    def _list_instances(self, look: PollContext) -> None:
+        """List the MIG devices: compute instances of GPU instances; each can be granted.
+
+        They come and go while we look, and NVML reuses their handles (nvml.h,
+        nvmlDeviceGetMigDeviceHandleByIndex), so they are told apart by UUID. How busy one is can
+        only be told by GPM, and only where it has its GPU instance to itself.
+        """
+        known = {instance.uuid: instance for instance in self.instances}
+        self.instances = []
+        for place in range(self._places):
+            try:
+                handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, place)
+                uuid = calls.nvmlDeviceGetUUID(handle)
+                instance = known.pop(uuid, None) or NvmlMigDevice(handle, self, uuid)
+            except pynvml.NVMLError as fault:
+                if fault.value not in (NONE_HERE, NO_SUCH):
+                    self.refused(look, "mig", f"mig {place}", fault.value)
+                continue
+            except ValueError as fault:  # bytes that are no text
+                look.fail("mig", self.name, fault)
+                continue
+            instance.handle = handle
+            self.instances.append(instance)
+        for gone in known.values():
+            gone.window.close()
+        sharing = Counter(instance.gi for instance in self.instances)
+        for instance in self.instances:
+            instance.alone = sharing[instance.gi] == 1
+
     def close(self) -> None:
         """Give back all that the card holds."""
-        self.window.close()
-        self.instances.close()
+        for window in (self.window, *(one.window for one in self.instances)):
+            window.close()
+        self.instances = []
 
 
 class NvmlMigDevice(NvmlDevice):
@@ -97,66 +137,6 @@ class NvmlMigDevice(NvmlDevice):
             lambda sample: calls.nvmlGpmMigSampleGet(card.handle, self.gi, sample)
         )
         self.alone = True  # in its GPU instance
-
-
-class NvmlMigDevices:
-    """The MIG devices of one card: compute instances of GPU instances; each can be granted.
-
-    They come and go while we look, and NVML reuses their handles (nvml.h,
-    nvmlDeviceGetMigDeviceHandleByIndex), so they are listed at each look and told apart by UUID.
-    How busy one is can only be told by GPM, and only where it has its GPU instance to itself.
-    """
-
-    def __init__(self) -> None:
-        self.enabled: bool | None = None  # None: the card cannot be split
-        self.all: list[NvmlMigDevice] = []
-        self._places = 0
-
-    def look(self, card: NvmlDevice, look: PollContext) -> bool:
-        """List them; return whether the card has gone into or out of MIG mode."""
-        mode = card.query(look, "mig", calls.nvmlDeviceGetMigMode)
-        before = self.enabled
-        if mode is not None:
-            self.enabled = mode[0] == ENABLED
-        elif card.is_absent(look, calls.nvmlDeviceGetMigMode):
-            self.enabled = None
-        if self.enabled and not before:
-            self._places = card.query(look, "mig", calls.nvmlDeviceGetMaxMigDeviceCount) or 0
-        known = {instance.uuid: instance for instance in self.all}
-        self.all = self._list(card, look, known) if self.enabled else []
-        for gone in known.values():
-            gone.window.close()
-        sharing = Counter(instance.gi for instance in self.all)
-        for instance in self.all:
-            instance.alone = sharing[instance.gi] == 1
-        return bool(before) != bool(self.enabled)
-
-    def close(self) -> None:
-        """Give back what they hold."""
-        for instance in self.all:
-            instance.window.close()
-        self.all = []
-
-    def _list(
-        self, card: NvmlDevice, look: PollContext, known: dict[str, NvmlMigDevice]
-    ) -> list[NvmlMigDevice]:
-        """Return those there are, taking what is known out of `known`."""
-        found: list[NvmlMigDevice] = []
-        for place in range(self._places):
-            try:
-                handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
-                uuid = calls.nvmlDeviceGetUUID(handle)
-                instance = known.pop(uuid, None) or NvmlMigDevice(handle, card, uuid)
-            except pynvml.NVMLError as fault:
-                if fault.value not in (NONE_HERE, NO_SUCH):
-                    card.refused(look, "mig", f"mig {place}", fault.value)
-                continue
-            except ValueError as fault:  # bytes that are no text
-                look.fail("mig", card.name, fault)
-                continue
-            instance.handle = handle
-            found.append(instance)
-        return found
 
 
 def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:

@@ -34,7 +34,7 @@ MEMORY_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
     """How busy the card is now, and was since the last look."""
-    if card.instances.enabled:
+    if card.mig:
         return
     rates = card.query(look, "utilization", calls.nvmlDeviceGetUtilizationRates)
     if rates is not None:
@@ -73,7 +73,7 @@ def collect_memory(card: NvmlCard, records: Records, look: PollContext) -> None:
     A card whose memory is the host's (GB10) tells none: there what its processes use, by the last
     list.
     """
-    whose: list[NvmlDevice] = [card, *card.instances.all]
+    whose: list[NvmlDevice] = [card, *card.instances]
     for device, record in zip(whose, records):
         found = device.query(look, "memory", MEMORY_V2, calls.nvmlDeviceGetMemoryInfo)
         if found is not None and found.total:  # a card whose memory is the host's tells 0
@@ -123,9 +123,9 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
         card.has_gpm = is_gpm_supported(card, look)
     if not card.has_gpm:
         return
-    for instance, record in zip(card.instances.all, records[1:]):
+    for instance, record in zip(card.instances, records[1:]):
         _collect_instance_gpm(instance, record, look)
-    if card.instances.enabled:
+    if card.mig:
         return
     measured = card.window.step(look, card)
     if measured is not None:
@@ -164,7 +164,7 @@ def collect_slow_counters(card: NvmlCard, records: Records, look: PollContext) -
     if look.now >= card.slow.due:
         turn = SLOW / TURNS * (card.index % TURNS) if not card.slow.due else 0.0
         card.slow.due = look.now + SLOW - turn
-        windowed = card.has_gpm and not card.instances.enabled  # collect_gpm gives it there
+        windowed = card.has_gpm and not card.mig  # collect_gpm gives it there
         by_gpm = windowed and not card.is_absent(look, GpmWindow)
         card.slow.read(card, look, nvlink=card.links is not None, pcie=not by_gpm)
     vars(records[0]).update(card.slow.values)
@@ -176,9 +176,9 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
     """Who is on the card, or on each of its instances; only at looks that ask for it."""
     if not look.processes:
         return
-    if not card.instances.enabled:
+    if not card.mig:
         listed = records[0].processes = read_processes(card, look)
         known = listed is not None and all(one.memory is not None for one in listed)
         card.process_memory = sum(one.memory or 0 for one in listed or ()) if known else None
-    for instance, record in zip(card.instances.all, records[1:]):
+    for instance, record in zip(card.instances, records[1:]):
         record.processes = read_processes(instance, look)

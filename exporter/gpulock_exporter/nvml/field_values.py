@@ -18,13 +18,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import (
-    NARROW,
-    NOT_AVAILABLE,
-    VALUES,
-    NvmlDevice,
-    PollContext,
-)
+from gpulock_exporter.nvml.answers import NARROW, NOT_AVAILABLE, VALUES, NvmlDevice, PollContext
 from gpulock_exporter.nvml.fabric import FABRIC_CALLS
 from gpulock_exporter.nvml.named_calls import NAMED, call_nvml, calls
 
@@ -46,11 +40,6 @@ class NvmlField(NamedTuple):
     name: str
     key: str = ""
     read: Callable[[float], Any] = int
-
-
-def bytes_of_kib(number: float) -> int:
-    """Return KiB as bytes."""
-    return int(number) * KIB
 
 
 def field_table(
@@ -106,8 +95,8 @@ NVLINK_ERRORS = field_table(  # of all links together
 )
 NVLINK_STATES = tuple([NvmlField(165, n, "nvlink", "nvlink_active", str(n)) for n in range(18)])
 NVLINK = (
-    NvmlField(138, ALL_LINKS, "nvlink", "nvlink_transmit", read=bytes_of_kib),
-    NvmlField(139, ALL_LINKS, "nvlink", "nvlink_receive", read=bytes_of_kib),
+    NvmlField(138, ALL_LINKS, "nvlink", "nvlink_transmit", read=lambda kib: int(kib) * KIB),
+    NvmlField(139, ALL_LINKS, "nvlink", "nvlink_receive", read=lambda kib: int(kib) * KIB),
 )
 
 WORD = 1 << 32
@@ -145,10 +134,7 @@ class FieldList:
         return [(error, value_type, value) for _, _, value_type, error, value in entries]
 
 
-@lru_cache(LISTS_KEPT)
-def nvml_field_list(fields: tuple[tuple[int, int], ...]) -> FieldList:
-    """Return the list that asks for these fields; it is kept, and used by all cards in turn."""
-    return FieldList(fields)
+nvml_field_list = lru_cache(LISTS_KEPT)(FieldList)  # kept, and used by all cards in turn
 
 
 def read_fields(
@@ -215,7 +201,11 @@ class SlowCounters:
         values = read_fields(card, now, (*ALWAYS, *links, *(PCIE if pcie else ())))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
-        self.values = {**board_values(values), **_limits_and_link(card, now)}
+        self.values = board_values(values)
+        for name, (collector, way, unit) in BOARD_CALLS.items():
+            value = card.query(now, collector, way)
+            if value is not None and value not in NOT_AVAILABLE:
+                self.values[name] = value / unit if unit else value
         if ecc := _with_sram(card, now, self.values.get("ecc")):
             self.values["ecc"] = ecc
         if persistence in (0, 1):
@@ -253,16 +243,6 @@ def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
         if not {sent.name, received.name} <= found.keys():
             found.pop(sent.name, None)
             found.pop(received.name, None)
-    return found
-
-
-def _limits_and_link(card: NvmlDevice, look: PollContext) -> dict[str, Any]:
-    """Return the limits of power, the fan, and the PCIe link, by the names of a record."""
-    found: dict[str, Any] = {}
-    for name, (collector, way, unit) in BOARD_CALLS.items():
-        value = card.query(look, collector, way)
-        if value is not None and value not in NOT_AVAILABLE:
-            found[name] = value / unit if unit else value
     return found
 
 

@@ -15,12 +15,7 @@ from collections.abc import Callable, Iterable
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import (
-    NOT_AVAILABLE,
-    NvmlDevice,
-    PollContext,
-    has_nvml_function,
-)
+from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.named_calls import call_nvml
 from gpulock_exporter.telemetry import Process
 
@@ -70,8 +65,9 @@ def merge_process_lists(lists: Iterable[Iterable[Process]]) -> list[Process]:
 
 def third_layout() -> struct.Struct:
     """Return the entry of version 3 of the call, of the driver whose library is loaded."""
-    details = has_nvml_function("nvmlDeviceGetRunningProcessDetailList")
-    return WIDE if has_nvml_function("nvmlDeviceGetConfComputeMemSizeInfo") > details else SECOND
+    details = hasattr(pynvml.nvmlLib, "nvmlDeviceGetRunningProcessDetailList")
+    memory = hasattr(pynvml.nvmlLib, "nvmlDeviceGetConfComputeMemSizeInfo")
+    return WIDE if memory and not details else SECOND
 
 
 def first_layout() -> struct.Struct:
@@ -79,7 +75,7 @@ def first_layout() -> struct.Struct:
 
     Drivers with MIG but without version 2 of the call filled either of two layouts in.
     """
-    if has_nvml_function("nvmlDeviceGetMigMode"):
+    if hasattr(pynvml.nvmlLib, "nvmlDeviceGetMigMode"):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     return FIRST
 

@@ -16,13 +16,7 @@ import pynvml
 
 from gpulock.deadline import clock_boottime
 from gpulock_exporter.nvml import collect
-from gpulock_exporter.nvml.answers import (
-    LOST,
-    GpuLostError,
-    NvmlStaleError,
-    PollContext,
-    nvml_error_text,
-)
+from gpulock_exporter.nvml.answers import LOST, GpuLostError, NvmlStaleError, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, Records
 from gpulock_exporter.nvml.named_calls import NAMED, calls
 from gpulock_exporter.telemetry import Frame
@@ -140,7 +134,7 @@ class NvmlSource:
         try:
             self._cards[index] = NvmlCard(index, look, self._sys_root)
         except pynvml.NVMLError as fault:
-            self._missing[index] = nvml_error_text(fault.value)
+            self._missing[index] = str(fault)
             self._denied |= fault.value == pynvml.NVML_ERROR_NO_PERMISSION
         except (GpuLostError, NvmlStaleError, ValueError) as fault:
             self._missing[index] = str(fault)
@@ -183,7 +177,7 @@ class NvmlSource:
             if not card.uuid or calls.nvmlDeviceGetUUID(card.handle) == card.uuid:
                 return
         except pynvml.NVMLError as fault:
-            lost[card.index] = nvml_error_text(fault.value)
+            lost[card.index] = str(fault)
             self._stale |= fault.value not in LOST
             return
         except ValueError as fault:

@@ -62,11 +62,6 @@ def integrate_samples(samples: Sequence[Sample], seen: int, allowed: float) -> t
     return (NOTHING if len(samples) > MOST else BusyTime(busy, observed)), youngest
 
 
-def are_samples_sound(samples: Sequence[Sample]) -> bool:
-    """Return whether this can be what a driver has measured."""
-    return len(samples) <= MOST and all(0 <= percent <= WHOLE for _, percent in samples)
-
-
 class UtilizationSamples:
     """The samples of one device over its looks; times are CLOCK_BOOTTIME seconds.
 
@@ -96,7 +91,8 @@ class UtilizationSamples:
         """Take what the driver answered; return what it says of the time since the last look."""
         self._pass(now)
         if samples:
-            self.sound = are_samples_sound(samples)
+            sound = all(0 <= percent <= WHOLE for _, percent in samples)
+            self.sound = sound and len(samples) <= MOST
         if self._whole:  # where the buffer stands now; what is in it was before our time
             youngest = max((moment for moment, _ in samples), default=self._seen)
             found = NOTHING

@@ -106,10 +106,12 @@ class CollectorState:
             facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
             over = ledger.advance(held, None, now.boottime)
         fresh = self.last if self.is_fresh(now) else None
-        why = find_lost_cards(
-            self.lost, fresh, {card_bus_id(name) for name in self.devices}, driver_cards
-        )
-        self.lost = merge_lost_cards(self.lost, {**why, **(hung or {})}, now.boottime)
+        answering = {card_bus_id(name) for name in self.devices}
+        why = find_lost_cards(self.lost, fresh, answering, driver_cards) | dict(hung or {})
+        before = {bus: one.since for bus, one in self.lost.items()}
+        self.lost = {
+            bus: LostCard(before.get(bus, now.boottime), words) for bus, words in why.items()
+        }
         self.memory.sequence += 1
         return over
 
@@ -180,15 +182,6 @@ def find_lost_cards(
     absent = dict.fromkeys(driver_cards or () if frame.complete else (), NOT_LISTED)
     known = {bus: words for bus, words in {**absent, **why}.items() if bus not in answering}
     return {**known, **frame.lost}
-
-
-def merge_lost_cards(
-    before: Mapping[str, LostCard], told: Mapping[str, str], now: float
-) -> dict[str, LostCard]:
-    """Return the lost cards by bus id; one that was lost before keeps its time. Pure."""
-    return {
-        bus: LostCard(before[bus].since if bus in before else now, why) for bus, why in told.items()
-    }
 
 
 def classify_device_processes(

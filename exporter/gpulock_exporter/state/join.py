@@ -8,6 +8,7 @@ the driver that are older than a limit are left out; what the lock directory say
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,6 @@ from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import (
     NOT_LISTED,
-    DeviceProcesses,
     DeviceSnapshot,
     ExporterHealth,
     NodeSnapshot,
@@ -100,7 +100,7 @@ class SnapshotJoin:
         places = count_places_by_card(devices or (), self.settings.shares)
         for one in found:
             one.places = places.get(one.id)
-        found.sort(key=lambda one: (one.card is None, one.card or 0, one.id))
+        found.sort(key=device_sort_key)
         known_facts = None not in (self.facts.locks, self.facts.quarantined, devices)
         return make_uuids_unique(found), states.count_device_states(rows) if known_facts else None
 
@@ -166,11 +166,13 @@ class SnapshotJoin:
         found.card, found.instance = self._card_number(row, values), f"{dot}{part}"[1:]
         card = "" if found.card is None else str(found.card)
         found.gpu_label = f"{card}:{found.instance}" if found.instance else card
+        on = self.present.get(row.id) if self.fresh else None
+        if on and (on.foreign or not on.unseen):  # none to be seen is not none at all
+            found.foreign = len(on.foreign)
         if self.facts.locks is not None:
             found.state, found.lock = row.state or None, row.lock
             found.sharers = {o.id: o.owner for o in row.locks() if o.owner and SHARE in o.id}
             found.owner = None if found.sharers else record
-            on = self.present.get(row.id) if self.fresh else None
             memory: Mapping[str, int] = on.share_memory if on else {}
             found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
             idle = {name: self._idle_since(name, of) for name, of in found.sharers.items()}
@@ -186,13 +188,18 @@ class SnapshotJoin:
         }
         if row.state and self.facts.quarantined is not None:
             found.causes = find_quarantine_causes(row, self.facts.quarantined)
-        found.foreign = count_foreign(self.present.get(row.id)) if self.fresh else None
         if use is not None:
             found.mean = use.mean
         if counted:
             found.counters = counted.counts(self.since) if values else {}
             found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
         return found
+
+
+def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int], str]:
+    """Return what devices are told in order of: gi10 comes after gi2."""
+    numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
+    return seen.card is None, seen.card or 0, numbers, seen.id
 
 
 def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, ...]:
@@ -223,13 +230,6 @@ def name_missing_rows(
     return found + [
         states.DeviceState(name, None, None, row.state, row.reason) for row, name in given
     ]
-
-
-def count_foreign(present: DeviceProcesses | None) -> int | None:
-    """Return how many foreign processes are on a device; none to be seen is not none at all."""
-    if present is None or (present.unseen and not present.foreign):
-        return None
-    return len(present.foreign)
 
 
 def find_quarantine_causes(row: states.DeviceState, out: Mapping[str, str]) -> tuple[str, ...]:

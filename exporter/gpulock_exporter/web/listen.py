@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from collections.abc import MutableMapping, Sequence
-from contextlib import ExitStack
 
 _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it (somaxconn)
 _HIGHEST_PORT = 65535
@@ -39,12 +38,10 @@ class Listening:
         whole = {port for host, port in parsed.values() if not host}
         # a port of every address has that of each; those of one family come before their addresses
         rest = [one for one, (host, port) in parsed.items() if not host or port not in whole]
-        self._waiting = sorted(rest, key=lambda one: (parsed[one][0] not in EVERY_HOST, one))
-        if self._handed:
-            self._waiting = []
+        rest.sort(key=lambda one: (parsed[one][0] not in EVERY_HOST, one))
+        self._waiting = {} if self._handed else dict.fromkeys(rest, "")  # why it has none
         self._open: list[socket.socket] = []
         self._served: list[str] = []
-        self._taken: list[str] = []
         self._is_begun = False
         if not (self._handed or self._waiting):
             raise ListenError("EXPORTER_LISTEN is empty and systemd handed no socket over: set it")
@@ -56,16 +53,15 @@ class Listening:
         one later, it serves the others.
         """
         found, self._handed = self._handed, []
-        waiting, self._waiting, self._taken = self._waiting, [], []
-        for address in waiting:
+        for address in list(self._waiting):
             try:
                 new = listen_on_address(address, self._open)
             except ListenError as fault:
                 if not (self._is_begun or isinstance(fault, AddressTakenError)):
                     raise
-                self._waiting.append(address)
-                self._taken.append(str(fault))
+                self._waiting[address] = str(fault)
                 continue
+            del self._waiting[address]
             self._served.append(address)
             self._open += new
             found += new
@@ -74,13 +70,12 @@ class Listening:
 
     def words(self, again: float) -> str:
         """Return where it answers, for people; it tries again each so many seconds."""
-        if not (self._served or self._taken):
+        if not (self._served or self._waiting):
             return "answers on systemd's sockets"
-        said = f"answers on {' '.join(self._served)}"
-        if not self._taken:
-            return said
-        said = said if self._served else "samples, and answers nobody yet"
-        return f"{said}: {'; '.join(self._taken)}; it tries again every {again:g} s"
+        on = f"answers on {' '.join(self._served)}"
+        said = on if self._served else "samples, and answers nobody yet"
+        faults = "; ".join(self._waiting.values())
+        return f"{said}: {faults}; it tries again every {again:g} s" if faults else said
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
@@ -104,30 +99,29 @@ def listen_on_address(address: str, mine: Sequence[socket.socket] = ()) -> list[
     For no host it is one for IPv6 and IPv4 together. Of several addresses those of IPv6 may lack.
     """
     host, port = parse_listen_address(address)
-    with ExitStack() as opened:
-        try:
-            if not host:
-                return [_listen_everywhere(port)]
-            # A name may have both kinds of addresses, and the same one twice.
-            told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            addresses = sorted({(one[0], one[4]) for one in told}, key=str)
-            found: list[socket.socket] = []
-            for family, where in addresses:
-                if any(_covers(one, family, where) for one in (*mine, *found)):
-                    continue
-                try:
-                    one = socket.create_server(where, family=family, backlog=_BACKLOG)
-                    found.append(opened.enter_context(one))
-                except OSError as error:
-                    is_lacking = family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6
-                    if not (is_lacking and socket.AF_INET in dict(addresses)):
-                        raise
-        except (socket.gaierror, UnicodeError) as error:
-            raise ListenError(f"cannot listen on {address}: {error}") from error
-        except OSError as error:
-            kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
-            raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
-        opened.pop_all()
+    found: list[socket.socket] = []
+    try:
+        if not host:
+            return [_listen_everywhere(port)]
+        # A name may have both kinds of addresses, and the same one twice.
+        told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = sorted({(one[0], one[4]) for one in told}, key=str)
+        for family, where in addresses:
+            if any(_covers(one, family, where) for one in (*mine, *found)):
+                continue
+            try:
+                found.append(socket.create_server(where, family=family, backlog=_BACKLOG))
+            except OSError as error:
+                is_lacking = family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6
+                if not (is_lacking and socket.AF_INET in dict(addresses)):
+                    raise
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    except OSError as error:
+        for one in found:
+            one.close()
+        kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
+        raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     return found
 
 

@@ -8,7 +8,6 @@ Every text in it is escaped. What is not known is left out or a dash, never a ze
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -72,7 +71,7 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
     unread = snapshot.health.collectors.get("locks", "")
     shown = [
         seen
-        for seen in sorted(snapshot.devices, key=device_sort_key)
+        for seen in snapshot.devices
         # of a card in MIG mode only the instances are granted
         if seen.state is not None or (unread and not (seen.mig and not seen.instance))
     ]
@@ -109,12 +108,6 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
             f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
-
-
-def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int]]:
-    """Return what devices are shown in order of: gi10 comes after gi2."""
-    numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
-    return seen.card is None, seen.card or 0, numbers
 
 
 def device_state(seen: DeviceSnapshot) -> str:

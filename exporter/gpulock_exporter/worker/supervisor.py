@@ -200,7 +200,8 @@ class Supervisor:
             if code == 0:
                 card.is_out = False
                 if self.worker is not None and not self.worker.killed:
-                    self._end(self.worker, "")  # the next one asks that card
+                    self.fault = ""
+                    self.worker.kill(now)  # the next one asks that card
             elif code is not None and (crash or not trial.killed):  # a driver that refuses, too
                 card.leave_out(now, trial.call(), crash or card.crash)
 
@@ -210,10 +211,6 @@ class Supervisor:
             self._trial = WorkerChild([*self._argv, *words], self._env, now, index)
         except OSError:
             self.cards[index].leave_out(now, None, self.cards[index].crash)
-
-    def _end(self, worker: WorkerChild, fault: str) -> None:
-        self.fault = fault
-        worker.kill(self._clock())
 
     def _receive(self, seconds: float) -> list[Frame]:
         """Wait for output; return every whole frame, oldest first. Garbage ends the worker."""
@@ -228,7 +225,8 @@ class Supervisor:
         try:
             frames = worker.receive(self._clock())
         except FrameError as fault:
-            self._end(worker, str(fault))
+            self.fault = str(fault)
+            worker.kill(self._clock())
             return []
         if frames:
             self.fault = ""

@@ -15,7 +15,6 @@ import pytest
 from gpulock_exporter.app.program import (
     apply_exporter_options,
     exporter_parser,
-    take_notifier,
     worker_command,
 )
 
@@ -148,13 +147,6 @@ def test_a_service_manager_hears_when_it_answers_and_that_it_lives(
             assert exporter.get("/-/healthy").status == 200, "at once"
             for _ in range(3):
                 assert listener.recv(4096) == b"WATCHDOG=1"
-
-
-def test_what_it_wants_to_hear_is_in_the_environment_and_meant_for_no_child() -> None:
-    given = {"NOTIFY_SOCKET": "@abc", "WATCHDOG_USEC": "90000000", "WATCHDOG_PID": "7", "A": "b"}
-    assert take_notifier(dict(given), 8).watchdog == 0.0
-    assert take_notifier(given, 7).watchdog == 90.0
-    assert given == {"A": "b"}
 
 
 @pytest.mark.parametrize(

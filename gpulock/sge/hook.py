@@ -30,8 +30,6 @@ class SgeHookCall:
     in syslog.
     """
 
-    __slots__ = ("array_task", "job", "limited", "shepherd", "site", "task", "tried", "who")
-
     def __init__(self, argv: list[str], environ: "Mapping[str, str]") -> None:
         given = argv[1] if len(argv) > 1 else ""
         self.shepherd = int(given) if given.isascii() and given.isdigit() else os.getppid()

@@ -63,8 +63,6 @@ def read_jsv_settings(config: str) -> Settings:
 class JsvInput:
     """Read lines as they come; bytes that are no UTF-8 survive as surrogates."""
 
-    __slots__ = ("_fd", "_lines", "_parts", "_poll")
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lines: list[bytes] = []  # whole ones, the next at the end

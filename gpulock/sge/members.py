@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class SgeMembers:
     """Add the processes of a Grid Engine job."""
 
-    __slots__ = ("_groups", "_node", "_scan")
-
     def __init__(self, node: Node) -> None:
         self._node = node
         self._scan: "ProcessScan | None" = None

@@ -47,8 +47,6 @@ class SiteHook:
     Raises Refusal where the job's files cannot be read or are forged.
     """
 
-    __slots__ = ("command", "limits", "user", "variables")
-
     def __init__(self, call: hook.SgeHookCall, environ: "Mapping[str, str]") -> None:
         owner, command, *arguments = call.site
         user, at, program = command.partition("@")

@@ -49,8 +49,6 @@ class Spool:
     `array_task` is empty. Raises Refusal where `config` cannot be read, lacks the job or is forged.
     """
 
-    __slots__ = ("array_task", "config", "fd", "job", "path", "pid", "start", "task", "uid")
-
     def __init__(self, pid: int, start: int, fd: int, path: str, uid: int) -> None:
         self.pid = pid
         self.start = start

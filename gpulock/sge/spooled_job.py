@@ -39,7 +39,7 @@ CE_NAME, CE_DOUBLEVAL, CE_CONSUMABLE = 0, 4, 6
 JRS_REQUESTS, JAT_GRANTED = 1, 8
 GRU_NAME, GRU_AMOUNT, GRU_IDS = 1, 2, 3  # and GRU_host, the last
 RESL_VALUE = 0
-RESL_AMOUNT = {"SU": 1, "SUUULL": 3}
+RESL_AMOUNT = {2: 1, 6: 3}  # by the number of fields
 MOST_FIELDS = 200  # the largest list type has 96
 OTHER_VERSION = "another version of Grid Engine wrote it"
 
@@ -47,6 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Granted = tuple[str, float, list[tuple[str, int]], str]
     Rows = list[list[object]]
+    Table = tuple[str, Rows]
 
 
 class LayoutError(ValueError):
@@ -60,8 +61,6 @@ class SgeJob:
     None in 8.1.9, which writes none of it.
     """
 
-    __slots__ = ("granted", "number", "owner", "requests", "uid")
-
     def __init__(
         self, number: int, owner: str, uid: int, requests: list[tuple[str, float, int]]
     ) -> None:
@@ -72,20 +71,8 @@ class SgeJob:
         self.granted: "list[Granted] | None" = None
 
 
-class CullTable:
-    """A list that was read: the types of its fields as letters, and a row for each element."""
-
-    __slots__ = ("rows", "types")
-
-    def __init__(self, types: str, rows: "Rows") -> None:
-        self.types = types
-        self.rows = rows
-
-
 class CullReader:
     """Read packed values one after the other."""
-
-    __slots__ = ("_data", "_packing", "at")
 
     def __init__(self, data: bytes, packing: int) -> None:
         self._data = data
@@ -159,8 +146,8 @@ class CullReader:
         self.at += (bits + 7) // 8
         return bits
 
-    def table(self) -> "CullTable | None":
-        """Read a list, None for none."""
+    def table(self) -> "Table | None":
+        """Read a list as types of fields in letters and a row for each element; None for none."""
         if not self.number():
             return None
         left = -1 if self._packing == MARKED else self.number()
@@ -172,7 +159,7 @@ class CullReader:
         while self.number() if self._packing == MARKED else left:
             left -= 1
             rows.append(self.element(kinds, own=False))
-        return CullTable("".join([TYPES.get(kind, "?") for kind in kinds]), rows)
+        return "".join([TYPES.get(kind, "?") for kind in kinds]), rows
 
 
 def parse_spooled_job(data: bytes) -> SgeJob:
@@ -224,10 +211,12 @@ def table_rows(value: object, *types: str) -> "Rows":
     """Return the rows of a list, none where there is none; raise LayoutError for other fields."""
     if value is None:
         return []
-    assert isinstance(value, CullTable)
-    if not (value.types in types or (types == (TASKS,) and value.types.startswith(TASKS))):
-        raise LayoutError(f"a list of fields {value.types}")
-    return value.rows
+    assert isinstance(value, tuple)
+    table: Table = value
+    written, rows = table
+    if not (written in types or (types == (TASKS,) and written.startswith(TASKS))):
+        raise LayoutError(f"a list of fields {written}")
+    return rows
 
 
 def list_requests(value: object) -> list[tuple[str, float, int]]:
@@ -249,8 +238,7 @@ def granted_resource(row: list[object]) -> "Granted":
     assert isinstance(name, bytes) and isinstance(amount, float) and isinstance(host, bytes)
     ids: list[tuple[str, int]] = []
     for one in table_rows(table, *IDS):
-        assert isinstance(table, CullTable)
-        value, times = one[RESL_VALUE], one[RESL_AMOUNT[table.types]]
+        value, times = one[RESL_VALUE], one[RESL_AMOUNT[len(one)]]
         assert isinstance(value, bytes) and isinstance(times, int)
         ids.append((decode_cull_text(value), times))
     return decode_cull_text(name), amount, ids, decode_cull_text(host)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class SgeJobRule:
     """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
 
-    __slots__ = ("_scan", "_sight", "_simulated")
-
     def __init__(self, node: Node) -> None:
         self._simulated = bool(node.settings.simulation)
         self._scan: "ProcessScan | None" = None

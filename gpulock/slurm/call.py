@@ -26,24 +26,6 @@ class SlurmHookCall:
     has a part of a GPU by gres/mps.
     """
 
-    __slots__ = (
-        "batch",
-        "cluster",
-        "conf",
-        "gpus",
-        "job",
-        "leader",
-        "mps",
-        "nodes",
-        "partition",
-        "restart",
-        "sluid",
-        "slurmd",
-        "uid",
-        "user",
-        "who",
-    )
-
     def __init__(self, environ: "Mapping[str, str]") -> None:
         """Take what slurmd says; raise Refusal(UNKNOWN) where it is not all there."""
         self.job = str(read_slurm_env_number(environ, "SLURM_JOB_ID"))

@@ -23,7 +23,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
@@ -41,7 +41,8 @@ def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseR
     begun = run.begun
     if not node.settings.simulation:
         begun = epilog_launch_time(node.proc, os.getpgrp())
-    ours = SlurmJobMatcher(node, call, begun)
+    tokens: set[str] = set()
+    ours = match_slurm_job(node, call, begun, tokens)
 
     def free() -> str:
         from gpulock.isolation import job
@@ -51,7 +52,7 @@ def release_slurm_job(node: Node, call: SlurmHookCall, run: HookRun) -> ReleaseR
     try:
         return release_job(node, run, call.who, ours, lambda: make_slurm_epilog_judge(node), free)
     finally:
-        remove_own_note(node, call, ours.tokens)
+        remove_own_note(node, call, tokens)
 
 
 def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
@@ -93,29 +94,23 @@ def epilog_launch_time(proc: Proc, group: int) -> float:
         return 0.0
 
 
-class SlurmJobMatcher:
-    """Answer whether a record is this job's: its id, its user, this run or an earlier one.
+def match_slurm_job(
+    node: Node, call: SlurmHookCall, begun: float, tokens: set[str]
+) -> "Callable[[Owner], bool]":
+    """Return what tells a record of this job: its id, its user, this run or an earlier one.
 
     The restart count of a requeued run's Epilog is the next run's already (docs/facts/slurm.md), so
     an Epilog that a killed slurmd left behind is recognised by the time: what was claimed after
-    it began is a later run's. `tokens` are the claims that were found to be ours.
+    it began is a later run's. `tokens` get the claims that were found to be ours.
     """
+    key = call.make_owner(node).key()
 
-    __slots__ = ("_begun", "_call", "_key", "tokens")
-
-    def __init__(self, node: Node, call: SlurmHookCall, begun: float) -> None:
-        self._key = call.make_owner(node).key()
-        self._call = call
-        self._begun = (node.boot_id, begun)
-        self.tokens: set[str] = set()
-
-    def __call__(self, record: Owner) -> bool:
-        if record.key() != self._key or record.uid != self._call.uid:
+    def is_ours(record: Owner) -> bool:
+        if record.key() != key or record.uid != call.uid or record.restart > call.restart:
             return False
-        boot_id, begun = self._begun
-        if record.boot_id == boot_id and record.claimed_boottime > begun:
+        if record.boot_id == node.boot_id and record.claimed_boottime > begun:
             return False
-        if record.restart > self._call.restart:
-            return False
-        self.tokens.add(record.token)
+        tokens.add(record.token)
         return True
+
+    return is_ours

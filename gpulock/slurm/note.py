@@ -21,19 +21,6 @@ PATIENCE = 1.0  # seconds at the gate, for a note that matters to no lock
 class TaskNote:
     """What stands in one file: a grant, nothing asked for, or a refusal with its exit code."""
 
-    __slots__ = (
-        "binds",
-        "code",
-        "devices",
-        "job",
-        "positions",
-        "refused",
-        "restart",
-        "slurmd",
-        "token",
-        "uid",
-    )
-
     def __init__(self, slurmd: str, job: str, uid: int, restart: int) -> None:
         self.slurmd = slurmd
         self.job = job
@@ -49,20 +36,17 @@ class TaskNote:
     def encode(self) -> str:
         """Return the text; raise kv.MalformedError for a control character."""
         pairs = [
-            ("slurmd", self.slurmd),
-            ("job", self.job),
-            ("uid", str(self.uid)),
-            ("restart", str(self.restart)),
-            ("token", self.token),
+            *[
+                (key, str(getattr(self, key)))
+                for key in ("slurmd", "job", "uid", "restart", "token")
+            ],
             ("devices", ",".join([d.id for d in self.devices])),
             ("indexes", ",".join([str(d.index) for d in self.devices])),
             ("uuids", ",".join([d.uuid for d in self.devices])),
             ("places", str(self.devices[0].places if self.devices else 0)),
             ("memory", str(self.devices[0].memory_mib if self.devices else 0)),
             ("positions", ",".join(self.positions)),
-            ("binds", self.binds),
-            ("refused", self.refused),
-            ("code", str(self.code)),
+            *[(key, str(getattr(self, key))) for key in ("binds", "refused", "code")],
         ]
         return LINE + "\n" + kv.encode_pairs(pairs)
 

@@ -55,8 +55,6 @@ class SlurmctldSilentError(Refusal):
 class SlurmctldClient:
     """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named."""
 
-    __slots__ = ("_answers", "_deadline", "_env", "_settings", "_silent")
-
     def __init__(self, settings: Settings, conf: str = "") -> None:
         self._settings = settings
         self._answers: "dict[str, dict[str, str] | None]" = {}

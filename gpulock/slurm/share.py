@@ -27,8 +27,6 @@ class Task:
     be the user's own. `on_node` is how many GPUs Slurm gave it here, 0 where it does not say.
     """
 
-    __slots__ = ("is_step", "mask", "on_node", "positions")
-
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
         self.is_step = is_slurm_number(step)
         self.mask = environ.get(MASK)

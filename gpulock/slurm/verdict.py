@@ -35,8 +35,6 @@ def hook_verdict(lock: Lock, *_: object) -> Verdict:
 class SlurmJobRule:
     """Judge for a reconcile."""
 
-    __slots__ = ("_control", "_steps")
-
     def __init__(self, steps: SlurmSteps, control: "SlurmctldClient") -> None:
         self._steps = steps
         self._control = control

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop
-from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore, ReconcileSchedule
 from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.daemon.serve_policy import ServePolicy

@@ -11,20 +11,56 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpulock.alloc.reaper import FREED, ORPHANS
-from gpulock.daemon.core.controller import BackoffControl, ControllerSilence
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception, run_each
 from gpulock.daemon.reconcile import report_messages
-from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.schedule import Chore
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
+from gpulock.slurm.scontrol import SlurmctldClient, SlurmctldSilentError
 from gpulock.store.verdicts import UNKNOWN
 
+AGAIN = 60.0  # seconds between two questions to a slurmctld that is silent
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
+
+
+class ControllerSilence:
+    """Not `until` then is slurmctld asked (CLOCK_BOOTTIME); kept between rounds.
+
+    A question is asked with the gate held, and a slurmctld that does not answer takes five seconds
+    of every hook that waits there. Meanwhile what it would decide is unknown, and held.
+    """
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+
+class BackoffControl(SlurmctldClient):
+    """slurmctld, of whom nothing is asked while it is silent."""
+
+    __slots__ = ("_silence",)
+
+    def __init__(self, settings: Settings, silence: ControllerSilence) -> None:
+        super().__init__(settings)
+        self._silence = silence
+
+    def job(self, job: str) -> dict[str, str] | None:
+        """Return what slurmctld knows of one job, None for an invalid id; raise Refusal.
+
+        An odd answer about one job is no silence.
+        """
+        if clock_boottime() < self._silence.until:
+            raise SlurmctldSilentError("slurmctld did not answer a while ago")
+        try:
+            return super().job(job)
+        except Refusal as fault:
+            if not (isinstance(fault, SlurmctldSilentError) and fault.heard):
+                self._silence.until = clock_boottime() + AGAIN
+            raise
 
 
 class Rounds:

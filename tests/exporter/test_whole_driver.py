@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings

@@ -15,8 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpulock.daemon.mps.folder import write_server_note
-from gpulock.daemon.mps.unit import MpsPrograms
+from gpulock.daemon.mps.unit import MpsPrograms, write_server_note
 from gpulock.job.mps import mps_folder
 from gpulock.node.context import Node
 

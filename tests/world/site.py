@@ -14,7 +14,7 @@ from pathlib import Path
 from gpulock.alloc.claim import Grant
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.history.writer import HistoryWriter
-from gpulock.daemon.reconcile.driver import DaemonNode
+from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.errors import Refusal
 from gpulock.node.context import Node

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What speaks against a device: by the kernel's log, the exporter's sample, the driver. Pure.
 
+A check that cries wolf is worse than none (docs/facts/nvml.md, what degrades). A width or a number
+of links is compared with what the card had in this boot, or its neighbours have: many slots are
+narrow.
+
 A finding is an event (an XID, an ECC error), whose mark is how many there were in this boot, or a
 state (a recovery action, a card that is gone), whose mark says what. The policy remembers the mark
 on which it acted: the same is then no news, also after an administrator's `restore`.
@@ -31,6 +35,9 @@ UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
 STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, MEMORY, HEALTH)  # of no event
+MEMORY_CHECK: Final = "memory"
+MIB: Final = 1 << 20
+LEFTOVER_MIB: Final = 256  # that the driver may keep on a free card
 LONGEST_REASON: Final = 100  # characters of the exporter's words
 
 
@@ -111,6 +118,36 @@ def read_lost_cards(found: sample.Sample, devices: Collection[Device]) -> dict[s
     """Return why each card of this node does not answer, by bus id, of those the driver lists."""
     here = {device.bus for device in devices if not device.fault}
     return {bus: one_line(why) for bus, (_, why) in sorted(found.lost.items()) if bus in here}
+
+
+def check_links(
+    seen: sample.DeviceSample, others: Collection[sample.DeviceSample], most: tuple[int, int]
+) -> dict[str, str]:
+    """Return each check of PCIe and NVLink that could be made, with why it failed, or nothing.
+
+    `others` are the samples of the other cards, `most` the lanes and NVLinks that it had.
+    """
+    found: dict[str, str] = {}
+    if seen.pcie_width is not None:
+        best = seen.pcie_width_max or 0
+        equal = [one for one in others if one.pcie_width_max == best and one.pcie_width == best]
+        found["pcie_width"] = ""
+        if seen.pcie_width < most[0]:
+            found["pcie_width"] = f"x{seen.pcie_width} on PCIe, and x{most[0]} before in this boot"
+        elif seen.pcie_width < best and equal:
+            found["pcie_width"] = f"x{seen.pcie_width} on PCIe, and its neighbours have x{best}"
+    if seen.nvlink_active is not None:
+        down = f"{seen.nvlink_active} NVLinks are up, and {most[1]} were in this boot"
+        found["nvlink_links"] = down if seen.nvlink_active < most[1] else ""
+    return found
+
+
+def check_memory(seen: sample.DeviceSample) -> dict[str, str]:
+    """Return the check of a free card's memory; of a coherent one the kernel keeps pages there."""
+    if seen.memory_used is None or seen.coherent:
+        return {}
+    used = seen.memory_used // MIB
+    return {MEMORY_CHECK: f"{used} MiB are in use without a process" * (used > LEFTOVER_MIB)}
 
 
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:

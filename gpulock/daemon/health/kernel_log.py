@@ -59,7 +59,7 @@ class KernelLog:
     """The log, kept open between two looks."""
 
     def __init__(self) -> None:
-        self._fd, self._path = -1, ""
+        self._fd = -1
         self._sequence = -1  # of the counts that the last look left
 
     def read(self, dev_root: str, counts: XidCounts) -> bool:
@@ -67,11 +67,11 @@ class KernelLog:
 
         Raises OSError where the log cannot be read.
         """
-        path, overwritten = f"{dev_root}/{NAME}", False
-        if self._fd < 0 or (self._path, self._sequence) != (path, counts.sequence):
+        overwritten = False
+        if self._fd < 0 or self._sequence != counts.sequence:
             self.close()  # what was counted of it is lost, or was never kept
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._path = path
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(f"{dev_root}/{NAME}", flags)
         suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
         try:
             for _ in range(MOST_RECORDS):

@@ -20,7 +20,6 @@ from typing import Final, Generic, TypeVar
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.card_checks import MEMORY_CHECK, check_links, check_memory
 from gpulock.daemon.health.cards import (
     COMMAND,
     GATE_SECONDS,
@@ -143,11 +142,11 @@ class HealthPolicy(Chore):
         """Check every card of which a fresh sample tells, and keep what failed."""
         cards, commanded = look.cards, bool(look.node.settings.health_command)
         memory = {
-            name: check_memory(seen)
+            name: findings.check_memory(seen)
             for name, seen in look.fresh.items()
             if seen.processes == 0 and look.is_free(name)
         }
-        used = [name for name, check in memory.items() if check.get(MEMORY_CHECK)]
+        used = [name for name, check in memory.items() if check.get(findings.MEMORY_CHECK)]
         for name, seconds in self._memory_use.follow(used, look.now).items():
             if seconds < MEMORY_SECONDS:
                 del memory[name]
@@ -158,7 +157,7 @@ class HealthPolicy(Chore):
             others = [one for other, one in look.fresh.items() if other != name]
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
             state.found = {
-                **check_links(seen, others, state.most),
+                **findings.check_links(seen, others, state.most),
                 **memory.get(name, {}),
                 **kept,
             }

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.card_checks import MEMORY_CHECK
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, MEMORY, HealthFinding
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
@@ -81,7 +80,7 @@ class HealthSnapshot:
     def memory(self, name: str) -> str | None:
         """Return why the check of a device's memory fails, None where it cannot be made now."""
         state = self.cards.states.get(name)
-        return state.found.get(MEMORY_CHECK) if state and name in self.fresh else None
+        return state.found.get(findings.MEMORY_CHECK) if state and name in self.fresh else None
 
     def is_in_use(self, name: str) -> bool:
         """Return whether a process, as root sees it now, has a device open, or may have."""

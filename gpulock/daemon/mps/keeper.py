@@ -16,13 +16,15 @@ from typing import Final, TypeVar
 from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
-from gpulock.daemon.mps.folder import (
+from gpulock.daemon.mps.unit import (
+    MANAGER_SECONDS,
     MpsError,
+    MpsPrograms,
+    MpsUnit,
     list_card_folders,
     make_card_folder,
     remove_card_folder,
 )
-from gpulock.daemon.mps.unit import MANAGER_SECONDS, MpsPrograms, MpsUnit
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline, clock_boottime

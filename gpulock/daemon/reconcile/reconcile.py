@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_device, reap_locks
+from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
+from gpulock.node import devices as driver_devices
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
+from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.steps import EXTERN
 from gpulock.store import atomic, boot, event_log, events, quarantine, verdicts
@@ -23,12 +26,45 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.repair import repair_locks
 
+SILENT = "the NVIDIA driver does not answer"
+SECONDS = 5.0  # a healthy driver answers in 30 us a card
+
 
 class DriverCard(NamedTuple):
     """What the driver itself shows of one card; `uuid` is empty where it does not tell."""
 
     minor: int
     uuid: str
+
+
+class DaemonNode(Node):
+    """The node as gpulockd sees it, which must go on whatever the driver does.
+
+    A read below /proc/driver/nvidia waits for the driver's own locks, and no signal ends it. One
+    thread asks at a time: as long as one does not come back, nobody asks again.
+    """
+
+    __slots__ = ("caller", "cards")
+
+    def __init__(self, settings: Settings, name: str = "", patience: float = SECONDS) -> None:
+        super().__init__(settings, name)
+        self.caller = PatientCaller[list[Device]](patience)
+        self.cards: dict[str, DriverCard] = {}  # by bus id, as the driver showed them last
+
+    def ask_driver(self) -> list[Device]:
+        """Return what the driver shows, which may take for ever; raise Refusal."""
+        settings = self.settings
+        return driver_devices.read_devices(settings.driver_root, settings.sys_root)
+
+    def devices(self, cards: list[Device] | None = None) -> list[Device]:
+        """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
+        self.cards = {}
+        try:
+            found = self.caller.ask(self.ask_driver)
+        except NoAnswerError:
+            raise Refusal(UNKNOWN, SILENT, "look at dmesg") from None
+        self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
+        return super().devices(found)
 
 
 @dataclass

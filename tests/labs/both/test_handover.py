@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from gpulock.daemon.health.card_checks import MIB
+from gpulock.daemon.health.findings import MIB
 from gpulock.node.sample import Sample
 from tests.labs.both.site import Site
 from tests.labs.common.exporter_node import exporter

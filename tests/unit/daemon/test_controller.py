@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.controller import AGAIN, BackoffControl, ControllerSilence
-from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.rounds import Rounds
+from gpulock.daemon.reconcile.reconcile import DaemonNode
+from gpulock.daemon.rounds import AGAIN, BackoffControl, ControllerSilence, Rounds
 from gpulock.errors import Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm import scontrol

@@ -19,7 +19,7 @@ from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
 from gpulock.daemon.history.pending import read_owed_copy
-from gpulock.daemon.mps.folder import read_control_log
+from gpulock.daemon.mps.unit import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.isolation.tree import parse_cgroup_path

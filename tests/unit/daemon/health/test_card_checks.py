@@ -9,7 +9,7 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.health.card_checks import (
+from gpulock.daemon.health.findings import (
     MIB,
     check_links,
     check_memory,

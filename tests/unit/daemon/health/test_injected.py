@@ -18,9 +18,9 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health import checker, recovery
-from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.checker import AGAIN, CardChecker
+from gpulock.daemon.health.findings import MIB
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device

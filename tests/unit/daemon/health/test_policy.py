@@ -11,8 +11,8 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health import policy
-from gpulock.daemon.health.card_checks import MIB
 from gpulock.daemon.health.cards import COMMAND
+from gpulock.daemon.health.findings import MIB
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import Refusal
 from gpulock.store import quarantine
@@ -491,7 +491,7 @@ def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
     "parts",
     [
         ("KernelLog.read",),
-        ("check_links",),
+        ("findings.check_links",),
         ("HealthPolicy._name_suspects",),
         ("KernelLog.read", "HealthPolicy._name_suspects"),
     ],

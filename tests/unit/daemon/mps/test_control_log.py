@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.mps.folder import read_control_log
+from gpulock.daemon.mps.unit import read_control_log
 from gpulock.job.mps import LOGS
 
 

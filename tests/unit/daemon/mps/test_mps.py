@@ -20,8 +20,8 @@ from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
 from gpulock.daemon.mps import unit
-from gpulock.daemon.mps.folder import list_card_folders
 from gpulock.daemon.mps.keeper import CardMps, MpsKeeper
+from gpulock.daemon.mps.unit import list_card_folders
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, Refusal

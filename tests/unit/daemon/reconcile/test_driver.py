@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.daemon.reconcile.driver import DaemonNode
-from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.driver import DaemonNode
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
 )
-from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
+from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, ReconcileReport
 from gpulock.node.devices import driver_mig_instances
 from gpulock.node.devices import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings

@@ -117,13 +117,10 @@ class HealthPolicy(Chore):
         if self._seen is None:
             return
         node, report = self._seen
-        state_dir, told = node.settings.state_dir, read_fresh_sample(node, self._clock())
-        suspects = None if told is None else self._find_suspects(node, report, told)
-        if suspects is not None and suspects != notes.read_suspect_cards(state_dir, node.boot_id):
-            cards = read_cards(state_dir, node.boot_id)
-            self._name_suspects(node, report, told, cards)
-            with suppress(Refusal):  # the gate is held: it is looked at again
-                save_changed_cards(node.store, state_dir, cards)
+        cards = read_cards(node.settings.state_dir, node.boot_id)
+        self._name_suspects(node, report, read_fresh_sample(node, self._clock()), cards)
+        with suppress(Refusal):  # the gate is held: it is looked at again
+            save_changed_cards(node.store, node.settings.state_dir, cards)
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -170,30 +167,25 @@ class HealthPolicy(Chore):
         }
         self._journal.log_changes("checks", failed)
 
-    def _find_suspects(self, node: Node, report: ReconcileReport, told: Sample) -> dict[str, str]:
-        """Return why each card is suspect, and log those that do not answer."""
-        lost = {
-            bus: why
-            for bus, why in findings.read_lost_cards(told, report.devices).items()
-            if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
-        }
-        lasting = {
-            bus: f"{bus} does not answer: {why[:LONGEST_WORDS]}; claims take it last; {SEE_LOG}"
-            for bus, why in lost.items()
-        }
-        self._journal.log_changes("suspects", lasting)
-        suspects = {**self._degraded, **lost}
-        return {name: one_line(why)[:LONGEST_WORDS] for name, why in suspects.items() if why}
-
     def _name_suspects(
         self, node: Node, report: ReconcileReport, told: Sample | None, cards: NodeCards
     ) -> None:
         """Name the cards that claims take last; without the exporter's word the last one stands."""
         if told is None:
             return
-        suspects = self._find_suspects(node, report, told)
+        lost = {
+            bus: why[:LONGEST_WORDS]
+            for bus, why in findings.read_lost_cards(told, report.devices).items()
+            if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
+        }
+        lines = {
+            bus: f"{bus} does not answer: {why}; claims take it last; {SEE_LOG}"
+            for bus, why in lost.items()
+        }
+        self._journal.log_changes("suspects", lines)
+        suspects = {**self._degraded, **lost}
         for name in {*cards.states, *suspects}:
-            cards.of(name).suspect = suspects.get(name, "")
+            cards.of(name).suspect = one_line(suspects.get(name, ""))[:LONGEST_WORDS]
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
         """Put out what is news and wanted, then bring back what nothing speaks against."""

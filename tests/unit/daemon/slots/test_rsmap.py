@@ -178,40 +178,34 @@ def test_what_others_took_out_stays_out(site: Site) -> None:
     assert (site.value(), site.notes()) == ("2(GPU1 GPU2)", {})
 
 
-def test_a_qmaster_that_does_not_take_it_is_told_and_asked_again(site: Site) -> None:
-    (site.root / "deaf").touch()
-    site.out(1)
-    site.round()
-    assert site.value() == NAMED
-    assert any("card of node1" in line for line in site.journal.said())
-    (site.root / "deaf").unlink()
-    site.round()
-    assert site.value() == "3(GPU1 GPU3 GPU4)"
-
-
-def test_a_change_that_does_not_stay_is_told_and_its_id_is_not_forgotten(site: Site) -> None:
-    site.out(1)
-    site.round()
-    (site.root / "vain").touch()  # another has changed the host meanwhile
-    site.out()
-    site.round()
-    assert any("not 4(GPU1 GPU2 GPU3 GPU4) as was set" in line for line in site.journal.said())
-    (site.root / "vain").unlink()
-    site.round()
-    assert (site.value(), site.notes()) == (NAMED, {})
-
-
-def test_a_qmaster_that_is_down_is_reported_once_and_asked_again(site: Site) -> None:
-    (site.root / "down").touch()
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("down", "ids at qmaster are not updated: qconf -se failed"),
+        ("deaf", "card of node1: qconf -mattr failed"),
+        ("vain", "not 3(GPU1 GPU3 GPU4) as was set"),  # another has changed the host meanwhile
+    ],
+)
+def test_where_qmaster_does_not_take_it_that_is_told_once_and_no_id_is_forgotten(
+    site: Site, fault: str, told: str
+) -> None:
+    (site.root / fault).touch()
     site.out(1)
     site.round()
     site.round()
     (line,) = site.journal.said()
-    assert "ids at qmaster are not updated: qconf -se failed" in line
+    assert told in line
     assert site.value() == NAMED
-    (site.root / "down").unlink()
+    (site.root / fault).unlink()
     site.round()
     assert site.value() == "3(GPU1 GPU3 GPU4)"
+    (site.root / fault).touch()
+    site.out()
+    site.round()
+    (site.root / fault).unlink()
+    site.chore = RsmapSync(site.journal)
+    site.round()
+    assert (site.value(), site.notes()) == (NAMED, {})
 
 
 def test_a_kill_after_the_note_or_after_the_change_is_made_good(site: Site) -> None:
@@ -223,18 +217,6 @@ def test_a_kill_after_the_note_or_after_the_change_is_made_good(site: Site) -> N
     rsmap.save_withdrawn_ids(str(site.box.state), noted)
     site.round()  # put back as noted
     assert (site.value(), site.notes()) == (NAMED, {})
-
-
-def test_an_id_on_its_way_back_is_not_forgotten_where_qmaster_does_not_take_it(site: Site) -> None:
-    site.out(1, 3)
-    site.round()
-    (site.root / "deaf").touch()
-    site.out(3)
-    site.round()
-    (site.root / "deaf").unlink()
-    site.chore = RsmapSync(site.journal)
-    site.round()
-    assert site.value() == "3(GPU1 GPU2 GPU3)"
 
 
 def test_a_reserved_and_a_missing_card_leave_as_well(site: Site) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulock.daemon.history.files import (
+    CHUNK,
     iter_history_lines,
     list_months,
-    open_history_file,
 )
 from gpulock.daemon.history.record import (
     HEAD,
@@ -173,7 +173,7 @@ def match_lines(path: str, begin: int, query: ClaimQuery, faults: HistoryFaults)
     """Yield the heads of what is asked for among the lines of a file behind `begin`."""
     needles = query.needles()
     try:
-        with open_history_file(path) as file:
+        with open(path, "rb", buffering=CHUNK) as file:
             for line in iter_history_lines(file, begin):
                 if head := match_line(line, query, needles, faults):
                     yield head

@@ -18,7 +18,6 @@ from gpulock.daemon.history.files import (
     FOLDER,
     iter_history_lines,
     list_months,
-    open_history_file,
 )
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -41,7 +40,7 @@ def read_tokens(state: Path) -> Counter[str]:
     """Return how many lines each claim has, as a reader of the history finds them."""
     found: Counter[str] = Counter()
     for name in list_months(str(state / FOLDER)):
-        with open_history_file(f"{state}/{FOLDER}/{name}") as file:
+        with open(f"{state}/{FOLDER}/{name}", "rb") as file:
             for line in iter_history_lines(file):
                 try:
                     found[json.loads(line)["token"]] += 1

@@ -19,7 +19,6 @@ from gpulock.deadline import clock_boottime
 NAME: Final = "kmsg"
 RECORD: Final = 8192  # bytes that the kernel gives at most of one
 MOST_RECORDS: Final = 1 << 15  # at one look: the rest is read at the next one
-MOST_KINDS: Final = 512  # of card and number
 OFF_THE_BUS: Final = 79  # the XID of a card that has fallen off the bus
 SAME_FALL: Final = 10.0  # seconds in which the driver tells of it with its number and without
 HEAD: Final = re.compile(r"(\d{1,3}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)")
@@ -48,8 +47,7 @@ def count_record(counts: XidCounts, record: str, suspended: float) -> None:
         times, last = counts.errors.get(key, (0, -SAME_FALL))
         if not error and at - last < SAME_FALL:
             return
-        if times or len(counts.errors) < MOST_KINDS:
-            counts.errors[key] = times + 1, at
+        counts.errors[key] = times + 1, at
     else:
         return
     counts.sequence = int(head[2])

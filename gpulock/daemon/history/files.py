@@ -7,13 +7,10 @@ for a time opens no other file, and HISTORY_DAYS removes whole files.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import IO, Final
 
@@ -67,12 +64,8 @@ def append_history_lines(path: str, lines: bytes) -> None:
     """
     fd = os.open(path, _APPEND, 0o644)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        size = end_of_lines(fd, info.st_size)
-        if size < info.st_size:
-            os.ftruncate(fd, size)
+        size = end_of_lines(fd, os.fstat(fd).st_size)
+        os.ftruncate(fd, size)
         try:
             atomic.write_descriptor(fd, lines)
             os.fsync(fd)
@@ -111,7 +104,7 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     found: set[str] = set()
     last_two = list_months(folder)[-2:]
     for name in sorted({*last_two, *list_months(folder, oldest)}):
-        with open_history_file(f"{folder}/{name}") as file:
+        with open(f"{folder}/{name}", "rb", buffering=CHUNK) as file:
             there = {
                 head["token"]
                 for line in iter_history_lines(file)
@@ -125,17 +118,6 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     if found:
         sync_names(folder)
     return found
-
-
-@contextmanager
-def open_history_file(path: str) -> Generator[IO[bytes]]:
-    """Open a file of the history; raise OSError for all but a regular file."""
-    fd = os.open(path, atomic.OPEN_READ)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    with os.fdopen(fd, "rb", buffering=CHUNK) as file:
-        yield file
 
 
 def iter_history_lines(file: IO[bytes], begin: int = 0) -> Iterator[bytes]:

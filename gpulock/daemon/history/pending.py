@@ -79,13 +79,11 @@ def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
         seconds = min(at - own.claimed_at, clock_boottime() - own.claimed_boottime)
         held = seconds if seconds >= 0 else None
     else:
-        copy, seen = None, now
+        copy, seen, path = None, now, f"{node.settings.state_dir}/{OWED}/{token}"
         try:
-            copy, seen = read_owed_copy(f"{node.settings.state_dir}/{OWED}", token)
-        except FileNotFoundError:
-            pass
-        except (OSError, kv.MalformedError):
-            if own is None:
+            seen, copy = os.lstat(path).st_mtime, read_record(path, token)
+        except (OSError, kv.MalformedError) as fault:
+            if own is None and not isinstance(fault, FileNotFoundError):
                 raise
         own = own or copy
         if own is None:
@@ -115,17 +113,6 @@ def read_record(path: str, token: str) -> Owner | None:
     if record.token != token or not is_claim_token(token):
         raise kv.MalformedError(f"it has the record of claim {record.token[:40]!r}")
     return record
-
-
-def read_owed_copy(folder: str, name: str) -> tuple[Owner | None, float]:
-    """Return the copy of a record and when its claim was last seen (epoch).
-
-    None for one that is being written, or was cut short. Raises OSError or kv.MalformedError.
-    """
-    info = os.lstat(f"{folder}/{name}")
-    if info.st_uid != os.geteuid():
-        raise PermissionError(f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}")
-    return read_record(f"{folder}/{name}", name), info.st_mtime
 
 
 def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice]:

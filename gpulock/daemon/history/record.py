@@ -25,7 +25,6 @@ from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.store.owner import Owner
 
 VERSION: Final = 1
-MINOR_DIGITS: Final = 6
 RELEASE_REASONS: Final = (  # how a lock says it was released, and the word for it
     ("epilog", "epilog"),
     ("reap: ", "reap"),
@@ -196,7 +195,6 @@ def build_history_device(
         held, places = (held if owner.places else None), owner.places or 1
         usage["energy_joules"] = None  # all places take it
     minor = owner.minor_of(part.device)  # N of its /dev/nvidiaN
-    plain = minor.isascii() and minor.isdigit() and len(minor) <= MINOR_DIGITS
     times = held, usage.pop("busy_seconds"), usage.pop("observed_seconds")
     held, busy, observed = [None if one is None else one / places for one in times]
     fields = {
@@ -205,7 +203,7 @@ def build_history_device(
         "busy_seconds": round_to_milli(busy),
         "observed_seconds": round_to_milli(observed),
         "index": device.index if device else None,
-        "minor": int(minor) if plain else None,
+        "minor": int(minor) if minor.isdecimal() else None,
         "uuid": owner.uuid_of(part.device) or (device.uuid if device else "") or None,
         "model": (one_line(device.model) if device else "") or None,
         "profile": (device.profile if device else "") or None,

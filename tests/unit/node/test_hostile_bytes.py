@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
-from gpulock.daemon.history.pending import read_owed_copy
+from gpulock.daemon.history.pending import read_record
 from gpulock.daemon.mps.unit import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
 from gpulock.errors import INVALID_REQUEST, Refusal
@@ -186,7 +186,7 @@ def owner_record(data: bytes, _: Path) -> None:
 
 def pending_record(data: bytes, folder: Path) -> None:
     (folder / "feedface").write_bytes(data)
-    read_owed_copy(str(folder), "feedface")
+    read_record(str(folder / "feedface"), "feedface")
 
 
 def slurm_call(data: bytes, _: Path) -> None:

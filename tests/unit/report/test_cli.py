@@ -200,7 +200,7 @@ def test_a_history_that_cannot_be_read_is_not_an_empty_one(
     desk.path.mkdir()
     done = desk.call("history", *words)
     assert done.exit_code == 1
-    assert f"{desk.path}: not a regular file" in done.stderr
+    assert f"{desk.path}: Is a directory" in done.stderr
     assert "no finished claim" not in done.stdout
 
 

@@ -96,11 +96,6 @@ def test_what_was_before_the_driver_was_loaded_is_over() -> None:
     assert [*find_hardware_xids(cards, devices)]
 
 
-def test_more_kinds_than_any_node_has_are_not_remembered() -> None:
-    texts = [f"NVRM: Xid (PCI:0000:b3:00): {number}, x" for number in range(9999)]
-    assert len(counted(*texts)) == 512
-
-
 def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
     tmp_path: Path,
 ) -> None:

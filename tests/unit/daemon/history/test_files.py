@@ -206,9 +206,9 @@ def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site
     assert site.write() == 1
     site.path.rename(site.state / "kept")
     site.claim(1, token="beef")
-    os.mkfifo(site.path)
+    site.path.mkdir()
     assert site.write() == 0
-    site.path.unlink()
+    site.path.rmdir()
     assert (site.write(), site.waiting()) == (1, [])
 
 

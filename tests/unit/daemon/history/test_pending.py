@@ -364,15 +364,6 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
     assert told.startswith(f"{place} cannot be read: ")
 
 
-@pytest.mark.root
-def test_a_record_of_somebody_else_is_not_believed(site: Ended) -> None:
-    site.run_job(0)
-    os.chown(site.state / "owed/feed", 65534, 65534)
-    site.reboot()
-    assert (site.write(), site.tokens()) == (0, [])
-    assert "belongs to uid 65534" in site.told[0]
-
-
 WHOLE = owner.encode_owner(record(token="beef", devices=(bus(1), bus(2))))
 TORN = {
     "empty": "",

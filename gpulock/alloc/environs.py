@@ -5,22 +5,29 @@ Hot, loaded where neither a cgroup nor a group marks a job's processes. A user w
 environment of their own processes: it proves something about that user's jobs alone.
 """
 
+import errno
 import os
 import time
 
 from gpulock.alloc.process_tree import INIT
-from gpulock.node.procfs import StartingProgramError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.procfs import Proc, ProcessStatus
 
+FLAGS, ENV_START, ENV_END = 6, 47, 48  # fields of stat after the name, since Linux 3.5
+PF_KTHREAD = 0x00200000  # linux/sched.h: a thread of the kernel's has no memory of its own
+ROUNDS = 4  # reads of an environment that comes to be meanwhile
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
 # Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
 PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
 HOOK_CONTEXTS = (b"prolog_slurmd", b"epilog_slurmd")
+
+
+class StartingProgramError(OSError):
+    """A process is in execve(2) or exit(2): it has no environment at this moment."""
 
 
 class StartedAs:
@@ -56,6 +63,35 @@ def environ_value(environ: bytes, key: bytes) -> bytes:
     return environ[begin:] if end < 0 else environ[begin:end]
 
 
+def read_environ(proc: "Proc", pid: int) -> bytes:
+    """Return what a process was started with: environ, of any thread where the leader is over.
+
+    It reads empty while execve(2) sets a program up (docs/facts/locking.md): stat tells that.
+    Raises StartingProgramError then, and whatever `Proc.read_memory` raises.
+    """
+    name = "environ"
+    for _ in range(ROUNDS):
+        try:
+            if data := proc.read_memory(pid, name):
+                return data
+        except ProcessLookupError:
+            pass  # it has no memory any more: another thread may
+        except PermissionError:  # of one that has ended as well, unless root asks
+            if not proc.finished(pid):
+                raise
+        thread = proc.find_living_thread(pid)
+        if not thread:
+            raise ProcessLookupError(errno.ESRCH, "no such process", str(pid))
+        rest = proc.read(pid, f"task/{thread}/stat").rpartition(b")")[2].split()
+        begin, end = int(rest[ENV_START]), int(rest[ENV_END])
+        if begin == end != 0 or int(rest[FLAGS]) & PF_KTHREAD:
+            return b""  # it was started with none
+        if end == 0:
+            break
+        name = f"task/{thread}/environ"
+    raise StartingProgramError(errno.EAGAIN, f"process {pid} starts a program or ends")
+
+
 def read_environs(
     uid: int, statuses: "dict[int, ProcessStatus]", proc: "Proc"
 ) -> tuple[dict[int, StartedAs], str, str]:
@@ -79,7 +115,7 @@ def read_environs(
             if time.thread_time() > late:
                 return started, f"no time for the environment of process {pid} of uid {uid}", unseen
             try:
-                started[pid] = StartedAs(proc.read_environ(pid))
+                started[pid] = StartedAs(read_environ(proc, pid))
             except later as fault:
                 hidden = isinstance(fault, PermissionError)
                 doubt = f"process {pid} cannot be seen: {fault}" if hidden else str(fault.strerror)

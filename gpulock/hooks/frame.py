@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 SECONDS = 60.0  # for a whole hook: Grid Engine sets no limit, PrologEpilogTimeout should be longer
 
 
-class NotRootError(Refusal):
-    """Refuse because the scheduler did not start the hook as root."""
-
-    def __init__(self, uid: int) -> None:
-        super().__init__(BROKEN, f"the hook runs as uid {uid}", "it must be root's")
-
-
 class HookRun:
     """One run of a hook, since `begun`; `refusal` is why its work was not done.
 
@@ -171,7 +164,7 @@ def read_hook_settings(path: str, to_syslog: bool = True) -> Settings:
     os.umask(0o022)  # everybody may read locks and records, whatever the daemon's umask is
     settings = read_settings(path, keep=True)
     if os.geteuid() != 0 and not settings.simulation:
-        raise NotRootError(os.geteuid())
+        raise Refusal(BROKEN, f"the hook runs as uid {os.geteuid()}", "it must be root's")
     for fault in settings.faults:  # to the administrator: the job's owner cannot mend it
         line = f"gpulock: {fault}; correct the file"
         log_hook_line(settings, line, error=True, to_job=False, to_syslog=to_syslog)

@@ -21,18 +21,11 @@ MOST = 1 << 20  # bytes: 65,536 groups, the most there can be, fit in
 LONG = 1024  # bytes of a list of groups
 KEPT = 256  # lists of groups: those of the processes of most nodes
 STAT_FIELDS = 20  # after the name, up to the start time
-FLAGS, ENV_START, ENV_END = 6, 47, 48  # fields of stat after the name, since Linux 3.5
-PF_KTHREAD = 0x00200000  # linux/sched.h: a thread of the kernel's has no memory of its own
-ROUNDS = 4  # reads of an environment that comes to be meanwhile
 UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, in the start times of processes
 KTHREADD = 2  # the parent of all kernel threads
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
-
-
-class StartingProgramError(OSError):
-    """A process is in execve(2) or exit(2): it has no environment at this moment."""
 
 
 class ProcessStat:
@@ -152,34 +145,6 @@ class Proc:
 
             self._reader = TimedReader()
         return self._reader.read(pid, lambda: self.read(pid, name))
-
-    def read_environ(self, pid: int) -> bytes:
-        """Return what a process was started with: environ, of any thread where the leader is over.
-
-        It reads empty while execve(2) sets a program up (docs/facts/locking.md): stat tells that.
-        Raises StartingProgramError then, and whatever `read_memory` raises.
-        """
-        name = "environ"
-        for _ in range(ROUNDS):
-            try:
-                if data := self.read_memory(pid, name):
-                    return data
-            except ProcessLookupError:
-                pass  # it has no memory any more: another thread may
-            except PermissionError:  # of one that has ended as well, unless root asks
-                if not self.finished(pid):
-                    raise
-            thread = self._find_living_thread(pid)
-            if not thread:
-                raise ProcessLookupError(errno.ESRCH, "no such process", str(pid))
-            rest = self.read(pid, f"task/{thread}/stat").rpartition(b")")[2].split()
-            begin, end = int(rest[ENV_START]), int(rest[ENV_END])
-            if begin == end != 0 or int(rest[FLAGS]) & PF_KTHREAD:
-                return b""  # it was started with none
-            if end == 0:
-                break
-            name = f"task/{thread}/environ"
-        raise StartingProgramError(errno.EAGAIN, f"process {pid} starts a program or ends")
 
     def stat(self, pid: int) -> ProcessStat:
         """Return the process's /proc/PID/stat."""
@@ -301,9 +266,9 @@ class Proc:
 
         A leader that called pthread_exit shows Z while its threads go on (and keep its files).
         """
-        return not self._find_living_thread(pid)
+        return not self.find_living_thread(pid)
 
-    def _find_living_thread(self, pid: int) -> str:
+    def find_living_thread(self, pid: int) -> str:
         """Return the number of a thread that is not over; nothing where the process is."""
         try:
             threads = os.listdir(f"{self.root}/{pid}/task")

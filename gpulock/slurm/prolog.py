@@ -22,7 +22,6 @@ from gpulock.errors import (
 )
 from gpulock.hooks.frame import (
     HookRun,
-    NotRootError,
     complete_claim,
     format_grant,
     log_hook_line,
@@ -225,7 +224,7 @@ def report_slurm_refusal(call: "SlurmHookCall | None", run: HookRun) -> int:
         return NODE_BROKEN  # nothing can be told to the job: it must not start
     from gpulock.slurm import refuse
 
-    if isinstance(refusal, NotRootError) and os.geteuid() == call.uid:
+    if settings is None and os.geteuid() == call.uid != 0:
         # 24.11 to 25.11 may do so where RunInJob is set and the job is cancelled (docs/facts/
         # slurm.md, hooks inside of the job): its tasks find no note, and do not start
         run.log(sentence, error=True)

@@ -50,12 +50,12 @@ class SlurmSteps:
             return True
         if self.has_cgroup(record, tree):
             return False
-        from gpulock.alloc.environs import StartedAs
+        from gpulock.alloc.environs import StartedAs, read_environ
 
         for above, status in tree.ancestry(pid).items():
             if status.uids[0] != record.uid:
                 break
-            started = StartedAs(tree.proc.read_environ(above))
+            started = StartedAs(read_environ(tree.proc, above))
             if any(
                 [started.is_of(job, record.slurmd) for job in (record.job_id, record.het_leader)]
             ):

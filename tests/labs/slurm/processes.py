@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.node.procfs import Proc, StartingProgramError
+from gpulock.alloc import environs
+from gpulock.node.procfs import Proc
 from tests.labs.sge.machines import Machine
 
 _STEP: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
@@ -61,9 +62,9 @@ def read_environ(pid: int) -> bytes:
     Raises OSError.
     """
     for _ in range(1000):
-        with contextlib.suppress(StartingProgramError):
-            return Proc().read_environ(pid)
-    return Proc().read_environ(pid)
+        with contextlib.suppress(environs.StartingProgramError):
+            return environs.read_environ(Proc(), pid)
+    return environs.read_environ(Proc(), pid)
 
 
 def _is_hook(environ: Mapping[bytes, bytes]) -> bool:

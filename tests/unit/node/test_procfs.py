@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.node.procfs import CHUNK, Proc, StartingProgramError, parse_stat, parse_status
+from gpulock.alloc.environs import StartingProgramError, read_environ
+from gpulock.node.procfs import CHUNK, Proc, parse_stat, parse_status
 from tests.support.faults import fail_at, raising
 from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
 
@@ -179,7 +180,7 @@ def test_a_process_that_starts_programs_never_seems_to_have_been_started_without
     with subprocess.Popen(["sh", "-c", again, again], env={"MARK": "7"}) as process:
         for _ in range(3000):
             try:
-                assert b"MARK=7" in proc.read_environ(process.pid)
+                assert b"MARK=7" in read_environ(proc, process.pid)
             except StartingProgramError:
                 refused += 1
         process.kill()
@@ -191,7 +192,7 @@ def test_a_process_that_was_started_without_a_variable_has_none() -> None:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(b"x")
         assert process.stdout.read(1) == b"x"  # it runs
-        assert Proc().read_environ(process.pid) == b""
+        assert read_environ(Proc(), process.pid) == b""
 
 
 def test_what_a_process_whose_leader_is_over_was_started_with_its_threads_tell(
@@ -202,7 +203,7 @@ def test_what_a_process_whose_leader_is_over_was_started_with_its_threads_tell(
     (fake.root / "7/task/8/environ").write_bytes(b"A=b\0")
     line = (fake.root / "7/task/8/stat").read_bytes().split()
     (fake.root / "7/task/8/stat").write_bytes(b" ".join([*line[:50], b"%d" % (int(line[50]) + 4)]))
-    assert Proc(str(fake.root)).read_environ(7) == b"A=b\0"
+    assert read_environ(Proc(str(fake.root)), 7) == b"A=b\0"
 
 
 @pytest.mark.parametrize(("state", "fault"), [("Z", ProcessLookupError), ("S", PermissionError)])
@@ -214,4 +215,4 @@ def test_one_that_has_ended_is_gone_also_where_the_kernel_hides_it(
     fake.add(7, state=state)
     fail_at(monkeypatch, "open", "/7/environ", PermissionError(13, "denied"))
     with pytest.raises(fault):
-        Proc(str(fake.root)).read_environ(7)
+        read_environ(Proc(str(fake.root)), 7)

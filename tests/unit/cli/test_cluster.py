@@ -15,7 +15,7 @@ from gpulock_exporter.metrics.labels import LabelUser
 from gpulock_exporter.telemetry import Process
 
 from gpulock.cli import command_group
-from gpulock.cli.cluster.view import QUERIES, natural_sort_key
+from gpulock.cli.cluster.view import QUERIES
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
@@ -282,10 +282,3 @@ def test_the_tables_fit(
 @pytest.mark.parametrize("words", [("--idle", "30m"), ("--json",)])
 def test_what_prometheus_does_not_tell_is_a_usage_error(call: Any, words: tuple[str, ...]) -> None:
     assert call(*words).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "names", [["gpu9", "gpu10", "gpu10a", "gpu10b2", "gpu10b11"], ["7", "a", "b1"], ["", "a"]]
-)
-def test_names_are_in_the_order_of_people(names: list[str]) -> None:
-    assert sorted(reversed(names), key=natural_sort_key) == names

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -52,29 +51,26 @@ def test_an_unknown_command_or_option_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [(BUSY, 1), (INVALID_REQUEST, 1), (UNKNOWN, 1), (BROKEN, 3)]
+    ("fault", "code", "said"),
+    [
+        *(
+            (Refusal(kind, "it is\nso", "do that"), code, f"{kind}: it is?so; do that")
+            for kind, code in ((BUSY, 1), (INVALID_REQUEST, 1), (UNKNOWN, 1), (BROKEN, 3))
+        ),
+        (
+            OSError(5, "Input/output error", "/run"),
+            3,
+            "broken: [Errno 5] Input/output error: '/run'",
+        ),
+    ],
 )
-def test_a_refusal_is_one_line_and_an_exit_code(
-    kind: str, code: int, site: Site, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_and_an_unexpected_error_are_one_line_and_an_exit_code(
+    fault: Exception, code: int, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "gpulock.cli.status.status.view_node", raising(Refusal(kind, "it is\nso", "do that"))
-    )
+    monkeypatch.setattr("gpulock.cli.status.status.view_node", raising(fault))
     result = site.call("status")
     assert (result.exit_code, result.stdout) == (code, "")
-    assert result.stderr == f"gpulock: status: {kind}: it is?so; do that\n"
-
-
-def test_an_unexpected_os_error_is_one_line_and_a_broken_node(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "gpulock.cli.status.status.view_node",
-        raising(OSError(5, "Input/output error", "/run/gpulock")),
-    )
-    result = site.call("status")
-    assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
-    assert "Input/output error: '/run/gpulock'" in result.stderr
+    assert (result.stderr.count("\n"), said in result.stderr) == (1, True)
 
 
 def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
@@ -199,12 +195,6 @@ def test_config_check_takes_what_the_daemons_take(tmp_path: Path, line: str) -> 
     assert call("config", "--check", str(path))[0] == 0
 
 
-def test_inventory_shows_devices(site: Site) -> None:
-    text = site.call("inventory").stdout
-    assert "8 devices, driver 535.129.03" in text
-    assert site.files.machine.uuid(site.files.machine.gpus[5]) in text
-
-
 def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
     code, _, error = call("--config", str(tmp_path), "status")
     assert (code, error) == (
@@ -214,8 +204,10 @@ def test_a_folder_in_the_place_of_the_settings_is_said(tmp_path: Path) -> None:
 
 
 def test_inventory_shows_instances_and_what_is_not_known(tmp_path: Path) -> None:
-    text = Site(tmp_path / "a", "a100-mig").call("inventory").stdout
-    assert "0:gi10.ci0" in text
+    site = Site(tmp_path / "a", "a100-mig")
+    text = site.call("inventory").stdout
+    assert "12 devices, driver 535.129.03" in text and "0:gi10.ci0" in text
+    assert site.files.machine.uuid(site.files.machine.gpus[5]) in text
     other = Site(tmp_path / "b", "k80-node")
     (other.files.lock_dir / "inventory").unlink()
     text = other.call("inventory").stdout
@@ -239,26 +231,6 @@ def test_a_simulation_that_cannot_be_is_refused(tmp_path: Path) -> None:
     code, _, error = call("simulate", str(tmp_path / "node"), "--gpus", "9")
     assert (code, error.count("\n")) == (1, 1)
     assert call("simulate", str(tmp_path / "node"), "--preset", "none")[0] == 2
-
-
-def test_install_without_a_grid_engine_says_so_in_one_line(tmp_path: Path) -> None:
-    config = tmp_path / "gpulock.conf"
-    config.write_text(f"SGE_ROOT={tmp_path}\n")
-    code, _, error = call("--config", str(config), "install", "sge", "--dry-run")
-    assert (code, error.count("\n"), error[:9]) == (1, 1, "gpulock: ")
-
-
-def test_doctor_looks_at_a_simulated_node(site: Site) -> None:
-    result = site.call("doctor")
-    assert result.exit_code == 0, result.output
-    assert "! gpulockd" not in result.stdout and result.stdout.isascii()
-
-
-def test_doctor_finds_a_missing_driver(site: Site) -> None:
-    shutil.rmtree(site.files.driver_root)
-    result = site.call("doctor")
-    assert result.exit_code == 1
-    assert "x driver: no NVIDIA driver" in result.stdout
 
 
 def test_what_a_person_reads_fits_into_80_columns(site: Site) -> None:

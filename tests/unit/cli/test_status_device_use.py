@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -105,21 +107,19 @@ def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(
 
 
 @pytest.mark.parametrize(
-    ("there", "said"), [(None, "no gpulock-exporter runs"), ("garbage", "cannot be read")]
+    ("make", "said"),
+    [
+        (Path.exists, "no gpulock-exporter runs"),
+        (Path.touch, "cannot be read"),
+        (os.mkfifo, "cannot be read"),  # which keeps nobody waiting
+    ],
 )
-def test_a_folder_without_a_sample_is_said(site: Site, there: str | None, said: str) -> None:
-    folder = site.files.exporter_dir
-    folder.mkdir()
-    if there is not None:
-        (folder / "sample").write_text(there)
-    assert said in note(site.call("status").stdout, "samples")
-
-
-def test_a_fifo_in_the_place_of_the_sample_keeps_nobody_waiting(site: Site) -> None:
-
+def test_a_folder_without_a_sample_is_said(
+    site: Site, make: Callable[[Path], object], said: str
+) -> None:
     site.files.exporter_dir.mkdir()
-    os.mkfifo(site.files.exporter_dir / "sample")
-    assert "cannot be read" in note(site.call("status").stdout, "samples")
+    make(site.files.exporter_dir / "sample")
+    assert said in note(site.call("status").stdout, "samples")
 
 
 def test_one_device_that_the_driver_does_not_tell_of_any_more_has_no_values(

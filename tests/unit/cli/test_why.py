@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.node.procfs import Proc
-from gpulock.store.boot import reserve_owner
 from gpulock.store.events import REFUSED, note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
-from tests.support.fake_mps import leave_mps
 from tests.support.locks import place_lock, retire_lock
 from tests.support.samples import Sampled
 from tests.support.trees import Box, bus
@@ -134,14 +131,6 @@ def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, proces
     assert found["session"] == f"{process.pid}: {process.pid} (sleep)"
 
 
-def test_a_dead_job_is_explained_with_its_proof(site: Site) -> None:
-    pid, start = dead_process()
-    site.hold(5, pid=pid, start=start, sid=pid)
-    found = facts(site.call("why", "5").stdout)
-    assert found["verdict"].startswith("dead: ")
-    assert found["next"] == f"{site.gpulock} reap"
-
-
 @pytest.mark.root
 def test_who_has_a_device_open_and_is_another_users_is_marked(site: Site) -> None:
     site.hold(5)
@@ -226,16 +215,6 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named_and_whether_it_was_the
         assert found["next"] == f"{end}, then {site.gpulock} reap"
 
 
-def test_job_12_is_not_123_and_task_1_is_not_11(site: Site) -> None:
-    site.hold(0, job_id="123", token="a")
-    site.hold(1, job_id="12", task_id="11", token="b")
-    assert site.call("why", "12.1").exit_code == 1
-    assert site.call("why", "1234").exit_code == 1
-    text = site.call("why", "12").stdout
-    assert "job 12.11 of alice" in text
-    assert "job 123" not in text
-
-
 def test_all_tasks_of_a_job_are_told(site: Site) -> None:
     site.hold(0, task_id="2", token="a")
     site.hold(1, task_id="5", token="b")
@@ -270,21 +249,10 @@ def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
     assert "job 123" not in result.stdout
 
 
-def test_a_free_device_tells_who_had_it_last(site: Site) -> None:
-    site.hold(1, job_id="12")
-    site.call("release", "1", "--force", "--reason", "x")
-    assert facts(site.call("why", "1").stdout)["last"].startswith("job 12 of alice until ")
-
-
-def test_a_job_nobody_knows_is_not_found(site: Site) -> None:
-    result = site.call("why", "4711")
-    assert result.exit_code == 1
-    assert "no trace of it" in result.stdout
-
-
 def test_a_number_that_is_no_device_here_is_said_to_be_taken_for_a_job(site: Site) -> None:
     said = "no GPU 99 is here: 99 is taken for a job"
-    assert said in site.call("why", "99").stdout
+    unknown = site.call("why", "99")
+    assert (unknown.exit_code, said in unknown.stdout) == (1, True)
     assert said not in site.call("why", "job", "99").stdout
     site.hold(1, job_id="99")
     assert said in site.call("why", "99").stdout
@@ -329,22 +297,6 @@ def test_an_owners_process_that_opened_the_card_by_another_path_is_named(
         opened = facts(site.call("why", "3").stdout)["open"]
         sleeper.kill()
     assert f"{sleeper.pid} (sleep" in opened
-
-
-def test_an_argument_that_names_nothing_is_refused_in_one_line(site: Site) -> None:
-    result = site.call("why", "nonsense")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"gpulock: why: no device 'nonsense' here; see {site.gpulock} status\n"
-
-
-def test_a_reserve_tells_why_and_by_whom(site: Site) -> None:
-    node = site.node()
-    note = {"by": "carol", "reason": "burn-in", "at": f"{time.time():.0f}"}
-    place_lock(node.store, site.id(6), reserve_owner(site.id(6), note, node.boot_id, node.name))
-    found = facts(site.call("why", "6").stdout)
-    assert found["holder"] == "a reserve of carol"
-    assert found["reason"] == "burn-in"
-    assert found["next"] == f"{site.gpulock} unreserve 6"
 
 
 @pytest.mark.parametrize(
@@ -476,13 +428,3 @@ def test_a_process_that_was_forked_between_two_looks_is_a_stranger_and_no_crash(
     assert sight.holders.pids_with_open(bus(0)) == [900]
     box.proc.remove(900)
     assert sight.find_foreign_pids(bus(0)) == [900]  # it had it open when it was looked at
-
-
-def test_a_card_whose_mps_ends_is_explained(site: Site) -> None:
-    with site.files.config.open("a") as file:
-        file.write("SHARES=6:4\n")
-    leave_mps(site.node(), site.id(6), 1001)
-    said = facts(site.call("why", "6").stdout)
-    assert said["reason"] == "MPS of uid 1001 ends on it"
-    assert said["freed by"] == "the end of that MPS, by gpulockd"
-    assert said["next"] == f"{site.gpulock} doctor"

@@ -16,7 +16,6 @@ from gpulock.simulate.node import (
     marker_text,
     write_simulated_node,
 )
-from gpulock.simulate.presets import PRESETS
 
 
 def settings_of(path: Path) -> dict[str, str]:
@@ -24,40 +23,27 @@ def settings_of(path: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_becomes_a_node(tmp_path: Path, preset: str) -> None:
-    node = write_simulated_node(tmp_path / "n", preset)
-    shown = sorted(path.name for path in (node.driver_root / "gpus").iterdir())
-    assert shown == [gpu.bus for gpu in node.machine.present]
-    for gpu in node.machine.present:
-        assert (node.dev_root / f"nvidia{gpu.minor}").exists()
-        assert (node.sys_root / "bus/pci/devices" / gpu.bus).is_dir()
-
-
+@pytest.mark.parametrize("for_scheduler", [False, True])
 def test_the_configuration_points_into_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_scheduler: bool
 ) -> None:
+    """For a scheduler only the GPUs are simulated: its jobs' locks are at their usual place."""
     monkeypatch.chdir(tmp_path)
-    node = write_simulated_node(Path("n"), "dgx1")
+    node = write_simulated_node(Path("n"), "missing", for_scheduler=for_scheduler)
     assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
-    assert settings_of(node.config) == {
-        "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
-        "SYS_ROOT": f"{tmp_path}/n/sys",
-        "DEV_ROOT": f"{tmp_path}/n/dev",
+    own = {
         "LOCK_DIR": f"{tmp_path}/n/run/gpulock",
         "STATE_DIR": f"{tmp_path}/n/state",
         "EXPORTER_LISTEN": "127.0.0.1:9465",
         "SIMULATION": f"{tmp_path}/n/simulation",
-        "EXPECTED_GPUS": "8",
     }
-
-
-def test_the_missing_card_is_expected_but_not_shown(tmp_path: Path) -> None:
-    node = write_simulated_node(tmp_path / "n", "missing")
-    assert settings_of(node.config)["EXPECTED_GPUS"] == "8"
-    assert len(list((node.driver_root / "gpus").iterdir())) == 7
-    minors = sorted(int(p.name[6:]) for p in node.dev_root.glob("nvidia[0-9]*"))
-    assert minors == [0, 2, 3, 4, 5, 6, 7]
+    assert settings_of(node.config) == {
+        "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
+        "SYS_ROOT": f"{tmp_path}/n/sys",
+        "DEV_ROOT": f"{tmp_path}/n/dev",
+        "EXPECTED_GPUS": "8",
+        **({} if for_scheduler else own),
+    }
 
 
 @pytest.mark.parametrize("umask", [0, 0o077])
@@ -199,14 +185,3 @@ def test_hooks_of_root_get_no_folder_below_one_that_others_may_write(tmp_path: P
     node.directory.chmod(0o777)
     with pytest.raises(SimulationError, match="n is writable by others"):
         write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)
-
-
-def test_for_a_scheduler_only_the_gpus_are_simulated(tmp_path: Path) -> None:
-    """Its hooks run as root, and its jobs' locks are where every program looks for them."""
-    node = write_simulated_node(tmp_path / "n", "missing", for_scheduler=True)
-    assert settings_of(node.config) == {
-        "DRIVER_ROOT": f"{tmp_path}/n/proc/driver/nvidia",
-        "SYS_ROOT": f"{tmp_path}/n/sys",
-        "DEV_ROOT": f"{tmp_path}/n/dev",
-        "EXPECTED_GPUS": "8",
-    }

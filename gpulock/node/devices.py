@@ -113,15 +113,8 @@ def sorted_bus_ids(names: list[str]) -> list[str]:
 
 
 def read_card(path: str, device: Device) -> None:
-    """Fill in what a card's `information` file says; raise OSError, or ValueError for garbage.
-
-    One read is enough: the file is shorter than a page.
-    """
-    fd = os.open(path, atomic.OPEN_READ)
-    try:
-        data = os.read(fd, PAGE)
-    finally:
-        os.close(fd)
+    """Fill in what a card's `information` file says; raise OSError, or ValueError for garbage."""
+    data = atomic.read_head(path, PAGE)
     if len(data) == PAGE:
         raise ValueError(f"longer than {PAGE} bytes")
     text = "\n" + data.decode("utf-8", "surrogateescape")
@@ -147,7 +140,7 @@ def read_pci_place(sys_root: str, device: Device) -> None:
     folder = f"{sys_root}/bus/pci/devices/{device.bus}"
     try:
         device.path = tuple([p for p in os.readlink(folder).split("/") if p != ".."][1:-1])
-        device.numa = int(atomic.read_text(f"{folder}/numa_node"))
+        device.numa = int(atomic.read_head(f"{folder}/numa_node", PAGE))
     except (OSError, ValueError):
         return
 

@@ -14,15 +14,14 @@ import stat
 import time
 
 from gpulock.node.procfs import device_file_key
-from gpulock.store.atomic import LOCAL_FILE_SYSTEMS
+from gpulock.store import atomic
 
 LONG, SHORT = 1.0, 0.1  # seconds to read our own mount table, and another user's, which may be long
 PIECE = 1 << 12  # bytes
 HEAD = 256  # bytes of fdinfo: pos, flags and mnt_id come first
 STACKED = "overlay"  # may stand on a file system of the user's
-KERNEL_FILE_SYSTEMS = (LOCAL_FILE_SYSTEMS - {STACKED}) | {
-    "devtmpfs"
-}  # of the kernel's own: a stat is answered at once
+# of the kernel's own: a stat is answered at once
+KERNEL_FILE_SYSTEMS = (atomic.LOCAL_FILE_SYSTEMS - {STACKED}) | {"devtmpfs"}
 AT_FDCWD, DONT_SYNC, BASIC = -100, 0x4000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES, MODE, INODE, RDEV, DEV = 256, 28, 32, 128, 136  # size and offsets of struct statx
 
@@ -61,7 +60,7 @@ class Mounts:
     def _kind(self, pid: int, folder: str, fd: str) -> str:
         """Return the type of the file system, empty where no mount table has it."""
         try:
-            info = read_head(f"{folder}info/{fd}")
+            info = atomic.read_head(f"{folder}info/{fd}", HEAD).decode("ascii", "replace")
         except OSError:
             return ""
         words = info.partition("mnt_id:")[2].split(None, 1)
@@ -81,15 +80,6 @@ class Mounts:
             kind = line.partition(" - ")[2].split(None, 1)
             if kind:
                 self._types[line.split(None, 1)[0]] = kind[0]
-
-
-def read_head(path: str) -> str:
-    """Return the first lines of a small file of the kernel's; raise OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, HEAD).decode("ascii", "replace")
-    finally:
-        os.close(fd)
 
 
 def read_mount_table(path: str, seconds: float) -> str:

@@ -238,11 +238,7 @@ class Proc:
 
     def boot_id(self) -> str:
         """Return the random id of this boot."""
-        fd = os.open(f"{self.root}/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, 64).decode().strip()
-        finally:
-            os.close(fd)
+        return atomic.read_head(f"{self.root}/sys/kernel/random/boot_id", 64).decode().strip()
 
     def pid_namespace(self, unseen: "str | None" = None) -> str:
         """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).

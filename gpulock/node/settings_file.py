@@ -32,7 +32,7 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
     try:
         info = os.stat(path)
         check_file_owner(path, info, caller)
-        text = atomic.read_text(os.path.realpath(path))
+        text = atomic.read_text(os.path.realpath(path) if os.path.islink(path) else path)
         found = parse_settings_file(text, path, caller)
     except FileNotFoundError:
         missing = Refusal(UNKNOWN, f"no settings file {path}", "name one that is there")

@@ -44,12 +44,13 @@ class SgeHookCall:
 
 def find_spool(node: Node, call: SgeHookCall) -> Spool:
     """Return the spool of the shepherd that started us, checked against execd's words."""
-    above = [os.getppid()]  # the shepherd, or the launcher between it and us
-    try:
-        above.append(node.proc.stat(above[0]).ppid)
-    except (OSError, ValueError):
-        pass  # then it must be our parent
-    if call.shepherd not in above:
+    above = os.getppid()
+    if above != call.shepherd:  # `drop-env` is between the shepherd and us
+        try:
+            above = node.proc.stat(above).ppid
+        except (OSError, ValueError):
+            pass  # then it must be our parent
+    if above != call.shepherd:
         raise Refusal(
             BROKEN, f"not started by sge_shepherd (parent {call.shepherd})", "see gpulock doctor"
         )

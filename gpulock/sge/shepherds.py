@@ -5,16 +5,15 @@ Hot, loaded when a lock must be judged. Anybody can give a process any name, and
 program runs as root: a daemon is known by its uid and its program.
 """
 
-import os
-
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.process_tree import is_root_program
 from gpulock.node.procfs import OVER
 from gpulock.sge import spool
+from gpulock.store import atomic
 
 EXECD = "sge_execd"
 UNREADABLE_GROUP = -1  # stands for the group of a shepherd that does not show it
-CONFIG_HEAD = 4096  # bytes: the group is the fourth line, a job's arguments come later
+CONFIG_HEAD = 4096  # bytes: the group is the fourth line; of arguments there may be megabytes
 
 
 def why_execd_hidden(scan: ProcessScan) -> str:
@@ -52,7 +51,8 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
         if not is_in_spool_folder(scan, pid, places):
             continue  # a fork in a folder of that name which a user made
         try:
-            text = read_config_head(f"{scan.proc.root}/{pid}/cwd/config")
+            head = atomic.read_head(f"{scan.proc.root}/{pid}/cwd/config", CONFIG_HEAD)
+            text = head.decode("utf-8", "surrogateescape")
             gid = int(spool.parse_shepherd_config(text)["add_grp_id"][0])
         except (OSError, ValueError, KeyError):
             if has_process_ended(scan, pid):
@@ -60,18 +60,6 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
             gid = UNREADABLE_GROUP
         found.setdefault(gid, []).append(pid)
     return found
-
-
-def read_config_head(path: str) -> str:
-    """Return the first lines of a shepherd's configuration; raise OSError.
-
-    A job may have megabytes of arguments, and each epilog asks every shepherd.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return os.read(fd, CONFIG_HEAD).decode("utf-8", "surrogateescape")
-    finally:
-        os.close(fd)
 
 
 def find_shepherds(scan: ProcessScan, uid: int = 0) -> list[int]:

@@ -129,6 +129,15 @@ def write_file(path: str, data: bytes, flags: int) -> int:
         os.close(fd)
 
 
+def read_head(path: str, size: int) -> bytes:
+    """Return the beginning of a file by one read(2), which is all of a short one; raise OSError."""
+    fd = os.open(path, OPEN_READ)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
+
+
 def mkdir_if_missing(path: str) -> None:
     """Make one folder, or accept the one that is there."""
     try:

@@ -74,73 +74,56 @@ class Demo:
         self.stage = made
         self.width = min(table.terminal_width(), WIDEST)
         self._scene = 0
-        self._live = sys.stdout.isatty()
 
     def play(self) -> None:
         """Play every scene."""
         click.echo(click.style("gpulock demo", bold=True) + ": a DGX-1 with 8 V100, made of files")
         self.text("No GPU, no scheduler, no root; prolog and epilog are the real ones.")
-        pair = self.two_gpus()
-        tasks = self.array()
-        four = self.four_gpus()
-        self.refusals()
-        self.cpu_job()
-        self.killed_shepherd(tasks[1])
-        self.the_end([pair, tasks[0], four])
-
-    def two_gpus(self) -> DemoJob:
-        """Show a pair with good links."""
         self.scene("A job asks for 2 GPUs and gets a pair that talks fast.")
-        self.command("qsub -l gpu=2 train.sh")
-        pair = self.submit(101, "2")
-        node = self.stage.node()
-        chosen = [
-            device
-            for device in node.devices()
-            if str(device.index) in pair.variables()["CUDA_VISIBLE_DEVICES"].split(",")
-        ]
-        links = node.links.get((chosen[0].bus, chosen[1].bus), 0)
-        first, second = (device.index for device in chosen)
+        pair = self.submit("qsub -l gpu=2 train.sh", 101, "2")
+        self.tell_links(pair)
+        self.scene("Two tasks of an array: each has a GPU of its own.")
+        first = self.submit("qsub -t 7-8 -l gpu=1 sweep.sh", 102, "1", 7)
+        second = self.submit("", 102, "1", 8)
+        self.scene("Four more, and the node is full.")
+        four = self.submit("qsub -l gpu=4 big.sh", 103, "4")
+        self.status()
+        self.scene("No GPU is left: the job goes back into the queue, with the reason.")
+        self.refused("qsub -l gpu=1 late.sh", 104, "1", "Grid Engine queues it again")
+        self.scene("Half a GPU makes no sense: the job is stopped, the queue goes on.")
+        self.refused("qsub -l gpu=1.5 half.sh", 105, "1.5", "job in error")
+        self.scene("A job that asks for none sees none, even on a node full of them.")
+        self.submit("qsub cpu.sh", 106).finish()
+        self.killed_shepherd(second)
+        self.scene("The jobs end; their epilogs give everything back.")
+        for play in (pair, first, four):
+            play.finish()
+        self.settle()
+        self.status()
+        if not self.all_free():
+            raise CommandRefusedError(
+                "the demo did not end with every GPU free", "report this as a bug"
+            )
+        self.scene("Small jobs may share a GPU, where the site says which (SHARES=7:4).")
+        self.stage.allow_shares()
+        ask = "qsub -l gpu_share=1 class.sh"
+        places = [self.submit(ask, 107, "1", asked="gpu_share")]
+        places.append(self.submit("", 108, "1", asked="gpu_share"))
+        for play in places:
+            play.finish()
+        self.settle()
+        name = gpulock_program_name()
+        click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
+
+    def tell_links(self, pair: DemoJob) -> None:
+        """Say how fast the two GPUs of a job talk."""
+        node, mask = self.stage.node(), pair.variables()["CUDA_VISIBLE_DEVICES"].split(",")
+        first, second = [device for device in node.devices() if str(device.index) in mask]
+        links = format_count(node.links.get((first.bus, second.bus), 0), "NVLink")
         self.text(
-            f"GPU {first} and GPU {second} share {format_count(links, 'NVLink')}; "
+            f"GPU {first.index} and GPU {second.index} share {links}; "
             f"most pairs of this machine have one or none."
         )
-        self.pause()
-        return pair
-
-    def array(self) -> list[DemoJob]:
-        """Show that each task has a GPU of its own."""
-        self.scene("Two tasks of an array: each has a GPU of its own.")
-        self.command("qsub -t 7-8 -l gpu=1 sweep.sh")
-        tasks = [self.submit(102, "1", 7), self.submit(102, "1", 8)]
-        self.pause()
-        return tasks
-
-    def four_gpus(self) -> DemoJob:
-        """Show a full node."""
-        self.scene("Four more, and the node is full.")
-        self.command("qsub -l gpu=4 big.sh")
-        four = self.submit(103, "4")
-        self.status()
-        self.pause()
-        return four
-
-    def refusals(self) -> None:
-        """Show what a user sees of a request that cannot be met."""
-        self.scene("No GPU is left: the job goes back into the queue, with the reason.")
-        self.command("qsub -l gpu=1 late.sh")
-        self.refused(self.stage.submit(104, "1"), "Grid Engine queues it again")
-        self.scene("Half a GPU makes no sense: the job is stopped, the queue goes on.")
-        self.command("qsub -l gpu=1.5 half.sh")
-        self.refused(self.stage.submit(105, "1.5"), "job in error")
-        self.pause()
-
-    def cpu_job(self) -> None:
-        """Show the empty mask."""
-        self.scene("A job that asks for none sees none, even on a node full of them.")
-        self.command("qsub cpu.sh")
-        self.submit(106).finish()
-        self.pause()
 
     def killed_shepherd(self, task: DemoJob) -> None:
         """Show that a lock outlives its shepherd exactly as long as the job does."""
@@ -156,32 +139,6 @@ class Demo:
         node = self.stage.node()
         report = reconcile_locks(node, make_liveness_judge(node), Deadline(reap.REAP_SECONDS))
         self.show(reap.format_reap_report(node, report))
-        self.pause()
-
-    def the_end(self, plays: list[DemoJob]) -> None:
-        """Show that epilogs give everything back."""
-        self.scene("The jobs end; their epilogs give everything back.")
-        for play in plays:
-            play.finish()
-        self.settle()
-        self.status()
-        if not self.all_free():
-            raise CommandRefusedError(
-                "the demo did not end with every GPU free", "report this as a bug"
-            )
-        self.shares()
-        name = gpulock_program_name()
-        click.echo(f"\nTry it: {name} simulate DIR, then {name} --config DIR/gpulock.conf status")
-
-    def shares(self) -> None:
-        """Show two jobs on one card."""
-        self.scene("Small jobs may share a GPU, where the site says which (SHARES=7:4).")
-        self.stage.allow_shares()
-        self.command("qsub -l gpu_share=1 class.sh")
-        for play in [self.submit(number, "1", asked="gpu_share") for number in (107, 108)]:
-            play.finish()
-        self.settle()
-        self.pause()
 
     def all_free(self) -> bool:
         """Return whether nothing is held."""
@@ -194,8 +151,12 @@ class Demo:
             node = self.stage.node()
             reconcile_locks(node, make_liveness_judge(node), deadline)
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0, asked: str = "gpu") -> DemoJob:
+    def submit(
+        self, line: str, job_id: int, gpus: str = "", task: int = 0, asked: str = "gpu"
+    ) -> DemoJob:
         """Run a job's prolog and show the mask it got; raise Refused where it does not run."""
+        if line:
+            self.command(line)
         play = self.stage.submit(job_id, gpus, task, asked=asked)
         if play.prolog_status:
             raise CommandRefusedError(
@@ -210,12 +171,14 @@ class Demo:
         click.echo(f"{INDENT}job {play.name.ljust(6)} {' '.join(told)}")
         return play
 
-    def refused(self, play: DemoJob, what: str) -> None:
+    def refused(self, line: str, job_id: int, gpus: str, what: str) -> None:
         """Show the exit status of a prolog and the line that its user reads."""
+        self.command(line)
+        play = self.stage.submit(job_id, gpus)
         code = click.style(f"prolog exits {play.prolog_status}", fg="yellow")
         click.echo(f"{INDENT}job {play.name.ljust(6)} {code}: {what}")
-        for line in play.output().splitlines():
-            self.text(line)
+        for told in play.output().splitlines():
+            self.text(told)
 
     def status(self) -> None:
         """Show `gpulock status`."""
@@ -226,6 +189,8 @@ class Demo:
 
     def scene(self, title: str) -> None:
         """Begin a scene."""
+        if self._scene:
+            self.pause()
         self._scene += 1
         click.echo(f"\n{click.style(f'{self._scene}. {title}', bold=True)}")
 
@@ -244,7 +209,7 @@ class Demo:
 
     def pause(self) -> None:
         """Give a reader time; a log needs none."""
-        if self._live:
+        if sys.stdout.isatty():
             time.sleep(PAUSE)
 
 

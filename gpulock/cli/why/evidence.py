@@ -161,7 +161,7 @@ def describe_stranger(sight: ProcessView, pid: int, record: Owner) -> str:
             if lock.owner and belongs_to_other_claim(pid, lock, record, sight.scan):
                 return format_lock_holder(lock.owner)
         uid = sight.scan.account(pid, sight.scan.status(pid).uids[0])
-        began = sight.scan.proc.start(pid) / TICKS
+        began = (sight.scan.proc.start(pid) + 1) / TICKS  # at the latest
     except (OSError, ValueError):
         return ""
     if uid != record.uid:

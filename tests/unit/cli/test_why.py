@@ -14,7 +14,7 @@ import pytest
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import TICKS, Proc
 from gpulock.store.events import REFUSED, note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
@@ -200,12 +200,16 @@ def test_nothing_frees_a_lock_while_lock_dir_is_mounted_read_only(
     assert "is mounted read-only: nothing is granted and nothing freed" in said
 
 
-@pytest.mark.parametrize(("claimed", "older"), [(0.0, ""), (1e9, ", older than the claim")])
+@pytest.mark.parametrize(
+    ("after", "older"),
+    [(-1.0, ""), (0.009, ""), (1.0, ", older than the claim")],  # a start is known to 0.01 s
+)
 def test_who_keeps_the_device_of_a_dead_job_open_is_named_and_whether_it_was_there_before(
-    site: Site, claimed: float, older: str
+    site: Site, after: float, older: str
 ) -> None:
     pid, start = dead_process()
     with site.opened(5) as user:
+        claimed = site.node().proc.start(user.pid) / TICKS + after
         site.hold(5, pid=pid, start=start, sid=pid, uid=os.getuid(), claimed_boottime=claimed)
         text = site.call("why", "5").stdout
         assert "quarantined" in text.splitlines()[0]

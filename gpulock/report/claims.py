@@ -41,21 +41,14 @@ class GpuTimes:
         return self.busy / self.observed if self.observed > 0 else None
 
     @property
-    def idle(self) -> float:
-        """Return the observed seconds in which nothing was done."""
-        return self.observed - self.busy
-
-    @property
-    def unobserved(self) -> float:
-        """Return the seconds of which nothing is known."""
-        return self.held - self.observed
+    def parts(self) -> tuple[float, float, float]:
+        """Return the seconds at work, those in which nothing was done, and those not observed."""
+        return self.busy, self.observed - self.busy, self.held - self.observed
 
     def shares(self) -> tuple[str, str, str]:
         """Return how much of the time was at work, idle, and not observed."""
-        busy, idle, unseen = [
-            format_percent(seconds / self.held if self.held > 0 else None)
-            for seconds in (self.busy, self.idle, self.unobserved)
-        ]
+        held = self.held
+        busy, idle, unseen = [format_percent(n / held if held > 0 else None) for n in self.parts]
         return (busy, idle, unseen) if self.observed > 0 else ("-", "-", unseen)
 
 
@@ -97,11 +90,6 @@ class ReportedClaim:
     proof: str
     cards: tuple[ReportedDevice, ...]
     record: Fields
-
-    @property
-    def gpus(self) -> int:
-        """Return on how many GPUs it was: several places may be one's."""
-        return len({card.id for card in self.cards})
 
 
 def parse_reported_claim(record: Fields) -> ReportedClaim:

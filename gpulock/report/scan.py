@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +34,6 @@ FOREVER: Final = float("inf")
 TAIL: Final = 1 << 16  # bytes from the end of a file that are read first
 WIDER: Final = 8  # times as much is read next
 NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
-NO_JOB_TEXTS: Final = (b'"process"', b'"admin"')
 NULL: Final = b"null"
 FIRST_TASK: Final = (b'"1"', b'""')  # 12.1 may be no array
 SUMMED: Final = ("held_seconds", "busy_seconds", "observed_seconds")
@@ -87,7 +87,7 @@ class ClaimQuery:
 
     def fits_head(self, head: Head) -> bool:
         """Return whether a line that has the needles is asked for; raise ValueError."""
-        if self.job and not self.scheduler and head["scheduler"] in NO_JOB_TEXTS:
+        if self.job and not self.scheduler and json.loads(head["scheduler"]) in NO_JOBS:
             return False
         if self.task == "1" and head["task_id"] not in FIRST_TASK:
             return False
@@ -133,13 +133,12 @@ def find_latest_heads(
     """
     found: list[Head] = []
     for path in reversed(history_paths(folder, query, faults)):
-        size, span, most = 0, TAIL, limit - len(found) if limit else None
+        span, most = TAIL, limit - len(found) if limit else None
         while True:
             own = HistoryFaults()
-            try:
+            size = 0
+            with suppress(OSError):  # match_lines tells
                 size = os.stat(path).st_size
-            except OSError:
-                pass  # match_lines tells
             begin = max(0, size - span) if limit else 0
             heads = deque(match_lines(path, begin, query, own), most)
             if begin == 0 or len(heads) == most:
@@ -151,13 +150,6 @@ def find_latest_heads(
         if limit and len(found) >= limit:
             break
     return found
-
-
-def find_latest_claim(folder: str, query: ClaimQuery) -> ReportedClaim | None:
-    """Return the last claim that is asked for, None where there is none."""
-    faults = HistoryFaults()
-    heads = find_latest_heads(folder, query, 1, faults)
-    return parse_history_line(heads[0].string, faults) if heads else None
 
 
 def history_paths(folder: str, query: ClaimQuery, faults: HistoryFaults) -> list[str]:

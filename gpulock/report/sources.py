@@ -21,7 +21,8 @@ from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
     find_history_claims,
-    find_latest_claim,
+    find_latest_heads,
+    parse_history_line,
 )
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
@@ -42,7 +43,9 @@ def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
     """Return the claim that ended last, whether the history has its line yet or not."""
     if ended := find_unwritten_claims(node, query):
         return max(ended, key=lambda claim: claim.ended or 0.0)
-    return find_latest_claim(node_history_folder(node), query)
+    faults = HistoryFaults()
+    heads = find_latest_heads(node_history_folder(node), query, 1, faults)
+    return parse_history_line(heads[0].string, faults) if heads else None
 
 
 def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:

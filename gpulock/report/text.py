@@ -31,7 +31,6 @@ WIDTH: Final = 80
 HOUR: Final = 3600.0
 GIB: Final = 1 << 30
 WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
-SHARES: Final = tuple(Column(name, right=True) for name in ("BUSY", "IDLE", "UNSEEN"))
 COLUMNS: Final = (
     Column("GPU", right=True),
     Column("BUSY", least=5),
@@ -41,13 +40,14 @@ COLUMNS: Final = (
     Column("MEMORY PEAK", right=True),
     Column("ENERGY", right=True),
 )
-SHORT: Final = (
+CLAIMS: Final = (
+    Column("ENDED"),
     Column("JOB", least=8),
-    Column("BEGUN"),
-    Column("HELD", right=True),
+    Column("USER", least=6),
     Column("GPUS", right=True),
-    *SHARES,
-    Column("END"),
+    Column("HELD", right=True),
+    *[Column(name, right=True) for name in ("BUSY", "IDLE", "UNSEEN")],
+    Column("HOW"),
 )
 COLOURS: Final = ((0.15, "red"), (0.5, "yellow"), (1.01, "green"))  # as jobstats has them
 OBSERVED: Final = 0.9  # share of each device's time that must have been observed
@@ -61,7 +61,7 @@ def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     """Return the report of a job: its claims from the first to the last."""
     found: list[str] = []
     if len(claims) > WHOLE:
-        found += table.render_table(SHORT, [short_claim_cells(claim) for claim in claims], WIDTH)
+        found += table.render_table(CLAIMS, [claim_cells(claim) for claim in claims], WIDTH)
         found += [click.style(format_claims_summary(claims), bold=True)]
     else:
         for claim in claims:
@@ -114,7 +114,7 @@ def format_claim_heading(claim: ReportedClaim) -> str:
     run = f", run {owner.restart + 1}" if owner.restart else ""
     models = {short_model(model) for card in claim.cards if (model := card.record.get("model"))}
     model = f", {models.pop()}" if len(models) == 1 else ""
-    cards = format_count(claim.gpus, "GPU")
+    cards = format_count(claim.record["gpus"], "GPU")
     text = f"{name} of {owner.user} on {owner.node}{queue}{run}: {cards}{model}"
     return click.style(table.clip_text(text, WIDTH), bold=True)
 
@@ -149,15 +149,16 @@ def report_device_cells(card: ReportedDevice) -> list[Cell]:
     ]
 
 
-def short_claim_cells(claim: ReportedClaim) -> list[Cell]:
+def claim_cells(claim: ReportedClaim) -> list[Cell]:
     """Return one claim of many."""
     return [
+        Cell("-" if claim.ended is None else format_local_time(claim.ended)),
         Cell(claim.owner.job()),
-        Cell(format_local_time(claim.begun)[:-3]),
+        Cell(claim.owner.user),
+        Cell(str(claim.record["gpus"])),
         Cell("-" if claim.held is None else format_duration(claim.held)),
-        Cell(str(claim.gpus)),
         *map(Cell, sum_times(claim.cards).shares()),
-        Cell(claim.how if claim.ended is not None else "runs"),
+        Cell("runs" if claim.ended is None else claim.how),
     ]
 
 
@@ -171,7 +172,7 @@ def format_claims_summary(claims: Sequence[ReportedClaim]) -> str:
         hours = f"{times.held:.0f} GPU seconds"
     if times.observed <= 0:
         return f"In all: {hours}, not observed"
-    rest = f", {unseen} not observed" if times.unobserved else ""
+    rest = f", {unseen} not observed" if times.observed < times.held else ""
     return f"In all: {hours}, {busy} busy, {idle} idle{rest}"
 
 
@@ -188,10 +189,9 @@ def advise_job_owner(cards: Sequence[ReportedDevice]) -> str:
         for card in cards
         if card.times.busy <= MOMENT and (card.times.utilization or 0.0) <= BLIP
     ]
-    who = "The GPU" if len(cards) == 1 else "The GPUs"
+    who, it = ("The GPU", "it") if len(cards) == 1 else ("The GPUs", "them")
     if len(never) == len(cards):
-        who = "The GPU was never" if len(cards) == 1 else "None of the GPUs was ever"
-        it = "it" if len(cards) == 1 else "them"
+        who = f"{who} was never" if len(cards) == 1 else "None of the GPUs was ever"
         return f"{who} used: ask for none, or look why the program does not find {it}."
     if never:
         names = f"GPU{'s' if never[1:] else ''} {', '.join(never)}"

@@ -24,19 +24,17 @@ PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
+@dataclass
 class Peer:
     """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
 
     `account` is the user who answers for it: of a subordinate uid, who made its user namespace.
     """
 
-    __slots__ = ("account", "fd", "pid", "uid")
-
-    def __init__(self, pid: int, uid: int, fd: int, account: int = -1) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.account = account if account >= 0 else uid
-        self.fd = fd
+    pid: int
+    uid: int
+    account: int
+    fd: int
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -63,9 +61,9 @@ def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
             UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
         )
     try:
-        peer = Peer(pid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
+        peer = Peer(pid, uid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
     except OSError:  # an older kernel, or the process is gone: then this says so
-        peer = Peer(pid, uid, os.pidfd_open(pid))
+        peer = Peer(pid, uid, uid, os.pidfd_open(pid))
     try:
         if (owner := proc.namespace_owner(pid)) > 0:
             peer.account = owner

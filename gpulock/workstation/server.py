@@ -29,7 +29,7 @@ from gpulock.workstation.socket_claims import (
 )
 from gpulock.workstation.user_release import release_for_user
 from gpulock.workstation.user_reserve import end_reservations, reserve_for_user
-from gpulock.workstation.wait_queue import RETRY_DELAY, WaitQueue
+from gpulock.workstation.wait_queue import WaitQueue
 from gpulock.workstation.wire import (
     CANCEL,
     CLAIM,
@@ -68,7 +68,6 @@ class ClaimServer:
         self._line = WaitQueue(self.claims, node, self._end)
         self._releases: list[Client] = []
         self._release_time = Allowance()
-        self._next = 0.0
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError.
@@ -105,7 +104,7 @@ class ClaimServer:
     def due(self) -> float:
         """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
-        releases = [max(self._next, self._release_due(client)) for client in self._releases]
+        releases = [self._release_due(client) for client in self._releases]
         return min([*silent, *releases, self._line.due()])
 
     def run_due(self, now: float) -> None:
@@ -115,7 +114,7 @@ class ClaimServer:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
         if self._releases:
             client = min(self._releases, key=self._release_due)
-            if now >= max(self._next, self._release_due(client)):
+            if now >= self._release_due(client):
                 self._serve_release(client)
         self._line.run_due(now)
 
@@ -130,7 +129,6 @@ class ClaimServer:
         self._guarded(client, self._release)
         now = clock_boottime()
         self._release_time.charge(client.peer.account, (now - begun) / SHARE_OF_USER, now)
-        self._next = now + RETRY_DELAY
 
     def _accept(self, _: int) -> None:
         """Let one more in; where too many say nothing, the oldest of them goes."""

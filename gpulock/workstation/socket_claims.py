@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.core.background_call import BackgroundCall
+from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
 from gpulock.daemon.core.journal import (
     ERROR,
     INFO,
@@ -75,11 +75,7 @@ class SocketClaims:
         want.kept = find_reserved_devices(view.reservations, view.now, account)
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         preferred = find_own_devices(view.reservations, view.now, account) or request.preferred
-        others = [one for one in view.reservations if one.uid != account]
-        coming = {one.device for one in others if one.begin > view.now}
         try:
-            if coming and not preferred:
-                preferred = tuple(one.id for one in node.devices() if one.id not in coming)
             terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
@@ -131,17 +127,14 @@ def user_name(uid: int) -> str:
     """Return the name of a user, for people; a name service that is slow is not waited for."""
     try:
         return look_up_user(uid)
-    except TimeoutError:
+    except NoAnswerError:
         return f"uid {uid}"
 
 
 @lru_cache(maxsize=1000)
 def look_up_user(uid: int) -> str:
-    """Return the name of a user; raise TimeoutError."""
-    asking = BackgroundCall(lambda: pwd.getpwuid(uid).pw_name)
-    if not asking.wait(NAME_SECONDS):
-        raise TimeoutError
+    """Return the name of a user; raise NoAnswerError."""
     try:
-        return asking.answer()
+        return BackgroundCall(lambda: pwd.getpwuid(uid).pw_name).answer(NAME_SECONDS)
     except KeyError:
         return f"uid {uid}"

@@ -19,7 +19,6 @@ from gpulock.node.devices import lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from gpulock.store.owner import Owner
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
 
@@ -31,20 +30,15 @@ def release_for_user(
 ) -> tuple[str, ...]:
     """Free what is meant, all or none; return the ids. Raises Refusal."""
     caller, how = (peer.account, peer.pid), f"released by uid {peer.account}"
+    holder = ("process", request.pid, request.start)
 
     def meant(lock: Lock) -> bool:
-        return lock_matches_request(lock, request)
+        if request.devices:
+            return any(lock_ids_overlap(lock.id, name) for name in request.devices)
+        record = lock.owner
+        return record is not None and (record.scheduler, record.pid, record.start) == holder
 
     return tuple(lock.id for lock in release_unused(node, meant, caller, deadline, how))
-
-
-def release_ended_claim(node: Node, record: Owner, deadline: Deadline) -> None:
-    """Free a claim whose end has come, as its user would; raise Refusal."""
-
-    def meant(lock: Lock) -> bool:
-        return lock.owner is not None and lock.owner.token == record.token
-
-    release_unused(node, meant, (record.uid, 0), deadline, "its end has come")
 
 
 def release_unused(
@@ -97,15 +91,3 @@ def select_own_locks(held: dict[str, Lock], meant: Callable[[Lock], bool], uid: 
             who, do = "a reserve", f"gpulock unreserve {lock.id}"
         raise Refusal(INVALID_REQUEST, f"{lock.id} is held by {who} of {record.user}", do)
     return locks
-
-
-def lock_matches_request(lock: Lock, request: SocketRequest) -> bool:
-    """Return whether a request names a lock: by its device, or by who holds it."""
-    if request.devices:
-        return any(lock_ids_overlap(lock.id, name) for name in request.devices)
-    record = lock.owner
-    return record is not None and (record.scheduler, record.pid, record.start) == (
-        "process",
-        request.pid,
-        request.start,
-    )

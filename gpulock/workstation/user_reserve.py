@@ -50,17 +50,12 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
 
 def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -> None:
     """End what the user, or for root anybody, has reserved of a device; raise Refusal."""
-    kept: list[Reservation] = []
-    ended = False
-    for one in read_reservations(node.settings.state_dir):
-        mine = one.device in request.devices and uid in (0, one.uid) and one.end > now
-        ended = ended or mine
-        if not mine:
-            kept.append(one)
-        elif one.begin < now:  # what was used of it counts
-            one.end = now
-            kept.append(one)
+    every = read_reservations(node.settings.state_dir)
+    mine = [one for one in every if one.device in request.devices and uid in (0, one.uid)]
+    ended = [one for one in mine if one.end > now]
     if not ended:
         what = f"{' '.join(request.devices)} is not reserved for you"
         raise Refusal(INVALID_REQUEST, what, "see gpulock status")
-    write_reservations(node.settings.state_dir, kept)
+    for one in ended:
+        one.end = now  # what was used of it counts
+    write_reservations(node.settings.state_dir, [one for one in every if one.end > one.begin])

@@ -130,8 +130,9 @@ class WaitQueue:
                 client.told = SocketReply(WAITING, why="stopped")
                 continue
             why = self._why_not_yet(view, client, client.peer.account in waits, now)
-            if not why and kept and not is_reserved_for(view, client):
-                why = kept
+            if not why and kept:
+                own = find_own_devices(view.reservations, view.now, client.peer.account)
+                why = "" if client.request and client.request.number <= len(own) else kept
             tried = not why and self._try_claim(view, client, first is None)
             if client.answer.state != WAITING or now >= client.until:
                 self._end(client, last_reply(client.answer, why))
@@ -218,12 +219,6 @@ def last_reply(reply: SocketReply, why: str) -> SocketReply:
     if why:
         return SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait; see gpulock queue")
     return reply._replace(state=REFUSED)
-
-
-def is_reserved_for(view: QueueView, client: Client) -> bool:
-    """Return whether a caller's user has as many devices reserved now as it asks for."""
-    own = find_own_devices(view.reservations, view.now, client.peer.account)
-    return client.request is not None and client.request.number <= len(own)
 
 
 def is_stopped(node: Node, pid: int) -> bool:

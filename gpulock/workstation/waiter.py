@@ -14,7 +14,6 @@ PEEK = 2  # MSG_PEEK, linux/socket.h
 LARGEST = 1 << 14
 LONGEST = 86400.0  # seconds; poll(2) counts milliseconds in an int
 ENVIRONMENT = "GPULOCK_WAITED"  # SOCKET BEGUN
-COLUMNS = 80  # of a terminal that does not say
 
 
 def read_fields(data: bytes) -> dict[str, str]:
@@ -23,30 +22,20 @@ def read_fields(data: bytes) -> dict[str, str]:
     return {key: value for key, _, value in [line.partition("=") for line in lines]}
 
 
-def show_waiting(fields: dict[str, str], what: str, waited: float, last: str) -> str:
-    """Say on stderr how the waiting goes; return what was said. `last` was said before.
-
-    On a terminal one line is kept up to date.
-    """
+def show_waiting(fields: dict[str, str], what: str, last: str) -> str:
+    """Say on stderr how the waiting goes, where that changed since `last`; return it."""
     before = int(fields["before"]) if fields.get("before", "").isdecimal() else 0
     why = fields.get("why", "").partition(" (")[0]  # who has which: `gpulock status` says it better
     reason = f"number {fields.get('number', '')}, place {before + 1} in the queue; {why}"
-    if posix.isatty(2) and posix.environ.get(b"TERM") != b"dumb":
-        seconds = int(waited)
-        clock = f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
-        width = (posix.get_terminal_size(2).columns or COLUMNS) - 1
-        posix.write(
-            2, f"\r\x1b[K{f'gpulock: waiting {clock} for {what}: {reason}'[:width]}".encode()
-        )
-    elif reason != last:
+    if reason != last:
         posix.write(2, f"gpulock: waiting for {what}: {reason}\n".encode())
     return reason
 
 
-def wait_for_reply(connection: int, what: str, begun: float, until: float) -> None:
+def wait_for_reply(connection: int, what: str, until: float) -> None:
     """Wait until the next packet is a last reply, the connection has ended, or it is too late.
 
-    Times are CLOCK_BOOTTIME seconds.
+    `until` in CLOCK_BOOTTIME seconds.
     """
     from _socket import socket  # `socket` takes a megabyte
 
@@ -61,14 +50,11 @@ def wait_for_reply(connection: int, what: str, begun: float, until: float) -> No
             if fields.get("state") != "waiting":
                 break
             peer.recv(LARGEST)
-            waited = time.clock_gettime(time.CLOCK_BOOTTIME) - begun
-            last = show_waiting(fields, what, waited, last)
+            last = show_waiting(fields, what, last)
     except OSError:
         pass  # whoever reads the reply meets it as well
     finally:
         peer.detach()
-        if last and posix.isatty(2):
-            posix.write(2, b"\r\x1b[K")
 
 
 def main(words: list[str]) -> None:
@@ -77,7 +63,7 @@ def main(words: list[str]) -> None:
 
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends it without a word
     connection, begun, until, what, *command = words
-    wait_for_reply(int(connection), what, float(begun), float(until))
+    wait_for_reply(int(connection), what, float(until))
     handed = f"{connection} {begun}".encode()
     posix.execve(command[0], command, {**posix.environ, ENVIRONMENT.encode(): handed})
 

@@ -106,10 +106,8 @@ def parse_request(data: bytes) -> SocketRequest:
     )
 
 
-def request_words(request: SocketRequest | None) -> str:
+def request_words(request: SocketRequest) -> str:
     """Return what a claim asks for, in a few words."""
-    if request is None:
-        return ""
     what = "share" if request.share else request.device_kind.partition(":")[2] or "GPU"
     if request.devices:
         return f"{what} {' '.join(request.devices)}"

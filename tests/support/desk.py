@@ -65,7 +65,7 @@ class Desk:
 
         def identify(_: socket.socket, proc: Proc) -> Peer:
             assert proc is self.node.proc
-            return Peer(pid, uid, os.pidfd_open(ME))
+            return Peer(pid, uid, uid, os.pidfd_open(ME))
 
         if not (self.box.proc.root / str(pid)).exists():
             self.process(pid, uid)

@@ -335,7 +335,7 @@ def user_release(part: bool = False) -> Play:
             try:
                 release_for_user(
                     Node(site.settings, NAME),
-                    Peer(owner.pid, USER, -1),
+                    Peer(owner.pid, USER, USER, -1),
                     request,
                     Deadline(10.0),
                 )

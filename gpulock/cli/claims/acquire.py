@@ -28,8 +28,8 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.job.mps import wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
-from gpulock.report.scan import ClaimQuery, find_latest_claim
-from gpulock.report.sources import node_history_folder
+from gpulock.report.scan import ClaimQuery
+from gpulock.report.sources import find_last_claim
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count
@@ -163,9 +163,8 @@ def acquire_devices(
 
 
 def find_last_devices(node: Node, record: Owner) -> tuple[str, ...]:
-    """Return the cards of its user's last claim that is over, by the history."""
-    query = ClaimQuery(user=record.user, scheduler="process")
-    last = find_latest_claim(node_history_folder(node), query)
+    """Return the cards of its user's last claim that is over."""
+    last = find_last_claim(node, ClaimQuery(user=record.user, scheduler="process"))
     return tuple(card.id for card in last.cards) if last else ()
 
 

@@ -151,7 +151,7 @@ def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
             os.execv(sys.executable, [sys.executable, "-IS", waiter.__file__, *words])
         except OSError:
             connection.set_inheritable(False)  # then we wait ourselves
-    waiter.wait_for_reply(number, how.what, how.begun, until)
+    waiter.wait_for_reply(number, how.what, until)
 
 
 def send_daemon_request(

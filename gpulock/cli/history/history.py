@@ -13,10 +13,9 @@ import click
 
 from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
 from gpulock.cli.session import Session, echo_error, name_config
-from gpulock.daemon.history.files import FOLDER
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.report.claims import GpuTimes, ReportedClaim, sum_times
+from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
@@ -26,14 +25,12 @@ from gpulock.report.scan import (
     parse_history_line,
     sum_claims,
 )
-from gpulock.report.sources import find_unwritten_claims
-from gpulock.report.text import SHARES
+from gpulock.report.sources import find_unwritten_claims, node_history_folder
+from gpulock.report.text import CLAIMS, claim_cells
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
     format_count,
-    format_duration,
-    format_local_time,
     format_percent,
     parse_duration,
 )
@@ -42,15 +39,6 @@ VERSION = 1
 HOUR = 3600.0
 REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
-COLUMNS = (
-    Column("ENDED"),
-    Column("JOB", least=8),
-    Column("USER", least=6),
-    Column("GPUS", right=True),
-    Column("HELD", right=True),
-    *SHARES,
-    Column("HOW"),
-)
 SUM_FIELDS = ("gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")
 SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 
@@ -85,7 +73,7 @@ def history_command(
     """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
     query = parse_history_query(node, **which)
-    folder = f"{node.settings.state_dir}/{FOLDER}"
+    folder = node_history_folder(node)
     faults = HistoryFaults()
     if by:
         heads = find_history_heads(folder, query, faults)
@@ -153,43 +141,23 @@ def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, 
     heads = find_latest_heads(folder, query, limit and limit + 1, faults)
     shown = heads[-limit:]
     rows = [
-        history_claim_cells(claim)
-        for head in shown
-        if (claim := parse_history_line(head.string, faults))
+        claim_cells(claim) for head in shown if (claim := parse_history_line(head.string, faults))
     ]
     if rows:
-        click.echo("\n".join(table.render_table(COLUMNS, rows, table.terminal_width())))
+        click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
     if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
     if rows or not faults.files:
         click.echo(format_history_total(sum_claims(shown, "", query.device).get("", GpuTimes())))
 
 
-def history_claim_cells(claim: ReportedClaim) -> list[Cell]:
-    """Return one row of the table."""
-    return [
-        Cell(format_local_time(claim.ended or 0.0)),
-        Cell(claim.owner.job()),
-        Cell(claim.owner.user),
-        Cell(str(claim.gpus)),
-        Cell("-" if claim.held is None else format_duration(claim.held)),
-        *map(Cell, sum_times(claim.cards).shares()),
-        Cell(claim.how),
-    ]
-
-
 def format_history_total(total: GpuTimes) -> str:
     """Return the sum of all in a line."""
     if not total.claims:
         return "no finished claim"
-    held, busy, idle, unseen = map(format_history_hours, list_times(total))
+    held, busy, idle, unseen = map(format_history_hours, (total.held, *total.parts))
     count = format_count(total.claims, "claim")
     return f"{count}: {held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
-
-
-def list_times(one: GpuTimes) -> tuple[float, float, float, float]:
-    """Return the GPU seconds held, at work, idle, and of which nothing is known."""
-    return one.held, one.busy, one.idle, one.unobserved
 
 
 def format_history_hours(seconds: float) -> str:
@@ -203,7 +171,7 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
     rows: list[dict[str, object]] = []
     cells: list[list[Cell]] = []
     for name, one in sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0])):
-        times = list_times(one)
+        times = (one.held, *one.parts)
         sums = {key: round(value, 3) for key, value in zip(SUM_FIELDS, times)}
         rows.append({by: name, "claims": one.claims, **sums})
         texts = [name or "-", f"{one.claims:,}", *map(format_history_hours, times)]

@@ -21,8 +21,9 @@ from gpulock.daemon.reconcile.schedule import Chore
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.workstation.user_release import release_ended_claim
+from gpulock.workstation.user_release import release_unused
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
 AGAIN: Final = 60.0  # seconds until a claim that is still used is tried again
@@ -72,8 +73,13 @@ class ClaimEnds(Chore):
 
     def _release(self, node: Node, record: Owner, now: float) -> None:
         """Give a claim back that is over, or note when to try again."""
+
+        def meant(lock: Lock) -> bool:
+            return lock.owner is not None and lock.owner.token == record.token
+
         try:
-            release_ended_claim(node, record, Deadline(GATE_SECONDS))
+            how = "its end has come"
+            release_unused(node, meant, (record.uid, 0), Deadline(GATE_SECONDS), how)
         except (Refusal, OSError):
             self._again[record.token] = now + AGAIN
             return

@@ -65,6 +65,7 @@ def record(*cards: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "user": "alice",
         "uid": 1000,
         "queue": "gpu",
+        "gpus": len(cards),
         "how": "epilog",
         "devices": list(cards),
         "shapes": {},
@@ -128,7 +129,7 @@ def test_many_tasks_are_a_line_each_and_a_sum() -> None:
     tasks = [claim(card(0, use=n / 20), task_id=str(n), token=f"t{n}") for n in range(1, 21)]
     found = text_of(*tasks)
     assert len(found) == 1 + 20 + 1
-    assert found[1].split()[0] == "12.1" and found[2].split()[0] == "12.2"
+    assert found[1].split()[2] == "12.1" and found[2].split()[2] == "12.2"
     assert found[21] == "In all: 20.0 GPU hours, 52 % busy, 48 % idle"
 
 

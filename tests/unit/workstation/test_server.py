@@ -313,7 +313,7 @@ def test_who_has_many_uids_has_the_places_of_one_user(
         assert proc is desk.node.proc
         uid = next(uids)
         desk.box.proc.add(ME, "python3", start=MINE, uids=(uid,) * 4, session=1)
-        return Peer(ME, uid, os.pidfd_open(ME), account=61_001)
+        return Peer(ME, uid, 61_001, os.pidfd_open(ME))
 
     monkeypatch.setattr(server_module, "identify_peer", identify)
     callers = wait_for_all(desk, MOST_OF_USER + 1)

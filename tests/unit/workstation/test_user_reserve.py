@@ -78,12 +78,6 @@ def test_its_user_gets_that_very_device_where_all_are_free(desk: Desk) -> None:
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
 
 
-def test_a_device_that_somebody_has_reserved_for_later_is_granted_last(desk: Desk) -> None:
-    reserve(desk, ALICE, 0, 1, ahead=1)
-    assert last(desk.claim_as(BOB, 901, 1)).devices == (bus(1),)
-    assert last(desk.claim_as(BOB, 902, 3)).devices == (bus(0), bus(2), bus(3))
-
-
 def test_who_holds_it_at_that_time_keeps_it_and_its_user_is_next(desk: Desk) -> None:
     for number in range(4):
         desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)

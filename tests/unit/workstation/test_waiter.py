@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import socket
 import subprocess
@@ -28,7 +26,6 @@ YES = encode_packet(SocketReply(GRANTED, token="feed"))
 def start(
     connection: socket.socket,
     seconds: float = 60.0,
-    stderr: int = subprocess.PIPE,
     options: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start one who waits, and then prints the last reply."""
@@ -38,9 +35,8 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-IS", *options, str(Path(waiter.__file__)), *words],
         pass_fds=[number],
-        env={**os.environ, "TERM": "xterm"},
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -88,22 +84,6 @@ def test_ctrl_c_ends_it_without_a_word(ends: tuple[socket.socket, socket.socket]
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == -signal.SIGINT
-
-
-def test_on_a_terminal_its_line_is_renewed_in_place(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    ours, theirs = ends
-    for packet in (WAIT, WAIT, YES):
-        ours.send(packet)
-    leader, follower = pty.openpty()
-    with start(theirs, stderr=follower) as process:
-        process.communicate(timeout=60)
-    os.close(follower)
-    said = os.read(leader, 4096).decode()
-    os.close(leader)
-    assert said.count("\r\x1b[Kgpulock: waiting 00:00:0") == 2
-    assert said.endswith("\r\x1b[K")
 
 
 def loaded(stderr: bytes) -> set[str]:

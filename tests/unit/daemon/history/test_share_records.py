@@ -116,7 +116,7 @@ def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
     assert (claim.held, claim.cards[0].times.held) == (3600.0, 900.0)
     assert format_claim_times(claim)[0].endswith("for 1h00m so far")
     (card,) = claim.cards
-    assert (card.times.utilization, card.times.unobserved) == (0.25, 0.0)
+    assert (card.times.utilization, card.times.parts[2]) == (0.25, 0.0)
 
 
 def test_places_of_one_card_are_a_row_each_and_one_gpu() -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gpulock.cli.session import CommandRefusedError
 from gpulock.node.devices import SHARE, Device, pci_bus_key
 from gpulock.store.owner import Owner
 
@@ -24,8 +25,12 @@ PID = re.compile(r"pid[ :]([0-9]+)")
 DEVICE = re.compile(r"(?:device|gpu)[ :](.+)", re.IGNORECASE)
 
 
-class SelectError(LookupError):
-    """Say in one clause why an argument names nothing, or too much."""
+class SelectError(CommandRefusedError):
+    """Refuse an argument that names nothing, or too much."""
+
+    def __init__(self, why: str, do: str = "see gpulock status") -> None:
+        super().__init__(why, do)
+        self.why = why
 
 
 class Subject(NamedTuple):
@@ -86,7 +91,8 @@ def parse_job(text: str) -> Subject:
     try:
         return parse_subject(text, ())
     except SelectError:
-        raise SelectError(f"{text.strip()[:LONGEST]!r} is no job") from None
+        why = f"{text.strip()[:LONGEST]!r} is no job"
+        raise SelectError(why, "name a job: 12, 12.3 or pid 4711") from None
 
 
 def match_one_device(text: str, devices: Sequence[Device]) -> Device:

@@ -22,6 +22,7 @@ GPUS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
 OWNER_READS, ALL_READ = 0o400, 0o444
 FOLDER_MODE = 0o755
 FILE_MODE = 0o644
+WRITABLE = 0o022  # by others
 DEVICES = "dev/"  # begins the paths of device files, which are empty regular files
 DEVICE_MODE = 0o666  # as the driver's DeviceFileMode 438
 # a file's bytes, a link's target, or a folder that may be empty
@@ -122,26 +123,18 @@ def write_tree(root: Path, tree: Mapping[str, Entry]) -> None:
 
     Modes are set whatever the umask is: hooks refuse a lock folder that a group may write.
     """
-    made = {root}
-    for path, entry in sorted(tree.items()):
-        target = root / path
-        _make_tree_folders(target if entry is None else target.parent, made)
-        if isinstance(entry, str):
-            os.symlink(entry, target)
-        elif entry is not None:
-            write_tree_file(target, entry, DEVICE_MODE if path.startswith(DEVICES) else FILE_MODE)
-
-
-def _make_tree_folders(folder: Path, made: set[Path]) -> None:
-    if folder in made:
-        return
-    _make_tree_folders(folder.parent, made)
-    made.add(folder)
+    before = os.umask(WRITABLE)
     try:
-        folder.mkdir()
-    except FileExistsError:
-        return
-    folder.chmod(FOLDER_MODE)
+        for path, entry in sorted(tree.items()):
+            target = root / path
+            (target if entry is None else target.parent).mkdir(parents=True, exist_ok=True)
+            if isinstance(entry, str):
+                os.symlink(entry, target)
+            elif entry is not None:
+                mode = DEVICE_MODE if path.startswith(DEVICES) else FILE_MODE
+                write_tree_file(target, entry, mode)
+    finally:
+        os.umask(before)
 
 
 def write_tree_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:

@@ -228,10 +228,10 @@ def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list
     found = node.devices_if_driver()
     try:
         return found, resolve_lock_id(device, found)
-    except SelectError as fault:
+    except SelectError:
         cards = {one.bus for one in match_devices(device, found)}
         if not card or len(cards) != 1:
-            raise CommandRefusedError(str(fault), "see gpulock status") from fault
+            raise
         return found, cards.pop()
 
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import click
 
@@ -15,10 +14,9 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
-from gpulock.cli.select import SelectError, match_device_list
+from gpulock.cli.select import match_device_list
 from gpulock.cli.session import (
     FOR_EVER,
-    CommandRefusedError,
     Session,
     parse_duration_option,
     uid_to_user_name,
@@ -57,14 +55,7 @@ class ClaimWishes(NamedTuple):
 
 
 def claim_options(function: F) -> F:
-    """Add the options that say how many devices, which, and on which terms (`wishes`)."""
-
-    @functools.wraps(function)
-    def collected(*rest: object, **given: Any) -> object:
-        wishes = ClaimWishes(*[given.pop(name) for name in ClaimWishes._fields])
-        return function(*rest, wishes=wishes, **given)
-
-    added: Callable[..., object] = collected
+    """Add the options of ClaimWishes, which the command takes as `wishes`."""
     for option in (
         click.option(
             "--wait",
@@ -93,8 +84,8 @@ def claim_options(function: F) -> F:
             "-n", "number", type=click.IntRange(min=1), metavar="N", help="How many GPUs."
         ),
     ):
-        added = option(added)
-    return cast("F", added)
+        function = option(function)
+    return function
 
 
 def open_node_for_claim(session: Session) -> Node:
@@ -124,10 +115,7 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
         if count is None and not share:
             raise click.UsageError("say how many GPUs with -n N, or which with --devices.")
         return ClaimRequest(count or 1, share=share)
-    try:
-        wanted = tuple(device.id for device in match_device_list(devices, node.devices()))
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "see gpulock status") from fault
+    wanted = tuple(device.id for device in match_device_list(devices, node.devices()))
     if count not in (None, len(wanted)):
         raise click.UsageError(f"-n {count} and --devices with {len(wanted)} do not fit.")
     return ClaimRequest(len(wanted), wanted, share=share)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from typing import Any
 
 import click
 
@@ -38,16 +39,17 @@ SEPARATORS = frozenset(";&|\n")
 @click.pass_obj
 def claim_command(
     session: Session,
-    wishes: ClaimWishes,
+    /,
     pid: int | None,
     export: bool,
+    **options: Any,
 ) -> None:
     """Hold GPUs for a process until it ends or they are released.
 
     \b
     eval "$(gpulock claim -n 1 --export)"
     """
-    node = open_node_for_claim(session)
+    node, wishes = open_node_for_claim(session), ClaimWishes(**options)
     want = make_claim_request(node, wishes)
     holder = pid or find_calling_shell(node.proc)
     if pid is None:

@@ -17,7 +17,6 @@ import click
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import (
-    SelectError,
     Subject,
     match_devices,
     match_one_device,
@@ -94,11 +93,8 @@ def release_command(
     node = session.node()
     found = node.devices_if_driver()
     holder = pid or find_calling_shell(node.proc)
-    try:
-        ids = tuple(resolve_lock_id(name, found) for name in devices)
-        ours = make_lock_filter(ids, holder, job)
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "see gpulock status") from fault
+    ids = tuple(resolve_lock_id(name, found) for name in devices)
+    ours = make_lock_filter(ids, holder, job)
     freed: dict[str, str] = {}  # lock id, and whose it was
     if socket_client.is_daemon_needed(node) and not force and job is None:
         freed = dict.fromkeys(socket_client.request_daemon_release(node, holder, ids), "")

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import signal
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -54,8 +54,9 @@ TERMINAL_SERVERS = {"tmux": "tmux: server", "byobu": "tmux: server", "screen": "
 @click.pass_context
 def run_command(
     ctx: click.Context,
-    wishes: ClaimWishes,
+    /,
     command: tuple[str],
+    **options: Any,
 ) -> None:
     """Run COMMAND with its own GPUs, until it ends.
 
@@ -68,6 +69,7 @@ def run_command(
     gpulock run --share -- python class.py
     """
     session: Session = ctx.obj
+    wishes = ClaimWishes(**options)
     refuse_missing_command(ctx, command[0])
     mask = os.umask(0)
     os.umask(mask)

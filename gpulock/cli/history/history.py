@@ -122,7 +122,7 @@ def find_history_device_id(node: Node, text: str) -> str:
     except (SelectError, Refusal) as fault:
         place = parse_lock_id(text.lower())
         if place is None:
-            raise SelectError(f"{fault}: of a device that is gone give the bus id") from fault
+            raise SelectError(f"{fault.why}: of a device that is gone give the bus id") from fault
         return "".join(place)
 
 

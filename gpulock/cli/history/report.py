@@ -7,7 +7,7 @@ import json
 
 import click
 
-from gpulock.cli.select import SelectError, parse_job
+from gpulock.cli.select import parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.report.scan import HistoryFaults
 from gpulock.report.sources import find_job_claims
@@ -29,10 +29,7 @@ def report_command(session: Session, job: tuple[str, ...], only_last: bool, as_j
     node = session.node()
     if not job:
         raise click.UsageError("name a job: 12, 12.3 or pid 4711")
-    try:
-        meant = parse_job(" ".join(job))
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "name a job: 12, 12.3 or pid 4711") from fault
+    meant = parse_job(" ".join(job))
     faults = HistoryFaults()
     found = find_job_claims(node, meant.query(), faults)
     for unread in faults.as_sentences():

@@ -68,20 +68,17 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
 
 def list_store_faults(view: StatusView) -> list[tuple[str, str]]:
     """Return what is wrong with LOCK_DIR and the records, so that nothing is granted."""
-    path, faults = view.node.store.path, list[tuple[str, str]]()
-    if view.is_read_only:
-        why = f"{path} is mounted read-only: nothing is granted and nothing freed"
-        faults.append(("LOCK_DIR", f"{why}; mount it writable"))
-    if view.fault:
-        why = "nothing is granted until it can be read; run gpulock doctor as root"
-        faults.append(("LOCK_DIR", f"{view.fault}; {why}"))
-    if view.lost:
-        lost = lost_records_refusal(view.node.store.root)
-        faults.append(("records lost", f"nothing is granted; {lost.do}"))
-    if view.full:
-        why = "it is full, no GPU is granted until there is room; df"
-        faults.append(("LOCK_DIR", f"{why} {path}"))
-    return faults
+    path, lost = view.node.store.path, lost_records_refusal(view.node.store.root)
+    read_only = f"{path} is mounted read-only: nothing is granted and nothing freed"
+    unread = "nothing is granted until it can be read; run gpulock doctor as root"
+    full = "it is full, no GPU is granted until there is room; df"
+    faults = (
+        (view.is_read_only, "LOCK_DIR", f"{read_only}; mount it writable"),
+        (view.fault, "LOCK_DIR", f"{view.fault}; {unread}"),
+        (view.lost, "records lost", f"nothing is granted; {lost.do}"),
+        (view.full, "LOCK_DIR", f"{full} {path}"),
+    )
+    return [(label, text) for wrong, label, text in faults if wrong]
 
 
 def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:

@@ -12,14 +12,12 @@ from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.states import FREE, MISSING, QUARANTINED, DeviceState
 from gpulock.cli.select import (
     DEVICE,
-    SelectError,
     Subject,
     match_devices,
     parse_lock_id,
     parse_subject,
 )
 from gpulock.cli.session import (
-    CommandRefusedError,
     Session,
     name_config,
     name_config_in_facts,
@@ -81,10 +79,7 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
     text = text.strip()
     if missing := find_missing_card(view, text):
         return explain_device(sight, missing, width), True
-    try:
-        meant = parse_subject(text, view.devices)
-    except SelectError as fault:
-        raise CommandRefusedError(str(fault), "see gpulock status") from fault
+    meant = parse_subject(text, view.devices)
     if meant.device is not None:
         row = next(row for row in view.rows() if row.id == meant.device.id)
         found, known = explain_device(sight, row, width), True

@@ -53,7 +53,9 @@ class StandIns:
         return self._site.crashed(fault)
 
     def described(self, what: str, fault: Exception) -> str:
-        """Stand for describe_exception."""
+        """Stand for describe_exception: nobody foresaw but refusals, and a folder that fails."""
+        if isinstance(fault, Refusal) or (isinstance(fault, OSError) and what == "a reconcile"):
+            return str(fault)
         return self._site.crashed(fault).why + what
 
     def task_message(self, sentence: str, code: int) -> int:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LEFTOVER_PROCESSES: what an epilog does about the processes that its own job left behind.
+"""LEFTOVER_PROCESSES=kill: an epilog ends the processes that its own job left behind.
 
-Hot, loaded by epilogs where LEFTOVER_PROCESSES is not off. `report` logs them, `kill` ends them:
-TERM first, then KILL, within LEFTOVER_SECONDS. A process that is perhaps the job's (a doubt of
-`JobProcesses`) gets no signal, and keeps the lock.
+Hot, loaded there alone. TERM comes first, then KILL, within LEFTOVER_SECONDS. A process that is
+perhaps the job's (a doubt of `JobProcesses`) gets no signal, and keeps the lock.
 """
 
 import os
@@ -54,7 +53,7 @@ def clean_leftovers(
     judge: "Callable[[], Judge]",
     deadline: Deadline,
 ) -> list[str]:
-    """Report or end what the job left behind here; return lines to tell.
+    """End what the job left behind here; return lines to tell.
 
     `judge` gives a fresh look at all processes. Raises Refusal where LOCK_DIR cannot be read.
     """
@@ -65,8 +64,6 @@ def clean_leftovers(
     found = look()
     if not found:
         return []
-    if node.settings.leftover_processes != "kill":
-        return [f"left behind: {format_leftovers(found)}"]
     lines = [f"left behind, ended: {format_leftovers(found)}"]
     limit = deadline.sooner(LEFTOVER_SECONDS)
     lines += signal_leftovers(node, found, SIGTERM)

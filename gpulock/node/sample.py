@@ -89,11 +89,6 @@ class ClaimUsage:
     def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = {**BLANK["token"], **values}
 
-    def means(self) -> list[float | None]:
-        """Return the share of time at work in each bucket, None where nothing was observed."""
-        pairs = zip(self.used, self.covered)
-        return [min(1.0, used / covered) if covered else None for used, covered in pairs]
-
 
 class Sample:
     """A whole file: devices by lock id, accounts by token and lock id, words of other lines.

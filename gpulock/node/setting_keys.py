@@ -42,12 +42,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("SGE_ROOT", PATH, "", "Grid Engine's root, for its clients and the address of qmaster"),
     ("SGE_CELL", TEXT, "default", "Grid Engine's cell"),
-    (
-        "SGE_COMPLEXES",
-        KINDS,
-        "gpu",
-        "complexes that count GPUs, each of one kind",
-    ),
+    ("SGE_COMPLEXES", KINDS, "gpu", "complexes that count GPUs, each of one kind"),
     ("SGE_BINARIES", PATH, "", "folder of Grid Engine's real clients (no wrapper scripts)"),
     ("SGE_SHEPHERD", PATH, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
@@ -72,12 +67,7 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("IDLE_COMMAND", PATH, "", "program that gpulockd runs for an idle claim: docs/reports.md"),
     ("IDLE_KILL", LIMIT, "0", "observed idle time of a claim before IDLE_COMMAND ends it"),
     ("ISOLATION", CHOICE, "off|cgroup", "how the kernel denies a job other jobs' devices"),
-    (
-        "LEFTOVER_PROCESSES",
-        CHOICE,
-        "off|report|kill",
-        "what an epilog does with leftover processes of its job",
-    ),
+    ("LEFTOVER_PROCESSES", CHOICE, "off|kill", "whether an epilog ends what its job left behind"),
     (
         "QUARANTINE_ON",
         WORDS,

@@ -27,7 +27,7 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
     Raises OSError or ValueError.
     """
     try:
-        pairs = read_map_pairs(state_dir)
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
     except FileNotFoundError:
         return "", {}
     found: CardMap = {}
@@ -36,11 +36,6 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
         if blank:
             found[name, card] = device
     return pairs.get(HOST, ""), found
-
-
-def read_map_pairs(state_dir: str) -> dict[str, str]:
-    """Return all that the file says; raise OSError or ValueError."""
-    return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
 
 
 def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:

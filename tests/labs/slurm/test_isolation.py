@@ -9,7 +9,6 @@ from gpulock.isolation.tree import MARK
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.installed import gate_file, reap
 from tests.labs.slurm import evil as slurm_evil
-from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import waiting_for
@@ -88,18 +87,14 @@ def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> Non
 
 
 def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
-    mark = site.slurm.path_in(NODE, f"/run/gpulock/{MARK}")
-    if UNIFIED:  # which does not look at the nodes; slurmd is closed by now
-        site.slurm.wait_done(site.submit(text="true\n"))
-        mark.unlink()
-        mark.mkdir()
-    else:
-        site.configure(DEV_ROOT="/dev/null")  # where the Prolog does not look
+    mark = site.slurm.path_in(NODE, f"/run/gpulock.claims/{MARK}")
+    site.slurm.wait_done(site.submit(text="true\n"))  # by it slurmd is closed
+    mark.unlink()
+    mark.mkdir()
     job = site.submit("--gres=gpu:1", text="echo ran\n")
     wait_until(lambda: site.slurm.is_out(NODE), why="the node to be drained")
     never_ran(site, job)
-    if UNIFIED:
-        mark.rmdir()
+    mark.rmdir()
 
 
 def never_ran(site: Site, job: JobId) -> None:

@@ -41,7 +41,7 @@ def test_a_sample_is_read_whole(tmp_path: Path) -> None:
     assert (device.uuid, device.index, device.busy, device.memory_used) == ("GPU-1", 0, 12.5, 4096)
     account = found.tokens["feed"][bus(0)]
     assert (account.since, account.energy, account.used) == (990.0, 5.5, (500, 0, 0))
-    assert account.means() == [0.5, 0.0, None]
+    assert account.covered == (1000, 1000, 0)
 
 
 def test_what_is_not_told_is_not_known() -> None:

@@ -31,7 +31,7 @@ def test_what_is_left_of_a_claim_is_there_with_its_last_second(tmp_path: Path) -
     assert found is not None
     account = found.tokens[A][bus(0)]
     assert (account.busy, account.energy, account.until) == (1.5, 800.0, 1004.0)
-    assert account.means() == [0.5, 0.5, 0.5]
+    assert (account.used, account.covered) == ((500, 500, 500), (1000, 1000, 1000))
     assert (found.boot_id, found.wall) == (BOOT, EPOCH + node.now)
 
 

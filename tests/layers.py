@@ -32,7 +32,7 @@ RANK = {"hot": 0, "warm": 1, "cold": 2}
 
 # Hot is all that a hook loads. What begins with _ is C: its Python face costs 4-10 ms.
 HOT_STANDARD = frozenset(
-    {"os", "sys", "gc", "marshal", "posix", "time", "errno", "stat", "fcntl", "select"}
+    {"os", "sys", "gc", "marshal", "posix", "time", "errno", "stat", "fcntl", "select", "itertools"}
     | {"_signal", "_struct", "_socket", "_thread"}
 )
 # What a module may load beyond that, when it is needed and not before.

@@ -176,14 +176,16 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     mine = [one for one in held.values() if one.owner and one.owner.key() == key]
     if mine:
         want.check_held(mine)
-        from gpulock.alloc.same_job import LookNeededError, granted_before
+        from gpulock.alloc import same_job
 
-        try:
-            again = granted_before(attempt, mine)
-        except LookNeededError:
+        mine = same_job.select_own_locks(mine, template)
+    if mine:
+        again, record = same_job.granted_before(attempt, mine), mine[0].owner
+        if again and record:
+            return Grant(again, record, fresh=False)
+        if attempt.ahead is None:
             return None
-        if again:
-            return Grant(*again, fresh=False)
+        same_job.release_previous_run(node, mine, template, attempt.ahead)
         held = node.store.read_all_locks()
     chosen, out = pick_free_devices(node, found, held, want)
     if not chosen:

@@ -11,9 +11,8 @@ import os
 import time
 
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
-from gpulock.alloc.process_tree import INIT
 from gpulock.node.devices import MAJOR, SHARE, Device, card_bus_id
-from gpulock.node.procfs import OVER, device_file_key
+from gpulock.node.procfs import INIT, OVER, device_file_key
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner

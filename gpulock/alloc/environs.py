@@ -9,7 +9,7 @@ import errno
 import os
 import time
 
-from gpulock.alloc.process_tree import INIT
+from gpulock.node.procfs import INIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

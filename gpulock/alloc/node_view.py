@@ -57,8 +57,6 @@ def read_detailed_locks(
     store: LockStore, unreadable: "dict[str, str] | None" = None
 ) -> dict[str, Lock]:
     """Return every lock with its details; raise Refusal where they cannot be seen."""
-    if not store.exists():
-        return {}
     held = store.read_all_locks(unreadable)
     for lock in held.values():
         store.read_details(lock)

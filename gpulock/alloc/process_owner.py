@@ -7,7 +7,7 @@ process that is not shown is not foreign: without proof it counts as not seen.
 
 import os
 
-from gpulock.alloc.process_tree import SYSTEM_UIDS, ProcessTree
+from gpulock.alloc.process_scan import SYSTEM_UIDS, ProcessScan
 from gpulock.node.procfs import OVER, Proc, ProcessStatus
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -27,7 +27,7 @@ DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurm
 def classify_process(
     pid: int,
     locks: "Collection[Lock]",
-    tree: ProcessTree,
+    tree: ProcessScan,
     services: "Collection[str]",
 ) -> str:
     """Return whose a process is: OWNERS, SERVICE, FOREIGN, UNSEEN or GONE.
@@ -52,7 +52,7 @@ def classify_process(
 def find_foreign_pids(
     pids: "Iterable[int]",
     held: "Mapping[str, Lock]",
-    tree: ProcessTree,
+    tree: ProcessScan,
     services: "Collection[str]",
 ) -> list[int]:
     """Return which of these processes are of no claim in `held`, nor a service, nor this process.
@@ -69,7 +69,7 @@ def find_foreign_pids(
 
 
 def is_claim_process(
-    pid: int, lock: Lock, tree: ProcessTree, beside: "Owner | None" = None
+    pid: int, lock: Lock, tree: ProcessScan, beside: "Owner | None" = None
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
@@ -99,7 +99,7 @@ def is_claim_process(
     return more is not None and more(pid, record, tree)
 
 
-def is_mps_process(pid: int, mark: str, tree: ProcessTree) -> bool:
+def is_mps_process(pid: int, mark: str, tree: ProcessScan) -> bool:
     """Return whether a process is of the MPS that gpulockd started, by the mark in a lock.
 
     By descent or session, while that very daemon is seen to run: nobody joins the session of a
@@ -116,7 +116,7 @@ def is_mps_process(pid: int, mark: str, tree: ProcessTree) -> bool:
     return same and is_same_process_running(int(daemon), int(start), tree.proc)
 
 
-def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, tree: ProcessTree) -> bool:
+def belongs_to_other_claim(pid: int, lock: Lock, record: Owner, tree: ProcessScan) -> bool:
     """Return whether a process is of another claim than `record`; raise as is_claim_process."""
     other = lock.owner
     return (
@@ -134,7 +134,7 @@ def is_same_process_running(pid: int, start: int, proc: Proc) -> bool:
         return False
 
 
-def is_command_running_elsewhere(record: Owner, pid: int, tree: ProcessTree) -> bool:
+def is_command_running_elsewhere(record: Owner, pid: int, tree: ProcessScan) -> bool:
     """Return whether a claim is of `gpulock run` whose command runs, not above `pid`.
 
     Such a command counts on its devices.
@@ -149,7 +149,7 @@ def is_system_process(status: ProcessStatus) -> bool:
     return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
 
 
-def is_service_process(pid: int, tree: ProcessTree, services: "Collection[str]") -> bool:
+def is_service_process(pid: int, tree: ProcessScan, services: "Collection[str]") -> bool:
     """Return whether a process is an allowed service: a system user's, and from no job.
 
     By its name (proc_pid_comm(5)): only a system user could forge that. Raises OSError where the

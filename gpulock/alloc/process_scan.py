@@ -8,17 +8,22 @@ hides, forks or multiplies processes costs it nothing, and keeps no lock that is
 import os
 import time
 
-from gpulock.alloc.process_tree import SYSTEM_UIDS, ProcessTree
-from gpulock.node.procfs import OVER, Proc, ProcessStatus
+from gpulock.node.procfs import INIT, OVER, Proc, ProcessStatus
 from gpulock.store import atomic
+from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gpulock.alloc.environs import StartedAs
-    from gpulock.alloc.process_tree import ClaimMembership
 
+    # a scheduler's own way to tell that a process is of one of its jobs
+    ClaimMembership = Callable[[int, Owner, "ProcessScan"], bool]
+
+
+HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
+SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
@@ -27,31 +32,66 @@ MANY = 1024  # numbers given since the last sample that are asked for
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
-class ProcessScan(ProcessTree):
+class ProcessScan:
     """One look at all processes, taken when first needed and shared by all judgements.
 
+    Also the processes that are asked for one by one, with what is above them, each read once: that
+    takes no look. `members` has what a scheduler knows of the processes of its jobs, by name.
     /proc is listed twice at least, and again until nothing of a listing vanished before it was
     read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
     wrapped behind the place the listing has reached. A pid that is given again is read again.
-    `blind` says why the look is not to be trusted, and is empty where it is.
+    `blind` says why the look is not to be trusted, and is empty where it is; `restless` that it is
+    for nothing but processes that came and went; `partial` that there was no time for all.
     """
 
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
-        super().__init__(proc, members)
+        self.proc = proc
+        self.members = members or {}
         self.blind = ""
-        self.partial = False
+        self.partial = self.restless = self.complete = False
         self._users: "dict[int, str] | None" = None
         self._accounts: dict[int, int] = {}
-        self._left_out: dict[int, bool] = {}  # by the owner of /proc/PID
         self._running: set[int] = set()  # users who had a process
         # by uid, what its processes were started as, and why there may be more
         self._environs: "dict[int, tuple[dict[int, StartedAs], str]]" = {}
-        self.restless = False
         self._newest: "list[ProcessStatus] | None" = None
-        self._statuses: dict[int, ProcessStatus] = {}
+        self.seen: dict[int, ProcessStatus] = {}  # who is not over, as far as the look has come
+        self._asked: dict[int, ProcessStatus] = {}  # of those that are in no listing
         self._read: dict[int, int] = {}  # the inode of /proc/PID as that process was read
-        self.complete = False
         self._listings, self._spent = 0, 0.0
+        self._sees_all: "bool | None" = None
+
+    def status(self, pid: int) -> ProcessStatus:
+        """Return a process's status; raise OSError or ValueError as Proc.status does."""
+        found = self.seen.get(pid) or self._asked.get(pid)
+        if found is None:
+            found = self._asked[pid] = self.proc.status(pid)
+        return found
+
+    def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
+        """Return a process and what is above it, as far as that can be seen."""
+        found: dict[int, ProcessStatus] = {}
+        while pid > 0 and pid not in found:
+            try:
+                found[pid] = self.status(pid)
+            except (OSError, ValueError):
+                break
+            pid = found[pid].ppid
+        return found
+
+    def descends(self, pid: int, ancestors: "Collection[int]") -> bool:
+        """Return whether one of `ancestors` is `pid` or above it."""
+        return bool(ancestors) and any([one in ancestors for one in self.ancestry(pid)])
+
+    def sees_all(self) -> bool:
+        """Return whether a process that is not shown is gone: no hidepid, and the host's pids."""
+        if self._sees_all is None:
+            try:
+                self.proc.status(INIT)
+                self._sees_all = HOST_PIDS in self.proc.pid_namespace()
+            except (OSError, ValueError):
+                self._sees_all = False
+        return self._sees_all
 
     def restrict(self, users: dict[int, str]) -> None:
         """Leave out processes of ordinary users but these (uid -> name); called before the look.
@@ -64,7 +104,7 @@ class ProcessScan(ProcessTree):
         """Return the status of every process that is not over, by pid."""
         while not self.complete:
             self.list_new()
-        return self._statuses
+        return self.seen
 
     def list_new(self) -> list[int]:
         """List /proc once more and read who is new; return those, but for what is over.
@@ -79,24 +119,24 @@ class ProcessScan(ProcessTree):
         self._listings += 1
         begun = time.monotonic()
         late = begun + LONGEST - self._spent
-        unread = self._list_unread(first)
-        for pid in self._leave_out_others(unread):
+        for pid, inode in self._list_unread(first).items():
             if time.monotonic() > late:
                 self.partial = self.complete = True
                 self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
                 break
             try:
-                status = self.proc.status(pid)
-                if status.state not in OVER or not self.proc.finished(pid):
-                    self._statuses[pid] = status
-                    new.append(pid)
+                if not self._is_left_out(pid):
+                    status = self.proc.status(pid)
+                    if status.state not in OVER or not self.proc.finished(pid):
+                        self.seen[pid] = status
+                        new.append(pid)
             except ProcessLookupError:
                 vanished = True
                 continue
             except (PermissionError, ValueError) as fault:
                 self.blind = f"process {pid} cannot be seen: {fault}"
                 new.append(pid)
-            self._read[pid] = unread[pid]
+            self._read[pid] = inode
         self._spent += time.monotonic() - begun
         if not vanished and not first:
             self.complete = True
@@ -124,33 +164,20 @@ class ProcessScan(ProcessTree):
         read = self._read
         return {pid: inode for pid, inode in listed.items() if read.get(pid) != inode}
 
-    def _leave_out_others(self, unread: dict[int, int]) -> list[int]:
-        """Return the processes of the users who are asked for, of root and of system users.
+    def _is_left_out(self, pid: int) -> bool:
+        """Return whether a process is of none of the users who are asked for, root, or the system.
 
         By the owner of /proc/PID, which is the effective uid, also where the files in it are root's
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
-        meanwhile may be anybody's, and is among them.
+        meanwhile may be anybody's: it is looked at more closely.
         """
-        users, left_out, kept = self._users, self._left_out, list[int]()
-        if users is None:
-            return list(unread)
-        folder = os.open(self.proc.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._users is None:
+            return False
         try:
-            for pid, inode in unread.items():
-                try:
-                    uid = os.stat(f"{pid}", dir_fd=folder).st_uid
-                    if uid not in left_out:
-                        left_out[uid] = self._is_of_others(pid, uid, users)
-                    other = left_out[uid]
-                except OSError:
-                    other = False  # it is looked at more closely
-                if other:
-                    self._read[pid] = inode
-                else:
-                    kept.append(pid)
-        finally:
-            os.close(folder)
-        return kept
+            uid = os.stat(f"{self.proc.root}/{pid}").st_uid
+            return self._is_of_others(pid, uid, self._users)
+        except OSError:
+            return False
 
     def _is_of_others(self, pid: int, uid: int, users: "Collection[int]") -> bool:
         """Return whether an ordinary user who is not asked for has a process; raise OSError."""
@@ -179,7 +206,7 @@ class ProcessScan(ProcessTree):
 
         Raises OSError or ValueError where it cannot be seen.
         """
-        if pid not in self._statuses:
+        if pid not in self.seen:
             owner = os.stat(f"{self.proc.root}/{pid}").st_uid
             if self._is_of_others(pid, owner, (uid,)):
                 return False
@@ -221,7 +248,10 @@ class ProcessScan(ProcessTree):
         return len(self._newest) < ENOUGH
 
     def _look_at_newest(self) -> list[ProcessStatus]:
-        """Return the status of processes that have just started, as many as are met in a while."""
+        """Return the status of processes that have just started, as many as are met in a while.
+
+        Most numbers are of none: a fork may fail.
+        """
         found: list[ProcessStatus] = []
         late = time.monotonic() + SAMPLING
         try:
@@ -229,27 +259,17 @@ class ProcessScan(ProcessTree):
             while time.monotonic() < late and len(found) < SAMPLES:
                 last = self.proc.last_pid()
                 for pid in range(last, max(before, last - MANY), -1):
-                    self._add_sample(pid, found)
+                    try:
+                        status = self.proc.status(pid)
+                        if status.uids[0] >= SYSTEM_UIDS:
+                            self.account(pid, status.uids[0])
+                    except ProcessLookupError:
+                        continue
+                    found.append(status)
                 before = last
         except (OSError, ValueError, IndexError):
             pass
         return found
-
-    def _add_sample(self, pid: int, found: "list[ProcessStatus]") -> None:
-        """Add a process that has just started; most numbers are of none: a fork may fail."""
-        try:
-            status = self.proc.status(pid)
-            if status.uids[0] >= SYSTEM_UIDS:
-                self.account(pid, status.uids[0])
-        except ProcessLookupError:
-            return
-        found.append(status)
-
-    def status(self, pid: int) -> ProcessStatus:
-        """Return one process's status, read afresh where it appeared since."""
-        if not self._listings:
-            self.statuses()
-        return self._statuses.get(pid) or super().status(pid)
 
     def started_as(self, uid: int) -> "tuple[dict[int, StartedAs], str]":
         """Return what each process of a user was started as, and why there may be more.
@@ -276,6 +296,22 @@ class ProcessScan(ProcessTree):
     def named(self, name: str) -> list[int]:
         """Return the processes of one name, or of one with Debian's ending (slurmd-wlm)."""
         return [p for p, one in self.statuses().items() if one.name.partition("-")[0] == name]
+
+
+def is_root_program(proc: Proc, pid: int, name: str) -> bool:
+    """Return whether a process that root started runs the program `name`, or Debian's `name-wlm`.
+
+    Any process may have any name, and a set-user-id program (sudo, at) has root's uids under the
+    name of a link. Who may not see programs may not see more: what a judge needs of it fails later,
+    and an ordinary user decides nothing.
+    """
+    try:
+        program = os.path.basename(proc.link(pid, "exe")).removesuffix(" (deleted)")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return program.partition("-")[0] == name
 
 
 def may_have_subordinate_uids(

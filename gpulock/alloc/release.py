@@ -57,10 +57,10 @@ def release_locks(
     of ours can be claimed meanwhile, and what somebody else freed shows by its token.
     """
     released = ReleaseResult()
-    if not node.store.exists():
+    held = node.store.read_all_locks()
+    if not held:
         return released
     node.store.check(make=True)  # somebody may have removed LOCK_DIR: the records tell all
-    held = node.store.read_all_locks()
     if not (mine := select_job_locks(held, ours)):
         return released
     released.known = True

@@ -4,13 +4,13 @@
 Hot, loaded where there are such locks. The gate is held.
 """
 
-from gpulock.alloc.liveness import Judge
 from gpulock.alloc.reaper import CUT_SHORT, DIED, FREED
 from gpulock.errors import BUSY, UNKNOWN, Refusal, os_error_kind
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,68 +18,53 @@ if TYPE_CHECKING:
     from gpulock.alloc.reaper import Reaper
 
 
-class LookNeededError(Exception):
-    """Say that locks must be judged, which is not begun while the gate is held."""
+def select_own_locks(locks: list[Lock], template: Owner) -> list[Lock]:
+    """Return those of a job's `locks` that are of this run or an earlier one.
 
-
-def granted_before(
-    attempt: "ClaimAttempt", locks: list[Lock]
-) -> "tuple[list[Device], Owner] | None":
-    """Return the devices that a claim of a job which has `locks` here is granted, and the record.
-
-    None where it has to be granted others: what an earlier run left is freed then, by the look
-    ahead of the gate; raises LookNeededError without one. Raises Refusal, also where a later run
-    of the job holds devices.
+    Not those of another user who got the id again in Slurm. Raises Refusal where a later run of
+    the job holds devices.
     """
-    node, template, found = attempt.node, attempt.template, attempt.devices
+    mine: list[Lock] = []
     for lock in locks:
         record = lock.owner
-        if record is None or record.uid != template.uid or record.boot_id != template.boot_id:
-            continue
-        if record.restart > template.restart:
+        assert record is not None
+        later, same_user = record.restart > template.restart, record.uid == template.uid
+        if later and same_user and record.boot_id == template.boot_id:
             raise Refusal(BUSY, "a later run of the job holds devices here", "nothing to do")
-    mine = [lock for lock in locks if lock.owner and is_same_job(lock.owner, template)]
-    if not mine:
-        return None
-    granted = same_run_devices(mine, template, attempt.want.count, found)
-    if not granted and attempt.want.join:
-        granted = join_devices(node, mine, template, found, attempt.judge())
-    if granted and mine[0].owner:
-        return granted, mine[0].owner
-    if attempt.ahead is None:
-        raise LookNeededError
-    release_previous_run(node, mine, template, attempt.ahead)
-    return None
+        if record.scheduler != "slurm" or (same_user and not later):
+            mine.append(lock)
+    return mine
 
 
-def is_same_job(record: Owner, template: Owner) -> bool:
-    """Return whether a record of its key is of the job that asks: not of another user who got its
-    id again, nor of a later run.
+def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
+    """Return the devices that a claim is granted because its job has them: nothing for others.
+
+    This very run gets the same again, never a Slurm job's: its Prolog runs once, and a second one
+    of the same id may be of a job that got the id again, or was started again without an Epilog.
+    A task shares what its job holds here, while that lives: its shepherd is an anchor. In either
+    case the grant is whole, and not being released. Raises Refusal.
     """
-    other = record.uid != template.uid or record.restart > template.restart
-    return not (record.scheduler == "slurm" and other)
-
-
-def same_run_devices(
-    mine: list[Lock], template: Owner, count: int, found: list[Device]
-) -> list[Device]:
-    """Return the devices this very run has already, if its grant is whole and not being released.
-
-    Never a Slurm job's: its Prolog runs once, and a second one of the same id may be of a job
-    that got the id again, or was started again without an Epilog.
-    """
+    node, template, want = attempt.node, attempt.template, attempt.want
     record = mine[0].owner
     assert record is not None
-    if record.scheduler == "slurm":
+    granted = whole_grant(mine, attempt.devices)
+    if not granted or record.uid != template.uid or record.draining:
         return []
-    granted = whole_grant(mine, found)
-    same = (record.uid, record.run(), record.boot_id, record.draining) == (
-        template.uid,
-        template.run(),
-        template.boot_id,
-        0,
-    )
-    return granted if len(granted) == count and same else []
+    same_run = (record.run(), record.boot_id) == (template.run(), template.boot_id)
+    if same_run and record.scheduler != "slurm" and len(granted) == want.count:
+        return granted
+    if not want.join:
+        return []
+    for lock in mine:
+        node.store.read_details(lock)
+        if attempt.judge().verdict(lock).state != ALIVE:
+            return []
+    try:
+        node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
+    except OSError as fault:
+        kind = os_error_kind(fault)
+        raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
+    return granted
 
 
 def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
@@ -100,30 +85,6 @@ def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Dev
             granted.append(card)
         here = sorted([name for name in ids if name.startswith(card.id + SHARE)])
         granted += [place_device(card, name, places) for name in here]
-    return granted
-
-
-def join_devices(
-    node: Node, mine: list[Lock], template: Owner, found: list[Device], judge: Judge
-) -> list[Device]:
-    """Let a task share what its job holds here, while that job lives: its shepherd is an anchor.
-
-    Nothing where there is no whole, living grant. Raises Refusal.
-    """
-    record = mine[0].owner
-    assert record is not None
-    granted = whole_grant(mine, found)
-    if not granted or record.uid != template.uid or record.draining:
-        return []
-    for lock in mine:
-        node.store.read_details(lock)
-        if judge.verdict(lock).state != "alive":
-            return []
-    try:
-        node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
-    except OSError as fault:
-        kind = os_error_kind(fault)
-        raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
     return granted
 
 

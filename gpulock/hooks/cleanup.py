@@ -14,12 +14,11 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import DAEMONS, belongs_to_other_claim
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.release import locked_devices, restrict_to_owners, select_job_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.node.context import Node
-from gpulock.node.procfs import TICKS
+from gpulock.node.procfs import INIT, TICKS
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -80,8 +79,6 @@ def find_leftovers(
     node: Node, ours: "Callable[[Owner], bool]", judge: Judge
 ) -> list[LeftoverProcess]:
     """Return the processes of this node's locks that are `ours`, each once."""
-    if not node.store.exists():
-        return []
     held = node.store.read_all_locks()
     for lock in held.values():
         node.store.read_details(lock)

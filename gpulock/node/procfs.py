@@ -24,6 +24,7 @@ STAT_FIELDS = 20  # after the name, up to the start time
 UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, in the start times of processes
+INIT = 1
 KTHREADD = 2  # the parent of all kernel threads
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 

@@ -24,7 +24,7 @@ from gpulock.store.verdicts import Verdict
 
 if TYPE_CHECKING:
     from gpulock.alloc.job_processes import JobMembers, JobProcesses
-    from gpulock.alloc.process_tree import ClaimMembership
+    from gpulock.alloc.process_scan import ClaimMembership
 
 
 def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | None = None) -> Judge:

@@ -87,8 +87,6 @@ def on_master_host(found: spool.Spool) -> bool:
 
 def job_holds_lock(node: Node, key: tuple[str, str, str, str, str]) -> bool:
     """Return whether a job holds a lock here: on its master host only its prolog claims."""
-    if not node.store.exists():
-        return False
     return any(
         [lock.owner and lock.owner.key() == key for lock in node.store.read_all_locks().values()]
     )

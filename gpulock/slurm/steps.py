@@ -10,8 +10,7 @@ the job alive.
 import os
 
 from gpulock.alloc.job_processes import JobProcesses
-from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.process_tree import ProcessTree, is_root_program
+from gpulock.alloc.process_scan import ProcessScan, is_root_program
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -41,7 +40,7 @@ class SlurmSteps:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
-    def owns(self, pid: int, record: Owner, tree: ProcessTree) -> bool:
+    def owns(self, pid: int, record: Owner, tree: ProcessScan) -> bool:
         """Return whether a process is of a job: where it has no cgroup, by the environment too.
 
         Raises OSError or ValueError where it cannot be seen.
@@ -138,7 +137,7 @@ class SlurmSteps:
                 leaders.append(pid)
         return own, leaders, unseen
 
-    def has_cgroup(self, record: Owner, tree: ProcessTree) -> bool:
+    def has_cgroup(self, record: Owner, tree: ProcessScan) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
         folders = job_cgroup_folders(self._cgroup, record, tree.proc)
         return any([os.path.isdir(folder) for folder in folders])
@@ -166,7 +165,7 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
 
     With PrologFlags=RunInJob a Prolog is no child of slurmd's.
     """
-    for one, status in ProcessTree(node.proc).ancestry(pid).items():
+    for one, status in ProcessScan(node.proc).ancestry(pid).items():
         if status.name.partition("-")[0] == SLURMD:
             return [one]
     scan = ProcessScan(node.proc)
@@ -177,7 +176,7 @@ def find_slurmds(node: Node, pid: int) -> list[int]:
     return found
 
 
-def is_slurm_job_process(pid: int, record: Owner, tree: ProcessTree) -> bool:
+def is_slurm_job_process(pid: int, record: Owner, tree: ProcessScan) -> bool:
     """Return whether a process is in the job's cgroup or below one of its step daemons.
 
     Needs no more than an ordinary user may see.

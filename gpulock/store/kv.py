@@ -18,17 +18,10 @@ def is_single_line(value: str) -> bool:
 
 def encode_pairs(pairs: "list[tuple[str, str]]") -> str:
     """Return the pairs as lines; raise MalformedError for a control character or a bad key."""
-    text = "".join([f"{key}={value}\n" for key, value in pairs])
-    if text.count("\n") == len(pairs) and all([key and "=" not in key for key, _ in pairs]):
-        line = text.replace("\n", " ")
-        if line.isprintable() or is_single_line(line):
-            return text
-    wrong = [
-        p
-        for p in pairs
-        if not p[0] or "=" in p[0] or not (is_single_line(p[0]) and is_single_line(p[1]))
-    ]
-    raise MalformedError(f"{wrong[0][0]!r}={wrong[0][1]!r} cannot be written on one line")
+    for key, value in pairs:
+        if not key or "=" in key or not is_single_line(key + value):
+            raise MalformedError(f"{key!r}={value!r} cannot be written on one line")
+    return "".join([f"{key}={value}\n" for key, value in pairs])
 
 
 def decode_pairs(text: str, version: str = "") -> dict[str, str]:
@@ -40,20 +33,16 @@ def decode_pairs(text: str, version: str = "") -> dict[str, str]:
         head, _, text = text.partition("\n")
         if head != version:
             raise MalformedError(f"begins with {head[:40]!r}, not with {version!r}")
-    lines = [line.split("=", 1) for line in text.split("\n") if line]
     pairs: dict[str, str] = {}
-    try:
-        pairs = dict(lines)
-    except ValueError:
-        pass
-    if len(pairs) == len(lines) and "" not in pairs:
-        return pairs
-    for line in lines:
-        if len(line) == 1 or not line[0]:
-            raise MalformedError(f"not a key=value line: {'='.join(line)[:80]!r}")
-    keys = sorted([line[0] for line in lines])
-    twice = next(one for one, other in zip(keys, keys[1:]) if one == other)
-    raise MalformedError(f"{twice} is given twice")
+    for line in text.split("\n"):
+        key, equals, value = line.partition("=")
+        if key in pairs:
+            raise MalformedError(f"{key} is given twice")
+        if key and equals:
+            pairs[key] = value
+        elif line:
+            raise MalformedError(f"not a key=value line: {line[:80]!r}")
+    return pairs
 
 
 def int_or_zero(text: str) -> int:

@@ -72,18 +72,6 @@ class LockStore:
         for path in (self.path, self.root):
             check_folder(path, make)
 
-    def exists(self) -> bool:
-        """Return whether any claim was ever made here; raise Refusal where that cannot be seen."""
-        for folder in (self.claims_dir, self.locks_dir):  # either tells what the other lost
-            try:
-                os.stat(folder)
-            except FileNotFoundError:
-                continue
-            except OSError as fault:
-                raise Refusal(UNKNOWN, f"claims: {fault}", f"look at {folder}") from fault
-            return True
-        return False
-
     def boot_id(self) -> str:
         """Return the boot in which these records were begun, or nothing; raise Refusal."""
         try:

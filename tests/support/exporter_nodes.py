@@ -16,7 +16,7 @@ from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -159,7 +159,7 @@ class Node:
         self.book = CollectorState(
             BOOT,
             settings,
-            lambda: ProcessTree(Proc(proc)),
+            lambda: ProcessScan(Proc(proc)),
             memory or ExporterMemory(),
         )
 

@@ -116,7 +116,7 @@ class Stage:
 
     def locks(self, *jobs: int) -> dict[str, Lock]:
         """Return the locks of these jobs, or without any all there are."""
-        found = self.node.store.read_all_locks() if self.node.store.exists() else {}
+        found = self.node.store.read_all_locks()
         wanted = {str(job) for job in jobs}
         return {
             name: lock

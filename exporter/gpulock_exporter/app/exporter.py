@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 import gpulock
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -78,7 +78,7 @@ class Exporter:
         self._book = CollectorState(
             node.boot_id,
             settings,
-            lambda: ProcessTree(node.proc, {"slurm": is_slurm_job_process}),
+            lambda: ProcessScan(node.proc, {"slurm": is_slurm_job_process}),
         )
 
     def open(self) -> None:

@@ -2,7 +2,7 @@
 """What the exporter keeps from tick to tick: frames and facts go in, `join` makes snapshots of it.
 
 A tick is a second, with a frame or without: a driver that hangs makes its values old, and the
-locks go on. Nothing is read or written here but, through `process_tree`, the processes on a device.
+locks go on. Nothing is read or written here but, through `process_scan`, the processes on a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
@@ -49,7 +49,7 @@ class ProcessList:
 class CollectorState:
     """The exporter's memory and what the driver said last.
 
-    `process_tree` makes a fresh look at processes; it is asked only when a list is new, or when
+    `process_scan` makes a fresh look at processes; it is asked only when a list is new, or when
     somebody else holds the device. `models` are by id, also of what is gone.
     """
 
@@ -57,7 +57,7 @@ class CollectorState:
         self,
         boot_id: str,
         settings: Settings,
-        process_tree: Callable[[], ProcessTree],
+        process_scan: Callable[[], ProcessScan],
         memory: ExporterMemory | None = None,
     ) -> None:
         self.boot_id, self.settings = boot_id, settings
@@ -68,7 +68,7 @@ class CollectorState:
         self.lost: Mapping[str, LostCard] = {}
         self.models: dict[str, str] = {}
         self.offset: float | None = None
-        self._process_tree = process_tree
+        self._process_scan = process_scan
 
     def tick(
         self,
@@ -140,7 +140,7 @@ class CollectorState:
 
     def _classify_processes(self, locks: Mapping[str, Lock] | None) -> None:
         """Find out whose the processes are, where the list or the holder is another one."""
-        tree: ProcessTree | None = None
+        tree: ProcessScan | None = None
         for name, one in self.process_lists.items():
             if locks is None:
                 one.who = None
@@ -148,7 +148,7 @@ class CollectorState:
             holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
             tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
             if one.who is None or one.tokens != tokens:
-                tree = tree or self._process_tree()
+                tree = tree or self._process_scan()
                 who = classify_device_processes(
                     one.processes, holders, tree, self.settings.allowed_processes
                 )
@@ -185,7 +185,7 @@ def find_lost_cards(
 
 
 def classify_device_processes(
-    listed: Sequence[Process], locks: Iterable[Lock], tree: ProcessTree, services: Sequence[str]
+    listed: Sequence[Process], locks: Iterable[Lock], tree: ProcessScan, services: Sequence[str]
 ) -> DeviceProcesses:
     """Return who is on a device, `locks` being those on it, on its card or its instances.
 

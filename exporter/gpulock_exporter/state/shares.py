@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpulock.alloc.process_owner import is_claim_process
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock_exporter.state.device_totals import DeviceActivity
@@ -47,7 +47,7 @@ def share_activity(
 
 
 def sum_share_memory(
-    listed: Sequence[Process], locks: Sequence[Lock], tree: ProcessTree
+    listed: Sequence[Process], locks: Sequence[Lock], tree: ProcessScan
 ) -> dict[str, int]:
     """Return the bytes in use by the processes of each share, by lock id.
 

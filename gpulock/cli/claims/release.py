@@ -100,7 +100,7 @@ def release_command(
         freed = dict.fromkeys(socket_client.request_daemon_release(node, holder, ids), "")
     else:
         node = session.writable_node()
-        if not node.store.exists():
+        if not node.store.read_all_locks():
             raise CommandRefusedError("nothing is held on this node", "see gpulock status")
         node.store.check(make=True)
         let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)

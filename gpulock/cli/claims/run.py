@@ -20,7 +20,6 @@ from gpulock.alloc.claim import Grant
 from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_owner import RUN, is_claim_process
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.process_tree import ProcessTree
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
@@ -98,8 +97,8 @@ def run_command(
 
 def find_outer_grant(node: Node, want: ClaimRequest) -> Grant | None:
     """Return what is wanted of the claim that we are in, None where it has not so much."""
-    held = node.store.read_all_locks() if node.store.exists() else {}
-    tree, me = ProcessTree(node.proc), os.getpid()
+    held = node.store.read_all_locks()
+    tree, me = ProcessScan(node.proc), os.getpid()
     for lock in held.values():
         record = lock.owner
         if record is None or record.scheduler != "process" or record.uid != os.getuid():

@@ -24,7 +24,7 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.alloc.process_tree import ClaimMembership
+    from gpulock.alloc.process_scan import ClaimMembership
 
 
 class StatusView(NodeView):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import psutil
 
 from gpulock.alloc.process_owner import RUN, belongs_to_other_claim
-from gpulock.alloc.process_tree import INIT
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
@@ -17,7 +16,7 @@ from gpulock.cli.status.attention import PROCESS_IN_PROOF, format_foreign_proces
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
 from gpulock.node.devices import SHARE
-from gpulock.node.procfs import TICKS, Proc
+from gpulock.node.procfs import INIT, TICKS, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.text.words import (

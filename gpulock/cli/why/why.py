@@ -216,7 +216,7 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
         gone = meant.pid not in sight.scan.statuses()
         word = absence_words(sight.scan.proc) if gone else "runs"
         found = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
-    if not view.node.store.exists():
+    if not os.path.lexists(view.node.store.claims_dir):
         found.append(("node", "nothing was claimed here in this boot"))
     return format_answer(head, found, width), False
 

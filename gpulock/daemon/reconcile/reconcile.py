@@ -101,10 +101,11 @@ def reconcile_locks(
         devices = node.devices()
     except Refusal as refusal:
         driver = refusal
-    if dry_run and not node.store.exists():
+    held = node.store.read_all_locks()
+    if dry_run and not held:
         return ReconcileReport([], [])
     node.store.check(make=True)
-    reaper = make_reaper(node, judge, devices, driver, node.store.read_all_locks())
+    reaper = make_reaper(node, judge, devices, driver, held)
     reaper.judge_ahead()
     with Gate(node.store, deadline):
         restored: list[Owner] = []

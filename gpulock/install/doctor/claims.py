@@ -51,7 +51,7 @@ def check_lock_folder(path: str) -> Iterator[Finding]:
 
 def check_locks_readable(store: LockStore) -> Iterator[Finding]:
     """Name each lock that nobody can read: no reap frees it. Tell of those dropped unwritten."""
-    held = store.read_all_locks() if store.exists() else {}
+    held = store.read_all_locks()
     for name, lock in held.items():
         path = f"{store.locks_dir}/{name}"
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):

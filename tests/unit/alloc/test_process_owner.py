@@ -19,7 +19,7 @@ from gpulock.alloc.process_owner import (
     belongs_to_other_claim,
     classify_process,
 )
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
@@ -40,7 +40,7 @@ SLURM: dict[str, Any] = {
 
 
 def judged(proc: FakeProc, pid: int, *locks: Lock) -> str:
-    tree = ProcessTree(Proc(str(proc.root)), {"slurm": is_slurm_job_process})
+    tree = ProcessScan(Proc(str(proc.root)), {"slurm": is_slurm_job_process})
     return classify_process(pid, locks, tree, SERVICES)
 
 
@@ -218,7 +218,7 @@ def test_beside_a_lock_that_cannot_be_read_nothing_is_foreign(proc: FakeProc) ->
 
 def belongs(proc: FakeProc, process: int, **other: object) -> bool:
     """Return whether a process is of another claim than the record of job 12."""
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     lock = Lock("y", record(**{"job_id": "13", "token": "b", "add_grp_id": 0, **other}), "")
     return belongs_to_other_claim(process, lock, record(), tree)
 
@@ -252,7 +252,7 @@ def test_a_process_of_the_claim_itself_is_not_of_another(proc: FakeProc) -> None
 def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
     proc.add(10, uids=(999, 0, 0, 0))
     proc.add(11, uids=(1000, 0, 0, 0))
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     assert process_owner.is_system_process(tree.status(10))
     assert not process_owner.is_system_process(tree.status(11))
 
@@ -261,7 +261,7 @@ def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
 def test_a_session_that_both_claims_have_or_none_proves_nothing(proc: FakeProc, sid: int) -> None:
     """A kernel thread, and a process from outside of our pid namespace, are of session 0."""
     proc.add(700, session=sid)
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     held = Lock("y", record(token="b", pid=999, add_grp_id=0, sid=sid), "")
     assert not belongs_to_other_claim(700, held, record(sid=300), tree)
 
@@ -272,7 +272,7 @@ def test_the_command_of_a_claim_runs_elsewhere_where_it_lives_and_is_not_above_u
     proc.add(600, start=1000)
     proc.add(700, ppid=600)
     proc.add(800)
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     command = record(scheduler="process", pid=600, comment=process_owner.RUN)
     elsewhere = process_owner.is_command_running_elsewhere
     assert elsewhere(command, 800, tree)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import process_scan
-from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.process_tree import ProcessTree, is_root_program
+from gpulock.alloc.process_scan import ProcessScan, is_root_program
 from gpulock.node.procfs import Proc
 from tests.support.faults import raising, returning
 from tests.support.trees import FakeProc
@@ -115,7 +114,7 @@ def test_a_process_of_a_user_who_is_not_asked_for_is_not_read(
 def test_programs_that_may_not_be_seen_are_believed(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     assert tree.sees_all() and tree.sees_all()
     monkeypatch.setattr(Proc, "link", raising(PermissionError(13, "denied")))
     assert is_root_program(tree.proc, 700, "slurmd")

@@ -13,7 +13,7 @@ import shutil
 import pytest
 
 from gpulock.alloc.job_processes import find_job_processes
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import SlurmSteps, is_slurm_job_process
 from tests.support.slurm_site import OTHER_UID, UID, Site, scan_of, slurm_lock, slurm_record
@@ -131,7 +131,7 @@ def test_a_process_is_of_the_job_where_only_root_makes_the_scope(
     """A user's own systemd gives its user a folder, below which the user names what is there."""
     nested(site, CONTAINER)
     hidden(site, path)
-    tree = ProcessTree(Proc(str(site.proc.root)))
+    tree = ProcessScan(Proc(str(site.proc.root)))
     assert is_slurm_job_process(900, slurm_record(sluid=SLUID), tree) is expected
 
 

@@ -172,14 +172,11 @@ def test_a_claim_is_held_as_long_as_its_record_names_the_device_or_cannot_be_rea
     assert store.is_held(token, bus(1))
 
 
-def test_whether_a_claim_was_ever_made_is_unknown_where_nobody_can_see(
-    store: LockStore, tmp_path: Path
-) -> None:
-    assert store.exists()
-    assert not LockStore(str(tmp_path / "other")).exists()
+def test_what_is_held_is_unknown_where_nobody_can_see(tmp_path: Path) -> None:
+    assert LockStore(str(tmp_path / "other")).read_all_locks() == {}
     (tmp_path / "file.claims").write_text("")
     with pytest.raises(Refusal) as caught:
-        LockStore(str(tmp_path / "file")).exists()
+        LockStore(str(tmp_path / "file")).read_all_locks()
     assert caught.value.kind == UNKNOWN
 
 

@@ -16,7 +16,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.process_owner import FOREIGN, OWNERS, classify_process
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health.health_command import CardTakenError, lock_for_check
 from gpulock.daemon.mps import unit
@@ -176,7 +176,7 @@ def test_processes_of_mps_are_not_foreign_and_what_is_not_below_them_is(desk: De
     locks = list(node.store.read_all_locks().values())
     for lock in locks:
         node.store.read_details(lock)
-    tree = ProcessTree(node.proc)
+    tree = ProcessScan(node.proc)
     for pid in desk.mps.processes():
         assert classify_process(pid, locks, tree, ()) == OWNERS
     assert classify_process(other.pid, locks, tree, ()) == FOREIGN

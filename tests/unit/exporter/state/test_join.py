@@ -19,7 +19,7 @@ from gpulock_exporter.state.snapshot import (
 )
 from gpulock_exporter.telemetry import COLLECTORS, Process
 
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
@@ -383,9 +383,9 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     proc.add(77, groups=(65400,))
     asked: list[int] = []
 
-    def kin() -> ProcessTree:
+    def kin() -> ProcessScan:
         asked.append(1)
-        return ProcessTree(Proc(str(proc.root)))
+        return ProcessScan(Proc(str(proc.root)))
 
     node = Node()
     node.book = CollectorState(BOOT, Settings({}), kin)

@@ -16,7 +16,7 @@ from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.telemetry import Frame, Process
 
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.cli.status.status_view import view_node
 from gpulock.node.context import Node
 from gpulock.store import boot, quarantine, verdicts
@@ -42,7 +42,7 @@ class Exporter:
         self.book = CollectorState(
             self.node.boot_id,
             self.node.settings,
-            lambda: ProcessTree(self.node.proc),
+            lambda: ProcessScan(self.node.proc),
             restore_exporter_memory(self.folder.last(), self.node.boot_id, self.now.boottime),
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpulock_exporter.state.collector_state import classify_device_processes
 from gpulock_exporter.telemetry import Process
 
-from gpulock.alloc.process_tree import ProcessTree
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock
@@ -28,7 +28,7 @@ def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
     (proc.root / str(JOB + 4) / "status").write_text("nonsense")
     listed = [Process(JOB + number) for number in (0, 1, 3, 2, 4, 5)]
     found = classify_device_processes(
-        listed, [lock()], ProcessTree(Proc(str(proc.root))), ("Xorg",)
+        listed, [lock()], ProcessScan(Proc(str(proc.root))), ("Xorg",)
     )
     assert (found.listed, found.foreign, found.unseen) == (5, (JOB + 2, JOB + 3), 1)
 
@@ -42,7 +42,7 @@ def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:
     for number, gid in ((1, 65401), (2, 65402), (3, 65402), (4, 65403)):
         owner = record(add_grp_id=gid, token=f"t{gid}", devices=(f"{bus}.share{number}",))
         locks.append(Lock(f"{bus}.share{number}", owner, ""))
-    tree = ProcessTree(Proc(str(proc.root)))
+    tree = ProcessScan(Proc(str(proc.root)))
     listed = [Process(JOB + number, 10**number) for number in range(4)]
     found = classify_device_processes(listed, locks, tree, ())
     used = {name.rpartition(".")[2]: memory for name, memory in found.share_memory.items()}

@@ -104,6 +104,7 @@ class OpenFiles:
         self._mounts: "Mounts | None" = None
         self._end = self._late = 0.0
         self._spent: dict[int, float] = {}
+        self._missed = ""  # in the look at everybody's
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
@@ -155,43 +156,53 @@ class OpenFiles:
         Where that look is not taken yet, both share their listings. One that may not be seen is
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
-        self._end = self._late = time.monotonic() + min(self.seconds, LONGEST)
-        scan = self.scan
-        opened_by = self._opened_in_time if uid is None else self._opened_by
-        shared = not scan.complete
-        pids = scan.list_new() if shared else list(scan.statuses())
-        denied: list[int] = []
-        missed = ""
+        self._end = self._late = time.monotonic() + self.seconds
+        scan, hidden, settled = self.scan, list[int](), False
+        pids = [] if scan.complete else scan.list_new()
+        pids = [*dict.fromkeys([*scan.seen, *pids])]  # a look at another user's may have begun it
         for attempt in range(ROUNDS):
-            denied = []
-            vanished = False
-            for pid in pids:
-                try:
-                    for device in opened_by(pid, uid):
-                        found.setdefault(device, []).append(pid)
-                except TimeoutError:
-                    missed = f"process {pid} has more files open than can be looked at in time"
-                    if uid is not None:
-                        return missed
-                except (FileNotFoundError, ProcessLookupError):
-                    vanished = True
-                except (OSError, ValueError):
-                    # init was there before any job, and may hide its files even from root
-                    if pid != INIT and os.geteuid() in (0, self._uid(pid)):
-                        ended = self._has_ended(pid)  # it is hidden then, unless root asks
-                        vanished = vanished or ended
-                        denied += [] if ended else [pid]
-            if denied:
+            try:
+                settled, hidden = self._fill_from(pids, found, uid)
+            except TimeoutError as fault:
+                return str(fault)
+            if settled and scan.complete and attempt > 0:
+                break
+            if hidden:
                 time.sleep(PAUSE * 2 ** min(attempt, 6))
-            rest = scan.complete and not (shared and scan.restless)
-            if attempt > 0 and rest and not denied and not vanished:
-                return missed
-            pids = [*denied, *[pid for pid in scan.list_new() if pid not in denied]]
-        if denied:
-            return f"the files of process {denied[0]} cannot be seen"
-        if uid is not None and not self.scan.may_fork(uid):
-            return ""
+            pids = [*hidden, *[pid for pid in scan.list_new() if pid not in hidden]]
+        if hidden:
+            return f"the files of process {hidden[0]} cannot be seen"
+        if (settled and not scan.restless) or (uid is not None and not scan.may_fork(uid)):
+            return self._missed
         return "processes came and went faster than their files could be read"
+
+    def _fill_from(
+        self, pids: list[int], found: dict[str, list[int]], uid: "int | None"
+    ) -> tuple[bool, list[int]]:
+        """Look at these processes; return whether each was seen to the end, and who hides.
+
+        Raises TimeoutError for one of user `uid` that has too many files open.
+        """
+        opened_by = self._opened_in_time if uid is None else self._opened_by
+        settled, hidden = True, list[int]()
+        for pid in pids:
+            try:
+                for device in opened_by(pid, uid):
+                    found.setdefault(device, []).append(pid)
+            except TimeoutError as fault:
+                why = f"process {pid} has more files open than can be looked at in time"
+                if uid is not None:
+                    raise TimeoutError(why) from fault
+                self._missed = why
+            except (FileNotFoundError, ProcessLookupError):
+                settled = False
+            except (OSError, ValueError):
+                # init was there before any job, and may hide its files even from root
+                if pid != INIT and os.geteuid() in (0, self._uid(pid)):
+                    settled = False
+                    if not self._has_ended(pid):  # then it is hidden, unless root asks
+                        hidden.append(pid)
+        return settled, hidden
 
     def _has_ended(self, pid: int) -> bool:
         try:

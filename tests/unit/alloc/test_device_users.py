@@ -253,6 +253,16 @@ def test_a_process_that_vanished_unread_has_the_processes_listed_again(
     assert stage.who() == [702]
 
 
+def test_a_user_with_too_many_files_hides_no_other_users_process(stage: Stage) -> None:
+    stage.fake.add(700, uids=(1001,) * 4, fds={9: stage.node})
+    stage.fake.add(701, uids=(1002,) * 4, fds={9: stage.node})
+    holders = stage.holders()
+    holders.seconds = -1.0
+    assert "process 700 has more files open" in holders.look(1001)[1]
+    holders.seconds = device_users.LONGEST
+    assert holders.pids_with_open(stage.device.id, 1002) == [701]
+
+
 @pytest.fixture
 def closely(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the descriptors that are asked for their device, on a node with its own /dev."""

@@ -46,19 +46,7 @@ class ClaimAttempt:
         self.want = want
         self.devices = node.devices()
         self.ahead: "Reaper | None" = None
-        self._make_judge = make_judge
-        self._judge: "Judge | None" = None
-
-    def judge(self) -> "Judge":
-        """Return the judge of this attempt, made when it is first needed."""
-        if self._judge is None:
-            self._judge = self._make_judge()
-        return self._judge
-
-    def renew_judge(self) -> "Judge":
-        """Return a judge that looks anew."""
-        self._judge = self._make_judge()
-        return self._judge
+        self.make_judge = make_judge  # one that looks anew
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:

@@ -21,10 +21,11 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store import events, grants
 from gpulock.store.gate import Gate
-from gpulock.store.owner import Owner
+from gpulock.store.locks import Lock
+from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.repair import repair_locks
 
 TYPE_CHECKING = False
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
+
+
+PAUSE = 0.01  # seconds
 
 
 class Grant:
@@ -93,10 +97,8 @@ def claim_devices(
                     note_claim(node, "granted", template, waited)
                     return grant
             if want.asked and want.patience:
-                from gpulock.alloc.health_check import wait_for_checks
-
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
-            attempt.ahead = judge_ahead(node, found, attempt.renew_judge(), template)
+            attempt.ahead = judge_ahead(node, found, judge(), template)
     except LockTimeout as refusal:
         note_lock_timeout(node, refusal, template)
         raise
@@ -106,20 +108,15 @@ def note_claim(node: Node, result: str, template: Owner, waited: float) -> None:
     """Note what became of a claim; the gate is held."""
     who = events.format_claimant(template.user, template.job())
     words = result.replace(" ", "_"), f"{waited:.6f}", who
-    if events.note_event(node.store.path, events.CLAIM, *words) > events.CAP:
-        from gpulock.store.event_log import fold_events
-
-        fold_events(node.store.path)
+    events.note_event(node.store.path, events.CLAIM, *words)
 
 
 def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
     """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
     if refusal.kind == UNKNOWN:
-        from gpulock.store.event_log import is_unknown_streak, read_events
-
         who, granted = events.format_claimant(template.user, template.job()), bool(template.token)
         try:
-            if is_unknown_streak(read_events(node.store.path), who, granted):
+            if events.is_unknown_streak(events.read_events(node.store.path), who, granted):
                 escalate_refusal(refusal)
         except OSError:
             pass  # nobody can say what came before
@@ -130,13 +127,10 @@ def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) 
 
 def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
     """Note that the gate stayed shut; for several owners in a row it is a fault of the node."""
-    from gpulock.store.event_log import fold_events, is_timeout_streak, read_events
-
     who = events.format_claimant(template.user, template.job())
-    if events.note_event(node.store.path, events.TIMEOUT, who) > events.SHUT_CAP:
-        fold_events(node.store.path)
+    events.note_event(node.store.path, events.TIMEOUT, who)
     try:
-        if is_timeout_streak(read_events(node.store.path)):
+        if events.is_timeout_streak(events.read_events(node.store.path)):
             escalate_refusal(refusal)
     except OSError:
         return
@@ -194,16 +188,52 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
         reap_held_locks(attempt.ahead, held)
         held = node.store.read_all_locks()
         chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
-    if not chosen and any([lock.owner and lock.owner.gives_way() for lock in held.values()]):
-        from gpulock.alloc.health_check import ask_checks_to_end
-
-        if not want.asked and (asked := ask_checks_to_end(node, found, held, want)):
-            want.asked = asked
+    if not chosen and not want.asked:
+        want.asked = ask_checks_to_end(node, found, held, want)
+        if want.asked:
             return None  # once: gpulockd ends them meanwhile
     if not chosen:
         raise shortage_refusal(found, held, out, want, node.settings)
     want.check(chosen)
     return lock_devices(node, gate, chosen, template)
+
+
+def ask_checks_to_end(
+    node: Node,
+    found: list[Device],
+    held: dict[str, Lock],
+    want: ClaimRequest,
+) -> dict[str, str]:
+    """Mark the health checks whose devices would be enough for a claim; return tokens, by lock.
+
+    The mark is the comment of a check's own record, and gpulockd ends it. None is marked where the
+    claim would get nothing by that. The gate is held. Raises Refusal.
+    """
+    owners = {name: lock.owner for name, lock in held.items() if lock.owner}
+    checks = {name: record for name, record in owners.items() if record.gives_way()}
+    if not checks:
+        return {}
+    others = {name: lock for name, lock in held.items() if name not in checks}
+    chosen, _ = pick_free_devices(node, found, others, want)
+    if chosen:
+        want.check(chosen)
+    asked: dict[str, str] = {}
+    for name, record in checks.items():
+        if any([lock_ids_overlap(name, device.id) for device in chosen]):
+            try:
+                grants.rewrite_claim(node.store, record.copy(comment=ENDING_COMMENT))
+            except OSError:
+                continue  # it runs on, and the claim is refused
+            asked[name] = record.token
+    return asked
+
+
+def wait_for_checks(node: Node, asked: dict[str, str], limit: Deadline) -> None:
+    """Wait until gpulockd has released these locks; the gate is not held."""
+    while limit.left() > 0 and any(
+        [node.store.is_held(token, name) for name, token in asked.items()]
+    ):
+        time.sleep(PAUSE)
 
 
 def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) -> Grant:

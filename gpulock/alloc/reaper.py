@@ -88,19 +88,14 @@ def decide_reap(
     return ReapOutcome(lock, FREED, verdict, verdict.proof)
 
 
-def retire_locks(node: Node, locks: list[Lock], how: str) -> None:
-    """Free devices of one claim, gate held; raise OSError, or Refusal where they changed."""
-    record = locks[0].owner
-    assert record is not None
-    grants.release_devices(node.store, record.token, [one.id for one in locks], how, node.boot_id)
-
-
 def free_locks(node: Node, locks: list[Lock], how: str) -> None:
     """Free devices of one claim, gate held; raise Refusal."""
+    record, ids = locks[0].owner, [lock.id for lock in locks]
+    assert record is not None
     try:
-        retire_locks(node, locks, how)
+        grants.release_devices(node.store, record.token, ids, how, node.boot_id)
     except OSError as fault:
-        names = " ".join([lock.id for lock in locks])
+        names = " ".join(ids)
         kind = os_error_kind(fault)
         raise Refusal(kind, f"{names} cannot be freed: {fault}", "look at LOCK_DIR") from fault
 
@@ -137,7 +132,7 @@ class Reaper:
         only if the same claim had it here, and its job has not ended since: what that has left may
         be in no look. What these users have open is looked at in any case.
         """
-        reap_locks(self, dry_run=True)
+        self.decide(self.held.values())
         for uid in uids:
             self.files.look(uid)
         whose = {name: lock.owner for name, lock in self.held.items()}
@@ -150,21 +145,21 @@ class Reaper:
         for lock in self.held.values():
             self.node.store.read_details(lock)
 
-    def look(self, locks: "Iterable[Lock]") -> None:
-        """Look at processes and open files now, before the gate is taken, which is held briefly."""
-        mine = [lock for lock in locks if lock.owner]
-        for uid in {lock.owner.uid for lock in mine if lock.owner}:
-            self.files.look(uid)
-        for lock in mine:
+    def decide(self, locks: "Iterable[Lock]", over: "ClaimEnd" = DIED) -> list[ReapOutcome]:
+        """Decide about locks, with their details read anew; nothing is changed.
+
+        Before the gate, which is held briefly: what was looked at then is not looked at again.
+        """
+        for lock in locks:
             self.node.store.read_details(lock)
-            self.judge.job_processes(lock)  # what it reads of processes is not read again
+        return [decide_reap(lock, self.judge, self.files, self.held, over) for lock in locks]
 
     def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
-        """Decide about locks (their details read), free them or note why not; gate held.
+        """Decide about locks, free them or note why not; gate held.
 
         One that cannot be changed stays held, and keeps no other claim from being reaped.
         """
-        outcomes = [decide_reap(lock, self.judge, self.files, self.held, over) for lock in locks]
+        outcomes = self.decide(locks, over)
         ready: list[Lock] = []
         for outcome in outcomes:
             record = outcome.lock.owner
@@ -183,8 +178,10 @@ class Reaper:
 
     def _free(self, outcomes: list[ReapOutcome], how: str, over: "ClaimEnd") -> None:
         """Free locks of one claim."""
+        record, ids = outcomes[0].lock.owner, [one.lock.id for one in outcomes]
+        assert record is not None
         try:
-            retire_locks(self.node, [one.lock for one in outcomes], how)
+            grants.release_devices(self.node.store, record.token, ids, how, self.node.boot_id)
         except Refusal as changed:
             for one in outcomes:
                 one.act, one.reason, one.changed = HELD, changed.why, True
@@ -205,8 +202,7 @@ class Reaper:
 
     def give_back(self, locks: list[Lock], how: str) -> None:
         """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
-        for lock in locks:
-            outcome = decide_reap(lock, self.judge, self.files, self.held, GIVEN_BACK)
+        for outcome in self.decide(locks, GIVEN_BACK):
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
         for same in group_by_claim(locks):
@@ -247,9 +243,5 @@ def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:
 
     The gate is held. With `dry_run` nothing is changed.
     """
-    held = reaper.held
-    for lock in held.values():
-        reaper.node.store.read_details(lock)
-    if dry_run:
-        return [decide_reap(lock, reaper.judge, reaper.files, held) for lock in held.values()]
-    return reaper.finish(list(held.values()), DIED)
+    locks = list(reaper.held.values())
+    return reaper.decide(locks) if dry_run else reaper.finish(locks, DIED)

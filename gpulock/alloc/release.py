@@ -66,12 +66,12 @@ def release_locks(
     released.known = True
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
-    reaper.look(mine)
+    for uid in {lock.owner.uid for lock in mine if lock.owner}:
+        reaper.files.look(uid)  # whatever is left of the job: it may end before the gate is taken
+    reaper.decide(mine, over)
     with Gate(node.store, deadline):
         now = repair_locks(node.store, node.boot_id).held
         mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]
-        for lock in mine:
-            node.store.read_details(lock)
         for outcome in reaper.finish(mine, over, how):
             released.add(outcome)
     return released

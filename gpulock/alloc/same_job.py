@@ -55,9 +55,10 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
         return granted
     if not want.join:
         return []
+    judge = attempt.make_judge()
     for lock in mine:
         node.store.read_details(lock)
-        if attempt.judge().verdict(lock).state != ALIVE:
+        if judge.verdict(lock).state != ALIVE:
             return []
     try:
         node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
@@ -91,8 +92,6 @@ def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Dev
 def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: "Reaper") -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
     engine.held = node.store.read_all_locks()
-    for lock in mine:
-        node.store.read_details(lock)
     own = [lock for lock in mine if lock.owner and is_cut_short(lock.owner, template)]
     how = "claim: this run's claim was cut short"
     others = [lock for lock in mine if lock not in own]

@@ -23,7 +23,7 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
 from gpulock.sge.verdict import make_sge_judge
-from gpulock.store import event_log, events
+from gpulock.store import events
 from gpulock.store.gate import Gate
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
 def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
-    if event_log.is_gate_in_doubt(node.store.path):
+    if events.is_gate_in_doubt(node.store.path):
         with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
             events.note_event(node.store.path, events.OPEN)
     view = read_node_view(node, deadline.clock_boottime())

@@ -129,8 +129,7 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
         lost = not os.path.isdir(noted) and store.boot_id() == boot_id
         ours = (store.locks_dir, store.claims_dir, store.finished_dir)
         for folder in (state_dir, *ours, noted):
-            if not os.path.isdir(folder):
-                atomic.mkdir_if_missing(folder)
+            atomic.mkdir_if_missing(folder)
         if lost:
             atomic.replace_file(f"{state_dir}/{quarantine.LOST_MARK}", b"")
             write_boot_id(f"{state_dir}/boot_id", boot_id.encode() + b"\n")

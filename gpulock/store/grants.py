@@ -166,8 +166,7 @@ def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
     if waiting >= FINISHED_PRUNE:
         return
     try:
-        if not os.path.isdir(folder):
-            atomic.mkdir_if_missing(folder)  # another claim does the same
+        atomic.mkdir_if_missing(folder)
         atomic.replace_file(f"{folder}/{record.token}", owner.encode_owner(record).encode())
     except (OSError, ValueError):
         return

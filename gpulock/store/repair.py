@@ -76,8 +76,7 @@ def repair_locks(store: LockStore, boot_id: str, thorough: bool = False) -> Repa
 def put_back_lock(store: LockStore, name: str, text: str) -> None:
     """Make a lock again, or give it its owner again; raise OSError."""
     folder = f"{store.locks_dir}/{name}"
-    if not os.path.lexists(folder):
-        atomic.mkdir_if_missing(folder)
+    atomic.mkdir_if_missing(folder)
     atomic.replace_file(f"{folder}/owner", as_bytes(text))
 
 

@@ -35,7 +35,7 @@ from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
 from gpulock.store import events, owner
-from gpulock.store.event_log import count_events, list_refusals, read_events
+from gpulock.store.events import count_events, list_refusals, read_events
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from gpulock.store.verdicts import SHEPHERD, read_dated_verdicts

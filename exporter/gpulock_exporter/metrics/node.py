@@ -11,7 +11,7 @@ from gpulock_exporter.metrics.families import make_family, node_family, node_val
 from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 
-REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.event_log
+REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.events
 TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
 DROPPED_KEY = "history_dropped"
 LOCK_TIMEOUT = "lock_timeout"  # the result of a claim that never got in

@@ -89,7 +89,7 @@ class SimulatedSource:
             cards = devices.read_devices(here.driver_root, here.sys_root)
             version = atomic.read_text(f"{here.driver_root}/version").split("\n", 1)[0]
             store = LockStore(here.lock_dir)
-            self._locks = store.read_all_locks() if store.exists() else {}
+            self._locks = store.read_all_locks()
         except (Refusal, OSError, kv.MalformedError) as fault:
             raise RuntimeError(f"the simulated driver is gone: {fault}") from fault
         is_release = (word for word in version.split() if word[0].isdigit() and "." in word)

@@ -36,7 +36,7 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import grants
-from gpulock.store.event_log import count_dropped_claims
+from gpulock.store.events import count_dropped_claims
 from gpulock.store.gate import Gate
 from gpulock.store.verdicts import PERIOD
 

@@ -20,7 +20,7 @@ from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.steps import EXTERN
-from gpulock.store import atomic, boot, event_log, events, quarantine, verdicts
+from gpulock.store import atomic, boot, events, quarantine, verdicts
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -173,7 +173,6 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
             events.note_event(store.path, events.REAPED, outcome.verdict.by)
-        event_log.limit_events(store.path)
         for record in [outcome.lock.owner for outcome in freed]:
             if record is not None and record.scheduler == "slurm":
                 who = record.slurmd, record.job_id, record.uid, record.restart

@@ -13,7 +13,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.store import event_log, quarantine
+from gpulock.store import events, quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
 from tests.support.faults import raising
@@ -202,7 +202,7 @@ def test_where_nobody_can_say_what_came_before_an_unknown_stays_one(
     ask(box)
     (box.records / "claims/x").mkdir()
     (box.records / "claims/x/record").write_text("garbage")
-    monkeypatch.setattr(event_log, "read_events", raising(OSError(errno.EIO, "broken")))
+    monkeypatch.setattr(events, "read_events", raising(OSError(errno.EIO, "broken")))
     kinds = {refused(box, 1, job_id=str(job), user=f"u{job}").kind for job in range(20, 26)}
     assert kinds == {UNKNOWN}
 

@@ -3,10 +3,10 @@
 
 Hot. First the best links inside the set (a job's GPUs talk to each other), then the best links
 among the devices that stay free (a single takes the card that nobody misses), then the lowest
-indexes. Exact up to EXACT free devices (70 sets at most); beyond that greedy from every pair.
+indexes. All sets of 16 GPUs are tried; of more devices, such as many MIG instances, the first.
 """
 
-from itertools import combinations
+from itertools import combinations, islice
 
 from gpulock.node.devices import Device
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpulock.store.locks import Lock
 
-EXACT = 8  # C(8,4) sets take 0.14 ms, C(16,8) 70 ms (docs/facts/locking.md, cost of choosing)
+MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, SUSPECT = 1, 2  # after all others; after these as well: it may not work
@@ -71,14 +71,9 @@ def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
     joined = links.get((a.bus, b.bus), 0)
     if joined:
         return NVLINK * joined
-    if behind_one_switch(a, b):
+    if len(a.path) >= SHARED_BRIDGES and a.path[:SHARED_BRIDGES] == b.path[:SHARED_BRIDGES]:
         return SWITCH
     return NUMA if a.numa == b.numa and a.numa >= 0 else OTHER
-
-
-def behind_one_switch(a: Device, b: Device) -> bool:
-    """Return whether the way from one device to the other goes through a PCIe switch alone."""
-    return len(a.path) >= SHARED_BRIDGES and a.path[:SHARED_BRIDGES] == b.path[:SHARED_BRIDGES]
 
 
 def choose_devices(
@@ -92,11 +87,7 @@ def choose_devices(
         free = whole  # CUDA shows a process one MIG instance only
     if count == len(free):
         return list(free)
-    scores = score_pairs(free, links or {})
-    chosen = (
-        choose_exhaustively(scores, count) if len(free) <= EXACT else choose_greedily(scores, count)
-    )
-    return [free[i] for i in chosen]
+    return [free[i] for i in choose_best_set(score_pairs(free, links or {}), count)]
 
 
 def choose_unused_first(
@@ -128,35 +119,14 @@ def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[l
     return scores
 
 
-def choose_exhaustively(scores: list[list[int]], count: int) -> list[int]:
-    """Return the best set of `count` indexes by trying all of them; of equal ones the lowest."""
+def choose_best_set(scores: list[list[int]], count: int) -> list[int]:
+    """Return the best set of `count` indexes, of equal ones the lowest."""
 
     def value(members: tuple[int, ...]) -> tuple[int, int]:
         inner = sum([scores[a][b] for a, b in combinations(members, 2)])
         return inner, -sum([weight[i] for i in members])  # links inside, links taken from the rest
 
     weight = [sum(row) for row in scores]
-    best = max(combinations(range(len(scores)), count), key=value)
+    sets = islice(combinations(range(len(scores)), count), MOST // max(count, 8) ** 2)
+    best: tuple[int, ...] = max(sets, key=value)
     return list(best)
-
-
-def choose_greedily(scores: list[list[int]], count: int) -> list[int]:
-    """Return a good set: from each pair on, the device that adds most each time; the best of all.
-
-    Ties go to what the rest misses least, then to the lowest indexes. Against exhaustive search
-    on 16 devices it loses under 5 % at worst, and takes a few milliseconds.
-    """
-    weight = [sum(row) for row in scores]
-    sets: list[tuple[int, int, list[int]]] = []
-    for begin in combinations(range(len(scores)), min(count, 2)):
-        members = list(begin)
-        gain = [sum([row[i] for i in begin]) for row in scores]
-        value = sum([gain[i] for i in begin])
-        while len(members) < count:
-            left = [i for i in range(len(scores)) if i not in members]
-            taken = max(left, key=lambda i: (gain[i], -weight[i], -i))
-            members.append(taken)
-            value += 2 * gain[taken]
-            gain = [a + b for a, b in zip(gain, scores[taken])]
-        sets.append((-value, sum([weight[i] for i in members]), sorted(members)))
-    return min(sets)[2]

@@ -11,15 +11,12 @@ from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Protocol
+    from collections.abc import Callable, Iterable
 
     from gpulock.store.owner import Owner
 
-    class JobMembers(Protocol):
-        """A scheduler's own knowledge: it adds what marks the processes of its jobs."""
-
-        def __call__(self, lock: Lock, scan: ProcessScan, job: "JobProcesses") -> None: ...
+    # a scheduler's own knowledge: it adds what marks the processes of its jobs
+    JobMembers = Callable[[Lock, ProcessScan, "JobProcesses"], None]
 
 
 # what holds a user's namespaces for all of that user's podman until a reboot, and does no work

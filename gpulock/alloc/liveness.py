@@ -13,16 +13,11 @@ from gpulock.store.verdicts import ALIVE, DEAD, PROCESS, REBOOT, UNKNOWN, Verdic
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Protocol
 
     from gpulock.alloc.job_processes import JobMembers
 
-    class LivenessRule(Protocol):
-        """A scheduler's own way to judge a lock; `job` gives the judge's one answer."""
-
-        def __call__(
-            self, lock: Lock, scan: ProcessScan, job: "Callable[[Lock], JobProcesses]", /
-        ) -> "Verdict": ...
+    # a scheduler's own way to judge a lock; the last gives the judge's one answer about its job
+    LivenessRule = Callable[[Lock, ProcessScan, Callable[[Lock], JobProcesses]], Verdict]
 
 
 def shepherd_verdict(lock: Lock, scan: ProcessScan, word: str) -> "Verdict | None":

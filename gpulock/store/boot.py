@@ -18,7 +18,6 @@ from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
 from gpulock.store.repair import NO_CLAIM
 
-EMPTY = "empty"  # what STATE_DIR's boot id is read as where nothing is in its file
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
 ROOM, INODES = 1 << 16, 16  # bytes and files without which a claim may find no room in LOCK_DIR
 NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
@@ -168,24 +167,14 @@ def may_be_claimed_boot(state_dir: str, boot_id: str) -> bool:
 
     STATE_DIR's boot id says it. One that is garbage may have been this boot's.
     """
-    known = read_state_boot_id(state_dir)
-    if not known:
-        return False
-    whole = len(known) == BOOT_ID_LENGTH and not known.strip(BOOT_ID_LETTERS)
-    return known == boot_id or not whole
-
-
-def read_state_boot_id(state_dir: str) -> str:
-    """Return the boot that STATE_DIR saw last, nothing where it saw none; raise Refusal.
-
-    What is noted there may be no boot id.
-    """
     try:
-        return atomic.read_text(f"{state_dir}/boot_id").strip() or EMPTY
+        known = atomic.read_text(f"{state_dir}/boot_id").strip()
     except FileNotFoundError:
-        return ""
+        return False
     except OSError as fault:
         raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
+    whole = len(known) == BOOT_ID_LENGTH and not known.strip(BOOT_ID_LETTERS)
+    return known == boot_id or not whole
 
 
 def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":

@@ -139,15 +139,12 @@ class LockStore:
     def is_held(self, token: str, device: str = "") -> bool:
         """Return whether a claim has a record, which names `device`, or cannot be read."""
         try:
-            text = self.read_record(token)
+            record = owner.parse_owner(self.read_record(token))
         except FileNotFoundError:
             return False
-        except OSError:
+        except (OSError, kv.MalformedError):
             return True
-        try:
-            return not device or device in owner.parse_owner(text).devices
-        except kv.MalformedError:
-            return True
+        return not device or device in record.devices
 
     def read_details(self, lock: Lock) -> None:
         """Fill in anchors and marks, which only a judge needs."""

@@ -34,9 +34,8 @@ def list_out_devices(state_dir: str) -> list[str]:
 def list_noted_devices(state_dir: str, kind: str) -> list[str]:
     """Return the ids with a note of one kind; raise Refusal when that cannot be read."""
     names = list_note_names(state_dir)
-    if kind == QUARANTINE:
-        return [name for name in names if not name.endswith(RESERVE)]
-    return [name.removesuffix(RESERVE) for name in names if name.endswith(RESERVE)]
+    reserved = kind == RESERVE
+    return [name.removesuffix(kind) for name in names if name.endswith(RESERVE) is reserved]
 
 
 def list_note_names(state_dir: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpulock.errors import Refusal
 from gpulock.node.devices import SHARE
-from gpulock.store.boot import read_state_boot_id
+from gpulock.store import atomic
 from gpulock.store.locks import Lock, list_names
 from tests.sweep.stage import MINE, Stage
 from tests.sweep.trace import KILL, Point
@@ -86,7 +86,10 @@ class Play(ABC):
         """Expect that the boot is known on both sides before a claim: else a loss goes unseen."""
         node = self.stage.node
         if list_names(node.store.claims_dir):
-            known = {node.store.boot_id(), read_state_boot_id(node.settings.state_dir)}
+            known = {
+                node.store.boot_id(),
+                atomic.read_text(f"{node.settings.state_dir}/boot_id").strip(),
+            }
             self.expect(known == {node.boot_id}, f"there are claims, and known boots are {known}")
 
     def keeps_nothing(self) -> None:

@@ -189,7 +189,7 @@ FOUND_IN: tuple[tuple[str, Cast], ...] = (
     ("state_dir_has_the_boot_id_first", CASTS["two_jobs"]),
     ("record_does_not_shrink", CASTS["release_of_a_part"]),
     ("record_does_not_shrink", LOST["part_and_lock_dir"]),
-    ("records_alone_do_not_count", LOST["lock_dir_and_a_later_job"]),
+    ("records_alone_do_not_count", LOST["locks_and_reap"]),
     ("lost_records_close_no_node", LOST["both_folders"]),
 )
 

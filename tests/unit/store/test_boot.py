@@ -40,7 +40,7 @@ class Place:
         return caught.value
 
     def ids(self) -> tuple[str, str]:
-        return self.store.boot_id(), boot.read_state_boot_id(str(self.state))
+        return self.store.boot_id(), (self.state / "boot_id").read_text().strip()
 
     def reserve(self, number: int, text: str = "by=root\nreason=fan\nat=5\n") -> None:
         (self.state / quarantine.FOLDER).mkdir(exist_ok=True)

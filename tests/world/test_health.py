@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.daemon.health import findings, policy
+from gpulock.daemon.health import policy
 from tests.support.faults import returning
 from tests.world.health import HEALTH_CASTS, HEALTH_POINTS
 from tests.world.play import check_each_call, find_planted_fault, sample_schedules
@@ -30,7 +30,7 @@ def test_an_accident_at_any_call_of_health_breaks_no_promise(
 @pytest.mark.parametrize(
     ("owner", "name", "result"),
     [
-        (findings, "select_new_findings", []),  # what is found stays in service
+        (policy.HealthPolicy, "_quarantine_news", {}),  # what is found stays in service
         (policy.HealthPolicy, "_restore_recovered", {}),  # what was put out stays out
     ],
 )

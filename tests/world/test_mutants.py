@@ -216,9 +216,9 @@ def test_a_failure_is_told_by_its_shortest_schedule(
 ) -> None:
     plant(monkeypatch, site, "lock_is_taken_where_it_is")
     explorer = Explorer(site, CASTS["two_jobs"])
-    shortest = MOST  # of two that fail: to take choices away one by one may end early
+    shortest = MOST  # of four that fail: to take choices away one by one may end early
     seeds = iter(range(1, MOST))
-    for _ in range(2):
+    for _ in range(4):
         with pytest.raises(WorldError) as caught:
             for seed in seeds:
                 explorer.sample(seed)

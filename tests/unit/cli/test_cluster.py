@@ -277,8 +277,3 @@ def test_the_tables_fit(
     monkeypatch.setenv("COLUMNS", str(width))
     three_nodes(prometheus, tmp_path)
     assert max(len(line) for line in call().stdout.splitlines()) <= width
-
-
-@pytest.mark.parametrize("words", [("--idle", "30m"), ("--json",)])
-def test_what_prometheus_does_not_tell_is_a_usage_error(call: Any, words: tuple[str, ...]) -> None:
-    assert call(*words).exit_code == 2

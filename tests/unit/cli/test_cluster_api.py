@@ -36,6 +36,14 @@ def refused(url: str, seconds: float = 10.0, limit: int = 1 << 20) -> str:
     return caught.value.message
 
 
+def sends(raw: bytes) -> Act:
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(raw)
+        handler.close_connection = True
+
+    return act
+
+
 def answers(code: int, body: bytes, kind: str = "application/json", **headers: str) -> Act:
     return lambda handler: send(handler, code, body, kind, **headers)
 
@@ -78,6 +86,8 @@ def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> Non
         text = refused(f"http://{port.address}")
     assert f"Prometheus at http://{port.address}: " in text and "refused" in text
     assert "PROMETHEUS_URL" in text
+    with Prometheus() as plain:
+        assert "SSL" in refused(plain.url.replace("http:", "https:"))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +101,7 @@ def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> Non
         (answers(200, b"{}"), "is not Prometheus's"),
         (answers(200, b'{"status": "success"}'), "is not Prometheus's"),
         (answers(200, b'{"status": "success", "data": 7}'), "is not Prometheus's"),
-        (
-            answers(200, NO_SERIES),
-            "is not Prometheus's",
-        ),
+        (answers(200, NO_SERIES), "is not Prometheus's"),
         (answers(200, HUGE), "is not Prometheus's"),
         (answers(200, b" " * (1 << 21)), "longer than 1 MiB"),
         (
@@ -106,6 +113,8 @@ def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> Non
         (answers(502, b"<html>", "text/html"), "it answers 502 Bad Gateway;"),
         (answers(401, b""), "it answers 401 Unauthorized;"),
         (answers(302, b"", Location="file:///etc/passwd"), "it answers 302 Found;"),
+        (sends(b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{"), "it begins with '{'"),
+        (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), "SSH-2.0"),
     ],
 )
 def test_what_is_no_answer_is_said(prometheus: Prometheus, act: Act, said: str) -> None:
@@ -113,26 +122,6 @@ def test_what_is_no_answer_is_said(prometheus: Prometheus, act: Act, said: str) 
     text = refused(prometheus.url)
     assert said in text
     assert text.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("sent", "said"),
-    [
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{", "it begins with '{'"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
-    ],
-)
-def test_a_server_that_breaks_off_is_said(prometheus: Prometheus, sent: bytes, said: str) -> None:
-    def broken(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(sent)
-        handler.close_connection = True
-
-    prometheus.act = broken
-    assert said in refused(prometheus.url)
-
-
-def test_tls_where_there_is_none_is_said(prometheus: Prometheus) -> None:
-    assert "SSL" in refused(prometheus.url.replace("http:", "https:"))
 
 
 def test_a_server_that_never_answers_is_waited_for_no_longer_than_the_deadline(

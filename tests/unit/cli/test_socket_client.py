@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -79,22 +78,14 @@ class Daemon:
                 for packet in packets:
                     connection.send(packet)
 
-    def obtain(self, wait: float = 0.0) -> Grant:
-        """Ask for two devices."""
-        node = self.box.node()
+    def obtain(self, wait: float = 0.0, want: ClaimRequest | None = None) -> Grant:
+        """Ask for two devices, or what is wanted."""
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
         now = clock_boottime()
         how = ClaimWait("2 GPUs", now, now + wait)
-        return socket_client.request_daemon_claim(node, one, ClaimRequest(2), ANY_TERMS, how)
-
-    def ask_kind(self) -> SocketRequest:
-        """Ask for a device of a kind; return what the daemon is asked."""
-        node, one = self.box.node(), record(scheduler="process", pid=4711, start=99)
-        want = ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))
-        with contextlib.suppress(Refusal):
-            how = ClaimWait("1 GPU", clock_boottime(), 0.0)
-            socket_client.request_daemon_claim(node, one, want, ANY_TERMS, how)
-        return self.asked[-1]
+        return socket_client.request_daemon_claim(
+            self.box.node(), one, want or ClaimRequest(2), ANY_TERMS, how
+        )
 
     def release(self, *devices: str) -> tuple[str, ...]:
         """Give devices back."""
@@ -133,6 +124,10 @@ def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
     (asked,) = daemon.asked
     assert (asked.pid, asked.start, asked.number, asked.comment) == (4711, 99, 2, "run")
     assert asked.wait == FOR_EVER
+    daemon.answers([NO])
+    refused(lambda: daemon.obtain(want=ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))))
+    of_kind = daemon.asked[-1]
+    assert (of_kind.number, of_kind.device_kind, of_kind.devices) == (1, "mig:3g.40gb", ())
 
 
 def test_who_waits_hears_its_number_its_place_and_why(
@@ -175,15 +170,11 @@ def test_one_that_does_not_come_back_is_given_up(
         encode_packet(SocketReply("maybe")),
         encode_packet(SocketReply(GRANTED, token="feed", devices=("0000:ff:00.0",))),
         encode_packet(SocketReply(RELEASED)),
+        b"\xff\x00",  # as good as no answer
     ],
 )
 def test_an_answer_that_cannot_be_is_a_broken_node(daemon: Daemon, packet: bytes) -> None:
     daemon.answers([packet])
-    assert refused(daemon.obtain).kind == BROKEN
-
-
-def test_garbage_is_as_good_as_no_answer(daemon: Daemon) -> None:
-    daemon.answers([b"\xff\x00"])
     assert refused(daemon.obtain).kind == BROKEN
 
 
@@ -265,9 +256,3 @@ def test_who_owns_lock_dir_queues_where_a_gpulockd_serves(tmp_path: Path) -> Non
     assert socket_client.is_daemon_serving(daemon.box.node())
     daemon.close()
     assert not socket_client.is_daemon_serving(daemon.box.node())
-
-
-def test_the_daemon_is_told_the_kind_that_is_asked_for(daemon: Daemon) -> None:
-    daemon.answers([NO])
-    request = daemon.ask_kind()
-    assert (request.number, request.device_kind, request.devices) == (1, "mig:3g.40gb", ())

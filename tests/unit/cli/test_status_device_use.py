@@ -240,21 +240,6 @@ def test_what_is_idle_is_not_guessed_without_samples(site: Site, sampled: Sample
     assert (old.exit_code, "has written nothing" in old.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--idle", "soon"), "is no duration"),
-        (("--idle", "1h", "--free"), "a free device is not held"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error(
-    site: Site, words: tuple[str, ...], said: str
-) -> None:
-    result = site.call("status", *words)
-    assert (result.exit_code, said in result.stderr) == (2, True)
-    assert "before the command" not in result.stderr
-
-
 def test_json_tells_what_a_device_did(site: Site, sampled: Sampled) -> None:
     site.hold(0)
     sampled.device(site.id(0), power=210.5, temperature=61.0, last_busy=sampled.now - 5)

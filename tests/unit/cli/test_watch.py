@@ -86,8 +86,3 @@ def test_it_ends_quietly_when_nobody_reads_any_more(site: Site) -> None:
         process.stdout.close()
         assert process.wait(DEADLINE) == 1
         assert process.stderr.read() == ""
-
-
-@pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "x"), ("--watch", "--json")])
-def test_what_cannot_be_watched_is_a_usage_error(site: Site, words: tuple[str, ...]) -> None:
-    assert site.call("status", *words).exit_code == 2

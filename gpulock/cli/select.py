@@ -132,7 +132,8 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
         return [d for d in devices if d.bus == bus and (not dot or d.id == f"{bus}.{instance}")]
     if len(text) < LEAST_UUID:
         return []
-    return [d for d in devices if d.uuid and is_uuid_prefix(lower, d.uuid.lower())]
+    whole = re.compile(f"([a-z]+-)?{re.escape(lower)}")  # with or without its `GPU-`
+    return [d for d in devices if d.uuid and whole.match(d.uuid.lower())]
 
 
 def parse_lock_id(text: str) -> tuple[str, str, str] | None:
@@ -147,8 +148,3 @@ def parse_lock_id(text: str) -> tuple[str, str, str] | None:
         return None
     name = f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}"
     return name, dot, f"gi{instance}" if dot else ""
-
-
-def is_uuid_prefix(text: str, uuid: str) -> bool:
-    """Return whether a UUID begins so, with or without its `GPU-`."""
-    return uuid.startswith(text) or uuid.partition("-")[2].startswith(text)

@@ -21,6 +21,8 @@ from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.system_log import NOTICE, log_to_system
 
 FOR_EVER = "for ever"
+CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
+PAST = "7d, 12h, 2026-11-01 or 2026-11-01T12:30"
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 
 
@@ -74,6 +76,28 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
     if value is not None and not seconds and param.name != "wait":
         raise click.BadParameter("the time must be longer than 0.", ctx, param)
     return seconds
+
+
+def parse_time(text: str, now: float, ahead: bool = False) -> float:
+    """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError.
+
+    Of one that lies `ahead`: `2h` from now, or `14:00`, the next one.
+    """
+    from datetime import datetime, time, timedelta
+
+    from gpulock.text.words import parse_duration
+
+    try:
+        if ahead and CLOCK.fullmatch(text):
+            today = datetime.fromtimestamp(now)
+            at = datetime.combine(today, time.fromisoformat(text.zfill(5)))
+            return (at if at > today else at + timedelta(days=1)).timestamp()
+        if re.match("[0-9]{4}-", text):
+            return datetime.fromisoformat(text).timestamp()
+        return now + parse_duration(text) * (1 if ahead else -1)
+    except (ValueError, OverflowError):
+        forms = "14:00, 2h (from now) or 2026-12-01T14:00" if ahead else PAST
+        raise ValueError(f"{text!r} is no time: {forms}") from None
 
 
 class Session:

@@ -7,10 +7,7 @@ job that holds the device keeps it, and nobody gets it afterwards.
 
 from __future__ import annotations
 
-import re
 import time
-from datetime import datetime, timedelta
-from datetime import time as time_of_day
 from typing import Any
 
 import click
@@ -27,6 +24,7 @@ from gpulock.cli.session import (
     describe_caller,
     log_to_syslog,
     name_config,
+    parse_time,
 )
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.deadline import Deadline, clock_boottime
@@ -39,11 +37,10 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.text.words import format_device_label, format_lock_holder, parse_duration
+from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
-CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
 TIME_HELP = "14:00, 2h (from now) or 2026-12-01T14:00."
 
 
@@ -58,19 +55,10 @@ reason_option = click.option(
 
 def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
     """Return a point in time that is to come (epoch seconds), 0 for none."""
-    if value is None:
-        return 0.0
-    now = datetime.now().astimezone()
     try:
-        if CLOCK.fullmatch(value):
-            at = datetime.combine(now, time_of_day.fromisoformat(value.zfill(5))).astimezone()
-            return (at if at > now else at + timedelta(days=1)).timestamp()
-        if value[:4].isdigit() and "-" in value:
-            return datetime.fromisoformat(value).timestamp()
-        return now.timestamp() + parse_duration(value)
-    except (ValueError, OverflowError):
-        wrong = f"{value!r} is no time: 14:00, 2h (from now) or 2026-12-01T14:00"
-        raise click.BadParameter(wrong, ctx, param) from None
+        return 0.0 if value is None else parse_time(value, time.time(), ahead=True)
+    except ValueError as fault:
+        raise click.BadParameter(str(fault), ctx, param) from None
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import click
@@ -23,9 +23,11 @@ from gpulock.cli.session import (
 )
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, Refusal
-from gpulock.job.mps import wait_for_mps
+from gpulock.job import environment
+from gpulock.job.mps import stale_mps_names, wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
+from gpulock.node.settings import Settings
 from gpulock.report.scan import ClaimQuery
 from gpulock.report.sources import find_last_claim
 from gpulock.schedulers.liveness import make_liveness_judge
@@ -190,3 +192,16 @@ def make_cli_owner(node: Node, pid: int, comment: str = "") -> Owner:
     """Return the record for a claim by `pid`, with its owner's name; raise Refusal."""
     record = process_claims.make_process_owner(node, pid, "", comment)
     return record.copy(user=uid_to_user_name(record.uid))
+
+
+def make_grant_environment(
+    grant: Grant, settings: Settings, environ: Mapping[str, str], binds: str
+) -> tuple[set[str], dict[str, str]]:
+    """Return which variables of `environ` are of another grant, and those of this one."""
+    values = dict(environment.grant_variables(grant.devices, settings))
+    if binds:
+        own = environment.user_bind_lists(environ)
+        values.update({name: environment.append_binds(old, binds) for name, old in own})
+    stale = stale_mps_names(environ.items(), settings.mps_dir)
+    stale |= environment.grant_variable_names() & environ.keys()
+    return stale - values.keys(), values

@@ -17,11 +17,11 @@ from gpulock.cli.claims.acquire import (
     claim_options,
     make_claim_request,
     make_cli_owner,
+    make_grant_environment,
     open_node_for_claim,
 )
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
-from gpulock.job.mps import stale_mps_names
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.text.words import short_model
@@ -94,13 +94,9 @@ def refuse_passing_shell(proc: Proc, pid: int) -> None:
 
 def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str]:
     """Return the lines that a shell evaluates."""
-    pairs = environment.grant_variables(grant.devices, settings)
-    if binds:
-        own = environment.user_bind_lists(os.environ)
-        pairs += [(name, environment.append_binds(old, binds)) for name, old in own]
-    stale = stale_mps_names(os.environ.items(), settings.mps_dir) - {name for name, _ in pairs}
+    stale, values = make_grant_environment(grant, settings, os.environ, binds)
     unset = [f"unset {name}" for name in sorted(stale)]
-    return [*unset, *(f"export {name}={shlex.quote(value)}" for name, value in pairs)]
+    return [*unset, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
 
 
 def format_granted_devices(grant: Grant) -> list[str]:

@@ -27,12 +27,12 @@ from gpulock.cli.claims.acquire import (
     claim_options,
     make_claim_request,
     make_cli_owner,
+    make_grant_environment,
     open_node_for_claim,
     release_cli_claim,
 )
 from gpulock.cli.session import Session
 from gpulock.job import environment
-from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
@@ -169,16 +169,10 @@ def make_command_environment(
 
     The claim's token comes first: of an environment no more than its beginning is read.
     """
-    stale = stale_mps_names(environ.items(), settings.mps_dir)
-    for name in environment.grant_variable_names() | stale:
-        environ.pop(name, None)
-    environ.update(environment.grant_variables(grant.devices, settings))
     binds = environment.driver_binds(settings)
-    if binds:
-        for name, old in environment.user_bind_lists(environ):
-            environ[name] = environment.append_binds(old, binds)
-    environ.pop(CLAIM, None)
-    return {CLAIM: grant.owner.token, **environ}
+    stale, values = make_grant_environment(grant, settings, environ, binds)
+    kept = {name: value for name, value in environ.items() if name not in {CLAIM, *stale}}
+    return {CLAIM: grant.owner.token, **kept, **values}
 
 
 def exec_command(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable
-from datetime import datetime
 
 import click
 
 from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
-from gpulock.cli.session import Session, echo_error, name_config
+from gpulock.cli.session import Session, echo_error, name_config, parse_time
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
@@ -32,7 +30,6 @@ from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
     format_count,
     format_percent,
-    parse_duration,
 )
 
 VERSION = 1
@@ -124,16 +121,6 @@ def find_history_device_id(node: Node, text: str) -> str:
         if place is None:
             raise SelectError(f"{fault.why}: of a device that is gone give the bus id") from fault
         return "".join(place)
-
-
-def parse_time(text: str, now: float) -> float:
-    """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError."""
-    try:
-        if re.match("[0-9]{4}-", text):
-            return datetime.fromisoformat(text).timestamp()
-        return now - parse_duration(text)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no time: 7d, 12h, 2026-11-01 or 2026-11-01T12:30") from None
 
 
 def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:

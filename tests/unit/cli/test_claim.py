@@ -111,9 +111,10 @@ def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
 def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:
     pipes = f"{read_settings(site.config).mps_dir}/x/pipe"
     stale = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
-    script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; env | grep CUDA_ | sort'
+    stale["GPULOCK_SHARE"] = "1/4"
+    script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; env | grep "CUDA_\\|GPULOCK_S"'
     said = site.shell(script, env={**os.environ, **stale})
-    assert "CUDA_MPS" not in said
+    assert "CUDA_MPS" not in said and "GPULOCK_SHARE" not in said
     assert "CUDA_VISIBLE_DEVICES=0\n" in said
 
 

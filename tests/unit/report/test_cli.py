@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
-from gpulock.cli.history.history import parse_time
+from gpulock.cli.session import parse_time
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.history.record import ExporterSamples
 from tests.support.cli_site import PROGRAM, ROOT

@@ -27,7 +27,7 @@ from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
 from gpulock.install.sge import login
-from gpulock.install.sge.complexes import host_amount
+from gpulock.install.sge.host import host_amount
 from gpulock.install.sge.host_items import CLUSTER
 from gpulock.install.sge.install import SgeInstaller
 from gpulock.install.sge.site import OCS, release_fault

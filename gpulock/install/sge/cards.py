@@ -55,8 +55,17 @@ class CardMap(FileItem):
         self.state_dir, self.host, self.ask = state_dir, host, ask
 
     def absent(self) -> None:
-        if why := restore_card_ids(self.state_dir, self.host, self.ask):
-            raise InstallError(why)
+        """Put back the ids that gpulockd took out: without the map nobody would."""
+        wrong: dict[str, str] = {}
+        try:
+            if notes := load_withdrawn_ids(self.state_dir):
+                back = dict.fromkeys(notes, ())
+                _, wrong = sync_card_ids(self.state_dir, self.host, back, self.ask)
+        except (InstallError, OSError, ValueError) as fault:
+            wrong = {self.host: str(fault)}
+        if wrong:
+            why = "; ".join(wrong.values())
+            raise InstallError(f"the ids of cards that are out of service stay out: {why}")
         super().absent()
 
 
@@ -79,20 +88,3 @@ def mapped_cards(settings: Settings, name: str, value: str, option: str) -> Card
         example = ",".join(f"{card}={number}" for number, card in enumerate(ids))
         raise InstallError(f"say which GPU is {' '.join(missing)}, as in --map {example}")
     return {(name, card): device for card, device in cards.items()}
-
-
-def restore_card_ids(state_dir: str, host: str, ask: Callable[..., str]) -> str:
-    """Put back the ids that gpulockd took out, before the map goes; return why not, or nothing.
-
-    Without a map nobody would, and a card that is good again would never be granted.
-    """
-    try:
-        notes = load_withdrawn_ids(state_dir)
-        if not notes:
-            return ""
-        _, wrong = sync_card_ids(state_dir, host, dict.fromkeys(notes, ()), ask)
-    except (InstallError, OSError, ValueError) as fault:
-        wrong = {host: str(fault)}
-    return "".join(
-        f"the ids of cards that are out of service stay out: {why}" for why in wrong.values()
-    )

@@ -16,7 +16,7 @@ from typing import Final
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
-from gpulock.install.sge.complexes import REPORTED, check_complexes, cluster_complexes
+from gpulock.install.sge.host import REPORTED, check_complexes, cluster_complexes
 from gpulock.install.sge.qconf import Qconf, is_sge_none
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, GroupHook, HookLine
 from gpulock.install.sge.site import check_release, find_own_execd, find_sge_site

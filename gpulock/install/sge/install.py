@@ -21,13 +21,13 @@ from gpulock.install.items import ByHand, InstallParts, Item, SettingsFile, Want
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
-from gpulock.install.sge.complexes import (
+from gpulock.install.sge.host import (
+    SgeHost,
     check_complexes,
     cluster_complexes,
     counting_complexes,
     host_amount,
 )
-from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.host_items import (
     CLUSTER,
     Amount,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.install.sge.complexes import REPORTED
+from gpulock.install.sge.host import REPORTED
 from gpulock.install.sge.queue_hooks import GROUP
 from gpulock.install.versions import FOLDER
 from gpulock.simulate.node import write_simulated_node

@@ -13,8 +13,8 @@ from gpulock.daemon.slots.rsmap import (
 )
 from gpulock.install.files import InstallError
 from gpulock.install.sge.cards import (
+    CardMap,
     mapped_cards,
-    restore_card_ids,
 )
 from gpulock.install.sge.qconf import QconfError
 from gpulock.node.settings import Settings
@@ -95,7 +95,6 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]
     assert len({*cards.values()}) == len(cards)
     assert theirs in site.show("se")
-    assert restore_card_ids(str(state.parent), "node1", no_client) == ""
     base = "2(GPU1 GPU2)"
     save_withdrawn_ids(str(state.parent), {"card": {"GPU2": "GPU2"}})
     site.edit("se", f"card={base}", "card=1(GPU1)")
@@ -110,8 +109,13 @@ def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
     noted = {"card": {"GPU2": "GPU2"}}
     save_withdrawn_ids(str(tmp_path), noted)
 
-    assert "no qmaster" in restore_card_ids(str(tmp_path), "node1", no_client)
-    assert load_withdrawn_ids(str(tmp_path)) == noted
+    mark = CardMap(str(tmp_path), "", "node1", no_client)
+    mark.path.touch()
+
+    with pytest.raises(InstallError, match="stay out: no qmaster"):
+        mark.absent()
+
+    assert (load_withdrawn_ids(str(tmp_path)), mark.path.exists()) == (noted, True)
 
 
 def no_client(*words: str) -> str:

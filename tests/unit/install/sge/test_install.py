@@ -12,7 +12,7 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
-from gpulock.install.sge.complexes import complex_fault, host_amount
+from gpulock.install.sge.host import complex_fault, host_amount
 from gpulock.install.sge.login import login_script_text
 from gpulock.install.sge.queue_hooks import HOOKS, HookLine
 from gpulock.install.sge.site import release_fault

@@ -10,7 +10,7 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.sge import site as site_module
-from gpulock.install.sge.complexes import REPORTED
+from gpulock.install.sge.host import REPORTED
 from tests.support.install_site import Site, deaf_execd, make_site, qconf_values
 
 pytestmark = pytest.mark.slow

@@ -60,14 +60,14 @@ def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
 
 
 @functools.cache
-def drop_env_program(share: Path) -> tuple[bytes, str]:
-    """Return the program for this machine, and where it is from; raise InstallError.
+def drop_env_program(share: Path) -> bytes:
+    """Return the program for this machine; raise InstallError.
 
     `share` has the source, and in a package the program.
     """
     packaged = share / NAME
     if packaged.exists():
-        return packaged.read_bytes(), "of the package"
+        return packaged.read_bytes()
     if not (compiler := find_compiler()):
         raise InstallError(MISSING)
-    return compile_drop_env(share / SOURCE, compiler), f"compiled by {' '.join(compiler)}"
+    return compile_drop_env(share / SOURCE, compiler)

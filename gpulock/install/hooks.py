@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -147,11 +148,17 @@ def hooks_python() -> str:
 
 
 def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
-    """Return every file of a folder of hooks by its path, but for the byte code."""
+    """Return every file of a folder of hooks by its path, but for the byte code.
+
+    Without drop-env where it cannot be had: Slurm's need none.
+    """
     shepherd = read_site_shepherd(config)
     scripts = render_hook_scripts(hooks_python(), folder / "lib", config.absolute(), shepherd)
     library = {f"lib/{name}": data for name, data in hook_modules().items()}
-    return {**{name: text.encode() for name, text in scripts.items()}, **library, **drop_env_file()}
+    files = {**{name: text.encode() for name, text in scripts.items()}, **library}
+    with suppress(InstallError):
+        files |= drop_env_file()
+    return files
 
 
 def hooks_version(config: Path) -> str:
@@ -163,18 +170,9 @@ def hooks_version(config: Path) -> str:
 
 
 def drop_env_file() -> dict[str, bytes]:
-    """Return the program by its path; nothing where it cannot be had."""
-    try:
-        program, _ = drop_env.drop_env_program(find_share_folder() / "prolog")
-    except InstallError:
-        return {}
+    """Return the program by which Grid Engine's hooks start, by its path; raise InstallError."""
+    program = drop_env.drop_env_program(find_share_folder() / "prolog")
     return {f"prolog/{drop_env.NAME}": program}
-
-
-def describe_drop_env() -> str:
-    """Return one line on where `drop-env` is from; raise InstallError where it cannot be had."""
-    _, source = drop_env.drop_env_program(find_share_folder() / "prolog")
-    return f"prolog/{drop_env.NAME} is {source}"
 
 
 def render_hooks(target: Path, config: Path) -> HookPaths:

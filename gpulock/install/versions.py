@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, make_public_folder, remove_file
 from gpulock.install.hooks import (
     HookPaths,
-    describe_drop_env,
+    drop_env_file,
     hook_folder_files,
     hooks_version,
     render_hooks,
@@ -70,10 +71,18 @@ def is_to_uninstall(settings: Settings, scheduler: str) -> bool:
 
 
 class Hooks(Item):
-    """The hooks in force on this node, for a scheduler and those for which they are here."""
+    """The hooks in force on this node, for a scheduler and those for which they are here.
 
-    def __init__(self, settings: Settings, scheduler: str = "") -> None:
-        self.settings, self.scheduler = settings, scheduler
+    `before_removal` waits until no scheduler's daemon starts them; it raises InstallError.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scheduler: str = "",
+        before_removal: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self.scheduler, self.before_removal = settings, scheduler, before_removal
         self.folder, self.config = hooks_folder(settings), Path(settings.path)
         self.title = f"hooks {self.folder}/{CURRENT}"
 
@@ -100,7 +109,7 @@ class Hooks(Item):
     def present(self) -> None:
         schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
         if SGE in schedulers:
-            describe_drop_env()
+            drop_env_file()
         name, before = hooks_version(self.config), version_in_force(self.folder)
         try:
             make_public_folder(self.folder)
@@ -121,6 +130,7 @@ class Hooks(Item):
             raise InstallError(f"{fault}; nothing was put in force") from fault
 
     def absent(self) -> None:
+        self.before_removal()
         remove_file(self.folder / CURRENT)
         try:
             for name in list_hook_versions(self.folder):

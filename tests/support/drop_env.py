@@ -14,6 +14,6 @@ def write_drop_env(folder: Path) -> Path:
     """Write the program below `folder`, where hooks have it; return its path."""
     path = folder / "prolog" / drop_env.NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(drop_env.drop_env_program(SHARE)[0])
+    path.write_bytes(drop_env.drop_env_program(SHARE))
     path.chmod(0o755)
     return path

@@ -10,7 +10,6 @@ from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.sge.host import Conf, SgeHost
 from gpulock.install.sge.qconf import format_qconf_object, is_sge_none, parse_host_overrides
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, hooked_queues
-from gpulock.install.versions import Hooks
 
 CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
 _SENSOR: Final = "prolog/sge-sensor"
@@ -108,17 +107,6 @@ class HostConfiguration(Item):
                 " it (its jobs run on), and run this again"
             )
         return None
-
-
-class SgeHooks(Hooks):
-    """The rendered hooks, which stay until execd starts neither sensor nor shepherd of ours."""
-
-    host: SgeHost | None = None
-
-    def absent(self) -> None:
-        if self.host:
-            self.host.await_configuration(sensor=False)
-        super().absent()
 
 
 def site_lines_left(host: SgeHost, is_master: bool) -> Remainder | None:

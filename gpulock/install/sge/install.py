@@ -16,7 +16,7 @@ from pathlib import Path
 from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
-from gpulock.install.hooks import describe_drop_env
+from gpulock.install.hooks import drop_env_file
 from gpulock.install.items import ByHand, InstallParts, Item, SettingsFile, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
@@ -32,7 +32,6 @@ from gpulock.install.sge.host_items import (
     CLUSTER,
     Amount,
     HostConfiguration,
-    SgeHooks,
     idle_configuration,
     missing_in_cluster,
     site_lines_left,
@@ -48,6 +47,7 @@ from gpulock.install.sge.site import (
 from gpulock.install.versions import (
     SGE,
     SLURM,
+    Hooks,
     current_hooks,
     held_devices_item,
     installed_schedulers,
@@ -103,11 +103,11 @@ class SgeInstaller(NodePart):
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
         settings = self.settings_item(gpus)
-        self.note(describe_drop_env())
+        drop_env_file()
         complexes = cluster_complexes(self.settings)
         table = host.qconf.complexes()
         check_complexes(table, complexes)
-        hooks = SgeHooks(self.settings, SGE)
+        hooks = Hooks(self.settings, SGE)
         files: list[Item] = [
             self.card_map(table),
             hooks,
@@ -134,8 +134,8 @@ class SgeInstaller(NodePart):
             self._installed_as = read_card_map(self.settings.state_dir)[0]
         except (OSError, ValueError) as fault:
             raise InstallError(f"sge-map: {fault}; run gpulock install sge again") from fault
-        hooks = SgeHooks(self.settings)
-        hooks.host = host = self.host
+        host = self.host
+        hooks = Hooks(self.settings, before_removal=lambda: host.await_configuration(sensor=False))
         shared: list[Item] = [hooks, *container_items()]
         if SLURM in installed_schedulers(self.settings):
             self.note("the hooks stay: Slurm uses them")

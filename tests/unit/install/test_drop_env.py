@@ -404,7 +404,7 @@ def test_that_of_a_package_is_taken_as_it_is(
     monkeypatch.setattr(drop_env, "find_compiler", list)
     (tmp_path / drop_env.NAME).write_bytes(b"program")
 
-    assert drop_env.drop_env_program(tmp_path) == (b"program", "of the package")
+    assert drop_env.drop_env_program(tmp_path) == b"program"
 
 
 def test_a_source_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:

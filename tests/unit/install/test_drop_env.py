@@ -219,81 +219,58 @@ def test_a_line_that_is_cut_short_puts_the_job_in_error(
     assert started.run(*words).returncode == 100
 
 
-@pytest.mark.parametrize("code", [0, 1, 99, 100])
-def test_the_exit_code_of_a_prolog_is_its_own(started: Started, code: int) -> None:
-    started.hook("prolog", f"exit {code}")
-
-    assert started.run(started.prolog, *JOB).returncode == code
-
-
-def test_a_prolog_that_is_killed_sends_its_job_back(started: Started) -> None:
-    started.hook("prolog", "kill -9 $$")
-
-    done = started.run(started.prolog, *JOB)
-
-    assert done.returncode == 99
-    assert "job 12: its prolog was ended by signal 9, so the job goes back" in done.stderr
-
-
-def test_what_killed_the_sites_prolog_is_the_sites(started: Started) -> None:
-    started.hook("prolog", 'printf x >&"$GPULOCK_ANSWERS"; kill -9 $$')
-
-    assert started.run(started.prolog, *JOB).returncode == 137
-
-
-@pytest.mark.parametrize("end", ["exit 1", "exit 99", "exit 100", "kill -9 $$", "exit 127"])
-def test_an_epilog_is_0_to_grid_engine_however_it_ends(started: Started, end: str) -> None:
-    started.hook("epilog", end)
-
-    assert started.run(started.epilog, *JOB).returncode == 0
+KILLED, ROOM = "kill -9 $$", "its own limits leave its prolog no room"
+SITE = 'printf x >&"$GPULOCK_ANSWERS"; '  # the site's hook has the answer in hand
+WITH_SITE = ("root", "root@/bin/false")
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("exit 0", 0), ("exit 99", 99), ("exit 100", 100), ("exit 1", 100),
-                      ("kill -9 $$", 100), ("exit 127", 100)],
-)  # fmt: skip
+    ("kind", "script", "site", "code", "says"),
+    [
+        *(("prolog", f"exit {code}", (), code, "") for code in (0, 1, 99, 100)),
+        ("prolog", KILLED, (), 99, "job 12: its prolog was ended by signal 9, so the job goes"),
+        ("prolog", SITE + KILLED, (), 137, ""),  # what killed it is the site's
+        *(("epilog", f"exit {code}", (), 0, "") for code in (1, 99, 100, 127)),
+        ("epilog", KILLED, (), 0, ""),
+        ("epilog", "exit 1", ("root",), 0, ""),  # an owner without a command: no site's hook
+        *(
+            ("epilog", f'printf {told} >&"$GPULOCK_ANSWERS"; {KILLED}', WITH_SITE, code, "")
+            for told, code in ((r"\\0", 0), (r"\\0\\143", 99), (r"\\0\\0", 0), (r"\\0\\211", 137))
+        ),
+    ],
+)
+def test_the_exit_code_is_the_hooks_own_or_one_that_stops_no_queue(
+    started: Started, kind: str, script: str, site: tuple[str, ...], code: int, says: str
+) -> None:
+    hook = started.hook(kind, script)
+
+    done = started.run(hook, *JOB, *site)
+
+    assert (done.returncode, says in done.stderr) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        *(("exit 0", 0, False), ("exit 99", 99, False), ("exit 100", 100, False)),
+        *((end, 100, True) for end in ("exit 1", KILLED, "exit 127")),
+        (f"{SITE}exit 7", 7, False),  # what the site's prolog ends with is believed
+    ],
+)
 def test_a_prolog_that_dies_under_limits_is_blamed_on_the_job(
-    started: Started, end: str, code: int
+    started: Started, end: str, code: int, says: bool
 ) -> None:
     started.hook("prolog", end)
 
     done = started.run(started.prolog, *JOB, limited=True)
 
-    assert done.returncode == code
-    assert ("its own limits leave its prolog no room" in done.stderr) is (
-        code == 100 and end != "exit 100"
-    )
+    assert (done.returncode, ROOM in done.stderr) == (code, says)
 
 
 def test_a_hook_under_limits_knows_that_they_hold(started: Started) -> None:
     done = started.run(started.prolog, *JOB, limited=True)
 
     assert "\nGPULOCK_LIMITED=1\n" in done.stdout
-
-
-def test_what_the_sites_prolog_ends_with_under_limits_is_believed(started: Started) -> None:
-    started.hook("prolog", 'printf x >&"$GPULOCK_ANSWERS"; exit 7')
-
-    assert started.run(started.prolog, *JOB, limited=True).returncode == 7
-
-
-@pytest.mark.parametrize(
-    ("answers", "code"), [(r"\\0", 0), (r"\\0\\143", 99), (r"\\0\\0", 0), (r"\\0\\211", 137)]
-)
-def test_what_the_sites_epilog_ended_with_is_told_by_ours(
-    started: Started, answers: str, code: int
-) -> None:
-    started.hook("epilog", f'printf {answers} >&"$GPULOCK_ANSWERS"; kill -9 $$')
-
-    done = started.run(started.epilog, *JOB, "root", "root@/bin/false")
-
-    assert done.returncode == code
-
-
-def test_an_owner_without_a_command_is_no_hook_of_the_sites(started: Started) -> None:
-    started.hook("epilog", "exit 1")
-
-    assert started.run(started.epilog, *JOB, "root").returncode == 0
 
 
 @pytest.mark.root

@@ -8,6 +8,7 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.install.files import lock_installation
 from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode
@@ -88,12 +89,17 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     assert f"done: file {node.map}\n" in done.stdout
     assert "\ninstalled, NOT in force: slurm.conf lacks 5 lines\n" in done.stdout
     assert "scontrol reconfigure" in done.stdout and "printenv" not in done.stdout
+    assert "\nnote: gpulockd does not run" in done.stdout
     assert (done.exit_code, again.exit_code) == (NOT_IN_FORCE, NOT_IN_FORCE)
     said = "nothing to change on this node, NOT in force: slurm.conf lacks 5 lines\n"
     assert said in again.stdout
 
     node.put_hooks()
+    running = InstanceLock()
+    running.take(str(node.root / "node/run/gpulock"))
     whole = install(node)
+    running.release()
+    assert "gpulockd does not run" not in whole.stdout
     assert whole.exit_code == 0
     assert "nothing to change: slurm is in force\n" in whole.stdout
     assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1" in whole.stdout

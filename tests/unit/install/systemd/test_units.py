@@ -159,21 +159,20 @@ def test_no_unit_owns_the_folder_of_the_locks() -> None:
         assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
 
 
-def test_tmpfiles_makes_the_folders_and_never_ages_them() -> None:
-    lines = [
-        line for line in read_static_files()[TMPFILES].splitlines() if not line.startswith("#")
-    ]
-
-    folders = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")
-    assert lines == [f"d {folder} 0755 root root -" for folder in folders]
+FOLDERS = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")
 
 
-def test_the_exporters_user_may_not_log_in() -> None:
-    lines = [
-        line for line in read_static_files()[SYSUSERS].splitlines() if not line.startswith("#")
-    ]
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (TMPFILES, [f"d {folder} 0755 root root -" for folder in FOLDERS]),  # never aged
+        (SYSUSERS, ['u gpulock-exporter - "Metrics of GPUs" /']),  # who may not log in
+    ],
+)
+def test_tmpfiles_and_sysusers_make_this_and_no_more(name: str, lines: list[str]) -> None:
+    found = read_static_files()[name].splitlines()
 
-    assert lines == ['u gpulock-exporter - "Metrics of GPUs" /']
+    assert [line for line in found if not line.startswith("#")] == lines
 
 
 def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -> None:
@@ -227,32 +226,43 @@ def test_what_the_exporter_writes_outlives_it() -> None:
     ]
 
 
-def capabilities(**keys: str) -> set[str]:
-    return {*" ".join(values(units(**keys)[DAEMON], "CapabilityBoundingSet")).split()}
+def capabilities(text: str) -> set[str]:
+    return {*" ".join(values(text, "CapabilityBoundingSet")).split()}
 
 
-def test_the_daemon_keeps_the_capabilities_that_its_settings_need_and_no_more() -> None:
-    sight = {"CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_KILL", "CAP_SYSLOG"}
-    always = {*sight, "CAP_SETGID"}  # slurmd -G drops its supplementary groups first
+SIGHT = {"CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_KILL", "CAP_SYSLOG"}
+ALWAYS = {*SIGHT, "CAP_SETGID"}  # slurmd -G drops its supplementary groups first
+MAY_MAIL = {"NoNewPrivileges": "no", "ProtectSystem": "full", "MemoryDenyWriteExecute": "no"}
 
-    assert capabilities() == always
-    assert capabilities(ISOLATION="cgroup") - always == {"CAP_SYS_ADMIN"}
-    assert capabilities(IDLE_COMMAND="/bin/mail") - always == {"CAP_SETUID"}
+
+@pytest.mark.parametrize(
+    ("keys", "more", "last"),
+    [
+        ({}, set(), {"NoNewPrivileges": "yes", "ProtectControlGroups": "yes"}),
+        ({}, set(), {"OOMPolicy": "continue", "ProtectSystem": "strict"}),
+        ({"ISOLATION": "cgroup"}, {"CAP_SYS_ADMIN"}, {"ProtectControlGroups": "no"}),
+        ({"IDLE_COMMAND": "/bin/mail"}, {"CAP_SETUID"}, {**MAY_MAIL, "DevicePolicy": "closed"}),
+        (
+            {"HEALTH_COMMAND": "/bin/dcgmi diag"},
+            {"CAP_SETUID"},
+            {**MAY_MAIL, "DevicePolicy": "auto"},
+        ),
+        ({"SHARES": "0:4", "SHARE_MPS": "yes"}, {"CAP_CHOWN"}, {"DevicePolicy": "closed"}),
+    ],
+)
+def test_the_daemon_has_the_rights_that_its_settings_need_and_no_more(
+    keys: dict[str, str], more: set[str], last: dict[str, str]
+) -> None:
+    text = units(**keys)[DAEMON]
+
+    assert capabilities(text) == ALWAYS | more
+    assert {name: values(text, name)[-1] for name in last} == last
 
 
 def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
     text = drop_in_texts(sys.executable, CONFIG, settings(), was_isolated=True)[DAEMON]
 
     assert values(text, "ProtectControlGroups") == ["no"]
-    assert values(units()[DAEMON], "ProtectControlGroups") == ["yes"]
-
-
-def test_a_command_of_the_site_may_send_mail() -> None:
-    text = units(IDLE_COMMAND="/bin/mail")[DAEMON]
-
-    assert values(text, "NoNewPrivileges") == ["yes", "no"]
-    assert values(text, "ProtectSystem") == ["strict", "full"]
-    assert values(units()[DAEMON], "NoNewPrivileges") == ["yes"]
 
 
 @pytest.mark.parametrize(
@@ -284,20 +294,7 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
         drop_in_texts(sys.executable, CONFIG, what)
 
 
-def test_a_health_command_may_open_devices_and_become_another_user() -> None:
-    text = units(HEALTH_COMMAND="/usr/bin/dcgmi diag -r 1")[DAEMON]
-    assert text.index("DevicePolicy=auto") > text.index("DevicePolicy=closed")
-    assert "CapabilityBoundingSet=CAP_SETUID" in text
-    assert "MemoryDenyWriteExecute=no" in text
-
-
-def test_what_the_oom_killer_ends_takes_gpulockd_with_it_only_where_it_is_gpulockd() -> None:
-    assert values(units()[DAEMON], "OOMPolicy") == ["continue"]
-
-
 def test_mps_needs_no_more_than_a_folder_of_its_users() -> None:
     text = units(SHARES="0:4", SHARE_MPS="yes")[DAEMON]
-    assert values(text, "CapabilityBoundingSet")[-1] == "CAP_CHOWN"
-    assert values(text, "DevicePolicy") == ["closed"]
     assert "-/var/lib/gpulock-mps" in text, "nothing beside it is written"
     assert "ExecStartPre=+/usr/bin/install -d -m 0755 /var/lib/gpulock-mps\n" in text, "as root"

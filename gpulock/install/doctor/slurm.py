@@ -180,14 +180,9 @@ class SlurmChecks:
     def plugin(self) -> Iterator[Finding]:
         """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""
         stack, own = find_plugstack(self.conf, self.installer.site.conf), self.installer.plugin
-        if not stack.ours and stack.pyxis is None:
-            return
-        if not stack.is_right(own.path):
-            what = f"{stack.path} has gpulock's plugin not as it must be around pyxis"
-            yield fault(what, "gpulock install slurm --dry-run shows the lines")
-        elif own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
+        if own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
             yield fault(why, "let root alone change it: each task loads it")
-        elif task := self.conf.get(TASK):
+        elif stack.ours and (task := self.conf.get(TASK)):
             what = f"TaskProlog={task} runs as well, and fails inside containers of pyxis"
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 

@@ -29,10 +29,9 @@ from gpulock.install.slurm.site import (
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import (
-    PlugStack,
     SpankPlugin,
     find_plugstack,
-    plugstack_page,
+    plugstack_left,
 )
 from gpulock.install.versions import (
     SGE,
@@ -106,9 +105,13 @@ class SlurmInstaller(NodePart):
         wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
             wanted = [line for line in wanted if not line.needed]
-        pages = [texts.slurm_conf_page(wanted), *self.pages(conf, stack)]
-        pages = [page for page in pages if page]
-        return InstallParts([*items, item], self.notes, pages, self.try_line())
+        items.append(item)
+        if self.by_spank:
+            title, plugin = str(stack.path), self.plugin.path
+            items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
+            self.note_task_prolog(conf)
+        pages = [page for page in (texts.slurm_conf_page(wanted), self.gres_page()) if page]
+        return InstallParts(items, self.notes, pages, self.try_line())
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
@@ -180,18 +183,21 @@ class SlurmInstaller(NodePart):
             )
         return item
 
-    def pages(self, conf: SlurmConf, stack: PlugStack) -> list[list[str]]:
-        """Return what to put into plugstack.conf and gres.conf."""
-        pages: list[list[str]] = []
-        if self.by_spank:
-            hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-            task = next(hook for hook in hooks if hook.key == TASK)
-            pages.append(plugstack_page(stack, self.plugin.path, task, self.paths))
+    def note_task_prolog(self, conf: SlurmConf) -> None:
+        """Say that TaskProlog goes where the plugin runs its hook."""
+        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
+        for task in [hook for hook in hooks if hook.key == TASK and hook.ours]:
+            self.note(
+                f"once every node has the plugin's lines take {TASK}={task.text} out of slurm.conf,"
+                " and scontrol reconfigure: inside a container of pyxis no TaskProlog works"
+            )
+
+    def gres_page(self) -> list[str]:
+        """Return what to put into gres.conf."""
         path, settings = self.site.gres_conf, self.settings
         by_count = settings.slurm_device_selection == "gpulock" and settings.slurm_count == "gpus"
-        if by_count and not (path and gres.has_gres_flag(path, self.site.node)):
-            pages.append(texts.gres_conf_page(path))
-        return pages
+        flagged = path and gres.has_gres_flag(path, self.site.node)
+        return texts.gres_conf_page(path) if by_count and not flagged else []
 
     def conf(self) -> SlurmConf:
         """Return what is in force, or what slurm.conf says where slurmctld does not answer."""

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError, find_share_folder, remove_file
-from gpulock.install.hooks import HookPaths
 from gpulock.install.items import Item, Remainder, Wanted
-from gpulock.install.slurm.configured_hooks import TASK, InForceHook
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_file
 from gpulock.install.versions import FOLDER as HOOKS
 from gpulock.store import atomic
@@ -145,24 +143,16 @@ def read_plugstack(path: Path, depth: int = 0) -> list[SpankEntry]:
     return entries
 
 
-def plugstack_page(
-    stack: PlugStack, plugin: Path, task: InForceHook, paths: HookPaths
-) -> list[str]:
-    """Return what to put into plugstack.conf, and to take out of slurm.conf; pure."""
-    page: list[str] = []
-    if not stack.is_right(plugin):
-        page += [
-            f"Into {stack.path}, on every node and login node, as its first line and its last:",
-            "",
-            f"    required {plugin}",
-            f"    required {plugin} {AGAIN}",
-            "",
-            "The file must be there on all of them: without it no srun and sbatch works.",
-        ]
-    if task.ours:
-        page += [""] if page else []
-        page += [
-            f"Then take {TASK}={task.text} out of slurm.conf, and scontrol reconfigure: the plugin",
-            f"runs {paths.slurm_task}. Inside a container of pyxis no TaskProlog works.",
-        ]
-    return page
+def plugstack_left(stack: PlugStack, plugin: Path) -> Remainder | None:
+    """Return what plugstack.conf lacks, without which no task has its mask; pure."""
+    if stack.is_right(plugin):
+        return None
+    page = [
+        f"Into {stack.path}, on every node and login node, as its first line and its last:",
+        "",
+        f"    required {plugin}",
+        f"    required {plugin} {AGAIN}",
+        "",
+        "The file must be there on all of them: without it no srun and sbatch works.",
+    ]
+    return Remainder(f"{stack.path} has gpulock's plugin not as it must be around pyxis", page)

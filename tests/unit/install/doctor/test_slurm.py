@@ -220,8 +220,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     ("plant", "name", "says", "do"),
     [
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
-        (pyxis_alone, "SPANK", "not as it must be", "--dry-run"),
-        (by_spank(1, 0, 2), "SPANK", "not as it must be", "--dry-run"),
+        (by_spank(1, 0, 2), "installation", "not as it must be", "as its first line"),
         (lose_the_plugin, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (keep_an_older_plugin, "installation", "is of another gpulock", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),

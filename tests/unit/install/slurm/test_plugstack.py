@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.configured_hooks import InForceHook
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import (
     PlugStack,
     find_plugstack,
-    plugstack_page,
+    plugstack_left,
     read_plugstack,
 )
 
@@ -23,8 +21,6 @@ ABOVE = f"required {PLUGIN}"
 BELOW = f"required {PLUGIN} again"
 PYXIS = "required /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis"
 OTHER = "optional /opt/auks.so"
-PATHS = HookPaths(Path("/usr/lib/gpulock/hooks/current"))
-NO_TASK = InForceHook("TaskProlog", (), (), ())
 
 
 def stack(folder: Path, *lines: str) -> PlugStack:
@@ -72,7 +68,7 @@ def test_it_is_found_beside_slurm_conf_or_where_that_says(tmp_path: Path) -> Non
 def test_the_order_that_is_asked_for_is_right(tmp_path: Path, lines: tuple[str, ...]) -> None:
     found = stack(tmp_path, *lines)
     assert found.is_right(PLUGIN)
-    assert plugstack_page(found, PLUGIN, NO_TASK, PATHS) == []
+    assert plugstack_left(found, PLUGIN) is None
 
 
 @pytest.mark.parametrize(
@@ -94,15 +90,8 @@ def test_every_other_order_is_a_fault_and_the_page_mends_it(
 ) -> None:
     wrong = stack(tmp_path, OTHER, *lines)
     assert not wrong.is_right(PLUGIN)
-    page = plugstack_page(wrong, PLUGIN, NO_TASK, PATHS)
-    first, last = [line.strip() for line in page if line.startswith("    ")]
+    left = plugstack_left(wrong, PLUGIN)
+    assert left is not None
+    first, last = [line.strip() for line in left.page if line.startswith("    ")]
     others = [line for line in (OTHER, *lines) if "gpulock" not in line]
     assert stack(tmp_path, first, *others, last).is_right(PLUGIN)
-
-
-def test_the_page_takes_our_taskprolog_out(tmp_path: Path) -> None:
-    ours = InForceHook(
-        "TaskProlog", (str(PATHS.slurm_task),), (PATHS.slurm_task,), (PATHS.slurm_task,)
-    )
-    page = plugstack_page(stack(tmp_path, ABOVE, PYXIS, BELOW), PLUGIN, ours, PATHS)
-    assert page[0].startswith(f"Then take TaskProlog={PATHS.slurm_task} out of slurm.conf")

@@ -75,10 +75,11 @@ def test_it_is_compiled_by_the_command_that_is_printed_and_goes_with_the_hooks(
     assert b"\0slurm_spank_task_init\0" in node.plugin.read_bytes()
     assert str(node.paths.slurm_task).encode() in node.plugin.read_bytes()
     assert not [one for one in node.install().clauses() if "spank_gpulock.so" in one]  # it stays
-    page = "\n".join("\n".join(one) for one in node.parts().pages)
-    assert f"    required {node.plugin}" in page.splitlines()
-    assert "TaskProlog=" not in page
+    (left,) = [one for one in node.install().remainders if "plugstack.conf" in one.clause]
+    assert f"    required {node.plugin}" in left.page
+    assert "TaskProlog=" not in str(node.parts().pages)
     node.stack(*node.spank_lines)
+    assert not [one for one in node.install().clauses() if "plugstack.conf" in one]
     (left,) = node.uninstall().remainders
     assert left.clause.startswith("Slurm still starts the hooks")
     assert [line for line in left.page if line.endswith("spank_gpulock.so again")]
@@ -91,6 +92,7 @@ def test_it_is_compiled_by_the_command_that_is_printed_and_goes_with_the_hooks(
 @pytest.mark.slow
 def test_one_of_another_gpulock_is_named_and_nothing_leads_to_it(node: SlurmNode) -> None:
     node.give_plugin()
+    node.stack(*node.spank_lines)
     assert not [one for one in node.install().clauses() if "spank_gpulock.so" in one]
 
     node.plugin.write_bytes(b"\x7fELF something")

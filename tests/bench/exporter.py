@@ -27,7 +27,12 @@ from tests.bench.harness import (
     quantile,
     run_bench,
 )
-from tests.exporter.certificates import make_authority, make_certificate, trusting
+from tests.exporter.certificates import (
+    make_authority,
+    make_certificate,
+    trusting,
+    write_web_config,
+)
 from tests.exporter.whole import Whole
 from tests.nvml.double import Double
 
@@ -141,10 +146,8 @@ def measure_tls(root: Path, nvml: Double) -> tuple[list[float], float, float]:
     The memory is that of exporter and worker.
     """
     authority = make_authority(root, "authority")
-    own = make_certificate(root, "server", authority)
-    config = root / "web.yml"
-    key = own.with_suffix(".key")
-    config.write_text(f"tls_server_config:\n  cert_file: {own}\n  key_file: {key}\n")
+    make_certificate(root, "server", authority)
+    config = write_web_config(root, authority)
     client = trusting(authority)
     keys = {"WEB_CONFIG": str(config)}
     with Whole(root, nvml, settings=keys, client=client) as exporter:

@@ -58,6 +58,14 @@ def trusting(authority: Path, client: Path | None = None) -> ssl.SSLContext:
     return context
 
 
+def write_web_config(folder: Path, authority: Path, more: str = "", name: str = "server") -> Path:
+    """Write a web-config.yml that serves with a certificate beside its authority's."""
+    own, path = authority.with_name(f"{name}.pem"), folder / "web-config.yml"
+    keys = f"  cert_file: {own}\n  key_file: {own.with_suffix('.key')}\n"
+    path.write_text(f"tls_server_config:\n{keys}{more}")
+    return path
+
+
 def _sign(folder: Path, name: str, authority: Path, when: str, extensions: str) -> Path:
     request, out, wanted = (folder / f"{name}.{end}" for end in ("csr", "pem", "ext"))
     wanted.write_text(extensions)

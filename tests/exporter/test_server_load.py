@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.web.server import ENDING, ServerLimits
 
-from tests.exporter.certificates import trusting
+from tests.exporter.certificates import trusting, write_web_config
 from tests.exporter.child import Child, serving
 from tests.exporter.whole import pss_mib
 from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
@@ -43,13 +43,7 @@ def hasty(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
 
 def with_deadlines(seconds: int, authority: Path, folder: Path) -> Generator[Child]:
     """Start a server with this deadline of each phase."""
-    config = folder / "web-config.yml"
-    certificate = authority.with_name("server.pem")
-    config.write_text(
-        "tls_server_config:\n"
-        f"  cert_file: {certificate}\n"
-        f"  key_file: {certificate.with_suffix('.key')}\n"
-    )
+    config = write_web_config(folder, authority)
     limits = [f"--limit={phase}_seconds={seconds}" for phase in ROOMS]
     limits += [f"--limit={phase}_seconds={LONG}" for phase in ("handle", "stop")]
     with serving(folder, f"--config={config}", *limits, client=trusting(authority)) as child:

@@ -30,30 +30,6 @@ def as_user(password: str, name: str = "prometheus") -> dict[str, str]:
     return {"Authorization": f"Basic {pair}"}
 
 
-@pytest.mark.parametrize("guesses", [100, pytest.param(500, marks=pytest.mark.soak)])
-def test_many_wrong_passwords_do_not_stop_a_scrape(guesses: int, tmp_path: Path) -> None:
-    with serving(tmp_path, with_passwords(tmp_path, 10)) as child:
-        results: list[int] = []
-
-        def guess(first: int) -> None:
-            for n in range(first, guesses, GUESSERS):
-                results.append(child.get("/metrics", as_user(f"wrong{n}"))[0])
-
-        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(GUESSERS)]
-        for thread in guessers:
-            thread.start()
-        # Another address: its first check waits behind one of the guessers', not behind a thousand.
-        before = len(results)
-        child.scrape(as_user("right"), "127.0.0.2")
-        assert len(results) - before <= guesses / 4, "it waits for few of them"
-        first = child.get("/metrics", as_user("right", "alice"))[0]
-        assert any(thread.is_alive() for thread in guessers), "the flood goes on"
-        for thread in guessers:
-            thread.join()
-        assert results == [401] * guesses
-        assert first == 200, "of the guessers' own address"
-
-
 @pytest.mark.attack
 def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
     tmp_path: Path,

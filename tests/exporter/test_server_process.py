@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exporter.certificates import trusting
+from tests.exporter.certificates import trusting, write_web_config
 from tests.exporter.child import serving
 from tests.exporter.wire import SOUND, dial
 from tests.support.wait import let_work, wait_until
@@ -21,14 +21,9 @@ LARGE = 2_000_000  # of serve.py's /big
 def test_a_response_under_way_is_finished_after_sigterm(
     with_tls: bool, authority: Path, tmp_path: Path
 ) -> None:
-    options, certificate = ["--limit=stop_seconds=60"], authority.with_name("server.pem")
+    options = ["--limit=stop_seconds=60"]
     if with_tls:
-        config = tmp_path / "web-config.yml"
-        config.write_text(
-            f"tls_server_config:\n  cert_file: {certificate}\n"
-            f"  key_file: {certificate.with_suffix('.key')}\n"
-        )
-        options.append(f"--config={config}")
+        options.append(f"--config={write_web_config(tmp_path, authority)}")
     client = trusting(authority) if with_tls else None
     with serving(tmp_path, *options, client=client) as child:
         with dial(child.port, client, buffer=16384) as slow:

@@ -14,10 +14,17 @@ from gpulock_exporter.nvml import field_values
 from gpulock_exporter.nvml.answers import VALUES, NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import read_numa_node
 from gpulock_exporter.nvml.field_values import (
+    BOARD_FIELDS,
     ECC,
+    ENERGY,
+    NVLINK,
+    NVLINK_ERRORS,
+    NVLINK_STATES,
     PCIE,
     PENDING,
+    POWER,
     REASON_SECONDS,
+    REMAPPED,
     NvmlField,
     board_values,
     field_error,
@@ -28,6 +35,28 @@ from gpulock_exporter.nvml.utilisation_samples import SAMPLES
 NVML: Any = pynvml  # of its structures the stub declares what gpulock uses
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 REAL, NARROW, WIDE = 0, 1, 3
+
+
+NAMES = """
+POWER_INSTANT TOTAL_ENERGY_CONSUMPTION PERF_POLICY_POWER PERF_POLICY_THERMAL PERF_POLICY_SYNC_BOOST
+PERF_POLICY_BOARD_LIMIT PERF_POLICY_RELIABILITY CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN
+CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
+ECC_SBE_VOL_L1 ECC_SBE_VOL_L2 ECC_SBE_VOL_DEV ECC_SBE_VOL_REG ECC_SBE_VOL_TEX
+ECC_DBE_VOL_L1 ECC_DBE_VOL_L2 ECC_DBE_VOL_DEV ECC_DBE_VOL_REG ECC_DBE_VOL_TEX ECC_DBE_VOL_CBU
+REMAPPED_COR REMAPPED_UNC PCIE_COUNT_TX_BYTES PCIE_COUNT_RX_BYTES
+NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL NVLINK_CRC_DATA_ERROR_COUNT_TOTAL
+NVLINK_REPLAY_ERROR_COUNT_TOTAL NVLINK_RECOVERY_ERROR_COUNT_TOTAL NVLINK_GET_STATE
+NVLINK_THROUGHPUT_DATA_TX NVLINK_THROUGHPUT_DATA_RX
+REMAPPED_PENDING REMAPPED_FAILURE GET_GPU_RECOVERY_ACTION MEMORY_TEMP PCIE_REPLAY_COUNTER
+"""
+
+
+def test_fields_have_the_numbers_that_nvidias_binding_gives_them() -> None:
+    """The double has them by hand as well, and answers no other number."""
+    counters = (*REASON_SECONDS, *ECC, *REMAPPED, *PCIE, *NVLINK_ERRORS)
+    own = (POWER, ENERGY, *counters, NVLINK_STATES[0], *NVLINK, *BOARD_FIELDS)
+    numbers = [getattr(NVML, f"NVML_FI_DEV_{name}") for name in NAMES.split()]
+    assert [field.id for field in own] == numbers
 
 
 @pytest.mark.parametrize(

@@ -30,24 +30,17 @@ def call(*args: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def test_help_lists_every_command_and_what_is_none_is_a_usage_error() -> None:
+    text = call("--help")[1]
+    assert all(f"\n  {name} " in text for name in NAMES)
+    assert call("--version") == (0, f"gpulock {__version__}\n", "")
+    assert (call("nonsense")[0], call("status", "--nonsense")[0]) == (2, 2)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_that_is_listed_is_there_and_has_help(name: str) -> None:
     code, text, _ = call(name, "--help")
     assert (code, text.startswith("Usage: ")) == (0, True)
-
-
-def test_help_lists_every_command() -> None:
-    text = call("--help")[1]
-    assert all(f"\n  {name} " in text for name in NAMES)
-
-
-def test_the_version_is_told() -> None:
-    assert call("--version") == (0, f"gpulock {__version__}\n", "")
-
-
-def test_an_unknown_command_or_option_is_a_usage_error() -> None:
-    assert call("nonsense")[0] == 2
-    assert call("status", "--nonsense")[0] == 2
 
 
 @pytest.mark.parametrize(

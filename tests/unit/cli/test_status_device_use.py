@@ -122,16 +122,6 @@ def test_a_folder_without_a_sample_is_said(
     assert said in note(site.call("status").stdout, "samples")
 
 
-def test_one_device_that_the_driver_does_not_tell_of_any_more_has_no_values(
-    site: Site, sampled: Sampled
-) -> None:
-    sampled.device(site.id(0))
-    sampled.device(site.id(1), age=60)
-    sampled.write()
-    text = site.call("status").stdout
-    assert (row(text, 0)["UTIL"], row(text, 1)["UTIL"]) == ("50%", "-")
-
-
 def test_a_held_device_that_does_nothing_for_long_is_held_idle(
     site: Site, sampled: Sampled
 ) -> None:
@@ -146,28 +136,6 @@ def test_a_held_device_that_does_nothing_for_long_is_held_idle(
     text = site.call("status").stdout
     assert row(text, 1)["STATE"] == "held (idle)"
     assert row(text, 1)["LAST BUSY"] == "1h00m ago"
-
-
-def test_a_reserve_idles_never(site: Site, sampled: Sampled) -> None:
-    """Nothing is to work there, so nobody is told of it."""
-    site.hold(0, token="t0", scheduler="admin", job_id=site.id(0), comment="burn-in")
-    site.hold(1, token="t1")
-    for number in range(2):
-        sampled.device(site.id(number), utilization=0.0)
-        sampled.claim(f"t{number}", site.id(number), idle=HOUR)
-    sampled.write()
-    assert site.states()[:2] == ["held", "held_idle"]
-    result = site.call("status", "--idle", "30m")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", "1", "8"]
-
-
-def test_a_device_that_is_not_observed_any_more_is_not_idle(site: Site, sampled: Sampled) -> None:
-    site.hold(0)
-    sampled.device(site.id(0))
-    sampled.claim("t", site.id(0), idle=HOUR, seen=sampled.now - 60)
-    sampled.write()
-    assert site.states()[0] == "held"
-    assert site.call("status", "--idle", "1s").exit_code == 1
 
 
 def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -> None:
@@ -218,7 +186,15 @@ def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Samp
         sampled.device(site.id(number))
         sampled.claim(f"t{number}", site.id(number), idle=idle)
     sampled.device(site.id(5), utilization=0.0)
+    site.hold(6, token="r", scheduler="admin", job_id=site.id(6), comment="burn-in")  # is to rest
+    sampled.claim("r", site.id(6), idle=float(HOUR))
+    site.hold(7, token="u")  # that nobody observes any more
+    sampled.claim("u", site.id(7), idle=float(HOUR), seen=sampled.now - 60)
+    for number in (6, 7):
+        sampled.device(site.id(number), utilization=0.0, age=60 if number == 7 else 0)
     sampled.write()
+    assert site.states()[6:] == ["held", "held"]
+    assert row(site.call("status").stdout, 7)["UTIL"] == "-"
     result = site.call("status", "--idle", "30m")
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", "0", "2", "8"]
@@ -226,7 +202,7 @@ def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Samp
     none = site.call("status", "--idle", "1h")
     assert (none.exit_code, none.stdout.splitlines()) == (
         1,
-        ["8 GPUs: 5 free, 1 held, 2 held (idle)"],
+        ["8 GPUs: 3 free, 3 held, 2 held (idle)"],
     )
 
 

@@ -219,20 +219,15 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named_and_whether_it_was_the
         assert found["next"] == f"{end}, then {site.gpulock} reap"
 
 
-def test_all_tasks_of_a_job_are_told(site: Site) -> None:
-    site.hold(0, task_id="2", token="a")
-    site.hold(1, task_id="5", token="b")
-    text = site.call("why", "job", "12").stdout
-    assert "job 12.2 of alice in gpu.q holds GPU 0" in text
-    assert "job 12.5 of alice in gpu.q holds GPU 1" in text
-
-
-def test_a_device_with_the_number_of_a_job_points_to_the_job(site: Site) -> None:
-    site.hold(0, job_id="3")
+def test_a_device_with_the_number_of_a_job_points_to_the_job_and_its_tasks(site: Site) -> None:
+    site.hold(0, job_id="3", task_id="2")
+    site.hold(1, job_id="3", task_id="5", token="u")
     text = site.call("why", "3").stdout
     assert text.startswith("GPU 3 ")
     assert f"{site.gpulock} why job 3" in text
-    assert site.call("why", "job 3").stdout.startswith("job 3 of alice")
+    of_job = site.call("why", "job", "3").stdout
+    assert of_job.startswith("job 3.2 of alice in gpu.q holds GPU 0\n")
+    assert "\njob 3.5 of alice in gpu.q holds GPU 1\n" in of_job
 
 
 def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: Process) -> None:

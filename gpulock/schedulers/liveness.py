@@ -15,7 +15,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.sge.members import SgeMembers
-from gpulock.sge.verdict import SgeJobRule
+from gpulock.sge.verdict import make_sge_rule
 from gpulock.slurm import verdict
 from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.slurm.steps import SlurmSteps
@@ -42,7 +42,7 @@ def make_liveness_judge(node: Node, control: Callable[[], SlurmctldClient] | Non
     @cache
     def rule(scheduler: str) -> liveness.LivenessRule:
         if scheduler == "sge":
-            return SgeJobRule(node)
+            return make_sge_rule(node)
         return verdict.SlurmJobRule(steps(), control() if control else SlurmctldClient(settings))
 
     def judge_job(

@@ -21,25 +21,22 @@ if TYPE_CHECKING:
     from gpulock.alloc.liveness import LivenessRule
 
 
-class SgeJobRule:
-    """Judge locks of Grid Engine; `simulated` ones have no group and no execd."""
+def make_sge_rule(node: Node) -> "LivenessRule":
+    """Return the rule for locks of Grid Engine; `simulated` ones have no group and no execd."""
+    simulated = bool(node.settings.simulation)
 
-    def __init__(self, node: Node) -> None:
-        self._simulated = bool(node.settings.simulation)
-        self._scan: "ProcessScan | None" = None
-        self._sight = ""  # why `_scan` does not show execd
-
-    def __call__(
-        self, lock: Lock, scan: ProcessScan, job_processes: "Callable[[Lock], JobProcesses]"
+    def judge(
+        lock: Lock, scan: ProcessScan, job_processes: "Callable[[Lock], JobProcesses]"
     ) -> Verdict:
         record = lock.owner
         assert record is not None
         if runs := shepherd_verdict(lock, scan, "its shepherd"):
             return runs
-        if not self._simulated and (reason := self._why_blind(scan, record.uid)):
-            return Verdict(UNKNOWN, reason)
-        if not (self._simulated or record.add_grp_id):
-            return Verdict(UNKNOWN, "its record names no supplementary group")
+        if not simulated:
+            if blind := scan.why_blind_about(record.uid) or why_execd_hidden(scan):
+                return Verdict(UNKNOWN, blind)
+            if not record.add_grp_id:
+                return Verdict(UNKNOWN, "its record names no supplementary group")
         job = job_processes(lock)
         for pid, clause in job.pids.items():
             return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")
@@ -47,11 +44,7 @@ class SgeJobRule:
             return Verdict(UNKNOWN, job.doubt)
         return Verdict(DEAD, f"its shepherd is gone, {describe_empty_job(lock, scan)}", SHEPHERD)
 
-    def _why_blind(self, scan: ProcessScan, uid: int) -> str:
-        """Return why this judge cannot see what it must, or nothing: execd and its directory."""
-        if self._scan is not scan:
-            self._scan, self._sight = scan, why_execd_hidden(scan)
-        return scan.why_blind_about(uid) or self._sight
+    return judge
 
 
 def describe_empty_job(lock: Lock, scan: ProcessScan) -> str:
@@ -67,5 +60,5 @@ def describe_empty_job(lock: Lock, scan: ProcessScan) -> str:
 
 def make_sge_judge(node: Node) -> Judge:
     """Return a judge of the locks that a Grid Engine node may hold."""
-    rules: "dict[str, LivenessRule]" = {"sge": SgeJobRule(node), "process": process_verdict}
+    rules: "dict[str, LivenessRule]" = {"sge": make_sge_rule(node), "process": process_verdict}
     return Judge(node.boot_id, ProcessScan(node.proc), rules, {"sge": SgeMembers(node)})

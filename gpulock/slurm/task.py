@@ -42,36 +42,23 @@ STEP_MARK = "user.gpulock"  # gpulock.isolation.confine's: an import of it would
 
 def main(environ: "Mapping[str, str]", config: str) -> int:
     """Print what slurmstepd is to do for this task; return the exit code, not 0 to stop it."""
-    settings: "Settings | None" = None
     try:
         settings = read_settings(config)
-        lines = build_task_prolog_lines(settings, environ, Proc(settings.proc_root))
-    except TaskRefusedError as stop:
-        return print_task_message(str(stop), stop.code)
+        return answer_task(settings, environ, Proc(settings.proc_root))
     except Refusal as refusal:
         told = refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}")
-        invalid = refusal.kind == INVALID_REQUEST
+        # what cannot be found out is not this job's fault
+        code = FAILED if refusal.kind == INVALID_REQUEST else REQUEUE_EXIT
     except Exception as fault:  # the one broad handler: in doubt a task does not start
-        told, invalid = f"gpulock: {type(fault).__name__}: {fault}", False
-    else:
-        return write_to_slurmstepd("".join(lines), GO_ON)
-    # what cannot be found out is not this job's fault
-    code = FAILED if invalid else REQUEUE_EXIT
+        told, code = f"gpulock: {type(fault).__name__}: {fault}", REQUEUE_EXIT
     return print_task_message(told, code)
 
 
-class TaskRefusedError(Exception):
-    """Stop the task: the job was refused."""
+def answer_task(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> int:
+    """Tell slurmstepd what the task gets, or that its job was refused; return the exit code.
 
-    def __init__(self, sentence: str, code: int) -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
-def build_task_prolog_lines(
-    settings: Settings, environ: "Mapping[str, str]", proc: Proc
-) -> list[str]:
-    """Return the lines for slurmstepd; raise TaskRefusedError, Refusal, OSError, LookupError."""
+    Raises Refusal, OSError, LookupError.
+    """
     job, step = find_task_step(proc, environ)
     slurmd = environ.get("SLURMD_NODENAME", "")
     if not (is_slurm_number(job) and is_slurm_name(slurmd)):
@@ -82,20 +69,23 @@ def build_task_prolog_lines(
     found = note.find_task_note(store.root, slurmd, job)
     task = Task(environ, step)
     if found is None or found.uid != os.getuid():
-        return mask_task_without_note(settings, environ, task)
+        lines = mask_task_without_note(settings, environ, task)
+        return write_to_slurmstepd("".join(lines), GO_ON)
     check_run(found, environ)
     if found.refused:
-        raise TaskRefusedError(found.refused, found.code or FAILED)
-    if not found.devices:
-        return task_export_lines([], settings, environ) if settings.hide_unrequested else []
-    note.check_task_claim(store, found)
-    opened, denied = probe_devices(settings.dev_root, found.devices)
-    chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
-    pairs = task_export_lines(chosen, settings, environ, mask)
-    if found.binds:
-        own = environment.user_bind_lists(environ)
-        pairs += [task_bind_line(name, old, found.binds) for name, old in own]
-    return pairs
+        return print_task_message(found.refused, found.code or FAILED)
+    lines = []
+    if found.devices:
+        note.check_task_claim(store, found)
+        opened, denied = probe_devices(settings.dev_root, found.devices)
+        chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
+        lines = task_export_lines(chosen, settings, environ, mask)
+        if found.binds:
+            own = environment.user_bind_lists(environ)
+            lines += [task_bind_line(name, old, found.binds) for name, old in own]
+    elif settings.hide_unrequested:
+        lines = task_export_lines([], settings, environ)
+    return write_to_slurmstepd("".join(lines), GO_ON)
 
 
 def check_run(found: TaskNote, environ: "Mapping[str, str]") -> None:

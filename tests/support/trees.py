@@ -244,7 +244,7 @@ def record(**changes: object) -> Owner:
 def judge_of(node: Node, scan: ProcessScan | None = None) -> Judge:
     """Return a judge with all rules that takes one look at /proc when first asked."""
     rules: dict[str, LivenessRule] = {
-        "sge": sge_verdict.SgeJobRule(node),
+        "sge": sge_verdict.make_sge_rule(node),
         "process": process_verdict,
     }
     members: dict[str, JobMembers] = {"sge": SgeMembers(node)}

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.job_processes import JobProcesses
+from gpulock.alloc.liveness import shepherd_verdict
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY
-from gpulock.sge.verdict import SgeJobRule
+from gpulock.sge import verdict
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import UNKNOWN, Verdict
@@ -119,16 +119,14 @@ def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
     leave_dead_claims(box)
     one = record(job_id="12", pid=999, uid=4000, token="t9", devices=(bus(0),))
     change_record(box.node().store, bus(0), one)
-    real = SgeJobRule.__call__
+    real = shepherd_verdict
     silent = [Verdict(UNKNOWN, "nobody answers yet")]
 
-    def judge(
-        rule: SgeJobRule, lock: Lock, scan: ProcessScan, job: Callable[[Lock], JobProcesses]
-    ) -> Verdict:
+    def judge(lock: Lock, scan: ProcessScan, who: str) -> Verdict | None:
         unknown = lock.id == bus(0) and silent
-        return silent.pop() if unknown else real(rule, lock, scan, job)
+        return silent.pop() if unknown else real(lock, scan, who)
 
-    monkeypatch.setattr(SgeJobRule, "__call__", judge)
+    monkeypatch.setattr(verdict, "shepherd_verdict", judge)
     reconcile(box)
     assert box.locks() == [bus(0)]
     reconcile(box)

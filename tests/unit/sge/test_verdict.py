@@ -12,7 +12,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
-from gpulock.sge.verdict import SgeJobRule
+from gpulock.sge.verdict import make_sge_rule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
@@ -47,7 +47,7 @@ class Host:
         node = Node(Settings(keys | ({"SIMULATION": str(self.root)} if simulated else {})))
         scan = ProcessScan(node.proc)
         members = {"sge": SgeMembers(node)}
-        return Judge(BOOT, scan, {"sge": SgeJobRule(node)}, members).verdict(self.lock)
+        return Judge(BOOT, scan, {"sge": make_sge_rule(node)}, members).verdict(self.lock)
 
 
 @pytest.fixture

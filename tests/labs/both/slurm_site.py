@@ -138,6 +138,8 @@ class SlurmSite(Site):
         self.slurm.begin(JobId(job))
 
     def begin_held(self, job: int) -> None:
+        held = "launch_failed_requeued_held"
+        wait_until(lambda: held in self.slurm.job(JobId(job))["Reason"], why="the job to be held")
         self.slurm.scontrol("release", str(job))
         self.begin(job)
 

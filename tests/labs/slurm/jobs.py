@@ -16,7 +16,7 @@ from tests.labs.common.installed import (
     CONFIG,
     reap,
 )
-from tests.labs.common.processes import children_of, command_of, end, parent_of
+from tests.labs.common.processes import children_of, command_of, end
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
@@ -130,14 +130,6 @@ def kill_steps(gpus: Gpulock, job: JobId, node: str) -> list[int]:
     while steps := gpus.slurm.steps(job, node):  # one may have started another meanwhile
         end(step.pid for step in steps)
     return gpus.slurm.job_processes(job, node)
-
-
-def wait_detached(gpus: Gpulock, job: JobId, node: str, pid: int) -> None:
-    """Wait until no process of a job is a child's parent: else it would be ended with the job."""
-    wait_until(
-        lambda: parent_of(pid) not in gpus.slurm.job_processes(job, node),
-        why=f"process {pid} to have left job {job}",
-    )
 
 
 def is_reaped(gpus: Gpulock, job: JobId, node: str) -> bool:

@@ -7,12 +7,9 @@ from typing import Final
 
 import pytest
 
-from tests.labs.common.device_nodes import opened
-from tests.labs.common.installed import gate_file
-from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
-from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started, waiting_for
+from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_said
 from tests.support.wait import LabError
@@ -97,27 +94,6 @@ def test_a_whole_card_job_that_slurm_puts_on_a_shared_card_waits(slurm_gpus: Gpu
     assert state == "PENDING"
     assert "ran" not in slurm.said(whole).splitlines()
     assert [len(places(slurm_gpus, job)) for job in parts] == [1, 1]
-
-
-def test_isolation_opens_a_shared_card_to_each_of_its_jobs(slurm_gpus: Gpulock) -> None:
-    with confined_site(slurm_gpus, by_slurm, shares=SHARDS) as site:
-        site.configure(SLURM_SHARDS="share")
-        gates = [gate_file(slurm_gpus, name) for name in ("one", "two")]
-        texts = [f"{site.probe}\n{waiting_for(go)}{site.probe}\necho over\n" for go in gates]
-        jobs = [site.submit("--gres=shard:1", text=text) for text in texts]
-        for job in jobs:
-            wait_said(slurm_gpus, job, "EPERM")
-        cards = [site.own(job) for job in jobs]
-        assert cards[0] == cards[1] and len(cards[0]) == 1
-        gates[0].touch()
-        assert site.slurm.wait_done(jobs[0]) == "COMPLETED"
-        gates[1].touch()
-        assert site.slurm.wait_done(jobs[1]) == "COMPLETED"
-        mine = {"ENXIO": cards[0] | {"nvidiactl"}, "EPERM": EVERY - cards[0]}
-        for job in jobs:
-            said = site.slurm.said(job)
-            assert opened(said) == mine
-        assert site.left() == []
 
 
 def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:

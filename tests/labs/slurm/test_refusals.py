@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Generator
 
 import pytest
 
-from tests.labs.common.installed import Installed, gate_file
-from tests.labs.common.node_faults import without_a_card, without_driver
+from tests.labs.common.installed import gate_file
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import (
     ALL,
@@ -274,46 +272,6 @@ def test_a_job_of_two_types_fails_for_good_and_is_told_why(slurm_gpus: Gpulock, 
     assert (state, shown["ExitCode"], shown["Restarts"]) == ("FAILED", "1:0", "0")
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
-
-
-# --- a broken node --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def without_map(gpus: Installed, node: str) -> Generator[None]:
-    gpus.cluster.path_in(node, "/var/lib/gpulock/slurm-map").unlink()
-    yield
-
-
-@pytest.mark.parametrize(
-    ("breaker", "reason"),
-    [
-        (without_driver, "no NVIDIA driver"),
-        (without_a_card, "the driver shows no GPU for Slurm's"),
-        (without_map, "slurm-map: "),
-    ],
-)
-def test_a_node_that_is_broken_for_slurms_selection_is_drained_and_runs_jobs_without_gpus(
-    slurm_gpus: Gpulock,
-    breaker: Callable[[Installed, str], contextlib.AbstractContextManager[None]],
-    reason: str,
-) -> None:
-    by_slurm(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    with breaker(slurm_gpus, NODE):
-        masked = slurm.submit("slalice", "-w", NODE, script=f"{SHOW_MASK}srun sh -c '{SHOW_MASK}'")
-        assert slurm.wait_settled(masked) == "COMPLETED"
-        assert slurm.said(masked) == "mask=.\nmask=.\n"
-        job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
-        told = slurm.wait_node(NODE, "DRAIN")
-        wait_waits(slurm_gpus, job, "launch_failed_requeued_held")
-        assert told.startswith("gpulock: ") and "broken: " in told and reason in told
-        assert slurm.said(job) == ""
-        assert slurm_gpus.locks(NODE) == {}
-        assert notes(slurm_gpus, NODE) == []
-
-
-# --- what cannot be read, or found out ------------------------------------------------------------
 
 
 @pytest.mark.short

@@ -49,20 +49,6 @@ def test_an_emptied_lock_dir_is_whole_again_before_a_gpu_is_granted(site: Site) 
 
 
 @EVERY
-def test_a_job_that_ends_while_its_locks_are_gone_gives_back(site: Site) -> None:
-    ended, living = site.start(2), site.start(2)
-    held = site.held(living)
-    site.lose_locks()
-
-    site.end(ended)
-
-    later = site.start(2, user=site.bob)
-    assert site.held(living) == held
-    assert len(site.held(later)) == 2 and not {*site.held(later)} & {*held}
-    assert len(site.locks()) == 4
-
-
-@EVERY
 def test_without_records_nothing_is_granted_until_an_administrator_says_that_no_job_is_left(
     site: Site,
 ) -> None:

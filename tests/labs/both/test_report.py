@@ -4,19 +4,35 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Final
 
 import pytest
 
-from gpulock.node.sample import FINISHED
+from gpulock.node.sample import FINISHED, Sample
 from tests.labs.both.site import Site
-from tests.labs.common.report_node import GIB, WATTS, observed
+from tests.labs.common.exporter_node import exporter
 from tests.labs.common.told import PLACE
+from tests.nvml.double import Double
+from tests.nvml.node import ENERGY
 from tests.support.history_site import read_history
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SECONDS: Final = 12
+WATTS, GIB = 200, 1 << 30
+
+
+def at_work(nvml: Double) -> None:
+    """Let GPU 0 work for 75 % of the time from now on and use 3 GiB; GPU 1 does nothing."""
+    energy = f"{ENERGY}+{WATTS * 1000}/s@{time.time_ns() // 1000}"
+    nvml.update({"gpu0.memory.used": 3 * GIB, "gpu0.energy": energy})
+    nvml.load(0, 75)
+
+
+def looks(found: Sample) -> bool:
+    """Return whether the exporter has seen GPU 0 at work."""
+    return any((seen.busy or 0) > 0 for seen in found.devices.values())
 
 
 def the_claim(site: Site, job: int) -> dict[str, Any]:
@@ -28,7 +44,9 @@ def the_claim(site: Site, job: int) -> dict[str, Any]:
 
 def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Site) -> None:
     folder = site.gpus.cluster.lab / "report" / site.node
-    with observed(site.gpus, site.node, folder, site.configure) as nvml:
+    folder.mkdir(parents=True)
+    site.configure()
+    with exporter(site.gpus, site.node, folder, looks, at_work) as seen:
         job = site.submit(2, f"sleep {SECONDS}\n")
         site.wait_over(job)
         told = (
@@ -57,7 +75,7 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
         assert (after["how"], after["user"], after["node"]) == ("epilog", site.alice, site.node)
         use = after["shapes"][first["id"]]["use"]
         assert sum(700 <= (one or 0) <= 800 for one in use) >= len(use) / 2
-        nvml.reset()
+        seen.nvml.reset()
     (sums,) = json.loads(site.command("history", "--by", "user", "--json"))["sums"]
     assert (sums["user"], sums["claims"]) == (site.alice, 1)
     assert sums["gpu_seconds"] == pytest.approx(2 * held, abs=1)

@@ -60,23 +60,18 @@ def visible(job: dict[str, str]) -> dict[str, str]:
     return {name: job[name] for name in names}
 
 
-@pytest.mark.parametrize("flags", [(flag,) for flag in CLEAN])
-def test_the_names_of_singularity_alone_are_as_good(node: Node, flags: tuple[str, ...]) -> None:
-    job = node.job(2)
+@pytest.mark.parametrize("flag", CLEAN)
+def test_the_names_of_singularity_alone_are_as_good_and_a_users_own_are_overwritten(
+    node: Node, flag: str
+) -> None:
+    users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in CONTAINER_PREFIXES}
+    job = node.job(2, **users)
     left = {name: value for name, value in job.items() if not name.startswith("APPTAINER")}
     assert set(left) < set(job)
-    done = node.apptainer(SHOW, left, *flags)
+    done = node.apptainer(SHOW, left, flag)
 
     assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [node.version] * 2), done.stderr
     assert told(done.stdout).items() >= visible(job).items()
-
-
-@pytest.mark.parametrize("flag", CLEAN)
-def test_container_variables_exported_by_a_user_are_overwritten(node: Node, flag: str) -> None:
-    users = {f"{twin}CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7" for twin in CONTAINER_PREFIXES}
-    job = node.job(1, **users)
-    done = node.apptainer(SHOW, job, flag)
-
     assert told(done.stdout)["CUDA_VISIBLE_DEVICES"] == job["GPULOCK_DEVICES"] != ""
 
 
@@ -92,24 +87,17 @@ def test_a_users_own_binds_stay(node: Node, name: str) -> None:
     assert done.stdout.splitlines()[-2:] == [node.version] * 2
 
 
-def test_a_job_that_was_submitted_from_a_job_of_another_node_has_this_nodes_driver(
-    node: Node,
-) -> None:
+@pytest.mark.parametrize(
+    "binds",
+    [
+        "{sets}/1.2.3/bin:/nvbin,{sets}/1.2.3/lib:/nvlib",  # of a job of another node
+        *("/tmp/../tmp:/a:rw,,", "/tmp:/a\n", ",,/tmp:/b:ro", "/tmp:/a," * 50, "/tmp:/ä"),
+    ],
+)
+def test_strange_binds_of_a_user_hide_none_of_ours(node: Node, binds: str) -> None:
     if not (node.sets / "1.2.3").exists():
         node.add_set("1.2.3")
-    theirs = f"{node.sets}/1.2.3/bin:/nvbin,{node.sets}/1.2.3/lib:/nvlib"
-    job = node.job(1, **dict.fromkeys(BIND_LISTS, theirs))
-    done = node.apptainer(SHOW, job)
-
-    assert done.stdout.splitlines()[-2:] == [node.version] * 2
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    ["/tmp/../tmp:/a:rw,,", "/tmp:/a\n", ",,/tmp:/b:ro", "/tmp:/a," * 50, "/tmp:/ä"],
-)
-def test_strange_binds_of_a_user_hide_none_of_ours(node: Node, hostile: str) -> None:
-    job = node.job(1, **dict.fromkeys(BIND_LISTS, hostile))
+    job = node.job(1, **dict.fromkeys(BIND_LISTS, binds.format(sets=node.sets)))
     done = node.apptainer(SHOW, job, "--containall")
 
     assert done.stdout.splitlines()[-2:] == [node.version] * 2, done.stderr

@@ -26,25 +26,30 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.lab
 
 
-def test_the_first_scrape_starts_the_exporter_through_its_socket(node: Node) -> None:
+def test_a_scrape_starts_the_exporter_through_its_socket_and_what_it_wrote_outlives_it(
+    node: Node,
+) -> None:
+    node.wait_metric("gpulock_nvml_up", 1)
     node.machine.run("systemctl", "stop", EXPORTER)
     assert show(node, EXPORTER, "ActiveState") == "inactive"
+    assert show(node, EXPORTER, "Result") == "success"
     assert show(node, SOCKET, "ActiveState") == "active"
+    sample = node.machine.path("/run/gpulock-exporter/sample")  # for the history
+    assert sample.read_text().startswith("gpulock-sample 1\n")
 
     assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
 
     wait_until(lambda: show(node, EXPORTER, "ActiveState") == "active", why="systemd to know")
     node.wait_metric("gpulock_nvml_up", 1)
     assert "ListenStream" not in journal(node, EXPORTER)
-
-
-def test_no_scrape_is_refused_while_the_exporter_starts_afresh(node: Node) -> None:
     for _ in range(3):
         node.machine.run("systemctl", "restart", "--no-block", EXPORTER)
         assert "gpulock-exporter is healthy" in node.scrape("/-/healthy")
 
 
-def test_folders_that_settings_name_are_made_before_the_sandbox_closes(node: Node) -> None:
+def test_folders_and_a_port_that_settings_name_are_there_before_the_sandbox_closes(
+    node: Node,
+) -> None:
     mps = {"SHARES": "0:2", "SHARE_MPS": "yes"}
     node.configure(**mps)
     node.gpulock("install", "systemd")
@@ -55,35 +60,32 @@ def test_folders_that_settings_name_are_made_before_the_sandbox_closes(node: Nod
         seen[folder] = node.machine.run("stat", "-c", "%U %a", folder).stdout
     sample = node.machine.path("/run/gpulock-exporter/sample").exists()
     again = node.gpulock("install", "systemd")
+    node.configure(EXPORTER_LISTEN="127.0.0.1:9777")
+    node.gpulock("install", "systemd")
+    moved = node.scrape("/-/healthy", 9777)
     node.configure()
     node.gpulock("install", "systemd")
 
+    assert "gpulock-exporter is healthy" in moved
     assert [*seen.values()] == ["gpulock-exporter 755\n", "root 755\n"]
     assert sample
     assert "nothing to change" in again
 
 
-def test_its_own_user_sees_cards_locks_and_jobs(node: Node) -> None:
+def test_its_own_user_sees_cards_locks_and_jobs_and_tells_a_stranger_from_these(node: Node) -> None:
     held = node.claim(2)
 
     node.wait_metric('gpulock_gpus{state="held"}', 2)
 
+    watts = "\ngpulock_gpu_power_watts{"
     seen = wait_until(
-        lambda: (
-            text if (text := node.scrape()).count("\ngpulock_gpu_power_watts{") == GPUS else None
-        ),
+        lambda: text if (text := node.scrape()).count(watts) == GPUS else None,
         why=lambda: f"a scrape with every card\n{node.scrape()}",
     )
-    pid = next(iter(held.values())).pid
-    assert seen.count(f'job_id="{pid}"') == 2
-    assert "gpulock_collector_success{collector=" in seen
-    assert not [
-        line for line in seen.splitlines() if "collector_success{" in line and "} 0" in line
-    ]
+    assert seen.count(f'job_id="{next(iter(held.values())).pid}"') == 2
+    collected = [line for line in seen.splitlines() if "collector_success{" in line]
+    assert collected and not [line for line in collected if "} 0" in line]
 
-
-def test_it_tells_a_stranger_on_a_card_from_the_jobs_own_processes(node: Node) -> None:
-    node.claim(1)
     node.machine.run("systemd-run", "--quiet", "--unit=job-stranger", "--uid=65534", "sleep", "600")
     mine, stranger = node.main_pid("job"), wait_sleeps(node, "job-stranger")
     uuid = next(one.uuid_of(name) for name, one in node.locks().items())
@@ -137,16 +139,6 @@ def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
         "/run/gpulock.claims/gate": "EACCES",
         "/srv/anybodys": "EROFS",  # ProtectSystem=strict
     }
-
-
-def test_what_it_wrote_outlives_it_for_the_history(node: Node) -> None:
-    node.wait_metric("gpulock_nvml_up", 1)
-
-    node.machine.run("systemctl", "stop", SOCKET, EXPORTER)
-
-    assert show(node, EXPORTER, "Result") == "success"
-    sample = node.machine.path("/run/gpulock-exporter/sample")
-    assert sample.read_text().startswith("gpulock-sample 1\n")
 
 
 def test_an_exporter_that_hangs_is_killed_and_started_again_and_one_that_works_is_left_alone(

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.lab
 NOBODY = 65534
 
 
-def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
+def test_gpulockd_is_ready_once_it_reconciled_and_the_journal_says_why_it_frees(node: Node) -> None:
     node.machine.run("systemctl", "stop", DAEMON)
     node.machine.run("rm", "-f", "/run/gpulock/verdicts")
 
@@ -38,15 +38,11 @@ def test_gpulockd_is_ready_once_the_first_reconcile_is_done(node: Node) -> None:
 
     assert node.machine.path("/run/gpulock/verdicts").exists()
     assert show(node, DAEMON, "StatusText") == f"0 of {GPUS} devices held"
-    node.claim(2)
+    held = node.claim(2)
     wait_until(
         lambda: show(node, DAEMON, "StatusText") == f"2 of {GPUS} devices held",
         why=lambda: "the status to follow\n" + show(node, DAEMON, "StatusText"),
     )
-
-
-def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) -> None:
-    held = node.claim(2)
 
     node.machine.run("systemctl", "kill", "--signal=KILL", "job")
 
@@ -71,12 +67,11 @@ def test_what_a_killed_job_held_is_freed_and_the_journal_says_why(node: Node) ->
     )
 
 
-def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
+def test_a_daemon_that_hangs_is_killed_and_says_where_it_hung_and_one_that_works_is_left_alone(
     node: Node,
 ) -> None:
     held = records(node.claim(2))
-    node.reload(DAEMON, "WatchdogSec=8", "RestartSec=100ms")
-    first = node.main_pid(DAEMON)
+    first = outlive_watchdog(node, DAEMON, "RestartSec=100ms")
 
     node.machine.run("kill", "-STOP", str(first))
 
@@ -88,13 +83,9 @@ def test_a_daemon_that_hangs_is_killed_and_started_again_and_says_where_it_hung(
         why="another gpulockd",
     )
     assert show(node, DAEMON, "NRestarts") == "1"
-    for words in ("Watchdog timeout (limit 8s)!", "Fatal Python error: Aborted", "main_loop.py"):
+    for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "main_loop.py"):
         wait_journal(node, DAEMON, words)
     assert records(node.locks()) == held
-
-
-def test_the_watchdog_does_not_end_a_daemon_whose_loop_runs(node: Node) -> None:
-    outlive_watchdog(node, DAEMON)
 
 
 def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
@@ -107,19 +98,6 @@ def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: N
     assert {record.uid for record in held.values()} == {NOBODY}
     node.machine.run("systemctl", "stop", "job")
     wait_until(lambda: not node.locks(), why="the devices to be free")
-
-
-def test_a_sites_idle_command_is_given_what_sending_mail_takes(node: Node) -> None:
-    node.configure(IDLE_COMMAND="/bin/true")
-    node.gpulock("install", "systemd")
-
-    status = node.machine.run("cat", f"/proc/{node.main_pid(DAEMON)}/status").stdout
-    node.configure()
-    node.gpulock("install", "systemd")
-
-    assert "NoNewPrivs:\t0" in status
-    bounds = int(status.partition("CapBnd:")[2].split()[0], 16)
-    assert [bit for bit in range(64) if bounds >> bit & 1] == [1, 2, 5, 6, 7, 19, 34]
 
 
 def test_without_sight_the_daemon_says_so_and_frees_nothing(

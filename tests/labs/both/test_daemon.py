@@ -8,7 +8,6 @@ own, and is in the log with its proof and in the history once.
 from __future__ import annotations
 
 import contextlib
-import random
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -27,12 +26,11 @@ from tests.labs.daemon.daemon_lab import (
     assert_freed,
     assert_held,
     assert_over,
-    assert_over_by_boot,
     daemon_on,
     restless,
 )
 from tests.labs.daemon.daemon_witness import Claim, Witness
-from tests.support.wait import let_work, wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NUMBER = 200 if SOAK else 20
@@ -105,52 +103,6 @@ def test_the_end_of_a_job_wakes_gpulockd(site: Site) -> None:
         daemon.frees(lambda: site.held(job))
 
 
-# --- the node, or its LOCK_DIR, is lost -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("kept", [True, False], ids=["LOCK_DIR kept", "LOCK_DIR wiped"])
-def test_after_a_reboot_the_first_round_frees_what_was_held_before(
-    site: Site, daemon: Daemon, kept: bool
-) -> None:
-    job, claim = begun(site, daemon, site.count)
-    daemon.crash()
-    site.reboot(job)
-    if not kept:
-        site.lose_claims()
-    with site.other_boot():
-        daemon.restart()
-        assert claim.locked() == ()
-        assert_over_by_boot(daemon, claim)
-        site.come_back(job)
-        later = site.start(site.count, user=site.bob)
-        assert_held(daemon, daemon.claim(later), site.runs)
-        site.end(later)
-        daemon.goes_round()
-        told = [(line["job_id"], line["how"]) for line in daemon.history()]
-        assert told == [(str(job), "reap"), (str(later), "epilog")]
-
-
-def test_locks_that_are_lost_are_back_at_once_for_who_lives_and_for_nobody_else(
-    site: Site, daemon: Daemon
-) -> None:
-    job, claim = begun(site, daemon)
-    ended, gone = begun(site, daemon)
-    with daemon.stopped():  # else it would put them back while they are being removed
-        site.lose_locks()
-    wait_until(lambda: len(site.locks()) == 4, why="all locks")
-    assert (claim.locked(), gone.locked()) == (claim.devices, gone.devices)
-    daemon.crash()
-    site.lose_locks()
-    site.leak(ended)
-    daemon.restart()
-    assert (claim.locked(), gone.locked()) == (claim.devices, ())
-    assert [line["job_id"] for line in daemon.history()] == [str(ended)]
-    assert f"restored {' '.join(claim.devices)} of job {job}" in daemon.said()
-    with Witness(claim, site.processes(job)) as witness:
-        site.leak(job)
-        witness.never_free_too_soon(assert_freed(daemon, claim, site.leaked))
-
-
 # --- who only looks dead --------------------------------------------------------------------------
 
 
@@ -186,38 +138,6 @@ def test_daemons_of_the_scheduler_that_come_and_go_take_no_device_away(
 
 
 # --- gpulockd itself ------------------------------------------------------------------------------
-
-
-def test_a_gpulockd_that_is_killed_again_and_again_loses_nothing_and_tells_nothing_twice(
-    site: Site, daemon: Daemon
-) -> None:
-    times = random.Random(5)
-    stays, kept = begun(site, daemon, 1)
-    ends, claim = begun(site, daemon, 1)
-    deleted, given_back = begun(site, daemon, 1)
-    number = 200 if SOAK else 8
-    with (
-        Witness(claim, site.processes(ends)) as witness,
-        Witness(kept, site.processes(stays)) as other,
-    ):
-        for count in range(number):
-            daemon.crash()
-            if count == number // 2:
-                assert claim.locked() == claim.devices
-                site.leak(ends)
-                site.cancel(deleted)
-            daemon.launch()
-            let_work(times.uniform(0.1, 0.4))
-        daemon.crash()
-        site.wait_over(deleted)
-        daemon.restart()
-        assert_held(daemon, kept, site.runs)
-        lines = {line["token"]: line for line in daemon.history()}
-        assert len(daemon.history()) == len(lines) == 2
-        assert lines[given_back.token]["how"] == "epilog"
-        assert lines[claim.token]["how"] == "reap"
-        witness.never_free_too_soon(lines[claim.token])
-        assert other.order == []
 
 
 def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(site: Site) -> None:

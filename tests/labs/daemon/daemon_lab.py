@@ -23,7 +23,6 @@ from gpulock.store import verdicts
 from gpulock.store.locks import LockStore
 from gpulock.store.verdicts import Verdict
 from tests.labs.common.installed import CONFIG, Installed
-from tests.labs.common.processes import state_of
 from tests.labs.daemon.daemon_site import GPULOCKD
 from tests.labs.daemon.daemon_witness import Claim, claims_of
 from tests.labs.sge.machines import PATH
@@ -98,16 +97,6 @@ class Daemon:
         """Start it again after a crash."""
         self.launch()
         self.ready()
-
-    @contextlib.contextmanager
-    def stopped(self) -> Generator[None]:
-        """Let it do nothing for a while."""
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            wait_until(lambda: state_of(self.pid) == "T", why="gpulockd to be stopped")
-            yield
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """End it as its service manager does."""
@@ -254,17 +243,6 @@ def assert_over(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> 
         told = [said for said in daemon.freed() if f" of job {line['job_id']}" in said]
         assert any(claim.devices[-1] in said and proof in said for said in told), daemon.said()
     return line
-
-
-def assert_over_by_boot(daemon: Daemon, claim: Claim) -> None:
-    """What stood when the node went down is in the history once, with or without its records."""
-    (line,) = [line for line in daemon.history() if line["token"] == claim.token]
-    assert line["how"] == "reap", line
-    assert line["proof"].startswith("claimed before this boot"), line
-    assert tuple(one["id"] for one in line["devices"]) == claim.devices
-    assert line["claimed_at"] <= line["released_at"] <= time.time()
-    told = line["held_seconds"]  # null where it was not seen again: no time of another boot's clock
-    assert told is None or told <= line["released_at"] - line["claimed_at"] + 0.01, line
 
 
 @contextlib.contextmanager

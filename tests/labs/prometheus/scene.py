@@ -39,7 +39,6 @@ class Scene:
     """A simulated node, its exporter and the Prometheus that scrapes it."""
 
     stage: DemoNode
-    folder: Path
     address: str
     server: Prometheus
     exporter: Program
@@ -92,8 +91,15 @@ class Scene:
 
     def reap(self) -> None:
         """Look after the owners of all locks, once, as gpulockd does."""
-        words = gpulock(self.stage.config, "reap")
-        subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
+        self.command("reap")
+
+    def command(self, *words: str) -> str:
+        """Run gpulock on the node; return what it printed."""
+        line = gpulock(self.stage.config, *words)
+        said = subprocess.run(
+            line, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+        )
+        return said.stdout or said.stderr
 
     def submit(self, job_id: int, user: str, task: int = 0) -> DemoJob:
         """Start a job of another user under the real hooks of Grid Engine, with one GPU.
@@ -133,7 +139,7 @@ class Scene:
     def restart_exporter(self) -> None:
         """Kill the exporter and start it anew on the same folder."""
         self.exporter.end(kill=True)
-        folder = self.folder / "exporter"
+        folder = self.stage.simulated.exporter_dir
         self.exporter = exporter(self.stage.config, folder, self.address)
 
     def script(self, text: str) -> None:
@@ -155,19 +161,20 @@ class Scene:
 
 
 @contextmanager
-def scene(preset: str) -> Generator[Scene]:
+def scene(preset: str, settings: str = "") -> Generator[Scene]:
     """Give a scene in a folder that other users can look into, and leave nothing of it."""
     with tempfile.TemporaryDirectory(prefix="gpulock-lab-") as name:
         folder = Path(name)
         folder.chmod(0o711)
         stage = DemoNode(folder, preset)
+        stage.config.write_text(stage.config.read_text() + settings)
         address = free_address()
         found: Scene | None = None
-        running = exporter(stage.config, folder / "exporter", address)
+        running = exporter(stage.config, stage.simulated.exporter_dir, address)
         try:
             rules = shortened(shipped())
             with Prometheus(folder, {"gpulock": [address]}, rules) as server:
-                found = Scene(stage, folder, address, server, running)
+                found = Scene(stage, address, server, running)
                 yield found
         finally:
             (found.exporter if found else running).end()

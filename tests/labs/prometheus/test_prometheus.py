@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.labs.prometheus.lab import program
+from gpulock.alloc import states
+from tests.labs.prometheus.lab import Prometheus, free_address, program
 from tests.labs.prometheus.scene import Scene, scene
+from tests.support.runner import read_table
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 GPUS = 8
@@ -20,7 +25,7 @@ GPUS = 8
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[Scene]:
     """Give a DGX H200, scraped."""
-    with scene("dgx-h200") as found:
+    with scene("dgx-h200", "IDLE_AFTER=2\n") as found:
         found.server.wait("gpulock_gpu_busy_seconds_total", series=GPUS)
         yield found
 
@@ -89,6 +94,40 @@ def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Sc
     node.script("")
     node.server.wait_quiet("GpulockHeldIdle")
     node.end(job)
+
+
+def test_the_cluster_is_told_as_the_node_tells_itself_and_a_node_that_is_down_is_named(
+    node: Scene, tmp_path: Path
+) -> None:
+    gone = free_address()
+    node.script(f"idle={node.stage.simulated.machine.gpus[1].bus}\n")
+    node.command("quarantine", "7", "--reason", "Xid 79")
+    node.run(2)
+
+    def own() -> dict[str, str]:
+        found = json.loads(node.command("status", "--json"))["totals"]
+        counted = {"FREE": states.FREE, "HELD": states.HELD, "IDLE": states.HELD_IDLE}
+        return {title: str(found[name]) for title, name in counted.items()}
+
+    def cluster() -> str:
+        return node.command("status", "--cluster")
+
+    def agreed() -> str | None:
+        text = cluster()
+        shown = read_table(text, "NODE").get(node.address, {}) if "NODE" in text else {}
+        return text if shown.items() >= own().items() and shown["IDLE"] == "1" else None
+
+    with Prometheus(tmp_path, {"gpulock": [node.address, gone]}, {}) as server:
+        with node.stage.config.open("a") as file:
+            file.write(f"PROMETHEUS_URL=http://{server.address}\n")
+        # twice: the queries of one answer are not of one time
+        text = wait_until(lambda: agreed() and agreed(), why=cluster)
+    assert read_table(text, "NODE")[node.address]["OTHER"] == "1 quarantined"
+    assert f"down  {gone}: Prometheus does not reach the exporter" in text
+    assert read_table(text, "MODEL")["H200"]["GPUS"] == "8"
+    (user,) = read_table(text, "USER").values()
+    assert (user["GPUS"], user["JOBS"], user["NODES"], user["IDLE"]) == ("2", "1", "1", "1")
+    node.command("restore", "7")
 
 
 def test_totals_go_on_when_the_exporter_was_killed(node: Scene) -> None:

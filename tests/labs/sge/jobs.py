@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, JobId
-from tests.support.wait import LabError, wait_ended, wait_until
+from tests.support.wait import LabError, wait_until
 
 SLEEP = "exec sleep 600\n"
 ENDS_QSUB = ("GLIBC_TUNABLES", "LD_AUDIT")
-# a daemon of its own, and itself: two that sleep
 
 
 def on(node: str, *more: str) -> tuple[str, ...]:
@@ -195,15 +193,6 @@ def started(gpus: Gpulock, node: str, count: int, text: str = SLEEP, *more: str)
     job = gpus.sge.submit("glalice", *on(node, "-l", f"gpu={count}", *more), stdin=text)
     gpus.sge.wait_running(job)
     return job
-
-
-def kill_shepherd(gpus: Gpulock, node: str, job: JobId) -> int:
-    """Kill a job's shepherd as an OOM killer would; return the job's group."""
-    gid = group_of(gpus, node, job)
-    shepherd = gpus.sge.shepherd_pid(job)
-    os.kill(shepherd, signal.SIGKILL)
-    wait_ended([shepherd], why="the shepherd to be gone")
-    return gid
 
 
 def submit_args(

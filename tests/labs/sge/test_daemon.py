@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Generator
 
 import pytest
@@ -32,7 +31,6 @@ from tests.labs.sge.jobs import (
     carriers,
     group_of,
     hook_of,
-    kill_shepherd,
     on,
     sleepers,
     started,
@@ -62,22 +60,6 @@ def living(gpus: Gpulock, job: JobId) -> list[int]:
 def sleeper(gpus: Gpulock, job: JobId) -> list[int]:
     """Return the one process that a job is for good."""
     return sleepers(group_of(gpus, NODE, job), 1)
-
-
-# --- the shepherd is killed -----------------------------------------------------------------------
-
-
-def test_a_shepherd_that_dies_after_all_its_processes_is_the_last_that_holds(
-    gpus: Gpulock, daemon: Daemon
-) -> None:
-    job = started(gpus, NODE, 2)
-    claim, pids, shepherd = daemon.claim(job), sleeper(gpus, job), gpus.sge.shepherd_pid(job)
-    os.kill(shepherd, signal.SIGSTOP)  # or it would run the epilog
-    with Witness(claim, [*pids, shepherd]) as witness:
-        end(pids)
-        assert_held(daemon, claim, f"its shepherd {shepherd} runs")
-        end([shepherd])
-        witness.never_free_too_soon(assert_freed(daemon, claim, NOBODY))
 
 
 # --- the epilog does not run ----------------------------------------------------------------------
@@ -147,26 +129,6 @@ def test_an_epilog_that_is_killed_at_the_gate_or_is_missing_is_made_up_for(
         gpus.sge.qdel(str(missing))
         gpus.sge.wait_done(missing)
         second.never_free_too_soon(assert_freed(daemon, claims[missing], NOBODY))
-
-
-def test_a_job_deleted_by_force_while_its_execd_is_gone_is_freed_when_it_ends(
-    gpus: Gpulock, daemon: Daemon
-) -> None:
-    job = started(gpus, NODE, 2)
-    claim, pids = daemon.claim(job), sleeper(gpus, job)
-    with Witness(claim, pids) as witness:
-        # stopped first: qmaster 8.1.9 may crash when it deletes what runs below a broken connection
-        os.kill(gpus.sge.execd_pid(NODE), signal.SIGSTOP)
-        gpus.sge.qdel("-f", str(job))
-        gpus.sge.stop_execd(NODE, kill=True)
-        try:
-            assert_held(daemon, claim, "its shepherd")
-            kill_shepherd(gpus, NODE, job)
-            assert_held(daemon, claim, "runs without a shepherd")
-            end(pids)
-            witness.never_free_too_soon(assert_freed(daemon, claim, NOBODY))
-        finally:
-            gpus.sge.start_execd(NODE)
 
 
 # --- Grid Engine's daemons are away ---------------------------------------------------------------

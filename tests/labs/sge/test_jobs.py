@@ -56,23 +56,6 @@ def test_a_job_of_any_options_is_read_to_its_end(gpus: Gpulock, options: str) ->
     assert len(gpus.locks(NODE)) in (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ("gpu=1.5", "no number of GPUs"),
-        ("gpu=1,gpuj=1", "asked for twice"),
-    ],
-)
-def test_an_invalid_request_puts_the_job_into_error_and_tells_why(
-    gpus: Gpulock, asked: str, reason: str
-) -> None:
-    job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, "-l", asked, stdin=SHOW)
-    gpus.sge.wait_state(job, "Eqw")
-    assert reason in output(gpus, job)
-    assert gpus.sge.queue_states()[NODE] == ""
-    assert gpus.locks(NODE) == {}
-
-
 def test_qrsh_with_a_command_gets_its_gpus(gpus: Gpulock) -> None:
     """With shepherd_cmd: Open Cluster Scheduler fails on any prolog of such a job without it."""
     start_shepherds(gpus.sge, str(gpus.hooks.folder / "prolog/sge_shepherd"))

@@ -80,14 +80,14 @@ def run_command(
         names = format_device_list(outer.owner.devices, outer.devices)
         who = f"the claim of pid {outer.owner.pid}"
         click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
-        exec_command(command, make_command_environment(outer, node.settings, dict(os.environ)))
+        environ = make_command_environment(outer, node.settings, dict(os.environ))
+        exec_command(command, environ, mask)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
     grant = acquire_devices(session, node, record, want, wishes)
     try:
         environ = make_command_environment(grant, node.settings, dict(os.environ))
-        os.umask(mask)
-        exec_command(command, environ)
+        exec_command(command, environ, mask)
     except BaseException as fault:
         release_cli_claim(node, grant, "its command did not start")
         if isinstance(fault, OSError):
@@ -175,8 +175,9 @@ def make_command_environment(
     return {CLAIM: grant.owner.token, **kept, **values}
 
 
-def exec_command(command: tuple[str, ...], environ: dict[str, str]) -> NoReturn:
+def exec_command(command: tuple[str, ...], environ: dict[str, str], umask: int) -> NoReturn:
     """Replace this process by the command; raise OSError."""
+    os.umask(umask)
     for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, a command expects them
         signal.signal(name, signal.SIG_DFL)
     os.execvpe(command[0], command, environ)

@@ -260,9 +260,12 @@ SHOW = ("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 
 def test_a_run_within_a_claim_uses_its_cards(site: Site) -> None:
     inner = [shlex.join(site.command("run", "-n", count, "--", *SHOW)) for count in ("1", "3")]
-    done = site.run("run", "--devices", "3,5", "--", "/bin/sh", "-c", "; ".join(inner))
-    within, beside = done.stdout.splitlines()
-    assert (within, len({*beside.split(",")} - {"3", "5"})) == ("3", 3)
+    script = "; ".join(
+        [*inner, shlex.join(site.command("run", "-n", "1", "--", "sh", "-c", "umask"))]
+    )
+    done = site.run("run", "--devices", "3,5", "--", "/bin/sh", "-c", script, umask=0o077)
+    within, beside, mask = done.stdout.splitlines()
+    assert (within, len({*beside.split(",")} - {"3", "5"}), mask) == ("3", 3, "0077")
     assert "GPU 3 of the claim of pid" in done.stderr
 
 

@@ -94,6 +94,7 @@ def reopen_closed_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # the lowest number that is free is its own
             fd = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w"))
 
 

@@ -39,7 +39,10 @@ _SLURM = (
 _SGE = ("gridengine-master", "gridengine-exec", "gridengine-client")
 _IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools", "squashfuse")
 _CONTAINERS = ("charliecloud-runtime", "podman", "runc")
-_LABS = ("apt", "dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm")
+_LABS = (
+    *("apt", "dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm"),
+    "tmux",
+)
 _NVML = ("slurm-wlm-nvml-plugin",)
 _APPTAINER = (
     *("apptainer", "coreutils", "dash", "fuse2fs", "fuse3", "mount"),

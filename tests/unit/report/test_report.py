@@ -107,19 +107,6 @@ def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     assert half[4].split()[1:8] == ["#####...............", "25", "%", "25", "%", "50", "%"]
 
 
-def test_a_job_of_five_seconds_is_reported_by_the_second() -> None:
-    shape = {bus(0): {"width": 1.0, "use": [0, 1000, 1000, 500]}}
-    found = text_of(claim(card(0, 5.0, observed_seconds=4.0, busy_seconds=2.5), shapes=shape))
-    assert "Over time, 1s a column; blank: not observed" in found
-    assert found[7].startswith("  0  _##")
-    assert "5s" in found[1]
-
-
-def test_a_job_that_runs_says_so_and_has_no_end() -> None:
-    found = text_of(claim(card(0), released_at=None, how=None))
-    assert found[1].startswith("since ") and found[1].endswith("for 1h00m so far")
-
-
 def test_the_end_is_told_where_it_was_no_epilog() -> None:
     found = text_of(claim(card(0), how="reap", proof="its shepherd is gone"))
     assert found[2] == "ended by reap: its shepherd is gone"

@@ -169,27 +169,8 @@ def test_a_number_that_nobody_calls_with_any_more_delays_nobody_for_long(desk: D
     honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
     desk.give_back(0)
     assert last(honest).state == WAITING
-    reopen_later(desk)
-    assert last(honest).state == GRANTED
-
-
-def reopen_later(desk: Desk) -> None:
-    """Let the time be over that all who wait have to call again."""
     desk.go(clock_boottime() + REJOIN_SECONDS)
-
-
-def test_each_call_that_came_back_keeps_its_place(desk: Desk) -> None:
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
-    for uid in (ALICE, BOB):
-        desk.claim_as(uid, uid, 1, FOR_EVER)
-    drawn = desk.line()
-    desk.server.close()
-    desk.server.open()
-    for uid in (BOB, ALICE):
-        desk.claim_as(uid, uid, 1, FOR_EVER)
-    reopen_later(desk)
-    assert desk.line() == drawn
+    assert last(honest).state == GRANTED
 
 
 @pytest.mark.attack

@@ -94,20 +94,12 @@ def test_where_the_locks_cannot_be_counted_nobody_is_granted_more(
     assert (reply.state, reply.why) == (REFUSED, gone.why)
 
 
-def test_everybody_may_connect(desk: Desk) -> None:
-    assert (desk.box.lock / "socket").stat().st_mode & 0o777 == 0o666
-
-
-def test_a_process_of_another_user_holds_nothing_for_us(desk: Desk) -> None:
-    desk.process(900, uid=UIDS[0] + 1)
+@pytest.mark.parametrize("other", [(1, 1, 1), (0, 1, 1), (1, 0, 1), (0, 0, 1)])
+def test_a_process_of_another_user_holds_nothing_for_us(desk: Desk, other: tuple[int, ...]) -> None:
+    """Nor one whose real, effective or saved uid is another's."""
+    desk.box.proc.add(900, "su", start=9, uids=[UIDS[0] + one for one in (*other, 0)])
     reply = desk.claim(1, pid=900, start=9)
-    assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
-    assert desk.box.locks() == []
-
-
-def test_a_process_that_runs_with_roots_rights_holds_nothing_for_us(desk: Desk) -> None:
-    desk.box.proc.add(900, "su", start=9, uids=(UIDS[0], UIDS[0] + 1, UIDS[0] + 1, UIDS[0]))
-    assert desk.claim(1, pid=900, start=9).state == REFUSED
+    assert (reply.state, reply.kind, desk.box.locks()) == (REFUSED, INVALID_REQUEST, [])
 
 
 def test_a_number_that_is_another_process_by_now_holds_nothing(desk: Desk) -> None:
@@ -147,15 +139,6 @@ def test_a_second_claim_of_another_model_is_refused(desk: Desk) -> None:
     assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
 
 
-def test_who_does_not_wait_is_told_that_it_is_busy(desk: Desk) -> None:
-    desk.process(900)
-    for number in range(3):
-        desk.hold(number, 900, start=9)
-    reply = desk.claim(2)
-    assert (reply.state, reply.kind) == (REFUSED, BUSY)
-    assert desk.line() == []
-
-
 @pytest.mark.parametrize("ends", [True, False])
 def test_who_does_not_wait_waits_for_gpulockd_to_end_a_health_check(
     desk: Desk, *, ends: bool
@@ -180,14 +163,6 @@ def behind_all(desk: Desk, number: int = 1) -> socket.socket:
     for held in range(4):
         desk.hold(held, 900, start=9)
     return desk.ask(SocketRequest(CLAIM, ME, MINE, number, wait=FOR_EVER))
-
-
-def test_a_caller_who_goes_leaves_the_line(desk: Desk) -> None:
-    caller = behind_all(desk)
-    assert len(desk.line()) == 1
-    caller.close()
-    desk.go()
-    assert desk.line() == []
 
 
 def test_everybody_may_read_who_waits_for_what_and_why(desk: Desk) -> None:
@@ -251,26 +226,30 @@ def test_what_is_granted_to_one_who_has_gone_is_taken_back(
     assert desk.line() == []
 
 
-def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(desk: Desk) -> None:
+def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller = behind_all(desk)
-    drawn, (mine,) = desk.line(), desk.waiting()
+    for pid in (902, 903):
+        desk.claim_as(pid, pid, 1, FOR_EVER)
+    before = desk.waiting()
     desk.server.close()
-    assert desk.line() == drawn
+    assert desk.waiting() == before
     assert answers(caller)[-1].state == WAITING  # no word: it is to ask the next one
+    later = clock_boottime() + 3
+    monkeypatch.setattr(line_module, "clock_boottime", lambda: later)
+    desk.server = server_module.ClaimServer(desk.loop, desk.journal, lambda: desk.node)
     desk.server.open()
-    desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-    (again,) = desk.waiting()
-    assert (again.number, again.pid, again.since) == (mine.number, ME, mine.since)
-
-
-def test_a_new_call_gets_no_number_of_one_that_has_not_come_back_yet(desk: Desk) -> None:
-    behind_all(desk)
-    desk.claim_as(UIDS[0] + 1, 902, 1, FOR_EVER)
-    desk.server.close()
-    desk.server.open()
-    desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-    desk.claim_as(UIDS[0] + 2, 903, 1, FOR_EVER)
-    assert desk.line() == [(1, ME), (2, 902), (3, 903)]
+    new = desk.claim_as(904, 904, 1, FOR_EVER)  # gets no number of one that is not back yet
+    third = desk.claim_as(903, 903, 1, FOR_EVER)
+    first = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+    again = desk.waiting()
+    assert [(one.number, one.pid) for one in again] == [(1, ME), (2, 902), (3, 903), (4, 904)]
+    assert [one.since for one in again[:3]] == [one.since for one in before]
+    second = desk.claim_as(902, 902, 1, FOR_EVER)
+    desk.give_back(0)
+    states = [last(one).state for one in (first, second, third, new)]
+    assert states == [GRANTED, WAITING, WAITING, WAITING]
 
 
 def test_where_a_scheduler_owns_the_node_those_who_wait_are_told(desk: Desk) -> None:
@@ -281,17 +260,6 @@ def test_where_a_scheduler_owns_the_node_those_who_wait_are_told(desk: Desk) -> 
     assert not (desk.box.lock / "socket").exists()
 
 
-@pytest.mark.attack
-def test_one_user_cannot_take_all_places(desk: Desk) -> None:
-    """Tried: as many claims at once as gpulockd has places.
-
-    Stopped by: 16 places of one user; the next is refused.
-    """
-    callers = wait_for_all(desk, MOST_OF_USER + 1)
-    assert last(callers[-1]).kind == BUSY
-    assert last(callers[0]).state == WAITING
-
-
 def wait_for_all(desk: Desk, count: int) -> list[socket.socket]:
     """Let so many calls wait for all devices, one of which another user holds."""
     desk.hold(0, desk.process(904), uid=UIDS[0] + 1, start=9)
@@ -300,12 +268,10 @@ def wait_for_all(desk: Desk, count: int) -> list[socket.socket]:
 
 
 @pytest.mark.attack
-def test_who_has_many_uids_has_the_places_of_one_user(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_user_cannot_take_all_places(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tried: claims under 14 subordinate uids, which would fill the places of all users.
 
-    Stopped by: a caller counts as who owns the user namespace.
+    Stopped by: 16 places of one user, who is the owner of the user namespace.
     """
     uids = iter(range(100_000, 100_100))
 
@@ -395,35 +361,35 @@ def test_an_impossible_wish_is_refused_and_the_next_is_served(desk: Desk) -> Non
     assert desk.claim(4).state == GRANTED
 
 
-def test_who_waits_also_waits_for_the_gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_claims, "GATE_SECONDS", 0.01)
-    with Gate(desk.node.store, soon()):
-        caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
-        assert {reply.state for reply in answers(caller)} == {WAITING}
-    for _ in range(2):
-        desk.go(now=desk.server.due())
-    assert last(caller).state == GRANTED
-
-
-def test_who_does_not_wait_does_not_wait_for_the_gate(
+def test_the_gate_is_waited_for_by_who_waits_alone(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_claims, "GATE_SECONDS", 0.01)
     with Gate(desk.node.store, soon()):
         assert desk.claim(1).kind == UNKNOWN
+        caller = desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER))
+        assert {reply.state for reply in answers(caller)} <= {WAITING}
+    for _ in range(2):
+        desk.go(now=desk.server.due())
+    assert last(caller).state == GRANTED
 
 
+@pytest.mark.parametrize(
+    ("act", "place"),
+    [
+        (CLAIM, "gpulock.workstation.process_claims.claim_for_process"),
+        (RELEASE, "gpulock.workstation.server.release_for_user"),
+    ],
+)
 def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, act: str, place: str
 ) -> None:
-    fault = raising(KeyError("surprise"))
-    monkeypatch.setattr("gpulock.workstation.process_claims.claim_for_process", fault)
-    reply = desk.claim(1)
-    assert (reply.state, reply.kind) == (REFUSED, BROKEN)
-    assert "KeyError: 'surprise'" in reply.why
+    with monkeypatch.context() as patch:
+        patch.setattr(place, raising(KeyError("surprise")))
+        reply = last(desk.ask(SocketRequest(act, ME, MINE, 1)))
+    assert (reply.state, reply.kind, "at fault" in reply.why) == (REFUSED, BROKEN, True)
     (line,) = desk.journal.said()
     assert line.startswith(f"<3>a request of uid {UIDS[0]} failed: KeyError: 'surprise' (")
-    monkeypatch.undo()
     assert desk.claim(1).state == GRANTED
 
 
@@ -460,18 +426,14 @@ def test_of_several_devices_none_is_given_back_when_one_is_anothers(desk: Desk) 
     assert desk.box.locks() == [bus(0), bus(1)]
 
 
-def test_a_device_that_is_open_is_not_given_back(desk: Desk) -> None:
+@pytest.mark.parametrize(("other", "left"), [(0, [bus(0)]), (1, [])])
+def test_a_device_that_its_own_user_has_open_is_not_given_back(
+    desk: Desk, other: int, left: list[str]
+) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE)
-    desk.box.proc.add(900, uids=(UIDS[0],) * 4, fds={3: desk.box.dev / "nvidia0"})
+    desk.box.proc.add(900, uids=(UIDS[0] + other,) * 4, fds={3: desk.box.dev / "nvidia0"})
     reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
-    assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
-
-
-def test_a_device_that_another_user_has_open_is_given_back(desk: Desk) -> None:
-    desk.hold(0, ME, uid=UIDS[0], start=MINE)
-    desk.box.proc.add(900, uids=(UIDS[0] + 1,) * 4, fds={3: desk.box.dev / "nvidia0"})
-    reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
-    assert (reply.devices, desk.box.locks()) == ((bus(0),), [])
+    assert (reply.kind, desk.box.locks()) == (BUSY if left else "", left)
 
 
 def test_the_claim_of_a_command_that_runs_is_not_given_back_from_outside(desk: Desk) -> None:
@@ -479,10 +441,6 @@ def test_the_claim_of_a_command_that_runs_is_not_given_back_from_outside(desk: D
     desk.hold(0, 900, uid=UIDS[0], start=9, comment="run")
     reply = last(desk.ask(SocketRequest(RELEASE, 900, 9)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
-
-
-def test_nothing_to_give_back_is_refused(desk: Desk) -> None:
-    assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).kind == INVALID_REQUEST
 
 
 def test_in_a_recreated_lock_directory_the_socket_is_made_again(desk: Desk) -> None:
@@ -503,19 +461,6 @@ def test_who_waits_keeps_the_number_where_the_socket_is_made_again(desk: Desk) -
         desk.give_back(number)
     assert [last(caller).state for caller in callers] == [GRANTED, GRANTED]
     assert desk.waiting() == []
-
-
-def test_a_fault_of_ours_in_a_request_ends_that_request_alone(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def overflow(*_: object) -> None:
-        raise OverflowError("a fault that nobody foresaw")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server_module, "release_for_user", overflow)
-        reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
-    assert (reply.kind, "gpulockd is at fault" in reply.why) == (BROKEN, True)
-    assert desk.claim(1).state == GRANTED
 
 
 class Unseen(socket.socket):

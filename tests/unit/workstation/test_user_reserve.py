@@ -171,21 +171,18 @@ def test_a_reserve_is_ended_by_its_own_user_or_root(desk: Desk) -> None:
     assert last(desk.claim_as(BOB, 902, 4)).state == GRANTED
 
 
-def test_one_that_is_ended_before_it_begins_costs_nothing(desk: Desk) -> None:
-    reserve(desk, ALICE, 2, 4, ahead=1)
-    assert unreserve(desk, ALICE, 2).state == RELEASED
-    assert reserve(desk, ALICE, 1, 4).state == RELEASED
-
-
+@pytest.mark.parametrize(("ahead", "left"), [(0, 3), (2, 4)])
 def test_what_was_used_of_one_that_is_ended_counts(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, ahead: int, left: int
 ) -> None:
-    reserve(desk, ALICE, 2, 2)
+    reserve(desk, ALICE, 2, 2, ahead)
+    reserve(desk, BOB, 3, 4)
     later = time.time() + HOUR
     monkeypatch.setattr(time, "time", lambda: later)
     assert unreserve(desk, ALICE, 2).state == RELEASED
-    assert reserve(desk, ALICE, 1, 4).kind == INVALID_REQUEST
-    assert reserve(desk, ALICE, 1, 2.9).state == RELEASED
+    assert reserve(desk, ALICE, 1, left + 0.1).kind == INVALID_REQUEST
+    assert reserve(desk, ALICE, 1, left - 0.1).state == RELEASED
+    assert reserve(desk, CAROL, 3, 1).kind == BUSY  # another's stays
 
 
 def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:

@@ -61,3 +61,22 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     }
     return end(status);
 }
+
+/* A list like 0-19,40-59 as a set of bits; Slurm's plugin asks for it. */
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
+{
+    nvmlReturn_t status = begin(__func__, device);
+    const char *text = status == NVML_SUCCESS ? text_of(device, "cpus") : NULL;
+    FAIL_IF(!text, NVML_ERROR_NOT_SUPPORTED);
+    FAIL_IF(!words || !set, NVML_ERROR_INVALID_ARGUMENT);
+    if (status == NVML_SUCCESS) {
+        memset(set, 0, words * sizeof *set);
+        for (char *rest; *text; text = *rest ? rest + 1 : rest) {
+            unsigned long first = strtoul(text, &rest, 10);
+            unsigned long last = *rest == '-' ? strtoul(rest + 1, &rest, 10) : first;
+            for (; first <= last && first / 64 < words; first++)
+                set[first / 64] |= 1UL << first % 64;
+        }
+    }
+    return end(status);
+}

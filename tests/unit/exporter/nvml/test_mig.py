@@ -22,20 +22,7 @@ def names(frame: Frame) -> list[str]:
     return [f"{one.parent}.gi{one.gi}.ci{one.ci} {one.profile}" for one in instances(frame)]
 
 
-def split(nvml: Double, gpu: int = 0, gis: tuple[int, ...] = (1, 2)) -> None:
-    """Put a card into MIG mode, with a compute instance in each of some GPU instances."""
-    keys: dict[str, object] = {f"gpu{gpu}.mig.mode": 1}
-    for place, gi in enumerate(gis):
-        of = f"gpu{gpu}.mig{place}"
-        keys |= {
-            f"{of}.uuid": f"MIG-00000000-0000-0000-0000-00000000000{place}",
-            f"{of}.name": "NVIDIA H200 MIG 3g.71gb",
-            f"{of}.gi": gi,
-            f"{of}.ci": gis[:place].count(gi),
-            f"{of}.memory.total": "71G",
-            f"{of}.memory.used": "3G",
-        }
-    nvml.update(keys)
+PAIR = ("3g.71gb", "3g.71gb")
 
 
 def test_instances_are_devices_of_their_own_and_have_nothing_of_the_board(tmp_path: Path) -> None:
@@ -69,7 +56,7 @@ def test_instances_are_devices_of_their_own_and_have_nothing_of_the_board(tmp_pa
 
 def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
-        split(nvml)
+        nvml.split(0, PAIR)
         nvml.update({"gpu0.mig0.gpm.1": 60, "gpu0.mig0.gpm.2": 35, "gpu0.mig1.gpm.1": 0})
         with Eye(nvml, stopped=True) as eye:
             first = instances(eye.look())
@@ -88,7 +75,8 @@ def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_
 
 def test_two_that_share_a_gpu_instance_are_not_billed_for_each_other(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
-        split(nvml, gis=(1, 1, 2))
+        nvml.split(0, (*PAIR, "3g.71gb"))
+        nvml.update({"gpu0.mig1.gi": 1, "gpu0.mig1.ci": 1, "gpu0.mig2.gi": 2})
         nvml.update({f"gpu0.mig{n}.gpm.1": 60 for n in range(3)})
         with Eye(nvml) as eye:
             eye.look()
@@ -100,7 +88,7 @@ def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> 
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml, Eye(nvml) as eye:
         eye.look()
         assert device(eye.look()).gpm is not None
-        split(nvml)
+        nvml.split(0, PAIR)
         frame = eye.look()
         assert names(frame) == [
             "0000:1b:00.0.gi1.ci0 3g.71gb",

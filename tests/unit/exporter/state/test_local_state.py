@@ -63,23 +63,6 @@ def test_a_node_on_which_nothing_was_ever_claimed_has_no_locks(tmp_path: Path) -
     assert facts.failures == {}
 
 
-def test_verdicts_that_are_old_are_not_known_and_their_time_is(box: Box) -> None:
-    verdicts.write_verdicts(str(box.lock), {TOKEN: Verdict(DEAD, "gone")}, BOOT)
-    node, now = box.node(), clock_boottime()
-    assert read_local_state(node, now).verdicts is not None
-    facts = read_local_state(node, now + 3 * verdicts.PERIOD + 5)
-    assert facts.verdicts is None
-    assert facts.reconciled == pytest.approx(now, abs=5)
-
-
-def test_verdicts_beside_locks_of_another_boot_are_none(box: Box) -> None:
-    dead = Verdict(DEAD, "gone")
-    dead.orphans = "process 7"
-    verdicts.write_verdicts(str(box.lock), {TOKEN: dead}, BOOT)
-    (box.records / "boot_id").write_text(OTHER_BOOT)
-    assert read_local_state(box.node(), clock_boottime()).verdicts is None
-
-
 @pytest.mark.parametrize(
     ("name", "source"),
     [("verdicts", "verdicts"), ("events", "counters"), ("boot_id", "verdicts")],

@@ -203,7 +203,7 @@ class SlurmConfItem(Item):
             if one.path == paths.folder.parent / PLUGIN:
                 yield f"from {one.file}: {' '.join([str(one.path), *one.words])}"
         path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
-        block = split_slurm_conf(path, _read(path)).lines if path else None
+        block = split_slurm_conf(path, _read(path)).lines if path else ()
         if block and not self.asked.write_conf:
             yield from (f"from {path}: {line}" for line in block_lines(block))
         known = {line.partition("=")[0] for line in block or ()}

@@ -128,15 +128,6 @@ def test_nothing_of_the_environment_passes(started: Started, env: dict[str, str]
     assert told == ["/usr/bin:/bin", *JOB]
 
 
-def test_a_variable_of_the_c_library_ends_an_ordinary_program() -> None:
-    """What drop-env is for."""
-    bad = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
-
-    done = subprocess.run([ENV, "-i", "/bin/true"], env=bad, capture_output=True, check=False)
-
-    assert done.returncode != 0
-
-
 def test_what_the_shepherd_says_to_a_hook_passes(started: Started) -> None:
     own = {"SGE_STDERR_PATH": "", "SGE_CWD_PATH": "/a b", "SGE_JOBEXIT_STAT": "137"}
     own |= {"SGE_STDIN_PATH": "SGE_CWD_PATH=1", "SGE_STDOUT_PATH": "x" * 100_000}
@@ -389,12 +380,3 @@ def test_a_source_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InstallError, match=r"cannot be compiled: .*error"):
         drop_env.drop_env_program(tmp_path)
-
-
-def test_the_same_source_gives_the_same_bytes() -> None:
-    source, compiler = SHARE / drop_env.SOURCE, drop_env.find_compiler()
-
-    one = drop_env.compile_drop_env(source, compiler)
-
-    assert one == drop_env.compile_drop_env(source, compiler)
-    assert len(one) < 16_384

@@ -167,15 +167,6 @@ def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
     assert not [title for title in site.uninstall().changed if "queue gpu.q" in title]
 
 
-def test_by_force_all_goes_from_under_a_job(site: Site) -> None:
-    site.install_all()
-    (site.root / LOCK).mkdir(parents=True)
-
-    assert site.uninstall(force=True).remainders == []
-
-    assert not site.hooks.exists()
-
-
 def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
     site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
     site.install_all()

@@ -124,36 +124,27 @@ def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path
     settings = node(tmp_path, "a100-mig")
     table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
     of = dict(zip_equal(table[::2], table[1::2]))
-    caps = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}" for name in _OF_MIG]
-    card = f"{settings.dev_root}/nvidia2"
 
-    assert devices_of_positions(settings, [(card, *caps)]) == ["2.gi10.ci0"]
+    def caps(*names: str) -> tuple[str, ...]:
+        found = [f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[f'{n}/access']}" for n in names]
+        for path in found:  # also of an instance that is not there
+            Path(path).touch()
+        return tuple(found)
 
-    other = f"{settings.dev_root}/nvidia-caps/nvidia-cap{of['gpu2/gi9/access']}"
+    first = caps("gpu2/gi10", "gpu2/gi10/ci0")
+    card, other = (f"{settings.dev_root}/nvidia{number}" for number in (2, 3))
+
+    assert devices_of_positions(settings, [(card, *first)]) == ["2.gi10.ci0"]
+
     for wrong, says in [
-        ((card, caps[1], other), "is not one MIG instance"),
-        ((card, caps[0]), "is not one MIG instance"),
-        ((f"{settings.dev_root}/nvidia3", *caps), "is not one MIG instance that card 3 has"),
-        ((card, f"{settings.dev_root}/nvidia3"), "holds 2 cards"),
+        ((card, first[1], *caps("gpu2/gi9")), "is not one MIG instance"),
+        ((card, first[0]), "is not one MIG instance"),
+        ((card, *caps("gpu2/gi5", "gpu2/gi5/ci0")), "is not one .* that card 2 has: make it"),
+        ((other, *first), "is not one MIG instance that card 3 has"),
+        ((card, other), "holds 2 cards"),
     ]:
         with pytest.raises(InstallError, match=says):
             device_of_position(settings, wrong)
-
-
-_OF_MIG = ("gpu2/gi10/access", "gpu2/gi10/ci0/access")
-
-
-def test_a_mig_instance_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    settings = node(tmp_path, "a100-mig")
-    table = Path(f"{settings.driver_root}-caps/mig-minors").read_text().split()
-    of = dict(zip_equal(table[::2], table[1::2]))
-    caps: list[str] = []
-    for name in ("gpu2/gi5/access", "gpu2/gi5/ci0/access"):
-        caps.append(f"{settings.dev_root}/nvidia-caps/nvidia-cap{of[name]}")
-        Path(caps[-1]).touch()
-
-    with pytest.raises(InstallError, match="is not one MIG instance that card 2 has: make it"):
-        device_of_position(settings, (f"{settings.dev_root}/nvidia2", *caps))
 
 
 def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path: Path) -> None:

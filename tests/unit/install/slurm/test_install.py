@@ -48,14 +48,6 @@ def test_a_slurm_older_than_any_that_was_tried_is_refused(node: SlurmNode) -> No
     assert tree(node.root) == before
 
 
-def test_slurms_own_files_are_never_written(node: SlurmNode) -> None:
-    before = tree(node.conf.parent)
-
-    node.install()
-
-    assert tree(node.conf.parent) == before
-
-
 def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation(
     node: SlurmNode,
 ) -> None:

@@ -62,14 +62,15 @@ class HostConfiguration(Item):
         return _format(self.host.configuration())
 
     def goal(self, wanted: Wanted) -> str | None:
-        return _format(self.wanted(wanted, self.host.configuration()))
+        shared = self.host.qconf.shared_configuration()
+        return _format(self.wanted(wanted, shared, self.host.configuration()))
 
-    def wanted(self, wanted: Wanted, now: Conf) -> Conf:
+    def wanted(self, wanted: Wanted, shared: Mapping[str, str], now: Conf) -> Conf:
         """Return what the configuration is to be: both lines with our programs, or without.
 
         One that would be empty says what the global one says, for execd to take it.
         """
-        shared, own = self.host.qconf.shared_configuration(), dict(now or {})
+        own = dict(now or {})
         lines = {**shared, **own}
         if wanted is Wanted.PRESENT:
             sensor, found = f"{self.host.current}/{_SENSOR}", _words(lines.get("load_sensor"))
@@ -88,8 +89,9 @@ class HostConfiguration(Item):
 
     def put(self, wanted: Wanted) -> None:
         """Write what is there at this moment, with our lines or without."""
-        host, before = self.host, self.host.configuration()
-        text = _format(self.wanted(wanted, before)) or ""
+        host, shared = self.host, self.host.qconf.shared_configuration()
+        before = host.configuration()
+        text = _format(self.wanted(wanted, shared, before)) or ""
         host.qconf.load("-Aconf" if before is None else "-Mconf", host.name, text)
         host.is_first = before is None
 

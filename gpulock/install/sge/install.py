@@ -206,8 +206,9 @@ class SgeInstaller(NodePart):
     def note_what_stays(self) -> None:
         """Say what stays of this host in qmaster, which the site may use."""
         host = self.host
-        own = HostConfiguration(host).wanted(Wanted.ABSENT, host.configuration())
-        if own == idle_configuration(host.qconf.shared_configuration()):
+        shared = host.qconf.shared_configuration()
+        own = HostConfiguration(host).wanted(Wanted.ABSENT, shared, host.configuration())
+        if own == idle_configuration(shared):
             self.note(f"stays: qconf -dconf {host.name}")
         here = host.values("complex_values")
         for name in self.settings.sge_complexes:

@@ -21,6 +21,7 @@ from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
+    Slurmd,
     SlurmError,
     SlurmSite,
     find_own_slurmd,
@@ -60,8 +61,12 @@ class SlurmInstaller(NodePart):
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options.config, "slurm")
         self.options = options
-        self.slurmd = find_own_slurmd(self.settings)
         self.paths = current_hooks(self.settings)
+
+    @cached_property
+    def slurmd(self) -> Slurmd | None:
+        """The slurmd of this node; raises InstallError for several."""
+        return find_own_slurmd(self.settings)
 
     @cached_property
     def site(self) -> SlurmSite:

@@ -137,6 +137,9 @@ def test_several_slurmds_of_one_machine_are_refused_with_what_they_go_by(
 
     with pytest.raises(InstallError, match=r"\(n1 of .*slurm.conf, n2 of .*\); set SLURM_CONF"):
         node.parts()
+    node.map.touch()  # of an installation before
+    assert "cannot be found out: several slurmds" in node.uninstall().clauses()[0]
+    assert node.uninstall(force=True).clauses() == []
 
 
 def test_parts_of_gpus_stop_the_installation_until_the_site_says_what_becomes_of_their_jobs(

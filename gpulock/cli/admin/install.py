@@ -88,12 +88,8 @@ def install_sge_command(
         config = Path(session.config)
         run_installation(session, CELL, lambda: ClusterInstaller(config, queues).parts(), dry_run)
         return
-    run_installation(
-        session,
-        "sge",
-        lambda: SgeInstaller(Path(session.config), click.echo, **options).parts(),
-        dry_run,
-    )
+    node = partial(SgeInstaller, Path(session.config), click.echo, **options)
+    run_installation(session, "sge", lambda: node().parts(), dry_run)
 
 
 @install_command.command("slurm")

@@ -65,15 +65,15 @@ def main(argv: list[str]) -> int:
     if len(words) != 1:
         sys.stderr.write(f"usage: renew_map [{ASK}] CONFIG\n")
         return USAGE
+    code = NOT_DONE
     try:
-        sys.stdout.write(f"{renew_gres_map(Path(words[0]), ASK in argv)}\n")
+        said, code = renew_gres_map(Path(words[0]), ASK in argv), DONE
     except Refusal as refusal:
-        sys.stdout.write(f"{one_line(f'{refusal.why}; {refusal.do}')}\n")
-        return NOT_DONE
+        said = f"{refusal.why}; {refusal.do}"
     except (InstallError, OSError) as fault:
-        sys.stdout.write(f"{one_line(str(fault))}\n")
-        return NOT_DONE
-    return DONE
+        said = str(fault)
+    sys.stdout.write(f"{one_line(said)}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -159,20 +158,6 @@ def test_the_same_job_again_frees_its_own_place_alone(site: Site) -> None:
 # --- who holds what -------------------------------------------------------------------------------
 
 
-def test_a_neighbours_process_keeps_no_place_and_the_jobs_own_does(site: Site) -> None:
-    assert site.prolog(12, "0") == site.prolog(13, "0") == RUN  # of one user
-    site.stepd(700, "13.0", uid=0)
-    site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
-    site.epilog(12, "0")
-    assert site.locks() == [SECOND]
-    site.proc.remove(700)
-    site.process(702, "python", fds={9: site.dev / "nvidia0"})
-    site.epilog(13, "0")
-    assert site.locks() == [SECOND]
-    left = site.node().store.read(SECOND).owner
-    assert left is not None and left.draining == 1
-
-
 def test_a_claim_that_needs_the_card_reaps_a_place_that_drains_no_sooner_than_it_may(
     site: Site,
 ) -> None:
@@ -188,39 +173,12 @@ def test_a_claim_that_needs_the_card_reaps_a_place_that_drains_no_sooner_than_it
     assert site.granted(20) == [bus(0)]
 
 
-def test_a_dead_job_loses_its_place_and_its_neighbour_nothing(site: Site) -> None:
-    both(site)
-    site.fails(SILENT)
-    site.stepd(700, "12.extern")
-    site.stepd(701, "13.extern")
-    assert [one.act for one in again(site).outcomes] == ["held", "held"]
-    site.proc.remove(700)
-    assert [one.act for one in again(site).outcomes] == ["freed", "held"]
-    assert (site.locks(), site.notes()) == ([SECOND], ["n1.13"])
-
-
 def test_the_cgroup_of_one_job_keeps_its_own_place_alone(site: Site) -> None:
     both(site)
     site.cgroup(f"{freezer(13, OTHER_UID)}/step_0", 900)
     site.epilog(12, "0")
     end_other(site)
     assert site.locks() == [SECOND]
-
-
-# --- what is lost comes back ----------------------------------------------------------------------
-
-
-def test_a_place_that_was_lost_is_put_back(site: Site) -> None:
-    both(site)
-    site.fails(SILENT)
-    site.stepd(700, "12.extern")
-    site.stepd(701, "13.extern")
-    shutil.rmtree(site.lock / "locks" / SECOND)
-    assert site.prolog(20, "0") == RUN
-    assert "GPU 0, not free: 0: job 12 and job 13" in site.refused(20)
-    assert sorted(os.listdir(site.lock / "locks")) == [FIRST, SECOND]
-    assert site.locks() == site.granted(12) + site.granted(13)
-    assert again(site).restored == []
 
 
 # --- history, other exporters -------------------------------------------------------------

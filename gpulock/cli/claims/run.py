@@ -80,14 +80,12 @@ def run_command(
         names = format_device_list(outer.owner.devices, outer.devices)
         who = f"the claim of pid {outer.owner.pid}"
         click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
-        environ = make_command_environment(outer, node.settings, dict(os.environ))
-        exec_command(command, environ, mask)
+        exec_command(command, outer, node.settings, mask)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
     grant = acquire_devices(session, node, record, want, wishes)
     try:
-        environ = make_command_environment(grant, node.settings, dict(os.environ))
-        exec_command(command, environ, mask)
+        exec_command(command, grant, node.settings, mask)
     except BaseException as fault:
         release_cli_claim(node, grant, "its command did not start")
         if isinstance(fault, OSError):
@@ -162,22 +160,18 @@ def start_own_session() -> None:
             os.setsid()
 
 
-def make_command_environment(
-    grant: Grant, settings: Settings, environ: dict[str, str]
-) -> dict[str, str]:
-    """Return the command's environment: ours, with nothing left of what it said about GPUs.
+def exec_command(
+    command: tuple[str, ...], grant: Grant, settings: Settings, umask: int
+) -> NoReturn:
+    """Replace this process by the command; raise OSError or Refusal.
 
-    The claim's token comes first: of an environment no more than its beginning is read.
+    Its environment is ours, with nothing left of what that said about GPUs. The claim's token
+    comes first: of an environment no more than its beginning is read.
     """
     binds = environment.driver_binds(settings)
-    stale, values = make_grant_environment(grant, settings, environ, binds)
-    kept = {name: value for name, value in environ.items() if name not in {CLAIM, *stale}}
-    return {CLAIM: grant.owner.token, **kept, **values}
-
-
-def exec_command(command: tuple[str, ...], environ: dict[str, str], umask: int) -> NoReturn:
-    """Replace this process by the command; raise OSError."""
+    stale, values = make_grant_environment(grant, settings, os.environ, binds)
+    kept = {name: value for name, value in os.environ.items() if name not in {CLAIM, *stale}}
     os.umask(umask)
-    for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, a command expects them
-        signal.signal(name, signal.SIG_DFL)
-    os.execvpe(command[0], command, environ)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, a command expects them
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], command, {CLAIM: grant.owner.token, **kept, **values})

@@ -128,7 +128,10 @@ def end_confinement(node: Node, label: str, pid: int, start: int) -> None:
     folder = job_cgroup_folder(node, pid, name)
     if os.path.isdir(folder):
         for member in ancestor_pids_up_to(node, pid):
-            move_out_of_cgroup(member, os.path.dirname(folder))
+            try:
+                tree.move_to_cgroup(member, os.path.dirname(folder))
+            except ProcessLookupError:
+                continue  # one that is gone has left
         remove_or_close_cgroup(folder)
 
 
@@ -160,14 +163,6 @@ def remove_or_close_cgroup(folder: str) -> None:
     """Remove a cgroup of a job that is over; who still lives there opens no GPU any more."""
     if not tree.remove_cgroup(folder):
         close_job_cgroup(folder, policy.CLOSE_ALL_GPUS)
-
-
-def move_out_of_cgroup(pid: int, outer: str) -> None:
-    """Move a process out of its job's cgroup; one that is gone has left."""
-    try:
-        tree.move_to_cgroup(pid, outer)
-    except ProcessLookupError:
-        return
 
 
 def ancestor_pids_up_to(node: Node, last: int) -> list[int]:

@@ -111,11 +111,8 @@ def remove_ended_cgroups(node: Node) -> None:
         tree.note_cgroup_folders(node.store, [])
         sessions.close_login_cgroups(top, CLOSE_ALL_GPUS)
         return
-    if top:
-        sessions.reopen_login_cgroups(top)
-    for folder in left:
-        if tree.is_launcher_cgroup(folder):
-            sessions.reopen_launcher(folder)
+    launchers = [folder for folder in left if tree.is_launcher_cgroup(folder)]
+    sessions.reopen_cgroups([*(sessions.login_cgroups(top) if top else ()), *launchers])
     if not left:
         tree.remove_cgroup_marks(node.store)
 

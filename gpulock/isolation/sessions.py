@@ -49,11 +49,11 @@ def close_login_cgroups(top: str, nothing: "Rules") -> None:
     for_each_cgroup(login_cgroups(top), shut)
 
 
-def reopen_login_cgroups(top: str) -> None:
-    """Take the programs away, when the site has given up ISOLATION=cgroup; raise OSError."""
+def reopen_cgroups(folders: list[str]) -> None:
+    """Take our programs away, where the site has given up ISOLATION=cgroup; raise OSError."""
     from gpulock.isolation import bpf
 
-    for_each_cgroup(login_cgroups(top), bpf.detach_device_programs)
+    for_each_cgroup(folders, bpf.detach_device_programs)
 
 
 def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
@@ -75,13 +75,6 @@ def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
     atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
     bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
     tree.move_to_cgroup(pid, folder)
-
-
-def reopen_launcher(folder: str) -> None:
-    """Take the program away from the cgroup of a slurmd, from which jobs start unconfined now."""
-    from gpulock.isolation import bpf
-
-    for_each_cgroup([folder], bpf.detach_device_programs)
 
 
 def unclosed_login_cgroups(top: str) -> list[str]:

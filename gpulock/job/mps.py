@@ -106,10 +106,8 @@ def read_mps_user(folder: str) -> "tuple[int, str]":
     try:
         pairs = kv.decode_pairs(atomic.read_text(f"{folder}/{SERVER}"), LINE)
         return int(pairs["uid"]), pairs["boot_id"]
-    except FileNotFoundError:
-        return -1, ""  # gpulockd makes it first, or removes it this moment
     except (OSError, KeyError, ValueError):
-        return -1, ""
+        return -1, ""  # where there is none gpulockd makes it first, or removes it this moment
 
 
 def cards_with_mps(settings: "Settings", boot_id: str, uid: "int | None") -> dict[str, str]:

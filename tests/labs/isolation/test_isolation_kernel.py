@@ -188,7 +188,7 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) ->
         assert inside([folder], dev) == closed
         assert inside([folder], dev, "/usr/bin/unshare", "-Ur") == closed
         assert inside([folder], dev, uid=0) == {"ENXIO": ALL | {"nvidiactl"}}
-        sessions.reopen_login_cgroups(TOP)
+        sessions.reopen_cgroups(sessions.login_cgroups(TOP))
         assert inside([folder], dev) == {"ENXIO": ALL | {"nvidiactl"}}
     finally:
         for path in reversed(made):

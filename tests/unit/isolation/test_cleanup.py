@@ -63,7 +63,7 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     monkeypatch.setattr(sessions, "close_login_cgroups", lambda *_: told.append("close"))
-    monkeypatch.setattr(sessions, "reopen_login_cgroups", lambda _: told.append("open"))
+    monkeypatch.setattr(sessions, "reopen_cgroups", lambda _: told.append("open"))
     return told
 
 

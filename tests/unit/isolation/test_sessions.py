@@ -73,7 +73,7 @@ def test_all_that_are_there_are_closed_and_opened_again(cgroups: Cgroups) -> Non
     assert cgroups.closed() == {USERS, SSH, CRON}
     assert sessions.unclosed_login_cgroups(str(cgroups.top)) == []
 
-    sessions.reopen_login_cgroups(str(cgroups.top))
+    sessions.reopen_cgroups(sessions.login_cgroups(str(cgroups.top)))
     assert cgroups.closed() == set()
 
 
@@ -114,7 +114,7 @@ def test_one_that_goes_while_they_are_opened_again_is_no_fault(cgroups: Cgroups)
     sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
     cgroups.vanishing.add(SSH)
 
-    sessions.reopen_login_cgroups(str(cgroups.top))
+    sessions.reopen_cgroups(sessions.login_cgroups(str(cgroups.top)))
 
     assert cgroups.closed() == {SSH}  # which is gone, with its program
 

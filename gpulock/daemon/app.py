@@ -35,7 +35,7 @@ from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.mps.keeper import MpsKeeper
 from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.inventory_file import InventoryPublisher
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.daemon.slots.rsmap import RsmapSync
 from gpulock.daemon.slots.slurm_map import SlurmMapRenewal

@@ -12,8 +12,7 @@ from gpulock.alloc.reaper import FREED
 from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
-from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore, ReconcileSchedule
+from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
 from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
@@ -22,6 +21,33 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import PERIOD
 from gpulock.workstation.server import ClaimServer
+
+SETTLING = 0.05  # seconds after a change: an epilog that has just begun is done by then
+SPACING = 0.5  # seconds between two reconciles that changes brought forward
+FIRST = 1.0  # seconds until something restless is looked at again
+
+
+class ReconcileSchedule:
+    """`due` is when the next reconcile is (CLOCK_BOOTTIME); it learns of changes and of reconciles.
+
+    A change brings it forward, but a burst of changes is one reconcile. While something is about to
+    be free (a job that ended, whose processes are still going) pauses are 1, 2, 4, ... seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.due = now
+        self._last = now - SPACING
+        self._pause = FIRST / 2
+
+    def request_reconcile(self, now: float) -> None:
+        """Reconcile soon: something changed."""
+        self.due = min(self.due, max(now + SETTLING, self._last + SPACING))
+
+    def record_reconcile(self, now: float, restless: bool) -> None:
+        """Note that one is over; `restless`: something it held may be free any moment."""
+        self._last = now
+        self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2
+        self.due = now + (self._pause if restless else PERIOD)
 
 
 class GpulockDaemon:

@@ -14,8 +14,7 @@ from gpulock.alloc.reaper import FREED, ORPHANS
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception, run_each
 from gpulock.daemon.reconcile import report_messages
-from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport, reconcile_locks
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node

@@ -9,8 +9,7 @@ from pathlib import Path
 from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine

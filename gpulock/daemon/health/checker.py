@@ -28,8 +28,7 @@ from gpulock.daemon.health.health_command import (
 )
 from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.idle.command import check_program_trust
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node

@@ -37,14 +37,13 @@ from gpulock.daemon.health.snapshot import (
     read_fresh_sample,
     read_quarantine_notes,
 )
-from gpulock.daemon.reconcile.exporter_limit import (
+from gpulock.daemon.reconcile.inventory_file import (
     EXPORTER_CAUSES,
     QUARANTINE_LIMIT_REACHED,
     cards_out_by_exporter,
     limit_exporter_quarantine,
 )
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node

@@ -16,8 +16,7 @@ from typing import Final
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.idle.command import IdleClaim
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node.context import Node

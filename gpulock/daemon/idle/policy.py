@@ -15,8 +15,7 @@ from typing import Final
 
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.idle.command import IdleClaim, IdleCommand
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.sample import ClaimUsage

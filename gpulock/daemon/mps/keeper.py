@@ -25,8 +25,7 @@ from gpulock.daemon.mps.unit import (
     make_card_folder,
     remove_card_folder,
 )
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.job.mps import mps_folder, read_mps_user

@@ -18,8 +18,7 @@ from typing import Final
 from gpulock.alloc.device_users import mig_access_nodes
 from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.daemon.core.journal import ERROR, DaemonJournal
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job.environment import CDI_KIND, driver_binds
 from gpulock.node.context import Node

@@ -5,26 +5,24 @@ The exporter is an ordinary user. A claim relies on what stands here, so each en
 with what the kernel shows of the driver: a card must be there, its UUID must not be another one,
 and an instance must have its access file (/proc/driver/nvidia/capabilities). What does not fit is
 left out, and said once.
+
+Half of a node's cards at most are out of service on its word alone: a faulty one cannot take a node
+down (docs/quarantine.md).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gpulock.daemon.core.journal import DaemonJournal
-from gpulock.daemon.reconcile.exporter_limit import (
-    QUARANTINE_LIMIT_REACHED,
-    cards_out_by_exporter,
-    may_quarantine_card,
-)
-from gpulock.daemon.reconcile.reconcile import DriverCard, ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, DriverCard, ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import INVENTORY_LINE, driver_mig_instances
+from gpulock.node.devices import INVENTORY_LINE, Device, card_bus_id, driver_mig_instances
 from gpulock.store import atomic, kv, quarantine
+from gpulock.store.quarantine import POLICY
 
 INVENTORY_FILE: Final = "inventory"  # in LOCK_DIR, and in the exporter's folder
 LIMIT = 1 << 16  # bytes: what a claim reads
@@ -38,6 +36,12 @@ ENTRY: Final = re.compile(
     rf"|link\.(?P<from>{_BUS})\.(?P<to>{_BUS})=[0-9]{{1,8}}"
 )
 MOST = 20  # things that are wrong; the rest is not told
+# in a note, by the exporter alone; an XID by the kernel: a driver, or a job, may bring about one of
+# every card
+EXPORTER_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
+QUARANTINE_LIMIT_REACHED: Final = (
+    "more than half of this node is told to be faulty: check it, or quarantine by hand"
+)
 
 
 class CheckedInventory(NamedTuple):
@@ -140,6 +144,40 @@ def read_cards_out(node: Node, cards: Mapping[str, DriverCard]) -> frozenset[str
 def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
     """Return the inventory as it is published."""
     return f"{INVENTORY_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(pairs.items())])}"
+
+
+def note_set_by_exporter(note: Mapping[str, str]) -> bool:
+    """Return whether a device is out for what an exporter said."""
+    reasons = note.get("reason", "").split("; ")
+    return note.get("by") == POLICY and any(
+        word.partition(":")[0] in EXPORTER_CAUSES for word in reasons
+    )
+
+
+def cards_out_by_exporter(
+    notes: Mapping[str, Mapping[str, str]], found: Iterable[Device]
+) -> set[str]:
+    """Return the bus ids of what is out of service for what an exporter said: by notes, or MIG."""
+    out = {card_bus_id(name) for name, note in notes.items() if note_set_by_exporter(note)}
+    return out | {device.bus for device in found if device.withheld}
+
+
+def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:
+    """Return whether a card may go out too: half of a node's `cards` at most, of one that one."""
+    return bus in out or len(out) < max(1, cards // 2)
+
+
+def limit_exporter_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
+    """Return the cards that may be out of service on the exporter's word alone.
+
+    It may be mad, or somebody else's by now: half of a node's `cards` at most are `out` for what it
+    says, of which `found` are to be the next, in their order; the rest stays in service.
+    """
+    allowed = {card_bus_id(name) for name in out}
+    for name in found:
+        if may_quarantine_card(card_bus_id(name), allowed, cards):
+            allowed.add(card_bus_id(name))
+    return allowed
 
 
 class InventoryPublisher(Chore):

@@ -88,6 +88,25 @@ class ReconcileReport:
     processes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
+class Chore:
+    """Something to be done after each reconcile; it may fail, and must not wait.
+
+    A chore that has work between the reconciles sets `due` to when that goes on; infinity: never.
+    """
+
+    due: float = float("inf")
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Do it after a reconcile."""
+        raise NotImplementedError
+
+    def run_due(self, now: float) -> None:
+        """Go on with it between the reconciles."""
+
+    def close(self) -> None:
+        """Let go of what runs: the daemon ends."""
+
+
 def reconcile_locks(
     node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False
 ) -> ReconcileReport:

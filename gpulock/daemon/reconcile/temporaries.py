@@ -11,8 +11,7 @@ import re
 from contextlib import suppress
 from typing import Final
 
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.node.context import Node
 from gpulock.store import atomic
 

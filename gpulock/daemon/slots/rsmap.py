@@ -18,8 +18,7 @@ from typing import Final
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.core.sge_client import ask_qmaster
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.sge import card_map, sensor

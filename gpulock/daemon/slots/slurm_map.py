@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram

@@ -19,9 +19,7 @@ from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
-from gpulock.daemon.reconcile import schedule
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.daemon.serve_policy import (
     ServePolicy,
     scheduler_from_processes,
@@ -112,8 +110,8 @@ class Field:
 
 @pytest.fixture
 def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
-    monkeypatch.setattr(schedule, "SETTLING", 0.0)
-    monkeypatch.setattr(schedule, "SPACING", 0.0)
+    monkeypatch.setattr(main_loop, "SETTLING", 0.0)
+    monkeypatch.setattr(main_loop, "SPACING", 0.0)
     made = Field(tmp_path)
     yield made
     signal.set_wakeup_fd(-1)

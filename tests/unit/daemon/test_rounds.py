@@ -12,8 +12,7 @@ import pytest
 from gpulock.daemon import rounds
 from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
-from gpulock.daemon.reconcile.reconcile import DaemonNode, ReconcileReport
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
 from gpulock.daemon.rounds import Rounds, needs_recheck
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node

@@ -30,14 +30,13 @@ from gpulock.daemon.history.record import (
     use_over_time,
 )
 from gpulock.daemon.idle.policy import IdlePolicy, claim_idle_seconds
-from gpulock.daemon.reconcile.exporter_limit import note_set_by_exporter
 from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
     format_inventory,
+    note_set_by_exporter,
 )
-from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
-from gpulock.daemon.reconcile.schedule import Chore
+from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, DriverCard, reconcile_locks
 from gpulock.errors import BUSY, Refusal
 from gpulock.node import sample
 from gpulock.node.devices import Device, apply_nvml_inventory, nvlink_counts

@@ -14,7 +14,7 @@ from gpulock.daemon.health.recovery import (
     is_end_known,
     was_card_restarted,
 )
-from gpulock.daemon.reconcile.exporter_limit import limit_exporter_quarantine
+from gpulock.daemon.reconcile.inventory_file import limit_exporter_quarantine
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}

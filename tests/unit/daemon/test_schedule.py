@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.daemon.reconcile.schedule import FIRST, SETTLING, SPACING, ReconcileSchedule
+from gpulock.daemon.main_loop import FIRST, SETTLING, SPACING, ReconcileSchedule
 from gpulock.store.verdicts import PERIOD
 
 

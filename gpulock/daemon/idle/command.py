@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpulock.daemon.core.sge_client import client_folders, sge_environment
+from gpulock.daemon.reconcile.report_messages import describe_lock_owner
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 
@@ -37,14 +38,10 @@ class IdleClaim(NamedTuple):
     seconds: float
     alive: bool
 
-    def describe_holder(self) -> str:
-        """Return how people name the holder."""
-        job = "" if self.owner.scheduler == "process" else "job "
-        return f"{job}{self.owner.job()} of {self.owner.user or self.owner.uid}"
-
-    def describe_idle(self) -> str:
-        """Return what it holds, and for how long in vain."""
-        return f"{','.join(self.devices)} idle for {self.seconds:.0f} observed seconds"
+    def describe(self) -> str:
+        """Return what idles, of whom, and for how long."""
+        what = f"{','.join(self.devices)}{describe_lock_owner(self.owner)}"
+        return f"{what} idle for {self.seconds:.0f} observed seconds"
 
 
 class IdleCommand:

@@ -89,8 +89,7 @@ class IdlePolicy(Chore):
             return
         if settings.idle_warn and token not in self._warned:
             if idler.seconds >= settings.idle_warn:
-                what = f"{idler.describe_holder()} holds {idler.describe_idle()}"
-                self._say_once(token, WARN, what)
+                self._say_once(token, WARN, idler.describe())
                 if settings.idle_command:
                     self._queue[WARN].append(idler)
                 else:
@@ -129,7 +128,7 @@ class IdlePolicy(Chore):
             self._say_once(token, fault, f"{fault}: it is run again every minute")
         else:
             self._next_kill[token] = float("inf")
-            self._say(f"{claim.describe_holder()} held {claim.describe_idle()}: IDLE_COMMAND kill")
+            self._say(f"{claim.describe()}: IDLE_COMMAND kill")
 
     def _say_once(self, token: str, key: str, line: str) -> None:
         if (token, key) not in self._said:

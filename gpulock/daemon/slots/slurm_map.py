@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
@@ -30,12 +30,7 @@ LENGTH: Final = 400  # characters of an answer
 HINT: Final = "run gpulock install slurm on this node"
 
 
-class MapAnswer(NamedTuple):
-    """What was seen of slurm.conf and the cards, and what a comparison wrote or why it failed."""
-
-    seen: tuple[object, ...]
-    written: str = ""
-    fault: str = ""
+Seen = tuple[object, ...]  # of slurm.conf and the cards
 
 
 class SlurmMapRenewal(Chore):
@@ -43,10 +38,10 @@ class SlurmMapRenewal(Chore):
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self.asking: BackgroundCall[MapAnswer] | None = None
+        self.asking: BackgroundCall[tuple[Seen, str]] | None = None
         self._settings: Settings | None = None
         self._cards: frozenset[str] = frozenset()
-        self._compared: tuple[object, ...] = ()
+        self._compared: Seen = ()
         self._next = 0.0
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -67,38 +62,36 @@ class SlurmMapRenewal(Chore):
         if self.asking is not None:
             if not self.asking.wait(0.0):
                 return
-            asked, self.asking = self.asking, None
+            asked, self.asking, fault = self.asking, None, ""
             self._next = now + AGAIN  # also where the answer is an exception nobody foresaw
-            answer = asked.answer()
-            self._compared = self._compared if answer.fault else answer.seen
-            self._next = self._next if answer.fault else now
-            if answer.written:
-                self._journal.say(NOTICE, f"{gres_map.NAME}: {answer.written}")
-            fault = f"{gres_map.NAME} is not renewed: {answer.fault}"
-            self._journal.log_state("slurm map", fault if answer.fault else "")
+            try:
+                self._compared, written = asked.answer()
+                self._next = now
+                if written:
+                    self._journal.say(NOTICE, f"{gres_map.NAME}: {written}")
+            except (Refusal, OSError) as why:  # no descriptor or no process for the program
+                refused = f"{why.why}; {why.do}" if isinstance(why, Refusal) else str(why)
+                fault = f"{gres_map.NAME} is not renewed: {refused}"
+            self._journal.log_state("slurm map", fault)
         if now >= self._next and self._cards:
             cards, compared = self._cards, self._compared
             self.asking = BackgroundCall(lambda: compare_map(settings, cards, compared))
 
 
-def compare_map(
-    settings: Settings, cards: frozenset[str], compared: tuple[object, ...]
-) -> MapAnswer:
-    """Have the map compared where something changed since; a fault is part of the answer."""
-    try:
-        pairs = gres_map.read_map_pairs(settings.state_dir)
-        path = pairs.get(gres_map.GRES_CONF, "")
-        beside = f"{os.path.dirname(path)}/slurm.conf"
-        conf = gres_map.gres_conf_version(beside)  # its Gres= sorts slurmd's list
-        seen = (conf, cards)
-        known = compared or (conf, frozenset(gres_map.map_positions(pairs).values()))
-        if seen == known and not gres_map.is_gres_conf_changed(pairs):
-            return MapAnswer(seen)
-        return MapAnswer(seen, renew_map(settings, seen != known))
-    except Refusal as refusal:
-        return MapAnswer((), fault=f"{refusal.why}; {refusal.do}")
-    except OSError as fault:  # no descriptor or no process is left for the program
-        return MapAnswer((), fault=str(fault))
+def compare_map(settings: Settings, cards: frozenset[str], compared: Seen) -> tuple[Seen, str]:
+    """Have the map compared where something changed since; return what was seen, and written.
+
+    Raises Refusal or OSError.
+    """
+    pairs = gres_map.read_map_pairs(settings.state_dir)
+    path = pairs.get(gres_map.GRES_CONF, "")
+    beside = f"{os.path.dirname(path)}/slurm.conf"
+    conf = gres_map.gres_conf_version(beside)  # its Gres= sorts slurmd's list
+    seen = (conf, cards)
+    known = compared or (conf, frozenset(gres_map.map_positions(pairs).values()))
+    if seen == known and not gres_map.is_gres_conf_changed(pairs):
+        return seen, ""
+    return seen, renew_map(settings, seen != known)
 
 
 def renew_map(settings: Settings, ask: bool) -> str:

@@ -14,9 +14,9 @@ nothing. A killed daemon leaves a note, or none; the next round goes on from the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
 from gpulock.daemon.health import findings, recovery
@@ -61,17 +61,16 @@ CHECK_SPACING: Final = 10.0  # seconds between two clean checks that count
 SEE_LOG: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
-K = TypeVar("K", bound=Hashable)
 
 
-class LastingTimer(Generic[K]):
-    """For how long each of some things is so, by looks that are close to each other."""
+class LastingTimer:
+    """For how long devices have a cause against them, by looks that are close to each other."""
 
     def __init__(self) -> None:
-        self._seen: dict[K, tuple[float, float]] = {}  # seconds, and when that was seen last
+        self._seen: dict[tuple[str, str], tuple[float, float]] = {}  # seconds, and when last seen
 
-    def follow(self, keys: Iterable[K], now: float) -> dict[K, float]:
-        """Return for how many seconds each of all that are so now has been so."""
+    def follow(self, keys: Iterable[tuple[str, str]], now: float) -> dict[tuple[str, str], float]:
+        """Return for how many seconds each of all that stand now has stood, by device and cause."""
         before, self._seen = self._seen, {}
         for key in keys:
             seconds, last = before.get(key, (0.0, now))
@@ -89,8 +88,8 @@ class HealthPolicy(Chore):
         self._journal = journal
         self._clock = clock
         self._log = KernelLog()
-        self._losses = LastingTimer[tuple[str, str]]()
-        self._memory_use = LastingTimer[str]()
+        self._losses = LastingTimer()
+        self._memory_use = LastingTimer()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
         self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
@@ -142,8 +141,10 @@ class HealthPolicy(Chore):
             for name, seen in look.fresh.items()
             if seen.processes == 0 and look.is_free(name)
         }
-        used = [name for name, check in memory.items() if check.get(findings.MEMORY_CHECK)]
-        for name, seconds in self._memory_use.follow(used, look.now).items():
+        used = [
+            (name, MEMORY) for name, check in memory.items() if check.get(findings.MEMORY_CHECK)
+        ]
+        for (name, _), seconds in self._memory_use.follow(used, look.now).items():
             if seconds < MEMORY_SECONDS:
                 del memory[name]
         for name, seen in look.fresh.items():

@@ -157,7 +157,6 @@ def build_history_record(
         "how": None if standing else how,
         "proof": proof,
         "held_seconds": round_to_milli(held),
-        "utilization": utilization(found),
         "energy_joules": total("energy_joules"),
         "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
         "last_busy": max(known("last_busy"), default=None),
@@ -197,7 +196,7 @@ def build_history_device(
     minor = owner.minor_of(part.device)  # N of its /dev/nvidiaN
     times = held, usage.pop("busy_seconds"), usage.pop("observed_seconds")
     held, busy, observed = [None if one is None else one / places for one in times]
-    fields = {
+    return {
         "id": card,
         "held_seconds": round_to_milli(held),
         "busy_seconds": round_to_milli(busy),
@@ -212,7 +211,6 @@ def build_history_device(
         "how": parse_release_reason(part.how)[0],
         **({"share": True, "places": owner.places or None} if share else {}),
     }
-    return {**fields, "utilization": utilization([fields])}
 
 
 def believed_usage(
@@ -260,14 +258,6 @@ def parse_release_reason(how: str) -> tuple[str, str]:
         if how.startswith(beginning):
             return word, one_line(how[len(beginning) :]) if beginning.endswith(" ") else ""
     return ("other" if how else "unknown"), one_line(how)
-
-
-def utilization(devices: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of the observed time at work, None where nothing was observed."""
-    counted = [one for one in devices if one["busy_seconds"] is not None]
-    observed = sum(one["observed_seconds"] for one in counted)
-    busy = sum(one["busy_seconds"] for one in counted)
-    return round(min(1.0, busy / observed), 4) if observed > 0 else None
 
 
 def round_to_milli(value: float | None) -> float | None:

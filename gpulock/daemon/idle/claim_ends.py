@@ -90,15 +90,9 @@ class ClaimEnds(Chore):
 
 def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]:
     """Return the claims of users that have an end, by token."""
-    return {
-        one.lock.owner.token: one.lock.owner
-        for one in report.outcomes
-        if one.act == HELD
-        and one.lock.owner
-        and one.lock.owner.until
-        and one.lock.owner.scheduler == "process"
-        and one.lock.owner.boot_id == node.boot_id
-    }
+    held = [one.lock.owner for one in report.outcomes if one.act == HELD]
+    users = [one for one in held if one and one.scheduler == "process" and one.until]
+    return {one.token: one for one in users if one.boot_id == node.boot_id}
 
 
 def name_devices(record: Owner) -> str:

@@ -68,8 +68,8 @@ def test_a_jobs_report_has_the_numbers_that_its_gpus_were_made_to_have(site: Sit
         assert held >= SECONDS - 1
         assert held == pytest.approx(after["released_at"] - after["claimed_at"], abs=1)
         assert first["observed_seconds"] >= 0.8 * held
-        assert first["utilization"] == pytest.approx(0.75, abs=0.06)
-        assert (second["utilization"], second["last_busy"]) == (0.0, None)
+        assert first["busy_seconds"] / first["observed_seconds"] == pytest.approx(0.75, abs=0.06)
+        assert (second["busy_seconds"], second["last_busy"]) == (0.0, None)
         assert first["memory_peak_bytes"] == pytest.approx(3 * GIB, rel=0.01)
         assert first["energy_joules"] == pytest.approx(WATTS * first["observed_seconds"], rel=0.15)
         assert (after["how"], after["user"], after["node"]) == ("epilog", site.alice, site.node)

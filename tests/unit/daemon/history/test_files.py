@@ -35,12 +35,11 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     assert found["held_seconds"] == pytest.approx(100, abs=1)
     assert found["gpu_seconds"] == pytest.approx(200, abs=2)
     assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 160.0)
-    assert found["utilization"] == 0.25
     assert (found["energy_joules"], found["memory_peak_bytes"]) == (10000.0, 3 * GIB)
     assert found["last_busy"] == pytest.approx(own.claimed_at + 95, abs=0.01)
     first, second = found["devices"]
     assert (first["id"], first["uuid"], first["minor"], first["index"]) == (bus(0), "GPU-0", 0, 0)
-    assert (first["utilization"], second["utilization"], second["last_busy"]) == (0.5, 0.0, None)
+    assert (first["busy_seconds"], second["busy_seconds"], second["last_busy"]) == (40.0, 0.0, None)
     assert first["memory_bytes"] == 80 * GIB
     assert found["shapes"][bus(0)] == {"width": 2.0, "use": [500] * 40}
     assert site.waiting() == []
@@ -50,11 +49,7 @@ def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: E
     site.claim(0)
     site.write()
     (found,) = site.lines()
-    assert (found["busy_seconds"], found["observed_seconds"], found["utilization"]) == (
-        None,
-        0,
-        None,
-    )
+    assert (found["busy_seconds"], found["observed_seconds"]) == (None, 0)
     assert found["energy_joules"] is None and found["shapes"] == {}
 
 
@@ -103,8 +98,8 @@ def test_nobody_waits_for_an_exporter_that_never_says_its_last_word(
 @pytest.mark.parametrize(
     ("fields", "key", "value"),
     [
-        ({"observed": 1e9, "busy": 1e9}, "utilization", 1.0),
-        ({"busy": 1e300}, "utilization", 1.0),
+        ({"observed": 1e9, "busy": 1e9}, "busy_seconds", 100),
+        ({"busy": 1e300}, "busy_seconds", 80),
         ({"energy": 1e15}, "energy_joules", None),
         ({"memory_peak": 81 * GIB}, "memory_peak_bytes", None),
         ({"memory_peak": "9" * 4000}, "memory_peak_bytes", None),

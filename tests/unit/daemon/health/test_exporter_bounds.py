@@ -7,6 +7,7 @@ The exporter here is its user's: each word of its files is hostile (docs/quarant
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,33 +111,41 @@ def node(tmp_path: Path) -> Hostile:
     return Hostile(tmp_path)
 
 
-def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Hostile) -> None:
+def split(node: Hostile, cards: int) -> None:
     node.turn()
-    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
+    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(cards)])
     node.turn(4)
+
+
+def fail(node: Hostile, cards: int) -> None:
+    for number in range(CARDS - cards, CARDS):
+        node.log_xid(number)
+    node.round(3)
+
+
+def fill(node: Hostile, cards: int) -> None:
+    for number in range(cards):
+        node.tell(number, f"memory_used={300 * MIB}")
+    node.round(9)
+
+
+@pytest.mark.parametrize(
+    "acts", [((split, 3), (fail, 5)), ((fail, CARDS), (split, CARDS)), ((fill, CARDS),)]
+)
+def test_mig_mode_faults_and_memory_are_one_half_together(
+    node: Hostile, acts: tuple[tuple[Callable[[Hostile, int], None], int], ...]
+) -> None:
+    for act, cards in acts:
+        act(node, cards)
+    assert node.usable() == CARDS // 2
+    assert [line for line in node.said() if "more than half of this node" in line]
+
+
+def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Hostile) -> None:
+    split(node, CARDS)
     assert node.out() == [], "no card is quarantined: the driver shows each"
     assert node.usable() == CARDS // 2
     assert states.MISSING not in node.states()
-
-
-def test_mig_mode_and_faults_are_one_half_together(node: Hostile) -> None:
-    node.turn()
-    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(3)])
-    node.turn()
-    for number in range(3, CARDS):
-        node.log_xid(number)
-    node.round(3)
-    assert node.usable() == CARDS // 2
-    assert len([line for line in node.said() if "stays in service" in line]) >= CARDS // 2 - 3
-
-
-def test_faults_first_leave_mig_mode_nothing(node: Hostile) -> None:
-    for number in range(CARDS):
-        node.log_xid(number)
-    node.round(3)
-    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
-    node.turn(4)
-    assert node.usable() == CARDS // 2
 
 
 def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -> None:
@@ -172,13 +181,6 @@ def test_an_instance_has_no_uuid_of_another(node: Hostile) -> None:
     devices = {device.id: device.uuid for device in node.node().devices() if device.uuid}
     assert len(set(devices.values())) == len(devices)
     assert devices[f"{bus(0)}.gi2.ci0"] == "MIG-2"
-
-
-def test_memory_that_stays_in_use_everywhere_leaves_half_of_the_node(node: Hostile) -> None:
-    for number in range(CARDS):
-        node.tell(number, f"memory_used={300 * MIB}")
-    node.round(9)
-    assert node.usable() == CARDS // 2
 
 
 @pytest.mark.parametrize(

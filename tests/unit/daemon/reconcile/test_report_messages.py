@@ -69,6 +69,8 @@ def changed(found: ReconcileReport, **changes: object) -> ReconcileReport:
     return found
 
 
+EIO = Device(bus(0), 0)
+EIO.fault = "its information cannot be read: EIO"
 OPEN = f"process 7 has {bus(0)} open"
 
 
@@ -83,6 +85,7 @@ OPEN = f"process 7 has {bus(0)} open"
         ),
         (report(gpus=3), 4, ["4 GPUs expected (EXPECTED_GPUS=), 3 are there"]),
         (report(gpus=3), 0, []),
+        (changed(report(), devices=[EIO]), 1, [f"GPU {bus(0)}: {EIO.fault}"]),
         (changed(report(gpus=0), driver="no NVIDIA driver"), 4, ["no NVIDIA driver"]),
         (
             report(outcome(3, HELD, ALIVE, "its shepherd 500 runs"), gpus=3),
@@ -95,13 +98,6 @@ def test_each_thing_that_lasts_is_one_line(
     found: ReconcileReport, expected: int, lines: list[str]
 ) -> None:
     assert [*lasting_problem_messages(found, expected).values()] == lines
-
-
-def test_a_card_that_cannot_be_read_is_told() -> None:
-    found = report()
-    found.devices[2].fault = "its information cannot be read: EIO"
-    (line,) = lasting_problem_messages(found, 4).values()
-    assert line == f"GPU {bus(2)}: {found.devices[2].fault}"
 
 
 def test_the_summary_counts() -> None:

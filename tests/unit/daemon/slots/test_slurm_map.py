@@ -152,29 +152,23 @@ def test_a_map_that_is_broken_ends_no_daemon(compared: Compared) -> None:
     assert "not renewed" in compared.journal.said()[0]
 
 
-def test_a_comparison_without_a_descriptor_is_tried_again(
-    compared: Compared, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_a_comparison_that_cannot_be_started_is_tried_again(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch, *, foreseen: bool
 ) -> None:
+    """Without a descriptor, or after an exception that each of the next rounds would raise."""
     compared.round()
     compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
     with monkeypatch.context() as patch:
-        patch.setattr(slurm_map, "renew_map", RENEW_MAP)
-        fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
-        compared.later()
-    assert "Too many open files" in compared.journal.said()[0]
-    assert compared.later(AGAIN) == [False]
-
-
-def test_a_comparison_goes_on_after_an_exception_nobody_foresaw(
-    compared: Compared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rounds tell of it once; each of the next would raise it again."""
-    compared.round()
-    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(slurm_map, "renew_map", raising(RuntimeError("can't start new thread")))
-        with pytest.raises(RuntimeError):
+        if foreseen:
+            patch.setattr(slurm_map, "renew_map", RENEW_MAP)
+            fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
             compared.later()
+            assert "Too many open files" in compared.journal.said()[0]
+        else:
+            patch.setattr(slurm_map, "renew_map", raising(RuntimeError("can't start new thread")))
+            with pytest.raises(RuntimeError):
+                compared.later()
     assert compared.later() == []
     assert compared.later(AGAIN) == [False]
 

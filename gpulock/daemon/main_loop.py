@@ -102,7 +102,7 @@ class GpulockDaemon:
                 self.rounds.run_due(clock_boottime())
             if self._server.clients and not self._signals.ending:
                 self._server.run_due(clock_boottime())
-        self._notify.stopping()
+        self._notify.send("STOPPING=1", "STATUS=stopping")
         self._close()
 
     def reconcile_due(self) -> float:
@@ -140,7 +140,7 @@ class GpulockDaemon:
         self._journal.log_state("watch", slow if self._watch.fault else "")
         if self.rounds.summary != self._status:
             self._status = self.rounds.summary
-            self._notify.status(self._status)
+            self._notify.send(f"STATUS={self._status}")
         if not self._why_closed:
             self._users_first_until = 2 * clock_boottime() - begun
 

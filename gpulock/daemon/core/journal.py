@@ -119,25 +119,18 @@ class SystemdNotifier:
         flags = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         try:
             with socket.socket(socket.AF_UNIX, flags) as to:
-                to.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+                text = "\n".join(line[:STATUS_LENGTH] for line in lines)
+                to.sendto(text.encode("utf-8", "replace"), self._address)
         except OSError:
             return
 
     def ready(self, status: str) -> None:
         """Say that the start, or a reload, is over."""
-        self.send("READY=1", f"STATUS={status[:STATUS_LENGTH]}")
-
-    def status(self, text: str) -> None:
-        """Say in one line how things stand."""
-        self.send(f"STATUS={text[:STATUS_LENGTH]}")
+        self.send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
         """Say that the settings are being read again; systemd 253 wants to know since when."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-    def stopping(self) -> None:
-        """Say that the end has begun."""
-        self.send("STOPPING=1", "STATUS=stopping")
 
     def alive(self, now: float) -> None:
         """Ping the watchdog at `now` (seconds)."""

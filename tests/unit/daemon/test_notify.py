@@ -51,8 +51,8 @@ def test_an_abstract_address_is_understood() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
         listening.setblocking(False)
-        SystemdNotifier(f"@{name}").stopping()
-        assert heard(listening) == ["STOPPING=1\nSTATUS=stopping"]
+        SystemdNotifier(f"@{name}").ready("well")
+        assert heard(listening) == ["READY=1\nSTATUS=well"]
 
 
 def test_a_manager_that_does_not_listen_stops_nobody(tmp_path: Path) -> None:

@@ -168,14 +168,14 @@ class HealthPolicy(Chore):
         self._journal.log_changes("checks", failed)
 
     def _name_suspects(
-        self, node: Node, report: ReconcileReport, told: Sample | None, cards: NodeCards
+        self, node: Node, report: ReconcileReport, sample: Sample | None, cards: NodeCards
     ) -> None:
         """Name the cards that claims take last; without the exporter's word the last one stands."""
-        if told is None:
+        if sample is None:
             return
         lost = {
             bus: why[:LONGEST_WORDS]
-            for bus, why in findings.read_lost_cards(told, report.devices).items()
+            for bus, why in findings.read_lost_cards(sample, report.devices).items()
             if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
         }
         lines = {
@@ -220,14 +220,14 @@ class HealthPolicy(Chore):
         self, look: HealthSnapshot, news: list[HealthFinding], out: QuarantineNotes
     ) -> dict[str, str]:
         """Put out the devices that something new speaks against; return what could not be done."""
-        advice = [o.device for o in news if o.cause in EXPORTER_CAUSES and o.device not in out]
+        new = [o.device for o in news if o.cause in EXPORTER_CAUSES and o.device not in out]
         already = cards_out_by_exporter(out, look.devices)
-        allowed = limit_exporter_quarantine(advice, already, look.count_cards())
+        allowed = limit_exporter_quarantine(new, already, look.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in news}):
             reasons = [one for one in news if one.device == name]
-            told = any(one.cause in EXPORTER_CAUSES for one in reasons)
-            if told and not {name, card_bus_id(name)} & {*allowed, *out}:
+            advised = any(one.cause in EXPORTER_CAUSES for one in reasons)
+            if advised and not {name, card_bus_id(name)} & {*allowed, *out}:
                 words = ", ".join(one.words for one in reasons)
                 failed[f"cap {name}"] = (
                     f"{name} stays in service, though: {words}; {QUARANTINE_LIMIT_REACHED}"
@@ -277,12 +277,12 @@ class HealthPolicy(Chore):
         """
         failed: dict[str, str] = {}
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
-        told = [one.device for one in against if one.cause in EXPORTER_CAUSES]
-        kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in told)]
+        advised = [one.device for one in against if one.cause in EXPORTER_CAUSES]
+        kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in advised)]
         already = cards_out_by_exporter(ours, look.devices)
-        heard = limit_exporter_quarantine(kept, already, look.count_cards())
+        may_stay_out = limit_exporter_quarantine(kept, already, look.count_cards())
         for name, note in ours.items():
-            believed = card_bus_id(name) in heard
+            believed = card_bus_id(name) in may_stay_out
             if not look.is_shown(name) or any(
                 lock_ids_overlap(one.device, name)
                 for one in against

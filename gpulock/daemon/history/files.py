@@ -64,8 +64,10 @@ def append_history_lines(path: str, lines: bytes) -> None:
     """
     fd = os.open(path, _APPEND, 0o644)
     try:
-        size = end_of_lines(fd, os.fstat(fd).st_size)
-        os.ftruncate(fd, size)
+        length = os.fstat(fd).st_size
+        size = end_of_lines(fd, length)
+        if size < length:
+            os.ftruncate(fd, size)
         try:
             atomic.write_descriptor(fd, lines)
             os.fsync(fd)

@@ -106,7 +106,7 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     found: set[str] = set()
     last_two = list_months(folder)[-2:]
     for name in sorted({*last_two, *list_months(folder, oldest)}):
-        with open(f"{folder}/{name}", "rb", buffering=CHUNK) as file:
+        with os.fdopen(os.open(f"{folder}/{name}", atomic.OPEN_READ), "rb", CHUNK) as file:
             there = {
                 head["token"]
                 for line in iter_history_lines(file)

@@ -16,7 +16,7 @@ TESTS = ROOT / "tests"
 # What an ignored SIGINT broke: each starts a program and interrupts it, or lets a terminal do it.
 INTERRUPTED = (
     "tests/unit/demo/test_demo.py::test_the_demo_cleans_up_when_it_is_stopped",
-    "tests/unit/cli/test_watch.py::test_it_redraws_at_once_in_a_window_of_another_size_until_ctrl_c",
+    "tests/unit/cli/test_watch.py::test_it_draws_frame_over_frame_on_a_terminal_until_ctrl_c",
 )
 
 

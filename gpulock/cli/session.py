@@ -8,7 +8,6 @@ import pwd
 import re
 import shlex
 import sys
-from collections.abc import Iterable
 
 import click
 
@@ -34,11 +33,6 @@ def name_config(text: str) -> str:
         return text
     given = f"gpulock --config {shlex.quote(session.config)} "
     return re.sub(rf"\bgpulock (?=({'|'.join(NAMES)})\b)", lambda _: given, text)
-
-
-def name_config_in_facts(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return lines of label and text whose commands have the --config that was given."""
-    return [(label, name_config(text)) for label, text in facts]
 
 
 class CommandRefusedError(click.ClickException):

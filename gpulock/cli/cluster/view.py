@@ -89,7 +89,9 @@ def build_cluster_nodes(answers: Sequence[Sequence[Series]]) -> list[ClusterNode
             device.model = f"{short_model(one.labels.get('name', ''))} {profile}".strip()
     for one in down:
         nodes.setdefault(node_name(one), ClusterNode(node_name(one), up=False))
-    return sorted(nodes.values(), key=lambda node: natural_sort_key(node.name))
+    # `gpu9` before `gpu10`
+    natural = {name: re.sub("[0-9]+", lambda number: number[0].zfill(9), name) for name in nodes}
+    return sorted(nodes.values(), key=lambda node: natural[node.name])
 
 
 def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
@@ -120,11 +122,6 @@ def add_node_series(nodes: dict[str, ClusterNode], one: Series) -> None:
 def node_name(one: Series) -> str:
     """Return the host of an exporter at the usual port, of another its target."""
     return one.labels.get("instance", "").removesuffix(PORT)
-
-
-def natural_sort_key(name: str) -> str:
-    """Return what sorts `gpu9` before `gpu10`."""
-    return re.sub("[0-9]+", lambda found: found[0].zfill(9), name)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from gpulock.cli.session import (
     CommandRefusedError,
     Session,
     name_config,
-    name_config_in_facts,
     owns_lock_dir,
     parse_duration_option,
 )
@@ -167,6 +166,6 @@ def format_status_lines(
         words = [f"{name}: {free} of {places} free" for name, places, free in names]
         result += table.render_facts([("shares", ", ".join(words))], width)
     if len(shown) == len(rows) and not idle:
-        facts = name_config_in_facts(list_attention_facts(view, rows))
-        result += table.render_facts(facts, width)
+        facts = list_attention_facts(view, rows)
+        result += table.render_facts([(label, name_config(text)) for label, text in facts], width)
     return result

@@ -20,7 +20,6 @@ from gpulock.cli.select import (
 from gpulock.cli.session import (
     Session,
     name_config,
-    name_config_in_facts,
     owns_lock_dir,
 )
 from gpulock.cli.status.attention import REQUEST, list_next_steps, list_queue_facts
@@ -161,7 +160,8 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
 
 def format_answer(head: str, facts: FactList, width: int) -> list[str]:
     """Return the lines of an answer: what it is of, and below it what is known."""
-    return [head, *table.render_facts(name_config_in_facts(facts), width)]
+    named = [(label, name_config(text)) for label, text in facts]
+    return [head, *table.render_facts(named, width)]
 
 
 def explain_job_claims(sight: ProcessView, held: list[Lock], width: int) -> list[str]:

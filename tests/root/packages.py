@@ -41,7 +41,7 @@ _IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools",
 _CONTAINERS = ("charliecloud-runtime", "podman", "runc")
 _LABS = (
     *("apt", "dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm"),
-    "tmux",
+    *("docker.io", "tmux"),
 )
 _NVML = ("slurm-wlm-nvml-plugin",)
 _APPTAINER = (

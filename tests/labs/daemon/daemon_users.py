@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -207,6 +208,41 @@ def hostile(site: Site, _: int) -> None:
     said(holder)
 
 
+DOCKERD = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs")
+BOX = "/usr/bin/busybox"
+AS_ITS_USER = (f"--user={FIRST_UID}", "-eGPULOCK_CLAIM")
+
+
+def docker(site: Site, _: int) -> None:
+    """A container, which is the daemon's, keeps a claim as its user and with its token alone."""
+    docker = ["docker", "-H", f"unix://{site.root}/docker.sock"]
+    places = [f"--{name}={site.root}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+    with (site.root / "dockerd.log").open("wb") as log:
+        daemon = subprocess.Popen(["dockerd", *docker[1:], *DOCKERD, *places], stderr=log)
+    version = [*docker, "version"]
+    wait_until(
+        lambda: subprocess.run(version, capture_output=True, check=False).returncode == 0,
+        why=lambda: f"docker to answer\n{(site.root / 'dockerd.log').read_text()}",
+    )
+    (site.root / "docker.sock").chmod(0o666)
+    pack = ["tar", "-C/", "-c", "--no-recursion", "usr", "usr/bin", BOX[1:]]
+    image = subprocess.run(pack, stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run([*docker, "import", "-", "box"], input=image, check=True)
+    for number, options in enumerate(((), AS_ITS_USER[:1], AS_ITS_USER[1:], AS_ITS_USER)):
+        name = f"box{number}"
+        run = [*docker, "run", "-d", "--network=none", f"--name={name}", *options]
+        call = site.gpulock(FIRST_UID, "run", "-n", "1", "--", *run, "box", BOX, "sleep", "9999")
+        text = said(call)
+        assert call.returncode == 0, text
+        reaped = said(site.gpulock(0, "reap"))
+        print(f"{options}: {reaped}")
+        assert len(site.locks()) == (1 if options == AS_ITS_USER else 0), options
+        subprocess.run([*docker, "rm", "-f", name], check=True)
+        wait_until(lambda: not site.locks(), why="the GPU to be free")
+    daemon.terminate()
+    wait_exit(daemon, why="dockerd to end")
+
+
 def is_small(pid: int) -> bool:
     """Return whether a call has become the program that waits."""
     return b"waiter.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -224,7 +260,10 @@ def read_pss(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("Pss:")).split()[1])
 
 
-STORIES = {"hall": hall, "hostile": hostile, "crowd": crowd, "order": order, "rights": rights}
+STORIES = {
+    **{"hall": hall, "hostile": hostile, "crowd": crowd},
+    **{"order": order, "rights": rights, "docker": docker},
+}
 
 
 def main(story: str, folder: str, number: str = "1") -> int:

@@ -51,6 +51,10 @@ def test_200_wait_at_once() -> None:
     told("hall", 0)
 
 
+def test_a_claim_follows_a_docker_container_that_has_its_user_and_token() -> None:
+    told("docker")
+
+
 @pytest.mark.attack
 def test_an_honest_user_is_served_beside_a_hostile_one() -> None:
     """Tried: calls that wait for ever, stopped, silent or many, and reserves of every GPU.

@@ -7,11 +7,6 @@ own, and is in the log with its proof and in the history once.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-from collections.abc import Generator
-from pathlib import Path
-
 import pytest
 
 from tests.labs.both.site import DAEMONISES, SLEEP, Site
@@ -59,41 +54,6 @@ def test_what_killed_supervisors_left_keeps_the_devices_until_its_last_process_i
             assert_held(daemon, claim, site.released)
             end([pid])
         witness.never_free_too_soon(assert_freed(daemon, claim, site.settled))
-
-
-def test_a_device_that_the_owner_has_open_elsewhere_is_freed_when_it_closes(
-    site: Site, daemon: Daemon
-) -> None:
-    """A process that left the job: its lock alone stays, and no claim gets the device."""
-    job, claim = begun(site, daemon)
-    second = claim.devices[1]
-    minor = site.gpus.locks(site.node)[second].minor_of(second)
-    device = site.gpus.drivers / site.node / "dev" / f"nvidia{minor}"
-    with stranger_with(device, site.gpus.cluster.users[site.alice].uid) as stranger:
-        site.leak(job)
-        with Witness(Claim(claim.folder, claim.token, claim.devices[1:]), [stranger.pid]) as seen:
-            for _ in range(2):
-                daemon.goes_round()
-                assert claim.locked() == claim.devices[1:], daemon.said()
-            assert f"but process {stranger.pid} has " in daemon.said()
-            assert daemon.history() == []
-            stranger.kill()
-            stranger.wait()
-            daemon.goes_round()
-            assert claim.locked() == (), daemon.said()
-            seen.never_free_too_soon(assert_over(daemon, claim, site.leaked))
-
-
-@contextlib.contextmanager
-def stranger_with(device: Path, uid: int) -> Generator[subprocess.Popen[bytes]]:
-    """Let a user's process of no job have a file open."""
-    with device.open() as stdin:
-        stranger = subprocess.Popen(["sleep", "600"], stdin=stdin, user=uid)
-    try:
-        yield stranger
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def test_the_end_of_a_job_wakes_gpulockd(site: Site) -> None:

@@ -14,7 +14,6 @@ from tests.labs.common.device_nodes import modes, opened
 from tests.labs.common.installed import SOAK
 from tests.labs.containers import job as container_job
 from tests.labs.containers.job import CDI, STARTS, WITH_DRIVER
-from tests.labs.daemon.daemon_lab import daemon_on
 from tests.support.pairs import zip_equal
 from tests.support.wait import wait_until
 
@@ -120,30 +119,6 @@ def test_what_killed_supervisors_leave_stays_confined_until_it_ends(
     any_site.cancel(job)
     go.touch()
     wait_until(lambda: any_site.reap() and not node.left(), why="the reaper to remove the rest")
-
-
-def test_a_gpulockd_that_is_killed_and_comes_back_opens_nothing(
-    any_site: Site, node: ConfinedNode
-) -> None:
-    go, until_go = any_site.waiting("go")
-    killed, until_killed = any_site.waiting("killed")
-    back, until_back = any_site.waiting("back")
-    first = f"{until_killed}{node.probe}\necho first over\n"
-    with daemon_on(any_site.gpus, any_site.node) as daemon:
-        job = any_site.start(1, f"{first}{until_back}{node.probe}\necho all over\n{until_go}")
-        own = any_site.device_nodes(job)
-        daemon.goes_round()
-        daemon.crash()
-        killed.touch()
-        any_site.wait_said(job, "first over")
-        daemon.restart()
-        daemon.goes_round()
-        back.touch()
-        for said in any_site.wait_said(job, "all over").split("first over"):
-            assert opened(said) == opens(any_site, own)
-        go.touch()
-        any_site.wait_over(job)
-    assert node.left() == []
 
 
 def test_many_jobs_in_a_row_leave_nothing_behind(any_site: Site, node: ConfinedNode) -> None:

@@ -96,20 +96,3 @@ def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site
         assert len(site.held(site.start(site.count))) == site.count
         said = daemon.said()
         assert said.count("is out of service") == said.count("is back in service") == 1, said
-
-
-def test_by_default_the_next_jobs_do_not_get_a_card_that_fell_off_the_bus(site: Site) -> None:
-    """The driver still lists it, so it looks free to whoever asks the driver alone."""
-    names = prepare(site)
-    place = site.gpus.cluster.path_in(site.node, PLACE)
-    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
-        told.lose(names[0])
-        log_xid(site, names[0])
-        wait_out(site, daemon, names[0])
-        for _ in range(2):
-            job = site.start(site.count - 1)
-            assert names[0] not in site.held(job)
-            site.end(job)
-        told.lose()
-        reload_driver(site)
-        wait_out(site, daemon)

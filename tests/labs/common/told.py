@@ -24,7 +24,6 @@ class Told:
     def __init__(self, folder: Path, names: list[str]) -> None:
         self._folder = folder
         self._facts = dict.fromkeys(names, "")
-        self._lost: tuple[str, ...] = ()
         self._over = threading.Event()
         self._turn = threading.Lock()  # else what was true before may be renamed over what is
 
@@ -32,12 +31,6 @@ class Told:
         """Tell this of a device from now on."""
         with self._turn:
             self._facts = {**self._facts, name: " ".join(pairs)}
-        self.write()
-
-    def lose(self, *names: str) -> None:
-        """Tell from now on that the driver does not answer for these cards."""
-        with self._turn:
-            self._lost = names
         self.write()
 
     def write(self) -> None:
@@ -52,7 +45,6 @@ class Told:
             f"device {name} looked={now} memory_used=0 processes=0 {facts}".rstrip()
             for name, facts in self._facts.items()
         ]
-        lines += [f"lost {name} {now} GPU is lost" for name in self._lost]
         beside = self._folder / ".sample"
         beside.write_text("\n".join([*head, f"looked={now}", *lines]) + "\n")
         os.rename(beside, self._folder / "sample")

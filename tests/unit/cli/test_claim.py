@@ -137,17 +137,6 @@ def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: S
         assert f"export {name}='{binds}'\n" in done.stdout
 
 
-def test_asking_again_gets_the_same_and_asking_for_other_is_refused(
-    site: Site, process: Process
-) -> None:
-    pid = str(process.pid)
-    first = site.call("claim", "-n", "2", "--pid", pid)
-    assert site.call("claim", "-n", "2", "--pid", pid).stdout == first.stdout
-    result = site.call("claim", "-n", "1", "--pid", pid)
-    assert result.exit_code == 1
-    assert f"pid {pid} holds GPU 0, 3 already" in result.stderr
-
-
 def test_a_process_that_is_gone_cannot_claim(site: Site) -> None:
     pid, _ = dead_process()
     result = site.call("claim", "-n", "1", "--pid", str(pid))

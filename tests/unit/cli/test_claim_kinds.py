@@ -47,7 +47,8 @@ def test_a_plain_claim_is_a_whole_card(split: Site) -> None:
 def test_a_model_is_claimed(two_models: Site) -> None:
     assert granted(two_models, "--model", "h200", "-n", "2") == ["2", "3"]
     assert granted(two_models, "--model", "H200", "-n", "2") == ["2", "3"], "the same again"
-    assert "holds GPU 2, 3 already" in refused(two_models, "--model", "a100*", "-n", "2")
+    for other in (("--model", "a100*", "-n", "2"), ("--model", "h200", "-n", "1")):
+        assert "holds GPU 2, 3 already" in refused(two_models, *other)
 
 
 def test_one_of_a_kind_is_claimed_without_a_number(split: Site) -> None:

@@ -197,12 +197,6 @@ def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:
         assert read_reservations(folder) == []
 
 
-def test_a_request_names_one_device(desk: Desk) -> None:
-    for devices in ((), (bus(0), bus(1))):
-        request = SocketRequest(RESERVE, 0, 0, devices=devices, seconds=60.0)
-        assert last(desk.ask(request)).why == "not understood: not one device"
-
-
 def test_a_claim_of_a_certain_device_waits_for_the_end_of_its_reserve(desk: Desk) -> None:
     reserve(desk, ALICE, 2, 1)
     request = SocketRequest(CLAIM, 901, 9, 1, devices=(bus(2),), wait=FOR_EVER)

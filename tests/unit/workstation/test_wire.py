@@ -40,6 +40,8 @@ def asked(*lines: str) -> bytes:
         asked("act=claim", "number=2", "devices=a,a"),
         asked("act=claim", "number=2", "devices=a"),
         asked("act=claim", "act=claim", "number=1"),
+        asked("act=reserve", "seconds=60"),
+        asked("act=reserve", "seconds=60", "devices=a,b"),
         asked("act=claim", "number=1", "device_kind=a100"),
         asked("act=claim", "number=1", "device_kind=share"),
         asked("act=claim", "number=1", "device_kind=any", "share=1"),

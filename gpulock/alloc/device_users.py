@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpulock.node.settings import Settings
 
 LONGEST = 5.0  # seconds for a whole look
-ONE_USER = 0.5  # seconds of it for the processes of one user, where it is at those of all
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 SEALED = "whose open files were not looked at before the gate"
@@ -102,9 +101,7 @@ class OpenFiles:
         for device in devices:
             self.add(device)
         self._mounts: "Mounts | None" = None
-        self._end = self._late = 0.0
-        self._spent: dict[int, float] = {}
-        self._missed = ""  # in the look at everybody's
+        self._late = 0.0
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
@@ -156,7 +153,7 @@ class OpenFiles:
         Where that look is not taken yet, both share their listings. One that may not be seen is
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
-        self._end = self._late = time.monotonic() + self.seconds
+        self._late = time.monotonic() + self.seconds
         scan, hidden, settled = self.scan, list[int](), False
         pids = [] if scan.complete else scan.list_new()
         pids = [*dict.fromkeys([*scan.seen, *pids])]  # a look at another user's may have begun it
@@ -173,7 +170,7 @@ class OpenFiles:
         if hidden:
             return f"the files of process {hidden[0]} cannot be seen"
         if (settled and not scan.restless) or (uid is not None and not scan.may_fork(uid)):
-            return self._missed
+            return ""
         return "processes came and went faster than their files could be read"
 
     def _fill_from(
@@ -181,19 +178,16 @@ class OpenFiles:
     ) -> tuple[bool, list[int]]:
         """Look at these processes; return whether each was seen to the end, and who hides.
 
-        Raises TimeoutError for one of user `uid` that has too many files open.
+        Raises TimeoutError for one that has too many files open.
         """
-        opened_by = self._opened_in_time if uid is None else self._opened_by
         settled, hidden = True, list[int]()
         for pid in pids:
             try:
-                for device in opened_by(pid, uid):
+                for device in self._opened_by(pid, uid):
                     found.setdefault(device, []).append(pid)
             except TimeoutError as fault:
                 why = f"process {pid} has more files open than can be looked at in time"
-                if uid is not None:
-                    raise TimeoutError(why) from fault
-                self._missed = why
+                raise TimeoutError(why) from fault
             except (FileNotFoundError, ProcessLookupError):
                 settled = False
             except (OSError, ValueError):
@@ -209,20 +203,6 @@ class OpenFiles:
             return self.scan.proc.finished(pid)
         except (OSError, ValueError):
             return False
-
-    def _opened_in_time(self, pid: int, uid: "int | None") -> set[str]:
-        """Return the devices that anybody's process has open; raise OSError.
-
-        In a look at everybody's no user takes more than a share of the time.
-        """
-        whose, begun = self._uid(pid), time.monotonic()
-        self._late = min(self._end, begun + ONE_USER - self._spent.get(whose, 0.0))
-        try:
-            if self._late <= begun:
-                raise TimeoutError
-            return self._opened_by(pid, uid)
-        finally:
-            self._spent[whose] = self._spent.get(whose, 0.0) + time.monotonic() - begun
 
     def _uid(self, pid: int) -> int:
         """Return the user of a process, of a subordinate uid its user; -1 of one that is gone."""

@@ -8,7 +8,7 @@ process that is not shown is not foreign: without proof it counts as not seen.
 import os
 
 from gpulock.alloc.process_scan import SYSTEM_UIDS, ProcessScan
-from gpulock.node.procfs import OVER, Proc, ProcessStatus
+from gpulock.node.procfs import OVER, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -144,11 +144,6 @@ def is_command_running_elsewhere(record: Owner, pid: int, tree: ProcessScan) -> 
     return not tree.descends(pid, (record.pid,))
 
 
-def is_system_process(status: ProcessStatus) -> bool:
-    """Return whether root or a system user runs a process."""
-    return all([uid < SYSTEM_UIDS for uid in status.uids[:3]])
-
-
 def is_service_process(pid: int, tree: ProcessScan, services: "Collection[str]") -> bool:
     """Return whether a process is an allowed service: a system user's, and from no job.
 
@@ -156,6 +151,6 @@ def is_service_process(pid: int, tree: ProcessScan, services: "Collection[str]")
     process cannot be seen.
     """
     status = tree.status(pid)
-    if not is_system_process(status) or status.name not in [name[:COMM] for name in services]:
+    if max(status.uids[:3]) >= SYSTEM_UIDS or status.name not in [s[:COMM] for s in services]:
         return False
     return not any([one.name in DAEMONS for one in tree.ancestry(pid).values()])

@@ -132,37 +132,6 @@ def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
     assert "process 700 has more files open" in left(fake, uid=OTHER)
 
 
-def test_a_look_at_everybody_gives_no_user_more_than_a_share(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid in (600, 601, 700):
-        fake.add(pid, uids=(OTHER if pid < 700 else OWNER,) * 4, fds=FULL)
-    monkeypatch.setattr(device_users, "ONE_USER", 0.0)
-    found, blind = openers(fake)
-    assert found == [] and "more files open than can be looked at in time" in blind
-    monkeypatch.setattr(device_users, "ONE_USER", 0.5)
-    real, asked, clock = os.listdir, set[str](), [100.0]
-
-    def slow(path: str) -> list[str]:
-        if path.endswith("/fd"):
-            asked.add(path.split("/")[-2])
-            clock[0] += 0.3
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", slow)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    fake.add(602, uids=(OTHER,) * 4, fds=FULL)
-    found, blind = openers(fake)
-    of_other = asked & {"600", "601", "602"}
-    assert 700 in found and len(of_other) == 2
-    assert "more files open than can be looked at in time" in blind
-
-
-def openers(fake: FakeProc) -> tuple[list[int], str]:
-    files = OpenFiles(ProcessScan(Proc(str(fake.root))), [full_device()], Settings({}))
-    return files.pids_with_open(DEVICE), files.blind
-
-
 class Restless(Proc):
     """A /proc in which a process of `uid` ends in each listing before it is read.
 

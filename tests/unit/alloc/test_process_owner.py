@@ -253,8 +253,8 @@ def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
     proc.add(10, uids=(999, 0, 0, 0))
     proc.add(11, uids=(1000, 0, 0, 0))
     tree = ProcessScan(Proc(str(proc.root)))
-    assert process_owner.is_system_process(tree.status(10))
-    assert not process_owner.is_system_process(tree.status(11))
+    assert process_owner.is_service_process(10, tree, ["sh"])
+    assert not process_owner.is_service_process(11, tree, ["sh"])
 
 
 @pytest.mark.parametrize("sid", [0, 300])

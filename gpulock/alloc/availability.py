@@ -6,7 +6,7 @@ Hot. The gate is held, but for `judge_ahead`.
 
 import os
 
-from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_devices, choose_unused_first
+from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_unused_first
 from gpulock.alloc.holders import (
     BACK_DO,
     ENDED_DO,
@@ -135,9 +135,7 @@ def pick_free_devices(
         from gpulock.alloc.kinds import choose_by_kind
 
         return choose_by_kind(free, want, node.links), out
-    if want.last:
-        return choose_unused_first(free, want.count, want.last, node.links), out
-    return choose_devices(free, want.count, node.links), out
+    return choose_unused_first(free, want.count, want.last, node.links), out
 
 
 def shortage_refusal(

@@ -150,8 +150,10 @@ def test_a_folder_goes_with_all_that_is_in_it_but_not_through_links(tmp_path: Pa
     folder = tmp_path / "lock"
     (folder / "anchors").mkdir(parents=True)
     (folder / "anchors/1.2").write_text("x")
-    (folder / "link").symlink_to(tmp_path / "keep")
+    for link in (folder / "link", tmp_path / "instead"):
+        link.symlink_to(tmp_path / "keep")
     atomic.remove_folder(str(folder))
+    atomic.remove_folder(str(tmp_path / "instead"))
     assert sorted(os.listdir(tmp_path)) == ["keep"]
     assert (tmp_path / "keep/file").read_text() == "x"
 
@@ -203,14 +205,3 @@ def test_a_file_that_says_it_is_empty_is_read_up_to_the_limit_as_well() -> None:
     with pytest.raises(OSError) as caught:
         atomic.read_file(path, 100)
     assert caught.value.errno == errno.EFBIG
-
-
-def test_a_link_in_the_place_of_a_folder_goes_and_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/file").touch()
-    for name in ("top", "folder/inner"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    atomic.remove_folder(str(tmp_path / "top"))
-    atomic.remove_folder(str(tmp_path / "folder"))
-    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["elsewhere", "file"]

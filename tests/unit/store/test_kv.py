@@ -53,10 +53,6 @@ def test_a_line_that_is_no_pair_is_malformed(text: str) -> None:
         kv.decode_pairs(text)
 
 
-def test_a_value_may_hold_equals_signs_and_be_empty() -> None:
-    assert kv.decode_pairs("a=b=c\nd=\n\n") == {"a": "b=c", "d": ""}
-
-
 @pytest.mark.parametrize("head", ["gpulock-owner 2", "gpulock-owner 1 ", "", "gpulock-owner 10"])
 def test_another_version_line_is_malformed(head: str) -> None:
     with pytest.raises(kv.MalformedError, match="begins with"):

@@ -117,12 +117,13 @@ def test_what_podman_leaves_for_its_user_until_a_reboot_keeps_no_claim(
     assert verdict(fake, process(token="token-500")) == DEAD
 
 
+@pytest.mark.parametrize("place_in_memory", [b"0 0 0", b"1 2 0"], ids=["none yet", "each time"])
 def test_a_process_that_is_starting_a_program_keeps_its_users_claim_for_the_moment(
-    fake: FakeProc,
+    fake: FakeProc, place_in_memory: bytes
 ) -> None:
-    """Its environment is not there yet: nobody knows what it was started as."""
+    """Its environment is not there yet, or again: nobody knows what it was started as."""
     place = fake.root / str(fake.add(700)) / "task/700/stat"
-    place.write_bytes(b" ".join([*place.read_bytes().split()[:49], b"0", b"0", b"0"]))
+    place.write_bytes(b" ".join([*place.read_bytes().split()[:49], place_in_memory]))
     assert verdict(fake, process(token="token-500")) == UNKNOWN
     assert verdict(fake, process(token="token-500", uid=1001)) == DEAD
 

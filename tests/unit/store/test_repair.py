@@ -227,6 +227,17 @@ def test_a_hidden_stray_file_among_the_claims_goes(store: LockStore) -> None:
     assert not hidden.exists()
 
 
+def test_a_record_that_the_disk_cannot_read_is_a_fault_and_no_claim_is_over(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LockStore, "read_record", raising(OSError(5, "input/output error")))
+    with pytest.raises(Refusal, match="cannot be made to agree"):
+        repair_locks(store, BOOT)
+    with pytest.raises(OSError, match="input/output error"):
+        finish_earlier_claims(store, BOOT)
+    assert sorted(os.listdir(store.claims_dir)) == sorted([TOKEN, "cafe"])
+
+
 def make_record_folder(place: Path) -> None:
     (place / "record").mkdir(parents=True)
 

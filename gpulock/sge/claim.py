@@ -86,9 +86,14 @@ def make_sge_claim(
 
     With `join` a task shares what its job has here.
     """
+    wanted: tuple[str, ...] = ()
+    if job.granted:
+        from gpulock.sge.granted import wanted_devices
+
+        wanted = wanted_devices(found, settings, job)
     want = ClaimRequest(
         sum([count for _, count in kinds]),
-        request.wanted_devices(found, settings, job) if job.granted else (),
+        wanted,
         join=join,
         check=lambda chosen: environment.grant_variables(chosen, settings, EXTRA_MASK_NAMES),
     )

@@ -7,19 +7,12 @@ is a refusal, never "none".
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge.spool import Spool, unread_spool_refusal
-from gpulock.sge.spooled_job import LayoutError, SgeJob, parse_spooled_job
+from gpulock.sge.spool import JOB_LIMIT, Spool, count_sge_job_hosts, unread_spool_refusal
+from gpulock.sge.spooled_job import MOST_GPUS, LayoutError, SgeJob, parse_spooled_job
 from gpulock.store import atomic
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpulock.sge.spooled_job import Granted
-
-JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 GPU = "gpu"
 SHARE = "share"  # SHARE_KIND of gpulock.node.kinds, whose import would cost each job
-MOST = 4096  # GPUs: more is a typing error, and too much for a message
-GLOBAL = "global"  # qmaster's host of what is no single host's
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
 
 
@@ -52,7 +45,7 @@ def count_requested_gpus(asked: tuple[str, float, int], slots: int) -> int:
     A per-slot complex is taken once a slot.
     """
     name, value, consumable = asked
-    if not value >= 0 or value > MOST or value != int(value):
+    if not value >= 0 or value > MOST_GPUS or value != int(value):
         raise Refusal(
             INVALID_REQUEST, f"-l {name}={value:g} is no number of GPUs", "ask for whole GPUs"
         )
@@ -61,45 +54,6 @@ def count_requested_gpus(asked: tuple[str, float, int], slots: int) -> int:
             UNKNOWN, f"the complex {name} is no consumable", "see gpulock doctor for the complex"
         )
     return int(value) * (slots if consumable == PER_SLOT else 1)
-
-
-def count_granted_gpus(job: SgeJob, name: str, host: str) -> int:
-    """Return how many GPUs of `host` a complex granted; raise Refusal for what makes no sense."""
-    ours = granted_gpus(job, (name,))
-    if not ours:
-        raise Refusal(
-            INVALID_REQUEST,
-            f"-l {name} was granted by no host",
-            "its amount belongs into complex_values of the hosts, not of queues",
-        )
-    amount = sum([one[1] for one in ours if is_of_host(one, host)])
-    if not amount >= 0 or amount > MOST or amount != int(amount):
-        raise Refusal(INVALID_REQUEST, f"{amount:g} is no number of GPUs", "ask for whole GPUs")
-    return int(amount)
-
-
-def granted_gpus(job: SgeJob, complexes: tuple[str, ...]) -> "list[Granted]":
-    """Return what was granted of the GPU complexes; raise Refusal where no host has it."""
-    ours = [one for one in job.granted or () if one[0] in complexes]
-    for name, _, _, host in ours:
-        if host == GLOBAL:
-            raise Refusal(
-                INVALID_REQUEST,
-                f"{name} is a value of the host global: no host's GPUs",
-                "its amount belongs into complex_values of the hosts",
-            )
-    return ours
-
-
-def is_of_host(one: "Granted", host: str) -> bool:
-    """Return whether something was granted on a host, as qmaster writes its name."""
-    return one[3].lower() == host.lower()
-
-
-def list_other_hosts(job: SgeJob, complexes: tuple[str, ...], host: str) -> list[str]:
-    """Return the other hosts that grant the job GPUs; raise Refusal."""
-    ours = granted_gpus(job, complexes)
-    return sorted({one[3] for one in ours if one[1] > 0 and not is_of_host(one, host)})
 
 
 def count_job_kinds(spool: Spool, settings: Settings, job: SgeJob) -> tuple[tuple[str, int], ...]:
@@ -129,12 +83,12 @@ def count_gpus_by_kind(
             f"{names} are counted by job and by slot",
             "ask a parallel job's GPUs by slot, or all by job",
         )
-    counts = [
-        count_requested_gpus(one, 1 if slots is None else slots)
-        if job.granted is None
-        else count_granted_gpus(job, one[0], host)
-        for one in asked
-    ]
+    if job.granted is None:
+        counts = [count_requested_gpus(one, 1 if slots is None else slots) for one in asked]
+    else:
+        from gpulock.sge.granted import count_granted_gpus
+
+        counts = [count_granted_gpus(job, one[0], host) for one in asked]
     found = [(kind, count) for kind, count in zip(kinds, counts) if count]
     if len(found) > 1 and SHARE in dict(found):
         why = "a share and other GPUs are asked for in one job"
@@ -142,31 +96,11 @@ def count_gpus_by_kind(
     return tuple(found)
 
 
-def wanted_devices(spool: Spool, settings: Settings, job: SgeJob) -> tuple[str, ...]:
-    """Return the devices whose ids this host granted (RSMAP), none where it granted a count alone.
-
-    Raises Refusal.
-    """
-    host = spool.need("host")
-    here = [
-        one for one in granted_gpus(job, settings.sge_complexes) if is_of_host(one, host) and one[2]
-    ]
-    if not here:
-        return ()
-    from gpulock.sge.card_map import resolve_card_ids
-
-    state_dir = settings.state_dir
-    devices = [d for name, _, ids, _ in here for d in resolve_card_ids(state_dir, name, ids)]
-    if len(devices) != sum([one[1] for one in here]) or len({*devices}) != len(devices):
-        raise Refusal(
-            INVALID_REQUEST, "the ids that were granted are not as many as the GPUs", "see qstat -j"
-        )
-    return tuple(devices)
-
-
 def has_gpus_elsewhere(spool: Spool, settings: Settings, job: SgeJob) -> bool:
     """Return whether a parallel job has GPUs on other hosts as well; raise Refusal."""
     if job.granted is not None:
+        from gpulock.sge.granted import list_other_hosts
+
         return bool(list_other_hosts(job, settings.sge_complexes, spool.need("host")))
     if count_sge_job_hosts(spool) == 1:
         return False
@@ -178,21 +112,14 @@ def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[
     return any([name in complexes and flag == PER_JOB for name, _, flag in requests])
 
 
-def count_sge_job_hosts(spool: Spool) -> int:
-    """Return on how many hosts a parallel job has slots; raise Refusal if that cannot be read."""
-    try:
-        lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).split("\n")
-    except OSError as fault:
-        raise unread_spool_refusal("the job's host file", fault) from fault
-    return len({line.split()[0] for line in lines if line.strip()})
-
-
 def read_sge_job_gpus(
     spool: Spool, settings: Settings
 ) -> tuple[tuple[tuple[str, int], ...], SgeJob]:
     """Return (kind, count) of the GPUs of this host that the job was granted, and the job."""
     job = read_execd_job(spool)
     if job.granted:
+        from gpulock.sge.granted import check_host_name
+
         check_host_name(spool, settings, job)
     return count_job_kinds(spool, settings, job), job
 
@@ -200,15 +127,3 @@ def read_sge_job_gpus(
 def list_unknown_gpu_requests(job: SgeJob) -> list[str]:
     """Return what a job without GPUs consumes that is a count of GPUs by its name. Pure."""
     return [name for name, value, flag in job.requests if flag and value and GPU in name.lower()]
-
-
-def check_host_name(spool: Spool, settings: Settings, job: SgeJob) -> None:
-    """Raise Refusal where a job of one host was granted GPUs under another name than the host's."""
-    host = spool.need("host")
-    there = list_other_hosts(job, settings.sge_complexes, host)
-    if there and (spool.need("pe") == "none" or count_sge_job_hosts(spool) == 1):
-        raise Refusal(
-            UNKNOWN,
-            f"GPUs were granted on {' '.join(there)}, but the job's only host is {host}",
-            "give this host one name (see host_aliases)",
-        )

@@ -30,6 +30,7 @@ OWNER_SECONDS = 5.0  # until a shepherd has its admin user's uid again
 OWNER_PAUSE = 0.001  # seconds
 ACTIVE_JOBS = "/active_jobs/"  # in the path of each shepherd's directory (sge_execd(8))
 CONFIG_LIMIT = 1 << 22  # bytes: job arguments stand in it
+JOB_LIMIT = 1 << 26  # bytes: the environment of a job is in its file
 LINE_LIMIT = 99_999  # bytes that the shepherd reads at once (fgets of 100,000 in 8.1.9)
 UTF8_MOST = 4  # bytes of one character
 REPEATED = ("pe_task_id",)  # execd itself writes it twice for a slave task
@@ -182,3 +183,12 @@ def check_spool_owner(
             f"the shepherd {' '.join(map(str, uids))}",
             "see gpulock doctor",
         )
+
+
+def count_sge_job_hosts(spool: Spool) -> int:
+    """Return on how many hosts a parallel job has slots; raise Refusal if that cannot be read."""
+    try:
+        lines = atomic.read_text("pe_hostfile", JOB_LIMIT, spool.fd).split("\n")
+    except OSError as fault:
+        raise unread_spool_refusal("the job's host file", fault) from fault
+    return len({line.split()[0] for line in lines if line.strip()})

@@ -40,6 +40,7 @@ JRS_REQUESTS, JAT_GRANTED = 1, 8
 GRU_NAME, GRU_AMOUNT, GRU_IDS = 1, 2, 3  # and GRU_host, the last
 RESL_VALUE = 0
 RESL_AMOUNT = {2: 1, 6: 3}  # by the number of fields
+MOST_GPUS = 4096  # more is a typing error, and too much for a message
 MOST_FIELDS = 200  # the largest list type has 96
 OTHER_VERSION = "another version of Grid Engine wrote it"
 

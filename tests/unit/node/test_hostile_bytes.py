@@ -32,8 +32,8 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.report.scan import HistoryFaults, parse_history_line
 from gpulock.sge import jsv
 from gpulock.sge.environment_file import rewrite_env_text
-from gpulock.sge.request import count_gpus_by_kind, count_sge_job_hosts
-from gpulock.sge.spool import Spool
+from gpulock.sge.request import count_gpus_by_kind
+from gpulock.sge.spool import Spool, count_sge_job_hosts
 from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 from gpulock.slurm.call import SlurmHookCall, parse_stepd_title
 from gpulock.slurm.job_cgroup import read_cgroup_paths

@@ -8,8 +8,9 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import prolog, request
+from gpulock.sge.granted import list_other_hosts
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
-from gpulock.sge.request import count_gpus_by_kind, list_other_hosts
+from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import parse_spooled_job
 from tests.support import packed_job
 from tests.support.jobs import Site, gpus, variables

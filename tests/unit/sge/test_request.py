@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import request
+from gpulock.sge import request, spool
 from gpulock.sge.spooled_job import SgeJob
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import NOT_CONSUMABLE, PER_JOB, PER_SLOT
@@ -79,7 +79,7 @@ def asked(site: Site) -> int:
 def test_the_slots_of_this_host_count_not_those_of_all(site: Site) -> None:
     site.run(gpus(1), gpus(9, "h_rt", NOT_CONSUMABLE), pe="mpi", hosts=(("node", 2), ("other", 6)))
     assert asked(site) == 2
-    assert request.count_sge_job_hosts(site.above()) == 2
+    assert spool.count_sge_job_hosts(site.above()) == 2
 
 
 def test_a_task_of_an_array_has_its_own_file(site: Site) -> None:
@@ -129,10 +129,10 @@ def test_a_host_file_without_end_a_pipe_a_link_or_none_is_refused(
             hosts.touch()
             os.truncate(hosts, 1 << 33)
         with pytest.raises(Refusal):
-            request.count_sge_job_hosts(site.above())
+            spool.count_sge_job_hosts(site.above())
 
 
 def test_one_host_twice_in_the_host_file_is_one_host(site: Site) -> None:
     job = site.run(gpus(1), pe="mpi")
     (job.folder / "pe_hostfile").write_text("node 1 a.q@node U\nnode 2 b.q@node U\n\n")
-    assert request.count_sge_job_hosts(site.above()) == 1
+    assert spool.count_sge_job_hosts(site.above()) == 1

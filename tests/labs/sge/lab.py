@@ -135,28 +135,27 @@ class GridEngine(Cluster):
         self.acct(job)
         wait_until(lambda: not self._spools(job), why=f"execd to remove the spool of job {job}")
 
-    def acct(self, job: JobId, task: int | None = None) -> dict[str, str]:
-        """Return the last accounting record of a job (of one task), as qacct names its fields."""
+    def acct(self, job: JobId) -> dict[str, str]:
+        """Return the last accounting record of a job, as qacct names its fields."""
 
         def last() -> dict[str, str] | None:
-            task_args = [] if task is None else ["-t", str(task)]
-            done = self.client("qacct", "-j", str(job), *task_args, check=False)
+            done = self.client("qacct", "-j", str(job), check=False)
             records = done.stdout.split("=" * 62)[1:]
             pairs = [line.split(None, 1) for line in records[-1].splitlines()] if records else []
             return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2} or None
 
         return wait_until(last, why=f"job {job} in accounting")
 
-    def spool_dir(self, job: JobId, task: int = 1, *, node: str | None = None) -> Path:
-        """Return a job's active spool folder, on `node` or wherever it is."""
-        found = [d for d in self._spools(job, task) if node is None or d.parts[-3] == node]
+    def spool_dir(self, job: JobId) -> Path:
+        """Return a job's active spool folder, on whichever node it is."""
+        found = self._spools(job, 1)
         if len(found) != 1:
-            raise LabError(f"job {job}.{task} has {len(found)} spool folders: {found}")
+            raise LabError(f"job {job} has {len(found)} spool folders: {found}")
         return found[0]
 
-    def shepherd_pid(self, job: JobId, task: int = 1, *, node: str | None = None) -> int:
+    def shepherd_pid(self, job: JobId) -> int:
         """Return the pid of a job's shepherd."""
-        return int((self.spool_dir(job, task, node=node) / "pid").read_text())
+        return int((self.spool_dir(job) / "pid").read_text())
 
     def queue_states(self, queue: str = "gpu.q") -> dict[str, str]:
         """Return a queue's state on each node: empty is good, `E` in error, `au` not heard of."""

@@ -29,6 +29,7 @@ from tests.labs.slurm.modes import (
     EXTRA,
     MORE,
     NODE,
+    SLURM_CONF,
     TWO,
     Mode,
     by_gpulock,
@@ -364,3 +365,30 @@ def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
     assert slurm_gpus.locks(NODE) == {}
     slurm.begin(job)
     wait_said(slurm_gpus, job, "mask=0,1.\nran2")
+
+
+# --- what a job leaves ----------------------------------------------------------------------------
+
+DEAF = "trap '' TERM\nwhile :; do sleep 1; done\n"
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+def test_what_a_killed_step_daemon_leaves_is_ended_and_a_neighbour_is_not(
+    slurm_gpus: Gpulock, proctrack: str
+) -> None:
+    """LEFTOVER_PROCESSES: what outlives its step daemon, and is deaf to TERM."""
+    keys, extra = {"LEFTOVER_PROCESSES": "kill"}, {**SLURM_CONF, "KillWait": "1"}
+    by_gpulock(slurm_gpus, keys, extra=extra, proctrack=proctrack)
+    slurm = slurm_gpus.slurm
+    neighbour = started(slurm_gpus, NODE, "--gres=gpu:1")
+    others = slurm.job_processes(neighbour, NODE)
+    job = started(slurm_gpus, NODE, TWO, script=DEAF)
+    left = kill_steps(slurm_gpus, job, NODE)
+    assert left != []
+    slurm.scancel(job)
+    slurm.wait_settled(job)  # the Epilog ran
+    assert not any(map(running, left))
+    assert held(slurm_gpus, job, NODE) == []
+    assert others != [] and slurm.job_processes(neighbour, NODE) == others
+    assert len(held(slurm_gpus, neighbour, NODE)) == 1

@@ -11,26 +11,19 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
 from gpulock.store import atomic, events, grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
-from tests.support.claims import never
+from tests.support.claims import ask, never, refused
 from tests.support.faults import Failing, disk_full, returning
 from tests.support.locks import place_lock
 from tests.support.trees import Box, bus, judging, record, soon
 
 CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
 MOST = 60  # system calls of one kind in one claim
-
-
-def ask(box: Box, **changes: object) -> Grant:
-    node = box.node()
-    return claim_devices(
-        node, record(token="", devices=(), **changes), ClaimRequest(2), judging(node), soon()
-    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -105,9 +98,7 @@ def test_a_device_locked_meanwhile_stays_with_its_new_owner(
         Path(path, "owner").write_text("theirs")
 
     Failing(monkeypatch, "mkdir", 1 + nth, before=peer)  # the first is the record's folder
-    with pytest.raises(Refusal) as caught:
-        ask(box)
-    assert caught.value.kind == BROKEN
+    assert refused(box).kind == BROKEN
     theirs = [p.parent.name for p in box.lock.glob("locks/*/owner") if p.read_text() == "theirs"]
     assert theirs == [bus(1 + nth)]
     assert box.locks() == [bus(0), bus(1), bus(1 + nth)]
@@ -132,23 +123,18 @@ def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.Monk
         real_create(path, data)
 
     monkeypatch.setattr(atomic, "create_file", create)
-    with pytest.raises(Refusal):
-        ask(box)
+    refused(box)
     assert removed[:2] == [bus(3), bus(2)]
     assert len(os.listdir(box.records / "claims")) == 1
 
 
 def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
-    with pytest.raises(Refusal) as caught:
-        ask(box, user="alice\nuid=0")
-    assert caught.value.kind == UNKNOWN
+    assert refused(box, user="alice\nuid=0").kind == UNKNOWN
     assert box.locks() == []
 
 
 @pytest.mark.parametrize("text", ["a=\r\n", "\0\0\0", "1.0 claim granted x\n", "nan totals a=nan"])
-def test_events_that_are_garbage_stop_no_claim(
-    box: Box, text: str, request: pytest.FixtureRequest
-) -> None:
+def test_events_that_are_garbage_stop_no_claim(box: Box, text: str) -> None:
     ask(box)
     (box.lock / "events").write_text(text)
     assert len(ask(box, job_id="13").devices) == 2
@@ -196,6 +182,4 @@ def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(
         place_lock(box.node().store, bus(number), own)
     box.proc.shepherd(500, box.root)
     monkeypatch.setattr(grants, "rewrite_claim", disk_full)
-    with pytest.raises(Refusal) as caught:
-        ask(box, job_id="13")
-    assert caught.value.kind == BUSY
+    assert refused(box, job_id="13").kind == BUSY

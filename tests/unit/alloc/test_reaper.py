@@ -37,10 +37,14 @@ def lock(box: Box, number: int = 0, **changes: object) -> Owner:
     return one
 
 
-def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
+def make_reaper(box: Box, judge: Judge | None = None) -> reaper.Reaper:
     node = box.node()
-    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
-    found = reaper.reap_locks(engine, dry_run)
+    held = node.store.read_all_locks()
+    return reaper.Reaper(node, judge or judge_of(node), node.devices(), held)
+
+
+def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
+    found = reaper.reap_locks(make_reaper(box), dry_run)
     return {outcome.lock.id: outcome for outcome in found}
 
 
@@ -205,8 +209,8 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
     lock(box, 1)
     node = box.node()
     judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})
-    engine = reaper.Reaper(node, judge, node.devices(), node.store.read_all_locks())
-    assert [outcome.act for outcome in reaper.reap_locks(engine)] == [FREED, HELD]
+    outcomes = reaper.reap_locks(make_reaper(box, judge))
+    assert [outcome.act for outcome in outcomes] == [FREED, HELD]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +225,7 @@ def test_what_keeps_a_device_is_told_although_it_cannot_be_noted(
 ) -> None:
     lock(box)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
-    node = box.node()
-    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
+    engine = make_reaper(box)
     monkeypatch.setattr(LockStore, "mark_draining", raising(fault))
     (outcome,) = engine.finish(list(engine.held.values()), reaper.ENDED)
     assert (outcome.act == FREED, outcome.fault) == (False, told)
@@ -239,9 +242,8 @@ def test_the_mps_of_a_card_keeps_no_lock(box: Box) -> None:
 
 def test_a_claim_that_is_over_by_now_is_neither_freed_nor_kept(box: Box) -> None:
     one = lock(box)
-    node = box.node()
-    engine = reaper.Reaper(node, judge_of(node), node.devices(), node.store.read_all_locks())
-    grants.undo_claim(node.store, one.token, one.devices)
+    engine = make_reaper(box)
+    grants.undo_claim(engine.node.store, one.token, one.devices)
     (outcome,) = reaper.reap_locks(engine)
     assert (outcome.act, outcome.changed) == (HELD, True)
     result = ReleaseResult()

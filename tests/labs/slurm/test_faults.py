@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.installed import gate_file, reap, shut_gate
-from tests.labs.common.processes import end, running
+from tests.labs.common.processes import command_of, end, parent_of, running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When, stops
 from tests.labs.slurm.jobs import (
@@ -305,6 +305,37 @@ def records(gpus: Gpulock, node: str, job: JobId, *, restart: int) -> int:
     """Return how many devices a run of a job holds on a node."""
     mine = [r for r in gpus.locks(node).values() if r.job_id == str(job)]
     return len([record for record in mine if record.restart == restart])
+
+
+def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
+    slurm_gpus: Gpulock, hooks: Stops
+) -> None:
+    """Slurm starts a requeued job again although a child that left it lives on."""
+    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
+    slurm = slurm_gpus.slurm
+    text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nexec sleep 600\n'
+    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
+    wait_said(slurm_gpus, job, "mask=0,1.")
+
+    def left() -> list[int] | None:
+        """Return the child, once it is no process's of the job: else it would end with that."""
+        pids = slurm.job_processes(job, NODE)
+        return [p for p in pids if "601" in command_of(p) and parent_of(p) not in pids] or None
+
+    child = wait_until(left, why="its child to have left")
+    slurm.requeue(job)
+    wait_requeued(slurm_gpus, job)
+    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
+    slurm.begin(job)
+    wait_requeued(slurm_gpus, job, times=2)
+    assert "is still held by an earlier run: process" in slurm.said(job)
+    end(child)
+    slurm.begin(job)
+    wait_said(slurm_gpus, job, "mask=0,1.")
+    assert record_of(slurm_gpus, job, NODE).restart == 2
+    slurm.scancel(job)
+    slurm.wait_settled(job)
+    assert slurm_gpus.locks(NODE) == {}
 
 
 # --- a run without a Prolog -----------------------------------------------------------------------

@@ -6,17 +6,16 @@ among the devices that stay free (a single takes the card that nobody misses), t
 indexes. All sets of 16 GPUs are tried; of more devices, such as many MIG instances, the first.
 """
 
-from itertools import combinations, islice
-
 from gpulock.node.devices import Device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpulock.store.locks import Lock
 
 MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md, cost of choosing)
+PAIR = 2
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, SUSPECT = 1, 2  # after all others; after these as well: it may not work
@@ -123,10 +122,20 @@ def choose_best_set(scores: list[list[int]], count: int) -> list[int]:
     """Return the best set of `count` indexes, of equal ones the lowest."""
 
     def value(members: tuple[int, ...]) -> tuple[int, int]:
-        inner = sum([scores[a][b] for a, b in combinations(members, 2)])
+        inner = sum([scores[a][b] for at, a in enumerate(members) for b in members[:at]])
         return inner, -sum([weight[i] for i in members])  # links inside, links taken from the rest
 
     weight = [sum(row) for row in scores]
-    sets = islice(combinations(range(len(scores)), count), MOST // max(count, 8) ** 2)
-    best: tuple[int, ...] = max(sets, key=value)
+    best: tuple[int, ...] = max(list_sets(len(scores), count), key=value)
     return list(best)
+
+
+def list_sets(size: int, count: int) -> "Iterable[tuple[int, ...]]":
+    """Return the sets of `count` indexes that are tried, the lowest first."""
+    if count == 1:
+        return [(one,) for one in range(size)]
+    if count == PAIR:
+        return [(one, other) for one in range(size) for other in range(one + 1, size)]
+    from itertools import combinations, islice  # 0.1 ms, which most claims need not pay
+
+    return islice(combinations(range(size), count), MOST // max(count, 8) ** 2)

@@ -4,6 +4,8 @@
 Warm. Under the gate: repair, reap every dead lock, publish the verdicts.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim devices for one job, all or none.
 
-Hot. After a crash at any instruction there is
-no lock, a lock without owner, or whole locks of a job that never starts. No instruction leaves a
-device granted twice, because mkdir is the grant.
+Hot. The record comes first, then each lock by mkdir. After a crash at any instruction the next
+holder of the gate completes or removes what is there (store/repair.py); the job never starts.
 """
 
 import os

@@ -96,7 +96,7 @@ class NvmlCard(NvmlDevice):
         only be told by GPM, and only where it has its GPU instance to itself.
         """
         known = {instance.uuid: instance for instance in self.instances}
-        self.instances = []
+        found: list[NvmlMigDevice] = []  # a card that is lost meanwhile keeps what it had
         for place in range(self._places):
             try:
                 handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, place)
@@ -110,7 +110,8 @@ class NvmlCard(NvmlDevice):
                 look.fail("mig", self.name, fault)
                 continue
             instance.handle = handle
-            self.instances.append(instance)
+            found.append(instance)
+        self.instances = found
         for gone in known.values():
             gone.window.close()
         sharing = Counter(instance.gi for instance in self.instances)

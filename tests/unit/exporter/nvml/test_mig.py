@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 
-from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
+from tests.nvml.double import ERROR_GPU_IS_LOST, ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
 from tests.support.exporter_nvml import Eye, device
 
 CARD = "0000:07:00.0"
@@ -73,6 +73,17 @@ def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_
             assert device(eye.look()).gpm is None, "the card is not one device"
 
 
+def test_instances_go_on_after_a_look_at_which_their_card_was_lost(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
+        nvml.split(0, PAIR)
+        with Eye(nvml, stopped=True) as eye:
+            eye.look()
+            nvml.set("gpu0.mig1.error.nvmlDeviceGetUUID", ERROR_GPU_IS_LOST)
+            assert eye.look().devices == []
+            nvml.set("gpu0.mig1.error.nvmlDeviceGetUUID", 0)
+            assert [one.observed for one in instances(eye.look())] == [2.0, 2.0]
+
+
 def test_two_that_share_a_gpu_instance_are_not_billed_for_each_other(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
         nvml.split(0, (*PAIR, "3g.71gb"))
@@ -99,7 +110,7 @@ def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> 
         nvml.set("gpu0.mig0.uuid", None)
         assert names(eye.look()) == ["0000:1b:00.0.gi2.ci0 3g.71gb"], "a place may be free"
         nvml.reset()
-        eye.look()
+        assert device(eye.look()).gpm is None, "a window begins anew"
         frame = eye.look(after=6)
         assert instances(frame) == []
         assert device(frame).remapped is not None

@@ -25,11 +25,11 @@ def share_activity(
     present: Mapping[str, DeviceProcesses],
 ) -> dict[str, DeviceActivity]:
     """Return what each share did in the looks at the cards, by lock id. Pure."""
-    claims: dict[str, set[str]] = {}  # by bus id; a lock whose owner cannot be read is one more
+    claims: dict[str, set[str]] = {}  # by bus id; each lock whose owner cannot be read is one more
     for name, lock in locks.items():
         bus, share, _ = name.partition(SHARE)
         if share and bus in looks:
-            claims.setdefault(bus, set()).add(lock.owner.token if lock.owner else "")
+            claims.setdefault(bus, set()).add(lock.owner.token if lock.owner else name)
     found: dict[str, DeviceActivity] = {}
     for name in locks:
         bus = name.partition(SHARE)[0]

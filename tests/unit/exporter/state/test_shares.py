@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.telemetry import Process
 
+from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
 from tests.support.trees import FakeProc, bus
 
@@ -88,6 +89,12 @@ def test_beside_a_lock_that_cannot_be_read_nobody_is_billed(node: Node) -> None:
     for _ in range(2):
         node.tick(card(processes=[]))
     assert told(node, A, FIRST) == NOBODY, "it is not known to be alone"
+
+
+def test_two_locks_that_cannot_be_read_are_two_claims(node: Node) -> None:
+    node.facts = facts(*(Lock(one.id, None, "torn") for one in BOTH))
+    node.tick(card(processes=[]))
+    assert [told(node, A, FIRST), told(node, B, SECOND)] == [NOBODY, NOBODY]
 
 
 def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None:

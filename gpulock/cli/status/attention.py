@@ -169,12 +169,12 @@ def list_next_steps(
 def find_release_way(view: StatusView, row: DeviceState, pids: Sequence[int]) -> tuple[str, str]:
     """Return (what frees a device or brings it back, next command)."""
     name, lock = row_name(row), row.lock
-    if row.state == states.MISSING:
-        if row.device is None and lock:
-            return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
+    if row.state == states.MISSING and (row.device or not lock):
         return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
     if stray := find_stray_path(view.node, lock):
         return "its removal: it is not a directory, so it is no lock", f"rm {shlex.quote(stray)}"
+    if row.state == states.MISSING and lock and not lock.fault:
+        return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
     if row.state == states.FOREIGN or row.orphans:
         end = f"end process {pids[0]} (ps -fp {pids[0]} shows it)" if pids else "end that process"
         then = ", then gpulock reap" if lock else f', or gpulock quarantine {name} --reason "TEXT"'

@@ -382,6 +382,21 @@ def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
     assert site.states()[1] == "free"
 
 
+def test_of_a_card_that_is_gone_a_lock_that_no_reap_can_free_is_told_as_such(site: Site) -> None:
+    site.node()
+    path = site.files.lock_dir / "locks" / "0000:ff:00.0"
+    path.write_text("x")
+    for command in ("why", "0000:ff:00.0"), ("status",):
+        assert f"rm {path}" in " ".join(site.call(*command).stdout.split())
+    path.unlink()
+    path.mkdir()
+    (path / "owner").write_text("garbage")
+    said = facts(site.call("why", "0000:ff:00.0").stdout)
+    assert said["freed by"] == "an administrator: no reap frees what it cannot read"
+    assert said["next"] == f'{site.gpulock} release 0000:ff:00.0 --force --reason "TEXT"'
+    assert "end of its job" not in site.call("status").stdout
+
+
 def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(
     site: Site, process: Process
 ) -> None:

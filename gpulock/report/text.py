@@ -90,11 +90,12 @@ def format_full_claim(claim: ReportedClaim) -> list[str]:
     found = [format_claim_heading(claim), *format_claim_times(claim), ""]
     found += table.render_table(COLUMNS, [report_device_cells(card) for card in claim.cards], WIDTH)
     shapes = [(card.name, card.shape) for card in claim.cards if card.shape]
-    if drawn := [(name, shape["use"]) for name, shape in shapes if len(shape["use"]) > 1]:
-        width = format_duration(shapes[0][1]["width"])
-        found += ["", f"Over time, {width} a column; blank: not observed"]
-        label = max(3, *(len(name) for name, _ in drawn))
-        lines = [f"{name.rjust(label)}  {draw_sparkline(use)}".rstrip() for name, use in drawn]
+    drawn = [(name, shape) for name, shape in shapes if len(shape["use"]) > 1]
+    label = max([3, *(len(name) for name, _ in drawn)])
+    for width in sorted({shape["width"] for _, shape in drawn}, reverse=True):
+        found += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
+        same = [(name, shape["use"]) for name, shape in drawn if shape["width"] == width]
+        lines = [f"{name.rjust(label)}  {draw_sparkline(use)}".rstrip() for name, use in same]
         found += [table.clip_text(line, WIDTH) for line in lines]
     for card in claim.cards:
         if foreign := card.record.get("foreign_seconds"):
@@ -221,8 +222,8 @@ def draw_sparkline(use: Sequence[int | None]) -> str:
 
 def format_memory_peak(peak: int | None, total: int | None) -> str:
     """Return `12.1 of 80 GiB`, or what of it is known."""
-    known = [f"{size / GIB:.3g}" for size in (peak, total) if size]
-    return f"{' of '.join(known)} GiB" if peak else "-"
+    known = [f"{size / GIB:.3g}" for size in (peak, total or None) if size is not None]
+    return "-" if peak is None else f"{' of '.join(known)} GiB"
 
 
 def format_energy(joules: float | None) -> str:

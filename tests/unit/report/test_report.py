@@ -100,6 +100,23 @@ def test_a_report_says_what_each_device_did() -> None:
     assert found[-1] == "GPU 1 was never used: ask for 1."
 
 
+def test_a_card_that_was_observed_for_a_shorter_time_is_drawn_with_its_own_width() -> None:
+    """So it is of one that fell off the bus."""
+    shapes = {
+        bus(0): {"width": 4.0, "use": [0]},
+        bus(1): {"width": 1.0, "use": [0, 1000]},
+        bus(2): {"width": 64.0, "use": [1000, 0]},
+    }
+    found = text_of(claim(card(0), card(1), card(2), shapes=shapes))
+    begin = found.index("Over time, 1m a column; blank: not observed")
+    assert found[begin + 1 : begin + 5] == [
+        "  2  #_",
+        "",
+        "Over time, 1s a column; blank: not observed",
+        "  1  _#",
+    ]
+
+
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
@@ -216,8 +233,9 @@ def test_numbers_are_said_with_the_digits_that_count() -> None:
     shares = [format_percent(s) for s in (None, 0, 0.001, 0.5, 0.999, 1)]
     assert shares == ["-", "0 %", "<1 %", "50 %", "99 %", "100 %"]
     assert [format_energy(j) for j in (None, 36_000, 7.2e6)] == ["-", "10.0 Wh", "2.00 kWh"]
-    peaks = [format_memory_peak(*pair) for pair in ((None, 5), (GIB, None), (GIB // 4, 80 * GIB))]
-    assert peaks == ["-", "1 GiB", "0.25 of 80 GiB"]
+    pairs = ((None, 5), (GIB, None), (GIB // 4, 80 * GIB), (0, 80 * GIB))
+    peaks = [format_memory_peak(*pair) for pair in pairs]
+    assert peaks == ["-", "1 GiB", "0.25 of 80 GiB", "0 of 80 GiB"]
 
 
 # --- records ----------------------------------------------------------------------------------

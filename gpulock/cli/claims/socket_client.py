@@ -93,18 +93,18 @@ def connect_to_daemon(node: Node) -> socket.socket:
         connection.close()
         if owned := scheduler_from_settings(node):
             raise CommandRefusedError(owned, "submit a job that asks it for GPUs") from fault
-        name = uid_to_user_name(os.lstat(path).st_uid)
-        who = f"only {name} may change the locks in {path}, and"
+        name, own = uid_to_user_name(os.lstat(path).st_uid), owns_lock_dir(node)
+        who = "" if own else f"only {name} may change the locks in {path}, and "
         if isinstance(fault, FileNotFoundError):
+            way = "" if own else f"run it as {name}; or ask {name}: "
             raise CommandRefusedError(
-                f"{who} gpulockd does not serve users here",
-                f"run it as {name}; or ask {name}: it does not run, USER_CLAIMS is not yes, or a"
+                f"{who}gpulockd does not serve users here",
+                f"{way}it does not run, USER_CLAIMS is not yes, or a"
                 " scheduler runs here (gpulock doctor)",
             ) from fault
         what = "answer" if isinstance(fault, BlockingIOError) else "run"
-        raise DaemonAbsentError(
-            f"{who} gpulockd does not {what}", f"ask {name} to start gpulockd again"
-        ) from fault
+        do = "start gpulockd again" if own else f"ask {name} to start gpulockd again"
+        raise DaemonAbsentError(f"{who}gpulockd does not {what}", do) from fault
     return connection
 
 

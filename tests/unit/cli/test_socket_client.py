@@ -228,10 +228,14 @@ def test_who_waits_hears_that_gpulockd_does_not_answer_and_waits_on(
     assert heard == [f"gpulock: {why}; ask root to start gpulockd again"]
 
 
-def test_where_nobody_serves_that_is_said(tmp_path: Path) -> None:
+def test_where_nobody_serves_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(tmp_path)
     box.lock.mkdir()
-    with pytest.raises(CommandRefusedError, match="gpulockd does not serve users here"):
+    # the tests' own user owns LOCK_DIR, and is not told to become it
+    with pytest.raises(CommandRefusedError, match=r"^gpulockd does not serve users here; it does"):
+        socket_client.connect_to_daemon(box.node())
+    monkeypatch.setattr(socket_client, "owns_lock_dir", lambda _: False)
+    with pytest.raises(CommandRefusedError, match=r"^only .* does not serve users here; run it as"):
         socket_client.connect_to_daemon(box.node())
 
 

@@ -22,7 +22,6 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, r
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.cards import (
     COMMAND,
-    GATE_SECONDS,
     LONGEST_WORDS,
     NodeCards,
     read_cards,
@@ -44,7 +43,7 @@ from gpulock.daemon.reconcile.inventory_file import (
     limit_exporter_quarantine,
 )
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
@@ -110,7 +109,10 @@ class HealthPolicy(Chore):
         self._journal.log_changes("parts of health", run_each(parts.items()), ERROR)
 
     def run_due(self, now: float) -> None:
-        """Look for cards that do not answer, between the reconciles; raise OSError."""
+        """Look for cards that do not answer, between the reconciles.
+
+        Raises OSError or kv.MalformedError.
+        """
         self.due = now + SUSPECT_PERIOD
         if self._seen is None:
             return
@@ -234,28 +236,27 @@ class HealthPolicy(Chore):
                 )
                 continue
             try:
-                self._quarantine(look.node, look.cards, name, reasons)
-            except (OSError, kv.MalformedError) as fault:
+                self._quarantine(look, name, reasons)
+            except (Refusal, OSError, kv.MalformedError) as fault:
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}"
                 continue
             look.cards.marks.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 
-    def _quarantine(
-        self, node: Node, cards: NodeCards, name: str, reasons: list[HealthFinding]
-    ) -> None:
+    def _quarantine(self, look: HealthSnapshot, name: str, reasons: list[HealthFinding]) -> None:
         """Note a device as out, beside what is noted; an administrator's note stays as it is.
 
-        Raises OSError or kv.MalformedError where it cannot be noted.
+        Raises Refusal, OSError or kv.MalformedError where it cannot be noted.
         """
-        state_dir, kind = node.settings.state_dir, notes.QUARANTINE
-        with Gate(node.store, Deadline(GATE_SECONDS)):
+        node, kind = look.node, notes.QUARANTINE
+        state_dir = node.settings.state_dir
+        with Gate(node.store, look.deadline):
             known: dict[str, str] = {}
             if name in notes.list_noted_devices(state_dir, kind):
                 known = notes.read_device_note(state_dir, kind, name)
                 if not recovery.is_policy_note(known):
                     return
-            flaps = recovery.is_device_flapping(cards, name)
+            flaps = recovery.is_device_flapping(look.cards, name)
             reason = one_line("; ".join(recovery.merge_note_reasons(known, reasons, flaps)))
             more = {"boot": node.boot_id, "since": f"{self._clock():.3f}"}
             if known and not any(one.cause in (XID, ECC) for one in reasons):
@@ -303,31 +304,32 @@ class HealthPolicy(Chore):
             if times + 1 < CLEAN_CHECKS or not look.has_passed_command(name, note):
                 continue  # what is out is tested first
             try:
-                self._restore(look.node, look.cards, name, note)
-            except (OSError, ValueError) as fault:
+                if self._restore(look, name, note):
+                    del self._clean[name]
+            except (Refusal, OSError, ValueError) as fault:
                 failed[f"back {name}"] = f"{name} could be back in service: {fault}"
-                continue
-            del self._clean[name]
         return failed
 
-    def _restore(self, node: Node, cards: NodeCards, name: str, note: Mapping[str, str]) -> None:
+    def _restore(self, look: HealthSnapshot, name: str, note: Mapping[str, str]) -> bool:
         """Take our own note back, unless it changed since it was read.
 
-        Raises OSError or ValueError where its comeback cannot be noted: then it stays out.
+        Returns False where it is to be tried again in the next round: another has changed what is
+        known of the cards. Raises Refusal, OSError or ValueError: then it stays out.
         """
-        state_dir, kind = node.settings.state_dir, notes.QUARANTINE
-        with Gate(node.store, Deadline(GATE_SECONDS)):
+        state_dir, kind, cards = look.node.settings.state_dir, notes.QUARANTINE, look.cards
+        with Gate(look.node.store, look.deadline):
             listed = name in notes.list_noted_devices(state_dir, kind)
             if not listed or notes.read_device_note(state_dir, kind, name) != note:
-                return
+                return True
             before = cards.backs
             recovery.note_comeback(cards, name)
             try:
-                saved = save_cards(state_dir, cards)
+                if not save_cards(state_dir, cards):
+                    cards.backs = before
+                    return False
+                notes.remove_device_note(state_dir, kind, name)
             except BaseException:
                 cards.backs = before
                 raise
-            if not saved:
-                return  # another has changed the file: at the next round
-            notes.remove_device_note(state_dir, kind, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
+        return True

@@ -14,7 +14,7 @@ from gpulock.daemon.health import policy
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import MIB
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from gpulock.errors import Refusal
+from gpulock.errors import LockTimeout, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.faults import disk_full, raising
@@ -423,6 +423,25 @@ def test_a_comeback_that_cannot_be_noted_does_not_happen(
     assert ward.out() == []
 
 
+@pytest.mark.parametrize("failing", ["changed", "not removed"])
+def test_a_comeback_that_did_not_happen_is_not_counted_and_does_at_the_next_round(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    ward.log_xid(1)
+    ward.round()
+    ward.reload()
+    ward.round(2)
+    with monkeypatch.context() as broken:
+        if failing == "changed":  # by another, since it was read
+            broken.setattr(policy, "save_cards", lambda *_: False)
+        else:
+            broken.setattr(quarantine, "remove_device_note", disk_full)
+        ward.round()
+        assert (ward.out(), ward.cards().backs) == ([bus(1)], [])
+    ward.round()
+    assert (ward.out(), len(ward.cards().backs)) == ([], 1)
+
+
 @pytest.mark.parametrize(
     "stop", ["write_device_note", "save_changed_cards", "remove_device_note", "save_cards"]
 )
@@ -461,7 +480,7 @@ def test_daemon_recovers_from_kill_at_any_point(
 def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulock.daemon.health.policy.GATE_SECONDS", 0.01)
+    monkeypatch.setattr("gpulock.daemon.health.snapshot.GATE_SECONDS", 0.01)
     ward.log_xid(1)
     ward.now += 30
     ward.sample()
@@ -474,6 +493,39 @@ def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     assert [line for line in ward.said() if "gate" in line]
     ward.round()
     assert ward.out() == [bus(1)]
+
+
+def test_a_gate_that_was_shut_for_one_card_leaves_the_others_their_turn(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ShutOnce(Gate):
+        times = 0
+
+        def __enter__(self) -> Gate:
+            ShutOnce.times += 1
+            if ShutOnce.times == 1:
+                raise LockTimeout("the gate")
+            return super().__enter__()
+
+    def shut_once() -> None:
+        ShutOnce.times = 0
+        with monkeypatch.context() as broken:
+            broken.setattr(policy, "Gate", ShutOnce)
+            ward.round()
+
+    ward.log_xid(0)
+    ward.log_xid(1)
+    shut_once()
+    assert ward.out() == [bus(1)]
+    assert f"{bus(0)} cannot be put out of service: timed out" in "\n".join(ward.said())
+    ward.round()
+    assert ward.out() == [bus(0), bus(1)]
+    ward.reload()
+    ward.round(2)
+    shut_once()
+    assert ward.out() == [bus(0)]
+    ward.round()
+    assert ward.out() == []
 
 
 def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:

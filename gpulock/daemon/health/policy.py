@@ -51,11 +51,12 @@ from gpulock.node.sample import Sample
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate
+from gpulock.store.verdicts import PERIOD
 
 SUSPECT_PERIOD: Final = 3.0  # seconds between two looks for cards that do not answer
 MEMORY_SECONDS: Final = 25.0  # for which memory must be in use: processes are listed every 10
 LOSS_SECONDS: Final = 60.0  # for which a card is gone or lost before it goes out: a driver reload
-LONGEST_GAP: Final = 30.0  # seconds between two looks that count: a suspended machine looks at none
+LONGEST_GAP: Final = 1.5 * PERIOD  # seconds between looks that count: no suspended machine's do
 CHECK_SPACING: Final = 10.0  # seconds between two clean checks that count
 SEE_LOG: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
@@ -73,7 +74,8 @@ class LastingTimer:
         before, self._seen = self._seen, {}
         for key in keys:
             seconds, last = before.get(key, (0.0, now))
-            self._seen[key] = seconds + min(now - last, LONGEST_GAP), now
+            gap = now - last
+            self._seen[key] = seconds + (gap if gap <= LONGEST_GAP else 0.0), now
         return {key: seconds for key, (seconds, _) in self._seen.items()}
 
 

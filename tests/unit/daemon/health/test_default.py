@@ -11,7 +11,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.errors import BUSY, Refusal
-from tests.support.health_site import ROUND, Ward
+from tests.support.health_site import GIB, ROUND, Ward
 from tests.support.trees import bus, judge_of, judging, record, soon
 
 LOST = "lost: the driver does not answer for it: GPU is lost"
@@ -64,10 +64,17 @@ def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_pat
 def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(1)
+    ward.tell(2, f"memory_used={GIB}")
     ward.round()
-    ward.now += 8 * 3600  # the machine was suspended
+    for _ in range(4):
+        ward.now += 8 * 3600  # the machine was suspended
+        ward.round()
+    assert (ward.out(), ward.cards().of(bus(2)).failed()) == ([], {})
+    ward.now += 5  # a round that took its time
     ward.round()
-    assert ward.out() == []
+    assert "memory" in ward.cards().of(bus(2)).failed()
+    ward.round()
+    assert ward.out() == [bus(1)]
 
 
 def test_cards_that_come_one_by_one_while_the_driver_is_loaded_are_not_missing(

@@ -6,8 +6,9 @@ of links is compared with what the card had in this boot, or its neighbours have
 narrow.
 
 A finding is an event (an XID, an ECC error), whose mark is how many there were in this boot, or a
-state (a recovery action, a card that is gone), whose mark says what. The policy remembers the mark
-on which it acted: the same is then no news, also after an administrator's `restore`.
+state (a recovery action, a card that is gone), whose mark says which. The policy remembers the mark
+on which it acted. More events, or another state, are news; the same is none, also after an
+administrator's `restore`.
 
 HARDWARE has the XIDs that speak of the card itself, by NVIDIA's catalogue
 (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog", October 2025):
@@ -163,13 +164,19 @@ def parse_first_counter(text: str) -> int:
         return 0
 
 
+def is_news(one: HealthFinding, marks: Mapping[tuple[str, str], int]) -> bool:
+    """Return whether a finding is none on which the policy acted."""
+    acted = marks.get((one.device, one.key), 0)
+    return one.mark != acted if one.key in STATE_KEYS else one.mark > acted
+
+
 def expire_finding_marks(
     marks: Mapping[tuple[str, str], int],
     found: Collection[HealthFinding],
     sampled: Collection[str],
     clean: Collection[str],
 ) -> dict[tuple[str, str], int]:
-    """Return the marks that stay: a state that is over will be news again.
+    """Return the marks that stay: a state that is over, or a count that fell, will be news.
 
     `sampled` are the devices that a fresh sample names, `clean` those whose memory is given back:
     of no other it is known that a state is over. The count of an XID is root's, and never falls.
@@ -178,8 +185,9 @@ def expire_finding_marks(
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in marks.items():
         known = key == MISSING or name in (clean if key == MEMORY else sampled)
-        lasts = key.startswith(XID_KEY) or not known
-        if left := mark if lasts else min(mark, now.get((name, key), 0)):
+        seen = now.get((name, key), 0)
+        lasts = key.startswith(XID_KEY) or not known or (key in STATE_KEYS and seen)
+        if left := mark if lasts else min(mark, seen):
             kept[name, key] = left
     return kept
 

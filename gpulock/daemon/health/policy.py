@@ -208,7 +208,7 @@ class HealthPolicy(Chore):
             one
             for one in found
             if one.cause in wanted
-            and one.mark > cards.marks.get((one.device, one.key), 0)
+            and findings.is_news(one, cards.marks)
             and lost_for.get((one.device, one.cause), LOSS_SECONDS) >= LOSS_SECONDS
             and not (one.cause == LOST and one.device in ours)  # what is out and lost stays out
             and not (one.cause == MEMORY and look.is_in_use(one.device))

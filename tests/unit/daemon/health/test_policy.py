@@ -253,6 +253,15 @@ def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Wa
     assert ward.reason(1) == "xid: XID 79 (GPU has fallen off the bus)"
 
 
+def test_another_recovery_action_is_news_whether_its_number_is_higher_or_lower(ward: Ward) -> None:
+    for action, news in ((7, True), (7, False), (4, True), (4, False), (7, True), (0, False)):
+        ward.tell(1, f"recovery_action={action}")
+        ward.round()
+        assert ward.out() == ([bus(1)] if news else []), action
+        if news:
+            ward.restored(1)
+
+
 def test_one_more_cause_is_noted_beside_the_first_and_both_must_be_over(ward: Ward) -> None:
     ward.tell(0, f"memory_used={300 * MIB}")
     ward.round(2)

@@ -73,8 +73,9 @@ def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
     kept = {("a", "memory"): 1, ("a", "xid 79"): 3}
     assert expire_finding_marks(marks, [], ["a"], []) == kept
     assert ("a", "memory") not in expire_finding_marks(marks, [], [], ["a"])
-    fewer = [HealthFinding("a", "xid", "recovery", 1, "")]
-    assert expire_finding_marks({("a", "recovery"): 4}, fewer, ["a"], []) == {("a", "recovery"): 1}
+    for key, left in (("recovery", 4), ("ecc dram", 1)):
+        now = [HealthFinding("a", "ecc", key, 1, "")]
+        assert expire_finding_marks({("a", key): 4}, now, ["a"], []) == {("a", key): left}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])

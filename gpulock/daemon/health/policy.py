@@ -7,8 +7,8 @@ suspect: claims take it last, with every setting. Such a card is still in /proc,
 and each job that fails on it at once frees it for the next.
 
 By QUARANTINE_ON a note is all that is written: a job that holds the device keeps it, and nobody
-gets it afterwards. The exporter's word is advice, which may put out half of a node and free
-nothing. A killed daemon leaves a note, or none; the next round goes on from there.
+gets it afterwards. The exporter's word is advice, which with XIDs may put out half of a node, and
+free nothing. A killed daemon leaves a note, or none; the next round goes on from there.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from gpulock.daemon.health.snapshot import (
     read_quarantine_notes,
 )
 from gpulock.daemon.reconcile.inventory_file import (
-    EXPORTER_CAUSES,
+    LIMITED_CAUSES,
     QUARANTINE_LIMIT_REACHED,
-    cards_out_by_exporter,
-    limit_exporter_quarantine,
+    find_limited_cards,
+    limit_quarantine,
 )
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import clock_boottime
@@ -223,19 +223,26 @@ class HealthPolicy(Chore):
     def _quarantine_news(
         self, look: HealthSnapshot, news: list[HealthFinding], out: QuarantineNotes
     ) -> dict[str, str]:
-        """Put out the devices that something new speaks against; return what could not be done."""
-        new = [o.device for o in news if o.cause in EXPORTER_CAUSES and o.device not in out]
-        already = cards_out_by_exporter(out, look.devices)
-        allowed = limit_exporter_quarantine(new, already, look.count_cards())
+        """Put out the devices that something new speaks against; return what could not be done.
+
+        Beyond the half, in which what is in service comes first, a device is noted for its other
+        causes alone. What an administrator took out does not count.
+        """
+        kept = {name for name, note in out.items() if not recovery.is_policy_note(note)}
+        new = [one.device for one in news if one.cause in LIMITED_CAUSES and one.device not in kept]
+        already = find_limited_cards(out, look.devices)
+        allowed = limit_quarantine(sorted(new, key=out.__contains__), already, look.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in news}):
             reasons = [one for one in news if one.device == name]
-            advised = any(one.cause in EXPORTER_CAUSES for one in reasons)
-            if advised and not {name, card_bus_id(name)} & {*allowed, *out}:
-                words = ", ".join(one.words for one in reasons)
+            limited = [one for one in reasons if one.cause in LIMITED_CAUSES]
+            if limited and not {name, card_bus_id(name)} & {*allowed, *kept}:
+                words = ", ".join(one.words for one in limited)
                 failed[f"cap {name}"] = (
-                    f"{name} stays in service, though: {words}; {QUARANTINE_LIMIT_REACHED}"
+                    f"{name} is not put out for this: {words}; {QUARANTINE_LIMIT_REACHED}"
                 )
+                reasons = [one for one in reasons if one not in limited]
+            if not reasons:
                 continue
             try:
                 self._quarantine(look, name, reasons)
@@ -276,26 +283,27 @@ class HealthPolicy(Chore):
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key.
 
-        The exporter's word keeps a device out only where it may put one out: half of the node.
+        What is out for one of LIMITED_CAUSES stays out while that lasts. Where the driver put a
+        device out, they keep it out only as far as half of the node leaves room.
         """
         failed: dict[str, str] = {}
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
-        advised = [one.device for one in against if one.cause in EXPORTER_CAUSES]
+        advised = [one.device for one in against if one.cause in LIMITED_CAUSES]
         kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in advised)]
-        already = cards_out_by_exporter(ours, look.devices)
-        may_stay_out = limit_exporter_quarantine(kept, already, look.count_cards())
+        already = find_limited_cards(ours, look.devices)
+        may_stay_out = limit_quarantine(kept, already, look.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in may_stay_out
             if not look.is_shown(name) or any(
                 lock_ids_overlap(one.device, name)
                 for one in against
-                if believed or one.cause not in EXPORTER_CAUSES
+                if believed or one.cause not in LIMITED_CAUSES
             ):
                 self._clean.pop(name, None)
                 continue
             known = recovery.is_end_known(
                 note,
-                sampled=believed and name in look.fresh,
+                sampled=name in look.fresh,
                 memory=look.memory(name) is not None,
                 restarted=recovery.was_card_restarted(note, look.cards),
             )

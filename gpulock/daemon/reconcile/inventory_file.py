@@ -6,8 +6,8 @@ with what the kernel shows of the driver: a card must be there, its UUID must no
 and an instance must have its access file (/proc/driver/nvidia/capabilities). What does not fit is
 left out, and said once.
 
-Half of a node's cards at most are out of service on its word alone: a faulty one cannot take a node
-down (docs/quarantine.md).
+Half of a node's cards at most are out of service on its word, and for XIDs: a faulty one cannot
+take a node down (docs/quarantine.md).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ENTRY: Final = re.compile(
     rf"|link\.(?P<from>{_BUS})\.(?P<to>{_BUS})=[0-9]{{1,8}}"
 )
 MOST = 20  # things that are wrong; the rest is not told
-# in a note, by the exporter alone; an XID by the kernel: a driver, or a job, may bring about one of
-# every card
-EXPORTER_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
+# for which half of a node may be out: the exporter's word, but XIDs and HEALTH_COMMAND too, which a
+# job or a driver may bring about on every card
+LIMITED_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
 QUARANTINE_LIMIT_REACHED: Final = (
     "more than half of this node is told to be faulty: check it, or quarantine by hand"
 )
@@ -61,8 +61,8 @@ def check_inventory(
     """Return the entries that the driver confirms; `instances` by bus id are `gi1.ci0`.
 
     MIG mode without an instance nobody confirms. It takes a card away from jobs, so it is believed
-    of half of the node's cards (of `expected`, if they are more) less those that are `out` for
-    what the exporter said.
+    of half of the node's cards (of `expected`, if they are more) less those that are `out` for one
+    of LIMITED_CAUSES.
     """
     result = CheckedInventory({}, {})
     liars = {
@@ -133,12 +133,12 @@ def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
 
 
 def read_cards_out(node: Node, cards: Mapping[str, DriverCard]) -> frozenset[str]:
-    """Return the cards that are out for what the exporter said; all where that cannot be read."""
+    """Return the cards that are out for LIMITED_CAUSES; all where that cannot be read."""
     try:
         notes = quarantine.read_device_notes(node.settings.state_dir, quarantine.QUARANTINE)
     except Refusal:
         return frozenset(cards)
-    return frozenset(cards_out_by_exporter(notes, ()))
+    return frozenset(find_limited_cards(notes, ()))
 
 
 def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
@@ -146,19 +146,17 @@ def format_inventory(pairs: Mapping[str, str], boot_id: str) -> str:
     return f"{INVENTORY_LINE}\n{kv.encode_pairs([('boot_id', boot_id), *sorted(pairs.items())])}"
 
 
-def note_set_by_exporter(note: Mapping[str, str]) -> bool:
-    """Return whether a device is out for what an exporter said."""
+def is_limited_note(note: Mapping[str, str]) -> bool:
+    """Return whether the policy put a device out for one of LIMITED_CAUSES."""
     reasons = note.get("reason", "").split("; ")
     return note.get("by") == POLICY and any(
-        word.partition(":")[0] in EXPORTER_CAUSES for word in reasons
+        word.partition(":")[0] in LIMITED_CAUSES for word in reasons
     )
 
 
-def cards_out_by_exporter(
-    notes: Mapping[str, Mapping[str, str]], found: Iterable[Device]
-) -> set[str]:
-    """Return the bus ids of what is out of service for what an exporter said: by notes, or MIG."""
-    out = {card_bus_id(name) for name, note in notes.items() if note_set_by_exporter(note)}
+def find_limited_cards(notes: Mapping[str, Mapping[str, str]], found: Iterable[Device]) -> set[str]:
+    """Return the bus ids of what the half counts: out for LIMITED_CAUSES, or withheld for MIG."""
+    out = {card_bus_id(name) for name, note in notes.items() if is_limited_note(note)}
     return out | {device.bus for device in found if device.withheld}
 
 
@@ -167,11 +165,11 @@ def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:
     return bus in out or len(out) < max(1, cards // 2)
 
 
-def limit_exporter_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
-    """Return the cards that may be out of service on the exporter's word alone.
+def limit_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
+    """Return the cards that may be out of service for LIMITED_CAUSES.
 
-    It may be mad, or somebody else's by now: half of a node's `cards` at most are `out` for what it
-    says, of which `found` are to be the next, in their order; the rest stays in service.
+    These are all that are `out`, and of `found`, in their order, as many as make half of a node's
+    `cards`: an exporter may be mad, or somebody else's by now.
     """
     allowed = {card_bus_id(name) for name in out}
     for name in found:

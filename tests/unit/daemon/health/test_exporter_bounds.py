@@ -35,7 +35,7 @@ from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
     format_inventory,
-    note_set_by_exporter,
+    is_limited_note,
 )
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, DriverCard, reconcile_locks
 from gpulock.errors import BUSY, Refusal
@@ -195,11 +195,14 @@ def test_an_instance_has_no_uuid_of_another(node: Hostile) -> None:
 def test_only_what_the_policy_put_out_on_the_exporters_word_counts_for_that_half(
     by: str, reason: str, counts: bool
 ) -> None:
-    assert note_set_by_exporter({"by": by, "reason": reason}) is counts
+    assert is_limited_note({"by": by, "reason": reason}) is counts
 
 
-def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(node: Hostile) -> None:
-    node.settings["QUARANTINE_ON"] = "missing"
+@pytest.mark.parametrize("policy", ["missing", "missing xid ecc"])
+def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(
+    node: Hostile, policy: str
+) -> None:
+    node.settings["QUARANTINE_ON"] = policy
     node.turn()
     files = [node.driver / "gpus" / bus(number) / "information" for number in range(1, CARDS)]
     texts = [file.read_text() for file in files]
@@ -213,6 +216,17 @@ def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(node: Hos
         node.tell(number, "recovery_action=1", "remap_failure=1")
     node.round(9)
     assert len(node.out()) <= CARDS // 2
+
+
+def test_a_card_that_is_gone_is_noted_as_that_also_beyond_the_half(node: Hostile) -> None:
+    node.turn()
+    for number in range(CARDS):
+        node.log_xid(number)
+    (node.driver / "gpus" / bus(CARDS - 1) / "information").write_text("")
+    node.round(3)
+    assert node.out() == [bus(number) for number in (0, 1, 2, 3, CARDS - 1)]
+    assert node.reason(CARDS - 1).startswith("missing: ")
+    assert "xid" not in node.reason(CARDS - 1)
 
 
 WORDS = st.text("gpumilnk.:0123456789abcdf=\x1b\r;, -/'\"\udcff$", max_size=40)

@@ -14,7 +14,7 @@ from gpulock.daemon.health.recovery import (
     is_end_known,
     was_card_restarted,
 )
-from gpulock.daemon.reconcile.inventory_file import limit_exporter_quarantine
+from gpulock.daemon.reconcile.inventory_file import limit_quarantine
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}
@@ -81,11 +81,11 @@ def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])
 def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: int) -> None:
     said = [bus(number) for number in range(cards)]
-    assert len(limit_exporter_quarantine(said, [], cards)) == most
+    assert len(limit_quarantine(said, [], cards)) == most
     out = [bus(number) for number in range(most)]
-    assert limit_exporter_quarantine(said, out, cards) == set(out)
+    assert limit_quarantine(said, out, cards) == set(out)
 
 
 def test_instances_of_one_card_are_one_card() -> None:
     said = [f"{bus(0)}.gi{n}.ci0" for n in range(7)]
-    assert limit_exporter_quarantine([*said, bus(1)], [], 2) == {bus(0)}
+    assert limit_quarantine([*said, bus(1)], [], 2) == {bus(0)}

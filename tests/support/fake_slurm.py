@@ -4,7 +4,8 @@
 
 The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release`, `gres` or
 `gres.<node>`; where there is a `down`, slurmctld does not answer, and where there is an
-`elsewhere` it goes by another slurm.conf. `reconfigure` puts the keys of slurm.conf in force.
+`elsewhere` it goes by another slurm.conf; where there is a `no_node` this machine is none.
+`reconfigure` puts the keys of slurm.conf in force.
 """
 
 import os
@@ -49,9 +50,9 @@ def reconfigure() -> None:
 
 
 def slurmd(arguments: list[str]) -> int:
-    if arguments == ["-V"]:
-        print(f"slurm-wlm {read('release').strip()}")
-        return 0
+    if os.path.exists(f"{HERE}/state/no_node"):
+        print("slurmd: fatal: Unable to determine this slurmd's NodeName", file=sys.stderr)
+        return 1
     node = arguments[arguments.index("-N") + 1] if "-N" in arguments else ""
     own = os.path.exists(f"{HERE}/state/gres.{node}")
     print(read(f"gres.{node}" if own else "gres"), end="", file=sys.stderr)
@@ -59,5 +60,8 @@ def slurmd(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["-V"]:
+        print(f"slurm-wlm {read('release').strip()}")
+        sys.exit(0)
     play = scontrol if os.path.basename(__file__) == "scontrol" else slurmd
     sys.exit(play(sys.argv[1:]))

@@ -116,7 +116,8 @@ class SlurmNode:
         return self._run(SlurmInstaller(asked).removal(), Wanted.ABSENT)
 
     def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
-        return run_items(parts.items, wanted, self.root / "node/state", ignore, dry_run)
+        state = self.root / "node/state" if parts.on_node else None
+        return run_items(parts.items, wanted, state, ignore, dry_run)
 
     def put(self, key: str, value: str, in_force: bool = True) -> None:
         """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""

@@ -7,7 +7,6 @@ goes by is read after one `scontrol reconfigure`, since a controller may read an
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Collection, Iterator
@@ -19,7 +18,7 @@ from gpulock.install.files import InstallError, discard_unrenamed, write_file
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
 from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
-from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite, list_other_nodes
+from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     raw_slurm_lines,
@@ -243,7 +242,7 @@ def check_unmanaged(path: Path, text: str) -> None:
 
 def check_other_nodes(site: SlurmSite, installed: bool) -> None:
     """Raise InstallError where nodes may be without gpulock: their next job would drain them."""
-    others = list_other_nodes(site.scontrol("show", "node", "-o"), site.named, os.uname().nodename)
+    _, others = site.split_nodes()
     if others and not installed:
         more = " ..." * (len(others) > MOST_NAMED)
         raise InstallError(

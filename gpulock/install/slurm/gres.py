@@ -20,7 +20,7 @@ from typing import Final
 from gpulock.errors import Refusal
 from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.site import Slurmd, SlurmError, SlurmSite, list_other_nodes
+from gpulock.install.slurm.site import Slurmd, SlurmError, SlurmSite, split_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import devices
 from gpulock.node.context import Node
@@ -93,7 +93,7 @@ def find_unlisted_gpus(site: SlurmSite) -> str:
     for line in shown:
         name = line.partition(" ")[0].partition("=")[2]
         found = _CONFIGURED.search(line)
-        if found and not list_other_nodes(line, site.named, os.uname().nodename):
+        if found and not split_nodes(line, site.named, os.uname().nodename)[1]:
             return f"slurmctld gives {name} {found[1]}, and slurmd -G lists none here"
     return ""
 

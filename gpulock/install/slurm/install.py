@@ -86,9 +86,12 @@ class SlurmInstaller(NodePart):
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
+        conf_alone = options.write_conf and not (self.slurmd or self.site.split_nodes()[0])
         if why := slurm_release_fault(self.site.release()):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
-        if not self.slurmd:
+        if conf_alone:
+            self.note("this machine is no node of slurmctld's: only slurm.conf is written here")
+        elif not self.slurmd:
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
         conf = self.conf()
@@ -99,12 +102,7 @@ class SlurmInstaller(NodePart):
                 " the SPANK plugin as shown above, and run it again (docs/containers.md)",
                 self.plugin.page(),
             )
-        settings = self.settings_item()
-        source = gres.read_gres_source(self.site)  # before the list: a change is seen later
-        listed = gres.parse_gres_list(self.site.gres())
-        self.check_shares(listed.shared)
-        items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
-        items += choose_container_hooks(options.enroot, options.podman)
+        items = [] if conf_alone else self.node_items()
         items += [self.plugin] if self.by_spank else []
         item = SlurmConfItem(self.site, self.settings, options, self.by_spank)
         wanted = item.wanted(conf)
@@ -115,8 +113,18 @@ class SlurmInstaller(NodePart):
             title, plugin = str(stack.path), self.plugin.path
             items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
             self.note_task_prolog(conf)
-        pages = [page for page in (texts.slurm_conf_page(wanted), self.gres_page()) if page]
-        return InstallParts(items, self.notes, pages, self.try_line())
+        pages = [texts.slurm_conf_page(wanted), [] if conf_alone else self.gres_page()]
+        pages = [page for page in pages if page]
+        return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
+
+    def node_items(self) -> list[Item]:
+        """Return what each node has; raise InstallError."""
+        settings = self.settings_item()
+        source = gres.read_gres_source(self.site)  # before the list: a change is seen later
+        listed = gres.parse_gres_list(self.site.gres())
+        self.check_shares(listed.shared)
+        items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
+        return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""

@@ -55,11 +55,11 @@ class Slurmd:
 class SlurmSite:
     """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found.
 
-    `libraries` are where the slurmd that runs looks for NVML.
+    `slurmd` is the one that runs, None where none does; `libraries` are where it looks for NVML.
     """
 
     binaries: Path
-    slurmd: Path
+    slurmd: Path | None
     conf: Path | None
     named: str = ""  # by slurmd's -N
     libraries: str = ""
@@ -80,6 +80,10 @@ class SlurmSite:
         if done.returncode != 0:
             raise SlurmError(f"scontrol {' '.join(arguments)}: {_last_output_line(done)}")
         return done.stdout
+
+    def split_nodes(self) -> tuple[list[str], list[str]]:
+        """Return slurmctld's nodes that are this machine, and the others; raise SlurmError."""
+        return split_nodes(self.scontrol("show", "node", "-o"), self.named, os.uname().nodename)
 
     def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise SlurmError."""
@@ -109,21 +113,27 @@ class SlurmSite:
         return done.stderr + done.stdout
 
     def release(self) -> tuple[int, int]:
-        """Return slurmd's major and minor number, (24, 11) of `slurm-wlm 24.11.5`."""
-        done = self.run_slurmd("-V")
+        """Return Slurm's major and minor number, (24, 11) of `slurm-wlm 24.11.5`.
+
+        It is that of the slurmd that runs, else that of scontrol.
+        """
+        name = NAME if self.slurmd else "scontrol"
+        done = self.run_client([name, "-V"], program=self.slurmd or self.binaries / name)
         if done.returncode != 0:
-            raise SlurmError(f"{NAME} -V: {_last_output_line(done)}")
+            raise SlurmError(f"{name} -V: {_last_output_line(done)}")
         found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)
         if found is None:
-            raise SlurmError(f"{NAME} -V says {done.stdout[:80]!r}: no release in it")
+            raise SlurmError(f"{name} -V says {done.stdout[:80]!r}: no release in it")
         return int(found[1]), int(found[2])
 
     def run_slurmd(
         self, *words: str, seconds: float = _SECONDS
     ) -> subprocess.CompletedProcess[str]:
-        """Run slurmd, with the libraries of the one that runs; raise SlurmError."""
+        """Run slurmd, with the libraries of the one that runs; raise InstallError for none."""
+        beside = with_sibling_folders([self.binaries])
+        program = self.slurmd or find_slurm_program(NAME, beside, "install slurmd")
         # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
-        return self.run_client([NAME, *words], seconds, self.slurmd)
+        return self.run_client([NAME, *words], seconds, program)
 
     def run_client(
         self, command: list[str | Path], seconds: float = _SECONDS, program: Path | None = None
@@ -179,17 +189,15 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
     if slurmd is None:
-        beside = with_sibling_folders([scontrol.parent])
-        program = find_slurm_program(NAME, beside, "install slurmd")
-        return SlurmSite(scontrol.parent, program, path)
+        return SlurmSite(scontrol.parent, None, path)
     for one in (slurmd.program, scontrol):
         if one.parent not in vouched and (why := why_untrusted_program(one, slurmd.owners)):
             raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
     return SlurmSite(scontrol.parent, slurmd.program, path, slurmd.node, slurmd.libraries)
 
 
-def list_other_nodes(shown: str, named: str, host: str) -> list[str]:
-    """Return the nodes of `scontrol show node -o` that are not this machine; pure.
+def split_nodes(shown: str, named: str, host: str) -> tuple[list[str], list[str]]:
+    """Return the nodes of `scontrol show node -o` that are this machine, and the others; pure.
 
     Its slurmd was started for the node `named`. One without a name goes by the machine's, which
     NodeHostName has.
@@ -197,7 +205,8 @@ def list_other_nodes(shown: str, named: str, host: str) -> list[str]:
     found = re.findall(r"(?m)^NodeName=(\S+)(?:.* NodeHostName=(\S+))?", shown)
     short = host.partition(".")[0]
     unnamed = [name for name, at in found if short in (name, at.partition(".")[0])]
-    return [name for name, _ in found if name not in ([named] if named else unnamed)]
+    own = [named] if named else unnamed
+    return own, [name for name, _ in found if name not in own]
 
 
 def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:

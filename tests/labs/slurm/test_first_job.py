@@ -122,6 +122,34 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     assert run(bare, "-w", NODE, "--gres=gpu:1")["GPULOCK_DEVICES"]
 
 
+def test_a_controller_without_a_slurmd_writes_slurm_conf_and_has_nothing_else(
+    bare: Gpulock,
+) -> None:
+    slurm, conf = bare.slurm, bare.slurm.lab / "etc/slurm.conf"
+    place = slurm.path_in(slurm.master, CONFIG)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f"SLURM_CONF={conf}\n")
+    before, answers = conf.read_text(), in_force(bare)
+    for node in bare.nodes:
+        said_by(bare, node, "install", "slurm", code=NOT_IN_FORCE)
+    write = ("install", "slurm", "--write-conf", "--installed-everywhere")
+
+    said = said_by(bare, slurm.master, *write)
+
+    assert "this machine is no node of slurmctld's" in " ".join(said.split())
+    assert f"{PREFIX}/current/prolog/slurm" in in_force(bare)
+    assert run(bare, "-w", NODE, "--gres=gpu:1")["GPULOCK_DEVICES"]
+    assert not slurm.path_in(slurm.master, PREFIX).joinpath("current").exists()
+    assert "nothing to change: slurm is in force" in said_by(bare, slurm.master, *write)
+    bare.wait_free()
+    wait_until(lambda: "COMPLETING" not in slurm.scontrol("show", "node"), why="its end")
+
+    said_by(bare, slurm.master, "uninstall", "slurm", "--write-conf")
+
+    assert (conf.read_text(), in_force(bare)) == (before, answers)
+    place.unlink()
+
+
 @pytest.fixture
 def written(bare: Gpulock) -> Gpulock:
     """Return nodes that have gpulock, by a block in slurm.conf."""

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpulock.install.files import InstallError
+from gpulock.install.slurm import site
 from gpulock.install.slurm.conf_block import BEGIN, END, block_lines, split_slurm_conf
 from gpulock.install.slurm.conf_item import list_busy_nodes
-from gpulock.install.slurm.site import list_other_nodes
+from gpulock.install.slurm.site import Slurmd, split_nodes
+from tests.support.install_site import tree
 from tests.support.slurm_node import SlurmNode
 
 CONF = Path("/etc/slurm/slurm.conf")
@@ -81,18 +84,20 @@ NodeName=new State=FUTURE
 
 
 @pytest.mark.parametrize(
-    ("named", "host", "others"),
+    ("named", "host", "own", "others"),
     [
-        ("gpu1", "dgx1", ["dgx2", "new"]),
-        ("", "dgx1.site", ["dgx2", "new"]),
-        ("", "dgx2", ["gpu1", "new"]),
-        ("", "new", ["gpu1", "dgx2"]),
-        ("", "controller", ["gpu1", "dgx2", "new"]),
+        ("gpu1", "dgx1", ["gpu1"], ["dgx2", "new"]),
+        ("", "dgx1.site", ["gpu1"], ["dgx2", "new"]),
+        ("", "dgx2", ["dgx2"], ["gpu1", "new"]),
+        ("", "new", ["new"], ["gpu1", "dgx2"]),
+        ("", "controller", [], ["gpu1", "dgx2", "new"]),
     ],
 )
-def test_the_nodes_of_this_machine_are_not_others(named: str, host: str, others: list[str]) -> None:
+def test_the_nodes_of_this_machine_are_not_others(
+    named: str, host: str, own: list[str], others: list[str]
+) -> None:
     """A slurmd without -N goes by the machine's name, as Debian's service starts it."""
-    assert list_other_nodes(SHOWN, named, host) == others
+    assert split_nodes(SHOWN, named, host) == (own, others)
 
 
 def install(node: SlurmNode, **changes: bool) -> None:
@@ -261,6 +266,43 @@ def test_what_a_person_has_to_decide_changes_nothing(
         install(node)
 
     assert node.conf.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_program", [False, True])
+def test_a_controller_that_is_no_node_gets_the_block_and_nothing_else(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch, has_program: bool
+) -> None:
+    """There `slurmd -G` knows no such node, or nobody installed slurmd."""
+    make_controller(node, monkeypatch, has_program)
+    before, there = node.conf.read_text(), tree(node.root)
+    with pytest.raises(InstallError, match="other nodes have this .*node1.*everywhere"):
+        install(node)
+
+    install(node, installed_everywhere=True)
+
+    written = node.conf.read_text()
+    assert written.endswith(before) and f"Prolog={node.paths.slurm_prolog}" in block_of(node)
+    assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()
+    made = {path for path, text in tree(node.root).items() if there.get(path) != text}
+    assert made == {"etc-slurm/slurm.conf", "slurm/state/config"}
+    assert node.differences(write_conf=True, installed_everywhere=True) == []
+    with pytest.raises(InstallError, match="NodeName" if has_program else "install slurmd"):
+        node.install()
+
+    assert node.uninstall(write_conf=True).clauses() == []
+    assert node.conf.read_text() == before
+
+
+def make_controller(node: SlurmNode, patch: pytest.MonkeyPatch, has_program: bool) -> None:
+    """Make it another machine than node1, on which slurmctld runs and no slurmd."""
+    patch.setattr(site, "find_slurmds", list[Slurmd])
+    patch.setattr("os.uname", lambda: SimpleNamespace(nodename="head.site"))
+    node.set(SLURM_BINARIES=str(node.root / "slurm/bin"), SLURM_CONF=str(node.conf))
+    if has_program:
+        (node.state / "no_node").touch()
+    else:
+        (node.root / "slurm/sbin/slurmd").unlink()
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class SlurmConfItem(Item):
             return []
         before, after = _read(path), self._after(path, wanted)
         lines = difference_lines(before, after)
-        return lines or ([RECONFIGURE] if self._out_of_force(wanted, after) else [])
+        return lines or ([RECONFIGURE] if self._out_of_force(wanted) else [])
 
     def tidy(self) -> None:
         if self.asked.write_conf and self.site.conf and self.site.conf.is_file():
@@ -114,7 +114,8 @@ class SlurmConfItem(Item):
     def _after(self, path: Path, wanted: Wanted) -> str:
         """Return the file as it is to be; raise InstallError where a person has to decide."""
         split = split_slurm_conf(path, _read(path))
-        if wanted is Wanted.ABSENT:  # no Epilog goes while jobs hold GPUs
+        if wanted is Wanted.ABSENT:
+            # No Epilog goes while jobs hold GPUs, nor the extern step that proves one to be over.
             kept = (EPILOG, "PrologFlags") if self._busy_nodes() else ()
             lines = [line for line in split.lines or () if line.partition("=")[0] in kept]
             return split.with_lines(lines)
@@ -126,11 +127,12 @@ class SlurmConfItem(Item):
 
     def _block(self, path: Path, split: SplitConf) -> list[str]:
         """Return the lines of the block; raise InstallError for a key that stands elsewhere."""
-        outside = [
-            (file, raw, slurm_pairs(bare))
-            for file, raw, bare in raw_slurm_lines(path)
-            if not (file == path and raw in (split.lines or ()))
-        ]
+        outside, block = list[tuple[Path, str, list[tuple[str, str]]]](), [*(split.lines or ())]
+        for file, raw, bare in raw_slurm_lines(path):
+            if file == path and raw in block:
+                block.remove(raw)  # the same line once more is the site's
+            else:
+                outside.append((file, raw, slurm_pairs(bare)))
         values = {key.lower(): value for _, _, pairs in outside for key, value in pairs}
         wanted = self.lacking(SlurmConf(values, str(path)))
         if site := next((line for line in wanted if line.is_site), None):
@@ -157,14 +159,15 @@ class SlurmConfItem(Item):
         shown = self.site.scontrol("-d", "show", "node", "-o")
         return list_busy_nodes(shown, self.settings.slurm_gres)
 
-    def _out_of_force(self, wanted: Wanted, text: str) -> bool:
-        """Return whether slurmctld goes by less or by more than a text; raise SlurmError."""
+    def _out_of_force(self, wanted: Wanted) -> bool:
+        """Return whether slurmctld goes by less or by more than the file; raise InstallError."""
         conf = self.site.in_force()
         if wanted is Wanted.PRESENT:
             return bool(self.lacking(conf))
+        written = self.site.in_file()
         hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
         own = [hook for hook in hooks if str(PATHS[hook.key](self.paths)) in hook.values]
-        return any(f"{hook.key}=" not in text for hook in own)
+        return any(not written.get(hook.key) for hook in own)
 
     def put(self, wanted: Wanted) -> None:
         """Write, reconfigure once, and read what is in force; raise InstallError."""
@@ -174,7 +177,7 @@ class SlurmConfItem(Item):
         if after != _read(path):
             write_file(path, after, stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid))
         self.site.scontrol("reconfigure")
-        if self._out_of_force(wanted, after):
+        if self._out_of_force(wanted):
             do = "make the same change there, then scontrol reconfigure; run it again"
             raise InstallError(f"slurmctld does not go by {path}: {do}")
 
@@ -236,7 +239,7 @@ def check_unmanaged(path: Path, text: str) -> None:
         if _MANAGERS.search(line):
             raise InstallError(
                 f"{path} says `{line.strip()}`: put the lines that are printed without --write-conf"
-                " into its template"
+                " into its template; where no program writes the file take that comment out"
             )
 
 

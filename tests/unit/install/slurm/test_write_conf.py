@@ -187,7 +187,7 @@ def test_a_file_that_another_program_writes_is_left_to_its_template(node: SlurmN
     node.conf.write_text(f"# Ansible managed\n{node.conf.read_text()}")
     before = node.conf.read_text()
 
-    with pytest.raises(InstallError, match=r"says `# Ansible managed`: put .* template"):
+    with pytest.raises(InstallError, match=r"says `# Ansible managed`: put .* template;.*comment"):
         install(node)
 
     assert node.conf.read_text() == before
@@ -224,6 +224,47 @@ def test_a_file_that_is_written_but_not_in_force_is_put_in_force_by_the_next_run
     install(node)
 
     assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()
+
+
+@pytest.mark.slow
+def test_hooks_that_stay_in_force_are_seen_whatever_else_the_file_has(node: SlurmNode) -> None:
+    """A comment and a key with such an end were taken for the key itself."""
+    install(node)
+    with node.conf.open("a") as file:
+        file.write("# Prolog= and Epilog= were gpulock's\nXTaskProlog=/site/x\n")
+    (node.state / "elsewhere").touch()
+
+    with pytest.raises(InstallError, match=r"slurmctld does not go by .*slurm.conf"):
+        node.uninstall(write_conf=True, force=True)
+
+
+@pytest.mark.slow
+def test_a_hook_that_the_file_still_has_is_in_force_however_it_is_written(node: SlurmNode) -> None:
+    install(node)
+    assert node.uninstall(write_conf=True).clauses() == []
+    with node.conf.open("a") as file:
+        file.write(f"prolog = {node.paths.slurm_prolog}\n")
+    node.set_in_force("Prolog", str(node.paths.slurm_prolog))
+    (node.state / "elsewhere").touch()
+    node.install()
+
+    left = node.uninstall(write_conf=True)
+
+    assert left.clauses()[0].startswith("Slurm still starts the hooks; take out what is named")
+
+
+@pytest.mark.slow
+def test_a_line_that_stands_once_more_below_the_block_goes_from_the_block(node: SlurmNode) -> None:
+    """Newer releases run a Prolog that stands twice twice."""
+    install(node)
+    own = f"Prolog={node.paths.slurm_prolog}"
+    with node.conf.open("a") as file:
+        file.write(f"{own}\n")
+
+    install(node)
+
+    assert own not in block_of(node) and node.conf.read_text().endswith(f"\n{own}\n")
+    assert f"Epilog={node.paths.slurm_epilog}" in block_of(node)
 
 
 def other_nodes(node: SlurmNode) -> None:
@@ -276,7 +317,7 @@ def test_a_controller_that_is_no_node_gets_the_block_and_nothing_else(
     """There `slurmd -G` knows no such node, or nobody installed slurmd."""
     make_controller(node, monkeypatch, has_program)
     before, there = node.conf.read_text(), tree(node.root)
-    with pytest.raises(InstallError, match="other nodes have this .*node1.*everywhere"):
+    with pytest.raises(InstallError, match=r"other nodes have this .*node1.*everywhere"):
         install(node)
 
     install(node, installed_everywhere=True)

@@ -9,6 +9,7 @@ folder, which goes with the last of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainde
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
-from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
+from gpulock.install.slurm.configured_hooks import TASK, InForceHook, find_slurm_hooks
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmError,
@@ -104,7 +105,11 @@ class SlurmInstaller(NodePart):
             )
         items = [] if conf_alone else self.node_items()
         items += [self.plugin] if self.by_spank else []
-        item = SlurmConfItem(self.site, self.settings, options, self.by_spank)
+        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
+        tasks = [hook for hook in hooks if hook.key == TASK and hook.ours]
+        # what runs tasks' hook stays until the plugin does
+        needs_task = not self.by_spank or (tasks and not stack.is_right(self.plugin.path))
+        item = SlurmConfItem(self.site, self.settings, options, by_spank=not needs_task)
         wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
             wanted = [line for line in wanted if not line.needed]
@@ -112,7 +117,7 @@ class SlurmInstaller(NodePart):
         if self.by_spank:
             title, plugin = str(stack.path), self.plugin.path
             items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
-            self.note_task_prolog(conf)
+            self.note_task_prolog(tasks)
         pages = [texts.slurm_conf_page(wanted), [] if conf_alone else self.gres_page()]
         pages = [page for page in pages if page]
         return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
@@ -196,10 +201,9 @@ class SlurmInstaller(NodePart):
             )
         return item
 
-    def note_task_prolog(self, conf: SlurmConf) -> None:
+    def note_task_prolog(self, tasks: Sequence[InForceHook]) -> None:
         """Say that TaskProlog goes where the plugin runs its hook."""
-        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        for task in [hook for hook in hooks if hook.key == TASK and hook.ours]:
+        for task in tasks:
             self.note(
                 f"once every node has the plugin's lines take {TASK}={task.text} out of slurm.conf,"
                 " and scontrol reconfigure: inside a container of pyxis no TaskProlog works"

@@ -100,3 +100,20 @@ def test_one_of_another_gpulock_is_named_and_nothing_leads_to_it(node: SlurmNode
 
     assert outcome.clauses() == [f"{node.plugin} is of another gpulock"]
     assert "gpulock" not in node.conf.read_text()
+
+
+@pytest.mark.slow
+def test_task_prolog_stays_in_the_block_until_plugstack_names_the_plugin(node: SlurmNode) -> None:
+    line = f"TaskProlog={node.paths.slurm_task}"
+    node.install(write_conf=True)
+    assert line in node.conf.read_text()
+    node.give_plugin()
+    node.stack(node.spank_lines[1])
+
+    (left,) = node.install(write_conf=True).clauses()
+
+    assert "plugstack.conf has gpulock's plugin not as it must be" in left
+    assert line in node.conf.read_text()
+    node.stack(*node.spank_lines)
+    assert node.install(write_conf=True).clauses() == []
+    assert "TaskProlog=" not in node.conf.read_text()

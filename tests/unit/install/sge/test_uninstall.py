@@ -141,6 +141,16 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
     assert not current.exists()
 
 
+def test_the_prolog_goes_whatever_lines_of_the_sites_lead_to_the_hooks(site: Site) -> None:
+    site.install_all()
+    starter = f"starter_method {site.hooks}/current/prolog/sge-starter"
+    site.edit("sq", "starter_method        NONE", starter)
+
+    assert site.uninstall().remainders
+
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", site.hook("epilog"))
+
+
 def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     """The prolog goes at once; the epilog, sensor and shepherd stay, and a second run completes."""
     site.install_all()

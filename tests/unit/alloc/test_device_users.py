@@ -15,7 +15,7 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
-from gpulock.node.procfs import Proc
+from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from tests.support.faults import fail_at
@@ -236,23 +236,73 @@ def test_a_process_that_was_forked_while_the_files_were_looked_at_is_found(
     assert holders.pids_with_open(stage.device.id) == [701]
 
 
+@pytest.mark.parametrize("end", ["before it is read", "in its files", "hiding its files"])
 def test_a_process_that_vanished_unread_has_the_processes_listed_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """It may have forked before it ended, behind the place that the listing had reached."""
+    uids = (os.geteuid(),) * 4
     stage.fake.add(700)
-    real = os.listdir
+    real, real_status = os.listdir, Proc.status
 
-    def fork(path: str) -> list[str]:
+    def files(path: str) -> list[str]:
         if path.endswith("/700/fd"):
-            stage.fake.add(701)
+            stage.fake.add(701, uids=uids)
         elif path.endswith("/701/fd"):
             stage.fake.remove(701)
             stage.fake.add(702, fds={9: stage.node})
+            if end == "hiding its files":
+                stage.fake.add(701, state="Z", uids=uids)
+                raise PermissionError(13, "denied", path)
         return real(path)
 
-    monkeypatch.setattr(os, "listdir", fork)
+    def status(proc: Proc, pid: int) -> ProcessStatus:
+        if pid == 701 and end == "before it is read":
+            stage.fake.remove(701)
+            stage.fake.add(702, fds={9: stage.node})
+        return real_status(proc, pid)
+
+    monkeypatch.setattr(os, "listdir", files)
+    monkeypatch.setattr(Proc, "status", status)
     assert stage.who() == [702]
+
+
+def test_a_fork_that_is_hidden_until_its_exec_is_asked_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700, uids=(os.geteuid(),) * 4, fds={9: stage.node})
+    real, asked = os.listdir, [0]
+
+    def hide(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            asked[0] += 1
+            if asked[0] < 4:
+                raise PermissionError(13, "denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", hide)
+    assert stage.holders().look(None) == ({stage.device.id: [700]}, "")
+
+
+@pytest.mark.parametrize(
+    ("uid", "forks", "told"), [(1000, True, True), (1000, False, False), (None, False, True)]
+)
+def test_who_forks_all_the_time_hides_what_that_user_alone_has_open(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, uid: int | None, forks: bool, told: bool
+) -> None:
+    """Each listing has one that is gone before it is read."""
+    real = Proc.status
+
+    def vanish(proc: Proc, pid: int) -> ProcessStatus:
+        if pid >= 700:
+            stage.fake.remove(pid)
+            stage.fake.add(pid + 1)
+        return real(proc, pid)
+
+    stage.fake.add(700)
+    monkeypatch.setattr(Proc, "status", vanish)
+    monkeypatch.setattr(ProcessScan, "may_fork", lambda *_: forks)
+    assert ("came and went" in stage.holders().look(uid)[1]) is told
 
 
 def test_a_user_with_too_many_files_hides_no_other_users_process(stage: Stage) -> None:

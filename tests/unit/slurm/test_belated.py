@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,16 @@ def test_a_claim_of_the_same_tick_may_be_the_next_runs(site: Site) -> None:
 
 def test_an_epilog_of_a_group_whose_leader_is_gone_began_before_every_claim(proc: FakeProc) -> None:
     assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 0.0
+
+
+def test_a_hook_asks_its_own_group_when_it_began(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script of the site's that came late is its parent; the hook itself began just now."""
+    site.hold(0, job_id="12", claimed_boottime=100.0)
+    node, run = site.node(), HookRun()
+    run.begun = 200.0
+    monkeypatch.setattr(os, "getpgrp", lambda: 60)
+    site.proc.add(60, name="site-epilog", ppid=1, start=int(50 * TICKS))
+    monkeypatch.setattr(node.settings, "simulation", "")
+    assert epilog.release_slurm_job(node, site.call(12), run).freed == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.deadline import Deadline
+from gpulock.errors import LockTimeout
 from gpulock.hooks import frame
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
@@ -305,6 +307,23 @@ def test_a_gate_that_stays_shut_is_could_not_be_found_out(
     assert "timeout" in [kind for _, kind, _ in read_events(str(site.lock))]
 
 
+@pytest.mark.parametrize("refused", ["", "no"])
+def test_a_grant_is_noted_behind_the_gate_alone_and_a_refusal_in_any_case(
+    site: Site, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    site.prolog(12, "1")
+    node, noted = site.node(), site.note()
+    noted.restart, noted.refused = 1, refused
+    noted.devices = [] if refused else noted.devices
+    monkeypatch.setattr(gate, "LONGEST_WAIT", 0.05)
+    with (
+        contextlib.nullcontext() if refused else pytest.raises(LockTimeout),
+        Gate(node.store, Deadline(1)),
+    ):
+        prolog.save_task_note(node, noted, Deadline(0.1))
+    assert site.note().restart == (1 if refused else 0)
+
+
 @pytest.mark.parametrize(
     "where", [(request, "list_slurm_job_gres"), (environment, "grant_variables")]
 )
@@ -364,6 +383,17 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
     faulty = faulty_settings(tmp_path)
     assert (epilog.main(environ, faulty), len(told)) == (0, 4 * lines)
+
+
+def test_roots_own_job_is_given_back_like_any_where_settings_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A hook that runs as its job's user was started wrongly, but as root."""
+    monkeypatch.setattr(refuse, "requeue_or_cancel_job", lambda *_: "it is requeued")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    environ = site.environ(SLURM_JOB_UID="0", SLURM_JOB_USER="root")
+    assert prolog.main(environ, str(site.root / "gone")) == RUN
+    assert "it is requeued" in capfd.readouterr().err
 
 
 @pytest.mark.root

@@ -111,6 +111,12 @@ def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batc
     assert ["scontrol", "notify", "12", SENTENCE] in site.calls(), "its user waits at a terminal"
 
 
+def test_a_component_of_a_heterogeneous_job_is_given_back_with_its_leader(site: Site) -> None:
+    site.answers(row(12, BatchFlag="0"))
+    assert act(site, interactive(site, 13, SLURM_HET_JOB_ID="12")) == "it is cancelled"
+    assert asked(site) == [["scancel", "12"]]
+
+
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [

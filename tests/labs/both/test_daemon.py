@@ -74,6 +74,7 @@ def test_the_end_of_a_job_wakes_gpulockd(site: Site) -> None:
 def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
     site: Site, around: tuple[str, ...], why: str
 ) -> None:
+    other = site.start(0)  # of the same user: it may have the devices open, for all that is seen
     with daemon_on(site.gpus, site.node, *around) as blind:
         job, claim = begun(site, blind)
         site.leak(job)
@@ -81,6 +82,7 @@ def test_a_gpulockd_that_cannot_see_frees_nothing_and_the_next_one_does(
         assert blind.freed() == []
     with daemon_on(site.gpus, site.node) as daemon:
         assert_over(daemon, claim, site.leaked)
+    site.end(other)
 
 
 def test_daemons_of_the_scheduler_that_come_and_go_take_no_device_away(

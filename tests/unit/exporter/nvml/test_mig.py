@@ -71,6 +71,9 @@ def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_
             one, _ = instances(eye.look(after=0.3))
             assert (one.utilization, one.busy, one.observed) == (0.6, 0, 0), "no window has ended"
             assert device(eye.look()).gpm is None, "the card is not one device"
+            nvml.set("gpu0.mig1.uuid", None)
+            eye.look()
+            assert nvml.calls()["nvmlGpmSampleFree"] == 2, "both of the instance that is gone"
 
 
 def test_instances_go_on_after_a_look_at_which_their_card_was_lost(tmp_path: Path) -> None:
@@ -130,6 +133,15 @@ def test_a_handle_that_stands_for_another_instance_now_is_that_instance(tmp_path
         frame = eye.look()
         assert instances(frame)[0].uuid == uuid
         assert names(frame)[0] == f"{CARD}.gi5.ci0 1g.10gb"
+
+
+def test_an_instance_is_asked_by_the_handle_that_it_has_now(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="a100-mig", gpus=1) as nvml, Eye(nvml) as eye:
+        first, second, *_ = [one.uuid for one in instances(eye.look())]
+        nvml.update({"gpu0.mig0.uuid": second, "gpu0.mig1.uuid": first})
+        nvml.set("gpu0.mig1.memory.used", "1G")
+        used = {one.uuid: one.memory_used for one in instances(eye.look())}
+        assert used[first] == 1 << 30 != used[second]
 
 
 def test_an_instance_that_fails_does_not_spoil_the_others(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free(
         (("127.0.0.1:{}", ":{}"), 1),
         (("127.0.0.1:{}", "0.0.0.0:{}", "[::]:{}", "[::1]:{}"), 2),
         (("127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.2:{}"), 2),
+        (("127.0.0.1:{}", "[::]:{}"), 2),
     ],
 )
 def test_addresses_of_ours_do_not_collide(addresses: tuple[str, ...], count: int) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,14 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     authority = make_authority(made, "ca")
     make_certificate(made, "server", authority)
     make_certificate(made, "other", authority)
-    key = (made / "server.key").read_text()
     locked = "openssl pkcs8 -topk8 -in server.key -passout pass:secret -out encrypted.key"
     subprocess.run(locked.split(), check=True, cwd=made)
     (made / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    (made / "junk.key").write_text(key[:60] + "\n" + key[-40:])
-    (made / "empty.pem").write_text("")
     (made / "large.pem").write_text("-----BEGIN CERTIFICATE-----\n" * 40_000)
     (made / "folder").mkdir()
+    os.mkfifo(made / "pipe")
     return made
 
 
@@ -63,14 +62,17 @@ WRONG: list[tuple[str, str]] = [
     (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", "a key comes twice"),
     # Keys that the exporter-toolkit has and this exporter has not, or nobody.
     ("tls_config:\n  cert_file: x\n", "this file: tls_config is not supported; there are tls_serv"),
+    ("http_server_config:\n  headers: x\n", "http_server_config: headers is not supported"),
     (f"{TLS}  cert: x\n", "tls_server_config: cert is not supported; there are cert_file, key_"),
     (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
     # Certificate and key.
     ("tls_server_config:\n  cert_file: server.pem\n", "needs cert_file and key_file"),
+    ("tls_server_config:\n  key_file: server.key\n", "needs cert_file and key_file"),
     (TLS.replace("server.pem", ""), "tls_server_config.cert_file is not a text: write one"),
     (TLS.replace("server.pem", "gone.pem"), "No such file or directory: '{folder}/gone.pem'"),
     (TLS.replace("server.pem", "folder"), "Is a directory: '{folder}/folder'"),
     (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
+    (TLS.replace("server.pem", "pipe"), "this is not a regular file: '{folder}/pipe'"),
     (TLS.replace("server.pem", "large.pem"), "larger than 1048576 bytes: '{folder}/large.pem'"),
     (TLS.replace("server.pem", '"a\\0b"'), "embedded null "),
     (TLS.replace("server.key", "server.pem"), "{folder}/server.pem"),
@@ -84,6 +86,7 @@ WRONG: list[tuple[str, str]] = [
     (f"{TLS}  min_version: TLS11\n", "'TLS11' is not served: TLS12 or TLS13"),
     # Users.
     ("basic_auth_users:\n  alice: secret\n", "basic_auth_users.alice has no bcrypt hash"),
+    (f"basic_auth_users:\n  alice: {HASH}x\n", "alice has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", "has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", "of cost 4 to 15"),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 from gpulock_exporter.driver_calls import (
-    NO_CARD,
     PAGE,
     CallNote,
     DriverCall,
@@ -31,8 +30,8 @@ def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> 
     fd = os.memfd_create("page")
     note = CallNote(fd)
     told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
-    for card, bus in ((3, "0000:3b:00.0"), (NO_CARD, "")):
-        note.enter_card(card, bus)
+    note.enter_card(3, "0000:3b:00.0")
+    for _ in range(2):
         note.name_call("nvmlDeviceGetTemperature")
         told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
         note.leave_card()
@@ -45,6 +44,11 @@ def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> 
 @pytest.mark.parametrize("page", [b"", b"\x01" * (PAGE.size - 1), bytes(PAGE.size)])
 def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
     assert read_driver_call(page) is None
+
+
+def test_what_a_page_says_is_a_line_whatever_a_worker_writes() -> None:
+    call = read_driver_call(PAGE.pack(10.0, 3, b"\xff\n", b"a\nb"))
+    assert call is not None and (call.bus + call.name).isprintable()
 
 
 def test_pauses_grow() -> None:

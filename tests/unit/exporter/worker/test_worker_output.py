@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.frame_decoder import decode_frame
+from gpulock_exporter.worker.process import CANNOT_OPEN
 
 from gpulock.alloc.process_owner import COMM
 from gpulock.node.settings import Settings
@@ -27,29 +28,41 @@ class Chatty:
     def look(self, processes):
         os.write(1, b"NVRM: warning {")
         print("looked", flush=True)
-        return Frame(1, 2.0, 3.0)
+        return Frame(1, 2.0, 3.0, complete=processes)
     def close(self): os.write(1, b"closed")
 
 process.make_frame_source = lambda *_: Chatty()
-sys.exit(process.main(["worker", "0.01", "1", "nvml", "looks=2"]))
+sys.exit(process.main(["worker", "0.01", "1000", "nvml", "looks=2"]))
 """
+
+
+def run_worker(program: str) -> subprocess.CompletedProcess[bytes]:
+    """Let a worker take two looks."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
 
 
 @pytest.mark.slow
 def test_a_library_that_prints_on_standard_output_spoils_no_frame() -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
+    done = run_worker(PROGRAM)
     frames = [decode_frame(line) for line in done.stdout.splitlines()]
-    assert [frame.sequence for frame in frames] == [1, 1]
+    assert [frame.complete for frame in frames] == [True, False], "lists are asked for seldom"
+    assert done.returncode == 0
     assert done.stderr.count(b"NVRM: warning {looked") == 2
     assert done.stderr.startswith(b"opened") and done.stderr.endswith(b"closed")
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_gone_is_an_exit_code_for_who_tries_a_card() -> None:
+    done = run_worker(PROGRAM.replace('os.write(1, b"opened")', 'raise RuntimeError("NVML: gone")'))
+    assert (done.returncode, done.stderr) == (CANNOT_OPEN, b"NVML: gone\nclosed")
 
 
 @contextmanager

@@ -183,6 +183,18 @@ def test_memory_of_a_job_that_began_since_the_reconcile_is_left_alone(ward: Ward
     assert ward.out() == []
 
 
+def test_memory_that_a_job_held_counts_from_its_end(ward: Ward) -> None:
+    ward.hold(0)
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round(3)
+    assert ward.cards().of(bus(0)).failed() == {}
+    ward.proc.remove(SHEPHERD)
+    ward.round()
+    assert ward.out() == []
+    ward.round()
+    assert ward.out() == [bus(0)]
+
+
 # --- back -----------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,8 @@ import pytest
 from gpulock.install.files import InstallError
 from gpulock.install.items import ItemRun, Wanted
 from gpulock.install.node_part import add_settings
-from gpulock.install.sge.host import complex_fault, host_amount
+from gpulock.install.sge import install as install_module
+from gpulock.install.sge.host import SgeHost, complex_fault, host_amount
 from gpulock.install.sge.login import login_script_text
 from gpulock.install.sge.queue_hooks import HOOKS, HookLine
 from gpulock.install.sge.site import release_fault
@@ -138,6 +139,15 @@ def test_an_unknown_grid_engine_is_refused_with_its_version(site: Site, release:
             parts()
 
     assert tree(site.root) == before
+
+
+def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SgeHost, "queues", lambda _: ["gpu.q", "all.q"])
+    monkeypatch.setattr(install_module, "hooked_queues", lambda _: {"gpu.q": site.hooks})
+    (note,) = [note for note in site.parts().notes if "no locks" in note]
+    assert note.startswith("queue all.q is on this host too, and its jobs get no locks: gpulock")
 
 
 def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> None:
@@ -292,6 +302,8 @@ def test_a_shepherd_cmd_of_the_sites_stays_and_no_job_comes_to_the_hooks(site: S
     assert "set SGE_SHEPHERD=/site/wrapper, then shepherd_cmd none" in left.clause
     assert "shepherd_cmd /site/wrapper\n" in site.show("sconf-node1")
     assert site.in_force("prolog") == "NONE"
+    assert site.uninstall().remainders == []
+    assert not site.hooks.exists()
 
 
 def test_an_execd_takes_a_first_configuration_of_its_own_when_it_starts(site: Site) -> None:

@@ -168,6 +168,12 @@ def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     assert not site.hooks.exists()
 
 
+def test_a_configuration_that_says_nothing_is_named_as_what_stays(site: Site) -> None:
+    (site.state / "sconf-node1").write_text("load_sensor none\n")
+    site.install_all()
+    assert "stays: qconf -dconf node1" in site.removal().notes
+
+
 def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
     """The host is in the group for another queue's: it said that this one's were removed."""
     site.install_all()

@@ -21,6 +21,7 @@ from gpulock.node import devices
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
+from gpulock.store.quarantine import note_reason
 from gpulock.store.verdicts import Verdict
 from tests.support.trees import BOOT, bus, record
 
@@ -128,7 +129,8 @@ def lock(number: int = 0, token: str = "feedfacefeedface", part: str = "", **cha
 def facts(*locks: Lock, verdicts: dict[str, Verdict] | None = None, **more: Any) -> LocalState:
     """Return what gpulock's files say."""
     found = LocalState()
-    found.locks, found.quarantined, found.verdicts = {one.id: one for one in locks}, {}, verdicts
+    found.locks, found.verdicts = {one.id: one for one in locks}, verdicts
+    found.quarantined, found.quarantine_notes = {}, {}
     for name, value in more.items():
         setattr(found, name, value)
     return found
@@ -174,6 +176,12 @@ class Node:
         fields: dict[str, Any] = {"driver": "580.1", **changes}
         frame = Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
         return decode_frame(encode_frame(frame))  # as it comes from a worker
+
+    def put_out(self, notes: dict[str, dict[str, str]] | None) -> None:
+        """Let there be these notes of devices that are out of service, by lock id."""
+        self.facts.quarantine_notes = notes
+        reasons = {name: note_reason(one) for name, one in (notes or {}).items()}
+        self.facts.quarantined = None if notes is None else reasons
 
     def had_xid(self, number: int, xid: int) -> None:
         """Let gpulockd have read an XID of a card in the kernel's log."""

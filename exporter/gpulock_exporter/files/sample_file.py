@@ -113,7 +113,7 @@ def sample_device_words(
     }
     if present is not None:
         values |= {
-            "processes": present.listed,
+            "processes": present.nvml_count,
             "listed": present.at,
             "foreign": len(present.foreign),
             "unseen": present.unseen,

@@ -21,7 +21,7 @@ from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.shares import share_activity, sum_share_memory
-from gpulock_exporter.state.snapshot import NOT_LISTED, DeviceProcesses, LostCard
+from gpulock_exporter.state.snapshot import NOT_IN_NVML, DeviceProcesses, LostCard
 from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
@@ -179,7 +179,7 @@ def find_lost_cards(
     }
     if frame is None:
         return why
-    absent = dict.fromkeys(driver_cards or () if frame.complete else (), NOT_LISTED)
+    absent = dict.fromkeys(driver_cards or () if frame.complete else (), NOT_IN_NVML)
     known = {bus: words for bus, words in {**absent, **why}.items() if bus not in answering}
     return {**known, **frame.lost}
 

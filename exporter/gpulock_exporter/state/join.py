@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshot of a node at one moment: devices, locks, verdicts and use, joined. Pure.
+"""The snapshot of a node at one moment: devices, locks, verdicts and use, joined.
 
-The states are those of `gpulock.alloc.states`, from the facts that `gpulock status` has. Values of
-the driver that are older than a limit are left out; what the lock directory says stays.
+The states are those of `gpulock.alloc.states`, from the facts that `gpulock status` has. NVML's
+values that are older than a limit are left out; what the lock directory says stays. Nothing is read
+or changed, but for the number that a card gets in `take_snapshot` where it is new.
 """
 
 from __future__ import annotations
@@ -13,52 +14,54 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpulock.alloc import states
-from gpulock.daemon.health.recovery import parse_note_causes
+from gpulock.daemon.health.cards import FIRST_SXID
+from gpulock.daemon.health.recovery import is_policy_note, parse_note_causes
 from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock.store.quarantine import POLICY
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import (
-    NOT_LISTED,
+    NOT_IN_NVML,
     DeviceSnapshot,
     ExporterHealth,
     NodeSnapshot,
 )
 from gpulock_exporter.telemetry import DeviceTelemetry
 
-ORPHANS, ADMINISTRATOR = "orphans", "administrator"  # causes that are none of the policy's
+# causes that are none of the policy's
+ORPHANS, ADMINISTRATOR, NO_INSTANCE = "orphans", "administrator", "no_instance"
 
 
 def take_snapshot(
     state: CollectorState,
-    listed: Sequence[Device] | None,
+    driver_devices: Sequence[Device] | None,
     facts: LocalState,
     now: Moment,
     health: ExporterHealth,
 ) -> NodeSnapshot:
     """Return what is to be told now; `health` has what the caller knows.
 
-    `listed` are the driver's own devices, None where they are not known.
+    `driver_devices` are those of the driver's own list, None where it is not known. Each card that
+    is new gets its number, which it keeps until the next boot.
     """
     totals, offset = state.memory.totals, state.offset or 0.0
     fresh = state.is_fresh(now) and state.last is not None
-    if listed:
-        totals.number_cards({one.bus: one.index for one in listed})
-    devices, states = SnapshotJoin(state, facts, now, fresh).join(listed)
-    errors, known = facts.cards.xids.errors, facts.cards.known
+    if driver_devices:
+        totals.number_cards({one.bus: one.index for one in driver_devices})
+    devices, state_counts = SnapshotJoin(state, facts, now, fresh).join(driver_devices)
+    errors = facts.cards.xids.errors
     return NodeSnapshot(
         at=now,
         devices=devices,
-        states=states,
+        states=state_counts,
         driver=state.last.driver if state.last and fresh else "",
         counters=facts.counters,
         waiting=tuple(facts.waiting),
         reservations=tuple(facts.reservations),
-        switch_errors={of: one for of, one in errors.items() if of[0] not in known},
+        switch_errors={of: one for of, one in errors.items() if of[1] >= FIRST_SXID},
         reconciled=facts.reconciled + offset if facts.reconciled is not None else None,
         health=replace(
             health,
@@ -70,7 +73,7 @@ def take_snapshot(
 
 
 class SnapshotJoin:
-    """What is known at one moment: the driver's last words, gpulock's files, and our memory.
+    """What is known at one moment: NVML's last values, gpulock's files, and our memory.
 
     `fresh` says whether the last look is recent enough to be told, `since` is the oldest moment of
     which a counter may be, `at` when the last look was (CLOCK_BOOTTIME seconds).
@@ -86,15 +89,15 @@ class SnapshotJoin:
         self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0
 
     def join(
-        self, listed: Sequence[Device] | None
+        self, driver_devices: Sequence[Device] | None
     ) -> tuple[tuple[DeviceSnapshot, ...], Mapping[str, int] | None]:
-        """Return the devices, and how many are in each state; `listed` is the driver's own list."""
-        looked = self.devices if self.fresh else None
-        devices = merge_device_lists(listed, looked, self.devices, self.lost)
+        """Return the devices, and how many are in each state."""
+        nvml_now = self.devices if self.fresh else None
+        devices = merge_device_lists(driver_devices, nvml_now, self.devices, self.lost)
         rows = self._judge(devices)
         found = [self._device(row) for row in name_missing_rows(rows, self.totals.devices)]
         known = {one.id for one in found}
-        for name in looked or ():  # a card in MIG mode, or one that has no row yet
+        for name in nvml_now or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
                 found.append(self._device(states.DeviceState(name, None, None, "", "")))
         places = count_places_by_card(devices or (), self.settings.shares)
@@ -186,8 +189,8 @@ class SnapshotJoin:
             for (of, number), (times, at) in self.facts.cards.xids.errors.items()
             if of == row.id
         }
-        if row.state and self.facts.quarantined is not None:
-            found.causes = find_quarantine_causes(row, self.facts.quarantined)
+        if row.state and self.facts.quarantine_notes is not None:
+            found.causes = find_quarantine_causes(row, self.facts.quarantine_notes)
         if use is not None:
             found.mean = use.mean
         if counted:
@@ -232,41 +235,44 @@ def name_missing_rows(
     ]
 
 
-def find_quarantine_causes(row: states.DeviceState, out: Mapping[str, str]) -> tuple[str, ...]:
+def find_quarantine_causes(
+    row: states.DeviceState, notes: Mapping[str, Mapping[str, str]]
+) -> tuple[str, ...]:
     """Return why a device is out of service, also one that is missing besides: a word each.
 
-    `out` has the reason for each id. What is not the policy's is an administrator's.
+    `notes` are by lock id. What is not the policy's is an administrator's.
     """
     found = [ORPHANS] if row.orphans else []
-    for name, reason in out.items():
+    if row.state == states.QUARANTINED and row.lacks_instance():
+        found.append(NO_INSTANCE)
+    for name, note in notes.items():
         if lock_ids_overlap(name, row.id):
-            ours = reason.endswith(f" ({POLICY})")
-            found += (parse_note_causes({"reason": reason}) if ours else ()) or (ADMINISTRATOR,)
+            found += parse_note_causes(note) if is_policy_note(note) else (ADMINISTRATOR,)
     return tuple(dict.fromkeys(found))
 
 
 def merge_device_lists(
-    listed: Sequence[Device] | None,
-    looked: Mapping[str, DeviceTelemetry] | None,
-    remembered: Mapping[str, DeviceTelemetry],
+    driver_devices: Sequence[Device] | None,
+    nvml_now: Mapping[str, DeviceTelemetry] | None,
+    nvml_last: Mapping[str, DeviceTelemetry],
     lost: Mapping[str, str],
 ) -> list[Device] | None:
     """Return the driver's own devices, with what NVML adds; None where they are not known.
 
-    `looked` is None where NVML is not heard now, `remembered` is what it said last. A card that
+    `nvml_now` is None where NVML is not heard now, `nvml_last` is what it said last. A card that
     the driver lists and NVML does not is faulty: one off the bus shows like that. `lost` says why.
     """
-    if listed is None:
+    if driver_devices is None:
         return None
     result: list[Device] = []
-    for one in listed:
+    for one in driver_devices:
         device = copy.copy(one)
-        seen = remembered.get(device.id)
+        seen = nvml_last.get(device.id)
         if seen is not None:
             device.uuid = seen.uuid or device.uuid
             device.model = device.model or seen.name
-        absent = looked is not None and device.id not in looked
+        absent = nvml_now is not None and device.id not in nvml_now
         if (absent or device.bus in lost) and not device.fault:
-            device.fault = lost.get(device.bus, NOT_LISTED)
+            device.fault = lost.get(device.bus, NOT_IN_NVML)
         result.append(device)
     return result

@@ -18,6 +18,7 @@ from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store.events import count_events, read_events
 from gpulock.store.locks import Lock
+from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.verdicts import Verdict
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from gpulock_exporter.state.claim_accounting import LedgerClaim
@@ -29,12 +30,13 @@ Judged = tuple[Optional[dict[str, Verdict]], Optional[float]]
 class LocalState(NodeView):
     """What was read; None is not known. `failures` has why, by one of the `sources`.
 
-    `counters` is what the hooks count.
+    `counters` is what the hooks count, `quarantine_notes` are by lock id.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.counters: dict[str, float] = {}
+        self.quarantine_notes: dict[str, dict[str, str]] | None = None
         self.cards = NodeCards("")  # what gpulockd knows of them
         self.waiting: list[WaitingCaller] = []  # in the queue of users' claims
         self.failures: dict[str, str] = {}
@@ -54,15 +56,17 @@ def read_local_state(node: Node, now: float) -> LocalState:
     """Read everything; never raises. `now` is CLOCK_BOOTTIME in seconds."""
     facts = LocalState()
     facts.locks = facts.read("locks", lambda: read_boot_locks(node), None)
-    facts.quarantined = facts.read(
-        "quarantine", lambda: node_view.read_quarantine_reasons(node.settings.state_dir), None
-    )
+    state_dir = node.settings.state_dir
+    notes = facts.read("quarantine", lambda: read_device_notes(state_dir, QUARANTINE), None)
+    if notes is not None:
+        facts.quarantine_notes = notes
+        facts.quarantined = {name: note_reason(note) for name, note in notes.items()}
     facts.closed = node_view.read_closed_cards(node)
     node_view.note_reservations(node, facts)
     nothing: Judged = (None, None)
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
-    facts.cards = read_cards(node.settings.state_dir, node.boot_id)
+    facts.cards = read_cards(state_dir, node.boot_id)
     facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
     facts.counters = facts.read("counters", lambda: count_events(read_events(node.store.path)), {})
     return facts

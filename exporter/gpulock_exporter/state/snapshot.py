@@ -17,7 +17,7 @@ from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.telemetry import DeviceTelemetry
 
-NOT_LISTED = "the driver lists it, NVML does not"
+NOT_IN_NVML = "the driver lists it, NVML does not"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DeviceProcesses:
     processes of each share of the device, by lock id, where that is known.
     """
 
-    listed: int
+    nvml_count: int
     foreign: tuple[int, ...] = ()
     unseen: int = 0
     at: float | None = None
@@ -45,10 +45,10 @@ class DeviceProcesses:
 
 @dataclass
 class DeviceSnapshot(DeviceTelemetry):
-    """One device at one moment: the values of the driver, and what is known here besides.
+    """One device at one moment: NVML's values, and what is known here besides.
 
-    `told` is whether the driver's values are there and not too old, `responding` whether the driver
-    answers for the device at all. What is None is not known. `id` is its lock id and `uuid` its
+    `told` is whether NVML's values are there and not too old, `responding` whether NVML answers for
+    the device at all. What is None is not known. `id` is its lock id and `uuid` its
     identity: the lock id where NVML tells none. `card` is the number of its card in this boot,
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.

@@ -20,6 +20,7 @@ COMMAND = "command"  # the check that HEALTH_COMMAND is
 GATE_SECONDS = 2.0
 NOT_CARDS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 LONGEST_WORDS = 200  # characters of a reason
+FIRST_SXID = 10_000  # an NVSwitch's numbers have five digits, a GPU's XIDs less (facts/nvml.md)
 
 
 class CardState:

@@ -78,10 +78,13 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     cards.known = {bus(number) for number in range(4)}
     node.had_xid(0, 79)
     cards.xids.errors["0000:c4:00.0", 20009] = 3, node.now
-    node.facts.quarantined = {
-        bus(2): "its fan died (SECRET)",
-        bus(3): "xid: XID 79 (GPU has fallen off the bus); memory: SECRET (gpulock)",
-    }
+    why = "xid: XID 79 (GPU has fallen off the bus); memory: SECRET"
+    node.put_out(
+        {
+            bus(2): {"reason": "its fan died", "by": "SECRET"},
+            bus(3): {"reason": why, "by": "gpulock"},
+        }
+    )
     node.facts.sources = {"locks", "foreign"}
     node.facts.failures = {"verdicts": "SECRET"}
     found = [listed(0), listed(1), listed(2, "gi1.ci0"), listed(2, "gi2.ci0"), listed(3)]

@@ -12,7 +12,7 @@ from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.snapshot import (
-    NOT_LISTED,
+    NOT_IN_NVML,
     DeviceSnapshot,
     ExporterHealth,
     NodeSnapshot,
@@ -85,7 +85,7 @@ def faulty(number: int) -> Device:
     ("about", "expected"),
     [
         ({"found": faulty(0)}, "missing"),
-        ({"quarantined": {bus(0): "ECC"}}, "quarantined"),
+        ({"notes": {bus(0): {"reason": "ECC"}}}, "quarantined"),
         ({"verdict": DEAD}, "stale"),
         ({"verdict": UNKNOWN}, "unknown"),
         ({"owner": None}, "unknown"),
@@ -103,7 +103,7 @@ def test_each_of_the_eight_states(about: dict[str, Any], expected: str, tmp_path
     verdict = {A: Verdict(about["verdict"], "")} if "verdict" in about else None
     held = [lock(0, A)] if about.get("held", True) else []
     node.facts = facts(*held, verdicts=verdict)
-    node.facts.quarantined = about.get("quarantined", {})
+    node.put_out(about.get("notes", {}))
     if "owner" in about:
         node.facts.locks = {bus(0): Lock(bus(0), None, "half-written")}
     processes = [Process(77)] if about.get("foreign") else []
@@ -180,6 +180,7 @@ def test_a_card_whose_instances_are_not_listed_yet_has_its_state_and_counts_no_m
     snapshot = node.snapshot([card_in_mig_mode])
     assert list(states_of(snapshot).values()) == ["quarantined"]
     assert snapshot.states is not None and snapshot.states["quarantined"] == 1
+    assert seen(snapshot).causes == ("no_instance",)
     assert len(values(snapshot, "gpu_memory_used_bytes")) == 1
 
 
@@ -310,7 +311,7 @@ def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
 def test_where_the_quarantine_cannot_be_read_nothing_is_said_of_it() -> None:
     node = Node()
     node.tick(card(0))
-    node.facts.quarantined = None
+    node.put_out(None)
     snapshot = node.snapshot([listed(0)])
     assert not {"gpulock_gpu_state", "gpulock_gpus"} & families_with_values(snapshot)
 
@@ -321,10 +322,11 @@ def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
     node.tick(card(0))
     node.had_xid(1, 79)
     snapshot = node.snapshot([listed(0), listed(1)])
-    assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_LISTED)
+    assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_IN_NVML)
     labels = f'gpu="1",uuid="{uuid(1)}"'
     assert states_of(snapshot)[labels] == "missing"
     assert values(snapshot, "gpu_xid_errors_total") == {f'{labels},xid="79"': 1}
+    assert snapshot.switch_errors == {}, "gpulockd never saw it well, yet it is no NVSwitch"
     assert labels not in values(snapshot, "gpu_busy_seconds_total")
 
 
@@ -351,24 +353,25 @@ def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
 
 def test_a_quarantined_card_that_is_missing_is_both() -> None:
     node = Node()
-    node.facts.quarantined = {bus(0): "ECC"}
+    node.put_out({bus(0): {"reason": "ECC"}})
     node.silence()
     snapshot = node.snapshot([faulty(0)])
     assert (state_of(snapshot), seen(snapshot).causes) == ("missing", ("administrator",))
 
 
 @pytest.mark.parametrize(
-    ("reason", "causes"),
+    ("note", "causes"),
     [
-        ("xid: XID 79 (lost); memory: 9 MiB (gpulock)", {"xid", "memory"}),
-        ("xid: XID 79 (root)", {"administrator"}),
-        ("something: new (gpulock)", {"administrator"}),
-        ("unreadable note: no such file", {"administrator"}),
+        ({"reason": "xid: XID 79 (lost); memory: 9 MiB", "by": "gpulock"}, {"xid", "memory"}),
+        ({"reason": "xid: XID 79", "by": "root"}, {"administrator"}),
+        ({"reason": "xid: no author noted (gpulock)"}, {"administrator"}),
+        ({"reason": "something: new", "by": "gpulock"}, {"administrator"}),
+        ({"reason": "unreadable note: no such file"}, {"administrator"}),
     ],
 )
-def test_why_a_device_is_out_is_one_of_few_words(reason: str, causes: set[str]) -> None:
+def test_why_a_device_is_out_is_one_of_few_words(note: dict[str, str], causes: set[str]) -> None:
     node = Node()
-    node.facts.quarantined = {bus(0): reason}
+    node.put_out({bus(0): note})
     node.silence()
     assert set(seen(node.snapshot([listed(0)])).causes or ()) == causes
 

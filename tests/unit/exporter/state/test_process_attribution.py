@@ -30,7 +30,7 @@ def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
     found = classify_device_processes(
         listed, [lock()], ProcessScan(Proc(str(proc.root))), ("Xorg",)
     )
-    assert (found.listed, found.foreign, found.unseen) == (5, (JOB + 2, JOB + 3), 1)
+    assert (found.nvml_count, found.foreign, found.unseen) == (5, (JOB + 2, JOB + 3), 1)
 
 
 def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:

@@ -183,6 +183,19 @@ def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
     assert not [title for title in site.uninstall().changed if "queue gpu.q" in title]
 
 
+@pytest.mark.parametrize("own", ["", "load_sensor none\n", "load_sensor /site/own\n"])
+def test_the_sensor_of_before_runs_again_the_hosts_own_or_the_global_one(
+    site: Site, own: str
+) -> None:
+    site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
+    (site.state / "sconf-node1").write_text(f"mailer /bin/mail\n{own}")
+
+    site.install_all()
+    site.uninstall()
+
+    assert qconf_values(site.show("sconf-node1")) == qconf_values(f"mailer /bin/mail\n{own}")
+
+
 def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
     site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
     site.install_all()

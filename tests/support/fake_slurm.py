@@ -37,7 +37,7 @@ def scontrol(arguments: list[str]) -> int:
 def reconfigure() -> None:
     if os.path.exists(f"{HERE}/state/elsewhere"):
         return
-    with open(os.environ["SLURM_CONF"], encoding="utf-8") as file:
+    with open(os.environ["SLURM_CONF"], encoding="latin-1") as file:
         given = dict(line.strip().split("=", 1) for line in file if re.match(r"\w+=\S*\s*$", line))
     lines = read("config").splitlines(keepends=True)
     keys = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")

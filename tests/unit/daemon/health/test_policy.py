@@ -101,8 +101,14 @@ def test_a_card_that_is_gone_is_out_until_it_was_here_for_long_enough(ward: Ward
 
 def test_a_card_that_the_driver_excludes_is_not_gone(ward: Ward) -> None:
     ward.gpu(bus(3), 3, **{"GPU Excluded": "Yes"})
-    ward.round()
+    ward.round(9)
     assert ward.out() == []
+
+
+def test_of_cards_that_only_the_exporter_names_nothing_is_kept(ward: Ward) -> None:
+    ward.tell(9, "pcie_width=4 pcie_width_max=16")
+    ward.round()
+    assert ward.cards().states.keys() == {bus(number) for number in range(4)}
 
 
 def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward) -> None:

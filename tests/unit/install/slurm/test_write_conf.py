@@ -128,6 +128,16 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
 
 
 @pytest.mark.slow
+def test_bytes_that_are_no_utf_8_stay_and_so_do_ends_of_lines(node: SlurmNode) -> None:
+    before = node.conf.read_bytes() + b"# R\xe4ume\r\n"
+    node.conf.write_bytes(before)
+    install(node)
+    assert node.conf.read_bytes().endswith(before)
+    assert node.uninstall(write_conf=True).clauses() == []
+    assert node.conf.read_bytes() == before
+
+
+@pytest.mark.slow
 def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -> None:
     """396 nodes and all comments went with an earlier file, and slurmctld 22.05 ended by it."""
     install(node)

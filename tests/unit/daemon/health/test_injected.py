@@ -203,6 +203,12 @@ class Faults(Ward):
         names = {device.id for device in grant.devices}
         return {number for number in range(CARDS) if bus(number) in names}
 
+    def pause(self, seconds: float) -> None:
+        """Let gpulockd look at nothing for so long: the next look adds no time to what lasts."""
+        self.now += seconds
+        for number, (kind, looks) in self.sick.items():
+            self.sick[number] = kind, max(looks - (LOOKS.get(kind, 0) > 1), 0)
+
     def play(self, faults: int) -> None:
         """Go on until so many faults were injected."""
         while sum(self.injected.values()) < faults:
@@ -212,7 +218,7 @@ class Faults(Ward):
             elif act < 0.85:
                 self.repair()
             elif act < 0.9:
-                self.now += self.dice.randint(0, int(DAY / 3))
+                self.pause(self.dice.randint(0, int(DAY / 3)))
             else:
                 self.restore_by_hand()
             for _ in range(self.dice.randint(1, 4)):

@@ -7,7 +7,7 @@ narrow.
 
 A finding is an event (an XID, an ECC error), whose mark is how many there were in this boot, or a
 state (a recovery action, a card that is gone), whose mark says which. The policy remembers the mark
-on which it acted. More events, or another state, are news; the same is none, also after an
+on which it acted, and lowers that of a count that fell. Only another mark is news, also after an
 administrator's `restore`.
 
 HARDWARE has the XIDs that speak of the card itself, by NVIDIA's catalogue
@@ -78,23 +78,18 @@ def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterato
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
-    for place, times in read_uncorrected_errors(seen).items():
-        if times:
-            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({place})"
-            yield HealthFinding(name, ECC, f"ecc {place}", times, words)
-    if seen.remap_failure:
-        yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
-
-
-def read_uncorrected_errors(seen: sample.DeviceSample) -> dict[str, int]:
-    """Return a device's uncorrected ECC errors of this boot, by place."""
-    found: dict[str, int] = {}
+    found: dict[str, int] = {}  # by place
     for key in sorted([key for key in seen.own if key.startswith(UNCORRECTED)])[:MOST_PLACES]:
         place = key.removeprefix(UNCORRECTED)
         short = len(place) <= PLACE_LENGTH
         plain = place if short and place.isascii() and place.isalnum() else "unknown"
         found[plain] = parse_first_counter(seen.own[key])
-    return found
+    for place, times in found.items():
+        if times:
+            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({place})"
+            yield HealthFinding(name, ECC, f"ecc {place}", times, words)
+    if seen.remap_failure:
+        yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
 
 
 def find_missing_cards(
@@ -162,12 +157,6 @@ def parse_first_counter(text: str) -> int:
         return int(min(sample.parse_sample_real(text.partition(",")[0]), MOST_TIMES))
     except ValueError:
         return 0
-
-
-def is_news(one: HealthFinding, marks: Mapping[tuple[str, str], int]) -> bool:
-    """Return whether a finding is none on which the policy acted."""
-    acted = marks.get((one.device, one.key), 0)
-    return one.mark != acted if one.key in STATE_KEYS else one.mark > acted
 
 
 def expire_finding_marks(

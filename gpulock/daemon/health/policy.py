@@ -22,6 +22,7 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, r
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.cards import (
     COMMAND,
+    GATE_SECONDS,
     LONGEST_WORDS,
     NodeCards,
     read_cards,
@@ -43,7 +44,7 @@ from gpulock.daemon.reconcile.inventory_file import (
     limit_quarantine,
 )
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.deadline import clock_boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
@@ -58,7 +59,6 @@ MEMORY_SECONDS: Final = 25.0  # for which memory must be in use: processes are l
 LOSS_SECONDS: Final = 60.0  # for which a card is gone or lost before it goes out: a driver reload
 LONGEST_GAP: Final = 1.5 * PERIOD  # seconds between looks that count: no suspended machine's do
 CHECK_SPACING: Final = 10.0  # seconds between two clean checks that count
-SEE_LOG: Final = "see dmesg for NVRM and Xid"  # about a card that does not answer
 XIDS_MISSED: Final = "XIDs may be missed: records of the kernel's log were overwritten unread"
 QuarantineNotes = Mapping[str, Mapping[str, str]]
 
@@ -94,6 +94,7 @@ class HealthPolicy(Chore):
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
         self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
+        self._deadline = Deadline(0.0)  # at the gate, of all that a round puts out or back
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Put out what is bad, and back what is clean; tell of each part that fails."""
@@ -111,10 +112,7 @@ class HealthPolicy(Chore):
         self._journal.log_changes("parts of health", run_each(parts.items()), ERROR)
 
     def run_due(self, now: float) -> None:
-        """Look for cards that do not answer, between the reconciles.
-
-        Raises OSError or kv.MalformedError.
-        """
+        """Look for what does not answer, between reconciles; raise OSError or MalformedError."""
         self.due = now + SUSPECT_PERIOD
         if self._seen is None:
             return
@@ -183,7 +181,7 @@ class HealthPolicy(Chore):
             if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
         }
         lines = {
-            bus: f"{bus} does not answer: {why}; claims take it last; {SEE_LOG}"
+            bus: f"{bus} does not answer: {why}; claims take it last; see dmesg for NVRM and Xid"
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lines)
@@ -208,11 +206,12 @@ class HealthPolicy(Chore):
             one
             for one in found
             if one.cause in wanted
-            and findings.is_news(one, cards.marks)
+            and one.mark != cards.marks.get((one.device, one.key))
             and lost_for.get((one.device, one.cause), LOSS_SECONDS) >= LOSS_SECONDS
             and not (one.cause == LOST and one.device in ours)  # what is out and lost stays out
             and not (one.cause == MEMORY and look.is_in_use(one.device))
         ]
+        self._deadline = Deadline(GATE_SECONDS)
         failed = self._quarantine_news(look, news, out)
         against = [one for one in found if one in news or one.key in findings.STATE_KEYS]
         failed.update(self._restore_recovered(look, ours, against))
@@ -230,17 +229,17 @@ class HealthPolicy(Chore):
         """
         kept = {name for name, note in out.items() if not recovery.is_policy_note(note)}
         new = [one.device for one in news if one.cause in LIMITED_CAUSES and one.device not in kept]
+        new.sort(key=out.__contains__)
         already = find_limited_cards(out, look.devices)
-        allowed = limit_quarantine(sorted(new, key=out.__contains__), already, look.count_cards())
+        allowed = limit_quarantine(new, already, look.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in news}):
             reasons = [one for one in news if one.device == name]
             limited = [one for one in reasons if one.cause in LIMITED_CAUSES]
             if limited and not {name, card_bus_id(name)} & {*allowed, *kept}:
                 words = ", ".join(one.words for one in limited)
-                failed[f"cap {name}"] = (
-                    f"{name} is not put out for this: {words}; {QUARANTINE_LIMIT_REACHED}"
-                )
+                why = f"{name} is not put out for this: {words}; {QUARANTINE_LIMIT_REACHED}"
+                failed[f"cap {name}"] = why
                 reasons = [one for one in reasons if one not in limited]
             if not reasons:
                 continue
@@ -257,17 +256,15 @@ class HealthPolicy(Chore):
 
         Raises Refusal, OSError or kv.MalformedError where it cannot be noted.
         """
-        node, kind = look.node, notes.QUARANTINE
-        state_dir = node.settings.state_dir
-        with Gate(node.store, look.deadline):
-            known: dict[str, str] = {}
-            if name in notes.list_noted_devices(state_dir, kind):
-                known = notes.read_device_note(state_dir, kind, name)
-                if not recovery.is_policy_note(known):
-                    return
+        state_dir, kind = look.node.settings.state_dir, notes.QUARANTINE
+        with Gate(look.node.store, self._deadline):
+            noted = notes.read_device_notes(state_dir, kind).get(name)
+            if noted is not None and not recovery.is_policy_note(noted):
+                return
+            known = noted or {}
             flaps = recovery.is_device_flapping(look.cards, name)
             reason = one_line("; ".join(recovery.merge_note_reasons(known, reasons, flaps)))
-            more = {"boot": node.boot_id, "since": f"{self._clock():.3f}"}
+            more = {"boot": look.node.boot_id, "since": f"{self._clock():.3f}"}
             if known and not any(one.cause in (XID, ECC) for one in reasons):
                 more = {key: known[key] for key in more if key in known}
             if reason == known.get("reason") and more.items() <= known.items():
@@ -327,19 +324,17 @@ class HealthPolicy(Chore):
         known of the cards. Raises Refusal, OSError or ValueError: then it stays out.
         """
         state_dir, kind, cards = look.node.settings.state_dir, notes.QUARANTINE, look.cards
-        with Gate(look.node.store, look.deadline):
-            listed = name in notes.list_noted_devices(state_dir, kind)
-            if not listed or notes.read_device_note(state_dir, kind, name) != note:
+        with Gate(look.node.store, self._deadline):
+            if notes.read_device_notes(state_dir, kind).get(name) != note:
                 return True
-            before = cards.backs
+            before, back = cards.backs, False
             recovery.note_comeback(cards, name)
             try:
                 if not save_cards(state_dir, cards):
-                    cards.backs = before
                     return False
                 notes.remove_device_note(state_dir, kind, name)
-            except BaseException:
-                cards.backs = before
-                raise
+                back = True
+            finally:
+                cards.backs = cards.backs if back else before
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
         return True

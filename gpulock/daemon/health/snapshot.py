@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 
 from gpulock.alloc import device_users, reaper
 from gpulock.daemon.health import findings, recovery
-from gpulock.daemon.health.cards import GATE_SECONDS, NodeCards
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, MEMORY, HealthFinding
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
@@ -45,11 +43,6 @@ class HealthSnapshot:
             and now - seen.looked <= node.settings.max_sample_age
         }
         self._holders: device_users.OpenFiles | None = None
-
-    @cached_property
-    def deadline(self) -> Deadline:
-        """Return until when this round waits at the gate, of whatever goes out or comes back."""
-        return Deadline(GATE_SECONDS)
 
     def count_cards(self) -> int:
         """Return how many cards this node has, with those that were here in this boot."""

@@ -507,7 +507,7 @@ def test_daemon_recovers_from_kill_at_any_point(
 def test_while_the_gate_is_shut_nothing_is_done_and_the_next_round_does_it(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulock.daemon.health.snapshot.GATE_SECONDS", 0.01)
+    monkeypatch.setattr("gpulock.daemon.health.policy.GATE_SECONDS", 0.01)
     ward.log_xid(1)
     ward.now += 30
     ward.sample()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the node can give: which devices are free, and the words when there are too few.
 
-Hot. The gate is held, but for `judge_ahead`.
+Hot. The gate is held to free locks and to pick for a claim; what else asks may be late.
 """
 
 import os
@@ -10,7 +10,9 @@ from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_unused_firs
 from gpulock.alloc.holders import (
     BACK_DO,
     ENDED_DO,
-    OUT,
+    QUARANTINED,
+    WITHHELD,
+    LastingReason,
     lock_holder,
     usable_devices,
     whole_claims,
@@ -51,6 +53,8 @@ class ClaimAttempt:
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
     """Return the refusal of what the node can never, or not in its present state, grant."""
+    if faulty := [d for d in found if d.fault and d.id in want.wanted]:
+        return Refusal(BROKEN, f"GPU {faulty[0].label()}: {faulty[0].fault}", "see gpulock status")
     healthy = [d.id for d in found if not d.fault]
     whole = max(expected, len(found))
     asked = format_requested_gpus(want.count)
@@ -88,32 +92,30 @@ def reap_held_locks(reaper: "Reaper", held: dict[str, Lock]) -> None:
 
 
 def pick_free_devices(
-    node: Node,
-    found: list[Device],
-    held: dict[str, Lock],
-    want: ClaimRequest,
+    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
 ) -> tuple[list[Device], dict[str, str]]:
     """Return the devices to lock, nothing when too few are free, and why others are out, by id.
 
     Out are those that are quarantined, reserved or withheld, and those whose MPS is another's.
     Raises Refusal.
     """
-    away = [d.id for d in found if d.withheld]
+    out: dict[str, str] = {d.id: WITHHELD for d in found if d.withheld}
     state_dir = node.settings.state_dir
     try:
-        away += quarantine.list_out_devices(state_dir)
+        for name in quarantine.list_note_names(state_dir):
+            out[name.removesuffix(quarantine.RESERVE)] = QUARANTINED
     except Refusal as refusal:
         if isinstance(refusal.__cause__, FileNotFoundError):  # the next claim finds them again
             from gpulock.store import boot
 
             boot.make_claim_folders(node.store, state_dir, node.boot_id)
         raise
-    out = want.kept | dict.fromkeys(away, OUT)
+    out, last = want.kept | out, want.last
     taken = whole_claims(held) if want.share else {name.partition(SHARE)[0] for name in held}
     free = usable_devices(found, [*taken, *out])
     if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):
         suspect = [d.id for d in free if d.bus in suspects or d.id in suspects]
-        want.last |= dict.fromkeys(suspect, SUSPECT)
+        last = last | dict.fromkeys(suspect, SUSPECT)
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
     if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more
@@ -128,14 +130,14 @@ def pick_free_devices(
         from gpulock.node.shares import count_places_by_card
 
         if want.share:
-            return choose_share_places(free, held, want, node.settings), out
+            return choose_share_places(free, held, want, last, node.settings), out
         shared = count_places_by_card(free, node.settings.shares)
-        want.last = dict.fromkeys(shared, LATE) | want.last
+        last = dict.fromkeys(shared, LATE) | last
     if want.kinds:
         from gpulock.alloc.kinds import choose_by_kind
 
-        return choose_by_kind(free, want, node.links), out
-    return choose_unused_first(free, want.count, want.last, node.links), out
+        return choose_by_kind(free, want, last, node.links), out
+    return choose_unused_first(free, want.count, last, node.links), out
 
 
 def shortage_refusal(
@@ -160,12 +162,13 @@ def shortage_refusal(
 
         found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
         asked = format_requested_kinds(want)
-    holders = [f"{d.label()}: {d.fault or lock_holder(held, d.id, out)}" for d in found]
-    free = len([h for h in holders if h.endswith(": free")])
-    good = usable_devices(found, [name for name, why in out.items() if why == OUT])
+    holders = [d.fault or lock_holder(held, d.id, out) for d in found]
+    names = "; ".join([f"{d.label()}: {who or 'free'}" for d, who in zip(found, holders)])
+    lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
+    good = usable_devices(found, lasting)
     return Refusal(
         BUSY,
-        f"{asked}, {free} of {len(found)} free ({'; '.join(holders)})",
+        f"{asked}, {holders.count('')} of {len(found)} free ({names})",
         BACK_DO if len(good) < count else ENDED_DO,
     )
 
@@ -175,7 +178,7 @@ def wanted_device_refusal(
 ) -> Refusal:
     """Return the refusal of a job that may have certain devices alone."""
     who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
-    gone = [(d, holder) for d, holder in who if holder != "free"]
+    gone = [(d, holder) for d, holder in who if holder]
     names = "; ".join([f"{d.label()}: {holder}" for d, holder in gone])
     return Refusal(
         BUSY,

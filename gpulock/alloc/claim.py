@@ -79,7 +79,7 @@ def claim_devices(
         check_share_request(found, want, node.settings)
     elif len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
         raise impossible_refusal(found, want, node.settings.expected_gpus)
-    want.uid = template.uid
+    want.uid, want.asked = template.uid, {}  # who waits claims again with the same request
     node.store.check(make=True)
     waited = 0.0
     try:
@@ -198,10 +198,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
 
 
 def ask_checks_to_end(
-    node: Node,
-    found: list[Device],
-    held: dict[str, Lock],
-    want: ClaimRequest,
+    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
 ) -> dict[str, str]:
     """Mark the health checks whose devices would be enough for a claim; return tokens, by lock.
 

@@ -8,9 +8,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-OUT = "quarantined"  # of a device that an administrator or gpulockd brings back
 ENDED_DO = "the job can run when others have ended"
 BACK_DO = "the job can run when enough are back in service, see gpulock status"
+
+
+class LastingReason(str):
+    """Why a device is out until an administrator or gpulockd brings it back, in words."""
+
+
+QUARANTINED, WITHHELD = LastingReason("quarantined"), LastingReason("no MIG instance")
 
 
 def usable_devices(found: list[Device], taken: "Collection[str]") -> list[Device]:
@@ -24,12 +30,12 @@ def whole_claims(held: dict[str, Lock]) -> dict[str, Lock]:
 
 
 def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:
-    """Return who has a device, in a word or two; of a shared one everybody."""
+    """Return who has a device, in a word or two; of a shared one everybody; nothing if nobody."""
     holders = [
         lock_owner_words(lock) for name, lock in held.items() if lock_ids_overlap(name, device)
     ]
     away = [why for name, why in out.items() if lock_ids_overlap(name, device)]
-    return " and ".join(dict.fromkeys(holders)) or (away[0] if away else "free")
+    return " and ".join(dict.fromkeys(holders)) or "".join(away[:1])
 
 
 def lock_owner_words(lock: Lock) -> str:

@@ -39,7 +39,7 @@ def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None
     cards = len({device.bus for device in found})
     for kind, count in want.kinds:
         check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
-    if not choose_by_kind([d for d in found if not d.fault], want, {}):
+    if not choose_by_kind([d for d in found if not d.fault], want, {}, {}):
         raise unmatched_kind_refusal(node, found, format_requested_kinds(want))
 
 
@@ -89,7 +89,9 @@ def group_by_model(fit: list[Device]) -> list[list[Device]]:
     return list(groups.values())
 
 
-def choose_by_kind(free: list[Device], want: "ClaimRequest", links: Links) -> list[Device]:
+def choose_by_kind(
+    free: list[Device], want: "ClaimRequest", last: dict[str, int], links: Links
+) -> list[Device]:
     """Return the devices for every kind of a request, in their order; nothing if one is short.
 
     The kind that fewest devices fit chooses first.
@@ -98,7 +100,7 @@ def choose_by_kind(free: list[Device], want: "ClaimRequest", links: Links) -> li
     chosen: list[Device] = []
     for kind, count, fit in sorted(fits, key=lambda one: len(one[2])):
         left = [device for device in fit if device not in chosen]
-        found = choose_one_kind(left, kind, count, want.last, links)
+        found = choose_one_kind(left, kind, count, last, links)
         if not found:
             return []
         chosen += found

@@ -9,7 +9,7 @@ that was claimed.
 from gpulock.alloc.holders import (
     BACK_DO,
     ENDED_DO,
-    OUT,
+    LastingReason,
     lock_holder,
     usable_devices,
     whole_claims,
@@ -123,7 +123,11 @@ def card_share_room(
 
 
 def choose_share_places(
-    free: list[Device], held: dict[str, Lock], want: "ClaimRequest", settings: Settings
+    free: list[Device],
+    held: dict[str, Lock],
+    want: "ClaimRequest",
+    last: dict[str, int],
+    settings: Settings,
 ) -> list[Device]:
     """Return the places that a claim gets, by card; nothing where too few are free.
 
@@ -141,7 +145,7 @@ def choose_share_places(
         chosen = [(card, 1) for card in free if room.get(card.id, int(want.counted)) > 0]
         return make_chosen_places(chosen if len(chosen) == want.count else [], places, held)
     cards = [card for card in free if room.get(card.id, 0) > 0]
-    cards.sort(key=lambda card: (want.last.get(card.id, 0), room[card.id] / places[card.id]))
+    cards.sort(key=lambda card: (last.get(card.id, 0), room[card.id] / places[card.id]))
     alike = [[card for card in cards if places[card.id] == n] for n in sorted({*places.values()})]
     for group in [*[[card] for card in cards], *(alike if not settings.share_mps else ())]:
         left, chosen = want.count, []
@@ -180,9 +184,10 @@ def share_shortage_refusal(
     uid = want.uid if settings.share_users == "one" else None
     mine = sum([count_free_places(card, uid) for card in usable])
     alone = ", a card is one user's at a time" if mine < free else ""
-    names = "; ".join([f"{card.index}: {lock_holder(held, card.id, out)}" for card in cards])
-    away = [name for name, why in out.items() if why == OUT]
-    good = {card.id: there[card.id].places for card in usable_devices(cards, away)}
+    who = [(card.index, lock_holder(held, card.id, out) or "free") for card in cards]
+    names = "; ".join([f"{index}: {holder}" for index, holder in who])
+    lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
+    good = {card.id: there[card.id].places for card in usable_devices(cards, lasting)}
     most = len(good) if want.wanted else largest_share_claim(good, settings)
     total = sum([there[card.id].places for card in cards])
     return Refusal(

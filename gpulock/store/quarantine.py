@@ -26,11 +26,6 @@ QUARANTINE_AGAIN = "quarantine them again, see gpulock doctor"
 POLICY = "gpulock"  # by whom, where no administrator did it; the cause stands before a colon
 
 
-def list_out_devices(state_dir: str) -> list[str]:
-    """Return the ids of which there is any note; raise Refusal when that cannot be read."""
-    return [name.removesuffix(RESERVE) for name in list_note_names(state_dir)]
-
-
 def list_noted_devices(state_dir: str, kind: str) -> list[str]:
     """Return the ids with a note of one kind; raise Refusal when that cannot be read."""
     names = list_note_names(state_dir)

@@ -43,9 +43,8 @@ def one_group(fit: list[Device]) -> list[list[Device]]:
     return [fit]
 
 
-def choose_twice(free: list[Device], want: ClaimRequest, links: object) -> list[Device]:
+def choose_twice(free: list[Device], want: ClaimRequest, *_: object) -> list[Device]:
     """Choose for each kind of a request by itself."""
-    del links
     chosen = [
         device
         for kind, count in want.kinds

@@ -12,12 +12,12 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.daemon.health.cards import read_cards, save_cards
-from gpulock.errors import BUSY
+from gpulock.errors import BUSY, Refusal
 from gpulock.store import boot, quarantine
 from gpulock.store.quarantine import CARDS, CARDS_LINE, SUSPECT
 from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
-from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
+from tests.support.trees import OTHER_BOOT, Box, bus, judging, record, soon
 
 
 def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
@@ -192,6 +192,17 @@ def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: 
     assert refused(box, 1, job_id="13").do == "the job can run when others have ended"
 
 
+def test_a_refusal_tells_what_is_quarantined_from_what_is_reserved_or_in_mig_mode(box: Box) -> None:
+    box.inventory(f"gpu.{bus(1)}.mig=1")
+    box.node().store.check(make=True)
+    boot.make_claim_folders(box.node().store, str(box.state), box.node().boot_id)
+    for number, kind in ((0, quarantine.RESERVE), (2, quarantine.QUARANTINE)):
+        quarantine.write_device_note(str(box.state), kind, bus(number), "root", "its fan died")
+    said = refused(box, 2)
+    assert "1 of 4 free (0: reserve; 1: no MIG instance; 2: quarantined; 3: free)" in said.why
+    assert said.do.startswith("the job can run when enough are back in service")
+
+
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:
     node = box.node()
     node.store.check(make=True)
@@ -200,11 +211,26 @@ def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Bo
     assert ids(ask(box, job_id="123", pid=501)) == [bus(0), bus(2)]
 
 
+def test_a_card_that_answers_again_is_not_last_for_who_asks_again(box: Box) -> None:
+    box.node().store.check(make=True)
+    name_suspects(box, 0)
+    for number in range(1, 4):
+        place_lock(box.node().store, bus(number), record(devices=(bus(number),), sid=500))
+    box.proc.shepherd(500, box.root)
+    want, one = ClaimRequest(2), record(token="", devices=(), job_id="13")
+    with pytest.raises(Refusal):
+        claim_devices(box.node(), one, want, judging(box.node()), soon())
+    name_suspects(box)
+    for number in range(1, 4):
+        retire_lock(box.node().store, box.node().store.read(bus(number)), "by hand")
+    assert ids(claim_devices(box.node(), one, want, never, soon())) == [bus(0), bus(1)]
+
+
 def name_suspects(box: Box, *numbers: int) -> None:
-    """Let gpulockd name cards that do not answer."""
+    """Let gpulockd name the cards that do not answer."""
     cards = read_cards(str(box.state), box.node().boot_id)
-    for number in numbers:
-        cards.of(bus(number)).suspect = "GPU is lost"
+    for number in range(4):
+        cards.of(bus(number)).suspect = "GPU is lost" if number in numbers else ""
     assert save_cards(str(box.state), cards)
 
 

@@ -181,5 +181,11 @@ def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(
         own = record(token=f"c{number}", devices=(bus(number),), sid=500, **check)
         place_lock(box.node().store, bus(number), own)
     box.proc.shepherd(500, box.root)
-    monkeypatch.setattr(grants, "rewrite_claim", disk_full)
-    assert refused(box, job_id="13").kind == BUSY
+    with monkeypatch.context() as broken:
+        broken.setattr(grants, "rewrite_claim", disk_full)
+        assert refused(box, job_id="13").kind == BUSY
+    want, one = ClaimRequest(2), record(token="", devices=(), job_id="13")
+    want.asked, want.patience = {bus(2): "of an earlier claim with this request"}, 0.0
+    with pytest.raises(Refusal):
+        claim_devices(box.node(), one, want, judging(box.node()), soon())
+    assert {*want.asked.values()} == {"c2", "c3"}

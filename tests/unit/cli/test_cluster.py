@@ -197,7 +197,7 @@ def shared(prometheus: Prometheus) -> None:
         for card, place, job, user, parted in places
     ]
     node.facts = facts(*locks, held(1, "15", "bob"))
-    node.tick(card(0), card(1, **BUSY), card(2))
+    node.tick(card(0, **BUSY), card(1, **BUSY), card(2))
     write(prometheus, ONE, node, 3)
 
 
@@ -206,10 +206,11 @@ def test_a_share_counts_for_its_holder_as_its_part_of_the_gpu(
 ) -> None:
     shared(prometheus)
     users = read_table(call().stdout, "USER")
-    assert {name: (one["GPUS"], one["JOBS"]) for name, one in users.items()} == {
-        "bob": ("1.25", "2"),
-        "alice": ("0.5", "1"),
-        "carol": ("-", "1"),
+    told = {name: (one["GPUS"], one["JOBS"], one["UTIL"]) for name, one in users.items()}
+    assert told == {  # what all holders of a card do is none's own
+        "bob": ("1.25", "2", "80%"),
+        "alice": ("0.5", "1", "-"),
+        "carol": ("-", "1", "-"),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -99,15 +100,44 @@ def test_an_id_that_came_again_is_the_later_job(desk: Desk) -> None:
     desk.past(0, ago=100 * 86400, user="bob", uid=1001)
     desk.past(0, ago=90 * 86400)
     desk.past(1, ago=500, user="bob", uid=1001)
+    desk.past(2, ago=300, cluster="another")
     desk.past(0)
     found = json.loads(desk.text("report", "12", "--json"))["claims"]
     assert len(found) == 1 and found[0]["user"] == "alice"
 
 
+def test_a_run_of_weeks_and_the_next_one_are_of_the_same_job(desk: Desk) -> None:
+    desk.past(0, ago=500, claimed_at=time.time() - 40 * 86400)
+    desk.past(1)
+    assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 2
+
+
+def test_of_a_claim_that_a_power_cut_brought_back_the_history_has_the_last_word(
+    desk: Desk,
+) -> None:
+    own = desk.hold(0)
+    desk.finish(own, desk.account(own, 0))
+    desk.end(0)
+    shutil.copytree(desk.finished(), desk.root / "kept")
+    desk.write()
+    shutil.copytree(desk.root / "kept", desk.finished())
+    (desk.exporter / "finished" / own.token).unlink()
+    assert "40 %" in desk.text("report", "12")
+
+
+def test_of_claims_without_a_line_yet_the_last_is_the_one_that_ended_last(desk: Desk) -> None:
+    for job, ago in ((1, 30), (2, 10), (3, 20)):
+        own = desk.claim(0, token=f"t{job}", job_id=str(job))
+        at, boottime = time.time() - ago, own.claimed_boottime + 100
+        note = desk.finished(own.token) / "released"
+        note.write_text(f"{bus(0)} {at:.3f} {boottime} 0 GPU-0 epilog\n")
+    assert "last  job 2 of alice until" in desk.text("why", "0")
+
+
 def test_a_process_is_no_job_of_its_number(desk: Desk) -> None:
     desk.past(0, ago=9, scheduler="process", job_id="12", pid=12)
     assert desk.call("report", "12").exit_code == 1
-    assert "pid 12 of alice" in desk.text("report", "pid", "12")
+    assert desk.text("report", "pid", "12").startswith("pid 12 of alice")
 
 
 @pytest.mark.parametrize("words", [["12"], ["gpu", "0"], ["x y"], ["12", "--json"]])
@@ -186,7 +216,7 @@ def test_claims_that_are_over_and_not_yet_written_are_counted(
     desk.end(0)
     done = desk.call("history", *words)
     assert (done.exit_code, "1 claim is over and not yet written" in done.stderr) == (0, True)
-    for other in (("--user", "carol"), ("--until", "1h")):
+    for other in (("--user", "carol"), ("--until", "1h"), ("--device", "3")):
         assert "not yet" not in desk.call("history", *words, *other).stderr
     desk.write()
     assert desk.call("history", *words).stderr == ""
@@ -258,7 +288,13 @@ def test_sums_by_user_device_and_queue(busy: Desk) -> None:
     assert found["sums"][0]["unobserved_seconds"] == 80.0
     by_device = json.loads(busy.text("history", "--by", "device", "--json"))
     assert [one["device"] for one in by_device["sums"]] == [bus(n) for n in range(4)]
-    assert "q1" in busy.text("history", "--by", "queue")
+    by_queue = busy.text("history", "--by", "queue").splitlines()
+    assert [line.split()[0] for line in by_queue] == [
+        "QUEUE",
+        "q1",
+        "q2",
+        "q0",
+    ]  # the largest first
     one = json.loads(busy.text("history", "--by", "user", "--device", "1", "--json"))
     assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
 

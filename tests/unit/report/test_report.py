@@ -117,6 +117,33 @@ def test_a_card_that_was_observed_for_a_shorter_time_is_drawn_with_its_own_width
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "0"),
+        ({"id": f"{bus(0)}.gi3"}, "0:gi3"),
+        ({"index": None}, bus(0)),
+        ({"share": True, "places": 4}, "0 (1/4)"),
+        ({"share": True, "places": None}, "0 (1/?)"),  # of how many nobody knows
+    ],
+)
+def test_a_device_has_the_name_that_status_gives_it(fields: dict[str, Any], name: str) -> None:
+    assert claim(card(0, **fields)).cards[0].name == name
+
+
+def test_a_line_over_time_of_a_card_without_an_index_is_cut_at_80_columns() -> None:
+    shape = {bus(0): {"width": 64.0, "use": [1000] * 64}}
+    found = text_of(claim(card(0, index=None, share=True, places=4), shapes=shape))
+    assert max(len(line) for line in found if "###" in line) == 80
+
+
+def test_of_a_claim_that_stands_it_may_not_be_known_for_how_long() -> None:
+    stands = {"released_at": None, "how": None}
+    assert text_of(claim(card(0), **stands))[1].endswith(", for 1h00m so far")
+    unknown = claim(card(0, held=0.0), held_seconds=None, **stands)
+    assert text_of(unknown)[1].endswith(", for how long is not known")
+
+
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
@@ -135,6 +162,19 @@ def test_many_tasks_are_a_line_each_and_a_sum() -> None:
     assert len(found) == 1 + 20 + 1
     assert found[1].split()[2] == "12.1" and found[2].split()[2] == "12.2"
     assert found[21] == "In all: 20.0 GPU hours, 52 % busy, 48 % idle"
+    places = [card(0, held=0.0, share=True, places=4)] * 2  # of one card
+    stands = claim(*places, gpus=1, task_id="21", released_at=None, how=None, held_seconds=None)
+    assert text_of(*tasks, stands)[21].split() == [
+        "-",
+        "12.21",
+        "alice",
+        "1",
+        "-",
+        "-",
+        "-",
+        "-",
+        "runs",
+    ]
 
 
 def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last() -> None:
@@ -143,7 +183,9 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
         card(0), token="b", restart=1, claimed_at=BEGUN + DAY, released_at=BEGUN + 2 * DAY
     )
     found = text_of(first, again)
-    assert select_last_run([first, again]) == [again]
+    assert select_last_run([first, again]) == select_last_run([again, first]) == [again]
+    tasks = [claim(card(0, use=0), task_id=number, token=number) for number in "12"]
+    assert select_last_run(tasks) == tasks and "never" not in text_of(*tasks)[-1]
     assert "never" not in "\n".join(found)
 
 
@@ -204,6 +246,7 @@ def test_no_line_is_wider_than_80_columns(
             "or look why the program does not find them.",
         ),
         ([card(0, use=0.05)], "The GPU worked 5 % of the time: look what the program waits for."),
+        ([card(0, use=0.002)], "The GPU worked <1 % of the time: look what the program waits for."),
         ([card(0)], ""),
         ([card(0, 599, use=0)], ""),
         ([card(0, use=0, observed_seconds=HOUR * 0.89)], ""),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import Deadline
 from gpulock.job import environment
 from gpulock.node.settings_file import read_settings
@@ -305,6 +306,10 @@ def test_no_claim_is_longer_than_a_site_allows(
 def test_the_cards_of_the_last_claim_are_preferred_where_they_are_free(site: Site) -> None:
     site.run("run", "--devices", "5", "--", "/bin/true")
     site.run("reap")  # which writes the history
+    site.hold(6, token="b", scheduler="process")  # then another's, and a job of ours
+    site.hold(7, token="j", user=uid_to_user_name(os.getuid()))
+    for card in "67":
+        site.call("release", card, "--force", "--reason", "x")
     words = ("run", "-n", "1", "--prefer", "last", "--", *SHOW)
     assert site.run(*words).stdout == "5\n"
     with holding_card(site, "5"):

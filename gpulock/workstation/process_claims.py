@@ -93,6 +93,9 @@ def ensure_node_dirs(node: Node) -> None:
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
 
 
+LONGEST_CLAIM = 1e9  # seconds: everybody's `status` tells its end as a date
+
+
 class ClaimTerms(NamedTuple):
     """What a claim is to be besides its devices.
 
@@ -149,8 +152,10 @@ def claim_for_process(
     if terms.preferred:
         others = [one.id for one in node.devices() if one.id not in terms.preferred]
         want.last.update(dict.fromkeys(others, LATE))
-    if 0 < (longest := node.settings.claim_max) < terms.seconds:
-        why = f"a claim for {terms.seconds:.0f} s, CLAIM_MAX is {longest:.0f} s"
+    longest = node.settings.claim_max
+    if terms.seconds > (longest or LONGEST_CLAIM):
+        most = f"CLAIM_MAX is {longest:.0f} s" if longest else f"{LONGEST_CLAIM:.0f} s at most"
+        why = f"a claim for {terms.seconds:.0f} s, {most}"
         raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
     seconds = terms.seconds or longest
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)

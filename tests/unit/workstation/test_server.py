@@ -84,6 +84,18 @@ def test_the_driver_is_read_once_however_many_wait(
     assert reads == [False]
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("seconds", [1e10, 1e300])
+def test_no_claim_ends_later_than_a_date_can_tell(desk: Desk, seconds: float) -> None:
+    """Tried: a claim whose end has no date, on which everybody's `gpulock status` ended.
+
+    Stopped by: a claim is for thirty years at most.
+    """
+    reply = last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1, seconds=seconds)))
+    assert (reply.state, reply.kind, desk.box.locks()) == (REFUSED, INVALID_REQUEST, [])
+    assert last(desk.ask(SocketRequest(CLAIM, ME, MINE, 1, seconds=1e9))).state == GRANTED
+
+
 def test_where_the_locks_cannot_be_counted_nobody_is_granted_more(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

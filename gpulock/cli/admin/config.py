@@ -60,10 +60,8 @@ def validate_settings_file(path: str, fixed: bool) -> int:
     if wrong:
         raise CommandRefusedError("; ".join(wrong), "correct that line")
     if caller == 0 or settings.simulation:  # as a hook runs
-        said = [*check_lock_dir(settings)]  # of the folders that are there
-        said += check_state_dir(settings) if os.path.lexists(settings.state_dir) else []
-        for one in said:
-            if one.state == FAULT and not one.name:
+        for one in (*check_lock_dir(settings), *check_state_dir(settings)):
+            if one.state == FAULT and not one.name:  # of a folder itself
                 raise CommandRefusedError(f"{path}: {one.what}", one.do)
     return len(settings.given)
 

@@ -313,3 +313,16 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
     assert "HEALTH_COMMAND" not in site.call("why", "3").stdout, "it is not known any more"
     state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
     assert is_test_due(state, {}, NodeCards(""), 6.0)
+
+
+def test_a_release_says_where_nothing_is_held_and_changes_no_folder_that_others_may_write(
+    site: Site,
+) -> None:
+    none = site.call("release", "1")
+    assert (none.exit_code, "nothing is held on this node" in none.stderr) == (1, True)
+    assert "--force" not in none.stderr
+    site.hold(1)
+    site.files.lock_dir.chmod(0o777)
+    refused = site.call("release", "1", "--force", "--reason", "x")
+    assert (refused.exit_code, "writable by no other user" in refused.stderr) == (3, True)
+    assert list((site.files.lock_dir / "locks").iterdir())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.environs import CLAIM
 from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import Deadline
 from gpulock.job import environment
@@ -42,9 +43,12 @@ def holding(site: Site, count: int) -> Generator[subprocess.Popen[str]]:
 
 def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
     users = {"CUDA_VISIBLE_DEVICES": "7", "SINGULARITYENV_CUDA_VISIBLE_DEVICES": "6"}
+    users[CLAIM] = "stale"
     done = site.run("run", "-n", "2", "--", "/usr/bin/env", env={**os.environ, **users})
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     found = {name: value for name, _, value in pairs}
+    # of an environment no more than its beginning is read
+    assert next(iter(found)) == CLAIM and found[CLAIM] != "stale"
     machine = site.files.machine
     uuids = f"{machine.uuid(machine.gpus[0])},{machine.uuid(machine.gpus[3])}"
     assert found["CUDA_VISIBLE_DEVICES"] == "0,3"
@@ -249,7 +253,8 @@ def test_the_gpus_of_a_command_that_runs_are_not_released_from_outside(site: Sit
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
 def test_closed_streams_keep_no_command_from_its_work(site: Site, closed: str) -> None:
     made = site.files.directory / "made"
-    words = ["run", "-n", "1", "--", "touch", str(made)]
+    script = f"ls /proc/$$/fd/{closed[0]} && touch {shlex.quote(str(made))}"  # open for it as well
+    words = ["run", "-n", "1", "--", "/bin/sh", "-c", script]
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *site.command(*words)], check=False
     )

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import pwd
+import threading
+
 import pytest
 
 from gpulock.deadline import clock_boottime
@@ -256,6 +259,16 @@ def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
     assert last(second).state == WAITING
     assert desk.box.locks() == [bus(number) for number in range(4)]
     assert last(first).state == WAITING
+
+
+def test_a_name_service_that_does_not_answer_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: answered.wait(60))
+    monkeypatch.setattr(socket_claims, "NAME_SECONDS", 0.01)
+    assert socket_claims.user_name(4_711_000) == "uid 4711000"
+    answered.set()
 
 
 def test_a_name_service_that_is_slow_is_asked_once_for_each_call(

@@ -151,6 +151,16 @@ def test_a_second_claim_of_another_model_is_refused(desk: Desk) -> None:
     assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
 
 
+def test_a_second_claim_of_other_devices_is_refused(desk: Desk) -> None:
+    asked = [SocketRequest(CLAIM, ME, MINE, 1, devices=(bus(number),)) for number in (1, 2, 1)]
+    assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
+
+
+def test_what_an_earlier_process_of_this_number_held_is_no_claim_of_ours(desk: Desk) -> None:
+    desk.hold(0, ME, uid=UIDS[0], start=MINE - 1)
+    assert desk.claim(2).state == GRANTED
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_who_does_not_wait_waits_for_gpulockd_to_end_a_health_check(
     desk: Desk, *, ends: bool

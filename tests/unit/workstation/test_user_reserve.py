@@ -100,6 +100,7 @@ def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_d
     large = desk.claim_as(BOB, 902, 3, FOR_EVER)
     assert last(large).state == WAITING
     assert "are kept for number" in last(desk.claim_as(CAROL, 905, 1)).why
+    assert "are kept for number" in last(desk.claim_as(ALICE, 906, 2)).why  # one is reserved
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(3),)
 
 

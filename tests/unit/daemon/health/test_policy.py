@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc import device_users
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health import policy
@@ -173,6 +174,15 @@ def test_memory_of_somebody_or_of_the_driver_is_left_alone(
     if opens:
         ward.proc.add(700, "python", fds={3: ward.dev / "nvidia0"})
     ward.tell(0, f"memory_used={300 * MIB}", facts)
+    ward.round(3)
+    assert ward.out() == []
+
+
+def test_memory_is_left_alone_where_a_process_cannot_be_seen(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_users.OpenFiles, "_fill", lambda *_: "process 7 cannot be seen")
+    ward.tell(0, f"memory_used={300 * MIB}")
     ward.round(3)
     assert ward.out() == []
 

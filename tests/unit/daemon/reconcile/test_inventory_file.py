@@ -71,6 +71,7 @@ def test_a_card_that_is_said_to_be_another_is_left_out_whole() -> None:
         f"gpu.{bus(0)}.uuid": "GPU-00000001-aaaa",
         f"gpu.{bus(0)}.memory_mib": "32768",
         f"link.{bus(0)}.{bus(1)}": "4",
+        f"link.{bus(1)}.{bus(0)}": "4",
         f"gpu.{bus(1)}.memory_mib": "16384",
     }
     found = check_inventory(told, CARDS, NONE)
@@ -81,6 +82,17 @@ def test_a_card_that_is_said_to_be_another_is_left_out_whole() -> None:
 def test_a_uuid_is_taken_where_the_driver_does_not_tell_one() -> None:
     told = {f"gpu.{bus(0)}.uuid": "GPU-1234"}
     assert check_inventory(told, {bus(0): DriverCard(0, "")}, NONE).pairs == told
+    other = {bus(0): DriverCard(0, ""), bus(1): DriverCard(1, "GPU-1234")}
+    assert check_inventory(told, other, NONE).pairs == {}
+
+
+def test_a_uuid_that_two_devices_have_is_neithers() -> None:
+    told = {f"mig.{bus(n)}.gi1.ci0.uuid": "MIG-1234" for n in range(2)}
+    told |= {f"gpu.{bus(n)}.mig": "1" for n in range(2)}
+    split = {bus(n): frozenset({"gi1.ci0"}) for n in range(2)}
+    found = check_inventory(told, CARDS, split)
+    assert found.pairs == {f"gpu.{bus(n)}.mig": "1" for n in range(2)}
+    assert len(found.wrong) == 2
 
 
 def test_instances_are_told_by_their_access_files(tmp_path: Path) -> None:

@@ -82,6 +82,11 @@ def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     assert told(node, A, FIRST) == (1.0, 2.0), "and so may one that is hidden"
 
 
+def test_of_a_card_that_is_lost_no_share_is_told(node: Node) -> None:
+    node.tick()
+    assert told(node, A, FIRST) == NOBODY
+
+
 def test_without_a_list_of_processes_no_claim_is_known_to_be_alone(node: Node) -> None:
     node.facts = facts(BOTH[0])
     node.tick(card())

@@ -90,6 +90,7 @@ def test_garbage_ends_the_worker(nest: Nest, line: str) -> None:
         if supervisor.step(0.05) or supervisor.fault:
             break
     assert supervisor.fault
+    assert supervisor.worker is not None and supervisor.worker.killed
 
 
 def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:

@@ -19,15 +19,16 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
     folder = ExporterFolder(str(tmp_path))
     folder.open()
     cards = {
-        bus(0): card(0, mig=False, links={bus(1): 4, "switch": 2, "junk": 9}),
+        bus(0): card(0, mig=False, links={bus(1): 4, bus(2): 4, "switch": 2, "junk": 9}),
         bus(1): card(1, mig=False, links={bus(0): 3}),
-        bus(2): card(2, mig=True, links={bus(0): 4}),
+        bus(2): card(2, mig=True, links={bus(0): 4, "switch": 2}),
         f"{bus(2)}.gi1.ci0": instance(2, 1),
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
     pairs = devices.read_nvml_inventory(str(tmp_path), BOOT)
     assert devices.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    assert f"gpu.{bus(2)}.nvswitch" not in pairs, "in MIG mode its links are off"
     plain = [DriverDevice(bus(number), number) for number in range(3)]
     found = devices.apply_nvml_inventory(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]

@@ -15,6 +15,7 @@ from gpulock_exporter.state.snapshot import (
     NOT_IN_NVML,
     DeviceSnapshot,
     ExporterHealth,
+    LostCard,
     NodeSnapshot,
 )
 from gpulock_exporter.telemetry import COLLECTORS, Process
@@ -330,6 +331,16 @@ def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
     assert labels not in values(snapshot, "gpu_busy_seconds_total")
 
 
+def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None:
+    node, cards = Node(), [bus(0), bus(1)]
+    node.tick(card(0), card(1))
+    for _ in range(2):
+        node.now += 1
+        frame = node.frame(card(1), complete=True)
+        node.book.tick([frame], node.facts, node.moment, {bus(0): "it hangs"}, cards)
+    assert node.book.lost == {bus(0): LostCard(1002.0, "it hangs")}
+
+
 def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
     node = Node(gpus=3)
     node.tick(card(0), card(1))
@@ -414,6 +425,14 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
 
 
 # --- the rest ---------------------------------------------------------------------------------
+
+
+def test_after_an_old_look_nobody_knows_who_is_on_a_device() -> None:
+    node = Node(oldest=3.0)
+    node.tick(card(0, processes=[]))
+    assert node.snapshot().devices[0].foreign == 0
+    node.silence(4.0)
+    assert node.snapshot().devices[0].foreign is None
 
 
 def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:

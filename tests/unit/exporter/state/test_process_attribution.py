@@ -35,18 +35,19 @@ def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
 
 def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc")
-    for pid, groups in ((JOB, (65401,)), (JOB + 1, (65402,)), (JOB + 2, (65402,)), (JOB + 3, ())):
-        proc.add(pid, groups=groups)
+    both, gone = (65401, 65402), JOB + 5
+    for number, groups in enumerate(((65401,), (65402,), (65402,), (), both)):
+        proc.add(JOB + number, groups=groups)
     bus = "0000:01:00.0"
     locks: list[Lock] = []
     for number, gid in ((1, 65401), (2, 65402), (3, 65402), (4, 65403)):
         owner = record(add_grp_id=gid, token=f"t{gid}", devices=(f"{bus}.share{number}",))
         locks.append(Lock(f"{bus}.share{number}", owner, ""))
     tree = ProcessScan(Proc(str(proc.root)))
-    listed = [Process(JOB + number, 10**number) for number in range(4)]
+    listed = [Process(JOB + number, 10**number) for number in range(5)] + [Process(gone, 10**5)]
     found = classify_device_processes(listed, locks, tree, ())
     used = {name.rpartition(".")[2]: memory for name, memory in found.share_memory.items()}
     assert used == {"share1": 1, "share2": 110, "share3": 0, "share4": 0}
-    untold = [*listed, Process(JOB + 4)]
+    untold = [*listed, Process(JOB + 6)]
     assert classify_device_processes(untold, locks, tree, ()).share_memory == {}
     assert classify_device_processes(listed, [lock()], tree, ()).share_memory == {}

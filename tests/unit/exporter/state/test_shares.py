@@ -78,6 +78,7 @@ def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     assert told(node, A, THIRD) == (0.5, 1.0), "held since the look before"
     node.tick(card(processes=[Process(OF_A, GIB), Process(OTHER, GIB)]))
     assert told(node, A, FIRST) == (1.0, 2.0), "a stranger works there as well"
+    assert node.book.memory.ledger.accounts[A][FIRST].foreign == 1.0
     node.tick(card(processes=[Process(OF_A, GIB), Process(HIDDEN, GIB)]))
     assert told(node, A, FIRST) == (1.0, 2.0), "and so may one that is hidden"
 

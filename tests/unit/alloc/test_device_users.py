@@ -142,6 +142,15 @@ def test_one_that_ended_since_it_was_listed_has_no_files_though_the_kernel_hides
     assert stage.left() == ""
 
 
+def test_one_whose_status_may_not_be_seen_may_have_any_device_open(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700)
+    fail_at(monkeypatch, "open", "/700/status", PermissionError(13, "denied"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "process 700 cannot be seen" in stage.left()
+
+
 def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_at(monkeypatch, "listdir", "/1/fd", PermissionError(13, "denied"))
     assert stage.left() == ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,67 @@ def test_a_process_of_a_user_who_is_not_asked_for_is_not_read(
     monkeypatch.setattr(os, "stat", returning(stat))
     monkeypatch.setattr(Proc, "namespace_owner", returning(0))
     assert not scan.is_process_of(700, HERE)
+
+
+def owned(
+    monkeypatch: pytest.MonkeyPatch, uids: dict[int, int], met: Callable[[int], None] | None = None
+) -> None:
+    """Let folders of processes be of these users; `met` is called where one is asked for."""
+    real = os.stat
+
+    def stat(path: str, **keys: object) -> os.stat_result:
+        name = str(path).rpartition("/")[2]
+        if not (name.isdigit() and int(name) in uids):
+            return real(path, **keys)  # type: ignore[arg-type]
+        if met:
+            met(int(name))
+        return os.stat_result((0, 0, 0, 0, uids[int(name)], 0, 0, 0, 0, 0))
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(Proc, "namespace_owner", returning(0))
+
+
+def test_a_look_for_a_user_leaves_out_all_but_the_systems(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (700, 701, 702):
+        proc.add(pid)
+    owned(monkeypatch, {700: GONE, 701: HERE, 702: 0})
+    scan = look(proc)
+    scan.restrict({HERE: "here"})
+    assert {700, 701, 702} & set(scan.statuses()) == {701, 702}
+
+
+def test_one_that_is_gone_before_it_is_known_whose_it_was_is_not_left_out(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been the user's, with a child behind the place that the listing had reached."""
+
+    def met(pid: int) -> None:
+        proc.add(pid + 1)
+        if pid == 701:
+            proc.remove(pid)
+            raise FileNotFoundError(pid)
+
+    proc.add(700)
+    owned(monkeypatch, {700: HERE, 701: HERE}, met)
+    scan = look(proc)
+    scan.restrict({HERE: "here"})
+    assert 702 in scan.statuses()
+
+
+@pytest.mark.parametrize(("account", "forks"), [(HERE, True), (GONE, False)])
+def test_who_forks_is_told_by_the_newest_process_that_is_there_and_its_account(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, account: int, forks: bool
+) -> None:
+    """Many numbers are of no process any more, and a subordinate uid is its user's."""
+    proc.add(700, uids=(3_000_005,) * 4)
+    monkeypatch.setattr(process_scan, "SAMPLES", 1)
+    monkeypatch.setattr(process_scan, "ENOUGH", 1)
+    numbers = iter((699, 701))
+    monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
+    monkeypatch.setattr(Proc, "namespace_owner", returning(account))
+    assert look(proc).may_fork(HERE) is forks
 
 
 def test_programs_that_may_not_be_seen_are_believed(

@@ -12,6 +12,9 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
@@ -66,6 +69,32 @@ def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
     for name in box.locks():
         owner = box.node().store.read(name).owner
         assert owner is not None and owner.draining == 1
+
+
+def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody waits at the gate; and who else hides or forks keeps no lock of the owner's."""
+    one, done = hold(box), list[str]()
+    box.proc.add(700, groups=[GID])
+
+    def noting(kind: type, name: str, word: str) -> None:
+        real = getattr(kind, name)
+
+        def noted(*words: object) -> object:
+            done.append(f"{word} {words[1]}" if name == "restrict" else word)
+            return real(*words)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    noting(ProcessScan, "restrict", "restrict")
+    noting(OpenFiles, "_fill", "files")
+    noting(Judge, "job_processes", "processes")
+    noting(Gate, "__enter__", "gate")
+    let_go(box, one)
+    before = done[: done.index("gate")]
+    assert before[0] == "restrict {1000: 'alice'}"
+    assert {"files", "processes"} < set(before)
 
 
 def test_a_draining_lock_is_freed_by_the_next_release_once_its_processes_ended(box: Box) -> None:

@@ -2,6 +2,7 @@
 """Which cgroups a node has, and which are ours."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,20 +111,24 @@ def test_a_process_is_moved_where_all_but_its_devices_is_closed_already(
     monkeypatch.setattr(bpf, "attach_device_program", lambda folder, _: done.append((folder, "")))
     monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
 
-    confine.confine_process(confining.node(), "12.1", 500, 1000, [])
+    node = confining.node()
+    confine.confine_process(node, "12.1", 500, 1000, [])
 
     assert done == [(str(job), ""), (str(job), 500)]
+    assert tree.read_cgroup_folders(node.store) == [str(job.parent)]
 
 
+@pytest.mark.parametrize(("start", "move"), [(1000, raising(ProcessLookupError())), (1001, print)])
 def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
-    confining: Box, monkeypatch: pytest.MonkeyPatch
+    confining: Box, monkeypatch: pytest.MonkeyPatch, start: int, move: Callable[..., None]
 ) -> None:
+    """Its number may be another's by then."""
     service_of(confining, "/execd.service")
     monkeypatch.setattr(bpf, "attach_device_program", lambda *_: None)
-    monkeypatch.setattr(tree, "move_to_cgroup", raising(ProcessLookupError()))
+    monkeypatch.setattr(tree, "move_to_cgroup", move)
 
     with pytest.raises(Refusal) as caught:
-        confine.confine_process(confining.node(), "12.1", 500, 1000, [])
+        confine.confine_process(confining.node(), "12.1", 500, start, [])
 
     assert caught.value.kind == UNKNOWN
 

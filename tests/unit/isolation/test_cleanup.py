@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.isolation import bpf, confine, sessions
+from gpulock.isolation import bpf, confine, sessions, tree
 from gpulock.isolation.job import IsolatedJob, end_job_isolation
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import MARK, cgroup_name
@@ -112,6 +112,21 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
     assert cell.jobs() == {running, OTHER}
 
 
+def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell.proc.add(os.getpid(), "python3", ppid=500)
+    for pid in (500, os.getpid()):
+        path = f"/system.slice/sgeexecd.service/{JOB}"
+        (cell.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
+    cell.settings["ISOLATION"] = "cgroup"
+    monkeypatch.setattr(tree, "move_to_cgroup", raising(ProcessLookupError()))
+
+    assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
+
+    assert cell.jobs() == {OTHER}
+
+
 def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell) -> None:
     cell.settings["ISOLATION"] = "cgroup"
 
@@ -159,6 +174,20 @@ def test_logins_are_closed_before_the_first_job_and_opened_when_that_is_given_up
 
     assert closing == ["close", "open"]
     assert not cell.mark.exists()
+
+
+def test_a_site_that_gave_isolation_up_has_its_logins_and_slurmds_opened(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(bpf, "detach_device_programs", opened.append)
+    launcher = cell.cgroups / "system.slice/sgeexecd.service" / f"{tree.LAUNCHER}500-1000"
+    for folder in (cell.cgroups / "user.slice", launcher):
+        folder.mkdir()
+
+    assert cell.reconcile("off").fault == ""
+
+    assert opened == [str(cell.cgroups / "user.slice"), str(launcher)]
 
 
 def test_a_dry_run_closes_nothing(cell: Cell, closing: list[str]) -> None:

@@ -156,6 +156,14 @@ def test_a_later_run_counts_of_the_same_user_in_this_boot_alone(
     assert ids(ask(box, 1, **slurm)) == [bus(1)]
 
 
+def test_a_second_prolog_of_a_slurm_job_is_granted_afresh(box: Box) -> None:
+    """Its Prolog runs once: the job may be another of that id."""
+    slurm: dict[str, object] = {"scheduler": "slurm", "pid": 0, "start": 0, "add_grp_id": 0}
+    first, second = ask(box, 1, **slurm), ask(box, 1, **slurm)
+    assert (second.fresh, second.owner.token != first.owner.token) == (True, True)
+    assert box.locks() == [bus(0)]
+
+
 def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_short(
     box: Box,
 ) -> None:

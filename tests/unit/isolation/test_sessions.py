@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.isolation import bpf, confine, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from tests.support.faults import raising
 from tests.support.trees import Box
 
 USERS, SSH, CRON = "user.slice", "system.slice/ssh.service", "system.slice/cron.service"
@@ -66,12 +67,17 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
     return made
 
 
-def test_all_that_are_there_are_closed_and_opened_again(cgroups: Cgroups) -> None:
+def test_all_that_are_there_are_closed_and_opened_again(
+    cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(sessions.unclosed_login_cgroups(str(cgroups.top))) == 3
 
     sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
     assert cgroups.closed() == {USERS, SSH, CRON}
     assert sessions.unclosed_login_cgroups(str(cgroups.top)) == []
+    twice = raising(AssertionError("each job would attach one program more"))
+    monkeypatch.setattr(bpf, "attach_device_program", twice)
+    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
 
     sessions.reopen_cgroups(sessions.login_cgroups(str(cgroups.top)))
     assert cgroups.closed() == set()

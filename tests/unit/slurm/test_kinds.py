@@ -51,7 +51,7 @@ def test_a_type_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
 
 def test_a_type_that_is_no_name_of_a_model_is_the_requests_fault(two_models: Site) -> None:
     assert granted(two_models, "gpu:a100:1", 13) == [bus(0)]
-    assert "must be model:NAME" in refused(two_models, "gpu:\u00e4100:1")
+    assert "invalid request: the request" in refused(two_models, "gpu:\u00e4100:1")
 
 
 def test_an_instance_is_given_by_its_profile(two_models: Site) -> None:

@@ -67,6 +67,14 @@ SUMS = {
 }
 
 
+@pytest.mark.parametrize("kind", [CLAIM, REAPED, UNKNOWN_REQUEST, REFUSED])
+def test_who_has_the_gate_folds_sooner_than_others(lock_dir: str, kind: str) -> None:
+    """Only there no event is added meanwhile, which would be lost."""
+    log(lock_dir).write_text("1.0 timeout x:1\n" * (events.CAP // 16 + 1))
+    note_event(lock_dir, kind, "granted", "0.25")
+    assert ("totals" in log(lock_dir).read_text()) is (kind in (CLAIM, REAPED))
+
+
 def test_events_add_up(lock_dir: str) -> None:
     assert (counted(lock_dir), count_dropped_claims(lock_dir)) == ({}, 0)
     one_of_each(lock_dir)

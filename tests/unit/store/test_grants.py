@@ -38,6 +38,12 @@ def released_lines(store: LockStore, folder: str = "finished") -> list[str]:
     return [line for line in path.read_text().splitlines() if line]
 
 
+def test_the_folder_of_owed_lines_is_made_again(store: LockStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        grants.note_owed_line(str(tmp_path), store, TWO)
+        assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
+
+
 def test_a_claim_has_one_record_and_a_copy_in_each_lock(store: LockStore) -> None:
     grants.make_claim(store, TWO)
     assert holders(store) == {bus(0): (TOKEN, "GPU-0", "0"), bus(1): (TOKEN, "GPU-1", "1")}

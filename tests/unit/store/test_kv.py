@@ -47,7 +47,9 @@ def test_a_key_that_could_not_be_read_back_is_not_written(key: str) -> None:
         kv.encode_pairs([(key, "value")])
 
 
-@pytest.mark.parametrize("text", ["=value\n", "no equals sign\n", "a=1\na=2\n", "a=1\n \n"])
+@pytest.mark.parametrize(
+    "text", ["=value", "=value\n", "no equals sign\n", "a=1\na=2\n", "a=1\n \n"]
+)
 def test_a_line_that_is_no_pair_is_malformed(text: str) -> None:
     with pytest.raises(kv.MalformedError):
         kv.decode_pairs(text)

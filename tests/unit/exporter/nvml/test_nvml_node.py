@@ -164,6 +164,26 @@ def test_a_card_that_changes_its_uuid_is_another_card(tmp_path: Path) -> None:
         assert buses(frame) == [FIRST, SECOND]
 
 
+def test_one_that_took_a_cards_place_and_does_not_answer_is_lost_until_it_does(
+    tmp_path: Path,
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
+        nvml.set("gpu0.uuid", "GPU-00000000-0000-0000-0000-00000000c0de")
+        nvml.fail("nvmlDeviceGetPciInfo*", ERROR_UNKNOWN, gpu=0)
+        frame = eye.look()
+        assert (buses(frame), frame.lost) == ([SECOND], {FIRST: "Unknown Error"})
+        nvml.fail("nvmlDeviceGetPciInfo*", 0, gpu=0)
+        assert buses(eye.look()) == [FIRST, SECOND]
+
+
+def test_where_a_card_may_not_be_opened_a_frame_is_not_of_all_there_are(tmp_path: Path) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml:
+        nvml.fail("nvmlDeviceGetPciInfo*", ERROR_NO_PERMISSION, gpu=1)
+        with Eye(nvml) as eye:
+            frame = eye.look()
+            assert (buses(frame), frame.complete) == ([FIRST], False)
+
+
 def test_a_card_without_a_uuid_goes_by_its_place(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml:
         nvml.set("gpu0.uuid", None)

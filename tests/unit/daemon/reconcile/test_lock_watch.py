@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.lock_watch import LockDirWatch
+from gpulock.daemon.reconcile.lock_watch import EVENT, OVERFLOW, LockDirWatch
 from gpulock.store.events import OPEN, note_event
 from gpulock.store.locks import LockStore
 from gpulock.store.verdicts import write_verdicts
@@ -91,3 +91,20 @@ def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
     watch.follow(LockStore(str(tmp_path / "run")))
     assert fault in watch.fault and bool(watch.fault) == bool(fault)
     watch.close()
+
+
+def test_events_that_the_kernel_dropped_are_a_change(
+    watch: LockDirWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind one without a name comes one of a watch whose number begins with a dot's code."""
+    dropped = EVENT.pack(-1, OVERFLOW, 0, 0) + EVENT.pack(ord("."), 0, 0, 0)
+    reads = iter([dropped])
+
+    def read(*_: int) -> bytes:
+        if data := next(reads, b""):
+            return data
+        raise BlockingIOError
+
+    assert not watch.changed()
+    monkeypatch.setattr("gpulock.daemon.reconcile.lock_watch.os.read", read)
+    assert watch.changed()

@@ -11,6 +11,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.slurm.gres import (
     device_of_position,
     devices_of_positions,
+    has_gres_flag,
     parse_gres_list,
     slurm_map_text,
 )
@@ -177,3 +178,22 @@ def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
 
 def test_no_gpus_need_no_driver() -> None:
     assert devices_of_positions(Settings({"DRIVER_ROOT": "/nowhere"}), []) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "flagged"),
+    [
+        ("Name=gpu File=/dev/nvidia0 Flags=no_gpu_env", True),
+        ("NodeName=n[1-3],m Name=gpu File=/dev/nvidia0 Flags=one,NO_GPU_ENV", True),
+        ("NodeName=n2 Name=gpu Flags=no_gpu_env\nNodeName=other Name=gpu File=/x", True),
+        ("NodeName=n2 Name=gpu Flags=no_gpu_env\nName=gpu File=/x", False),
+        ("NodeName=other Name=gpu Flags=no_gpu_env", False),
+        ("# Name=gpu Flags=no_gpu_env", False),
+    ],
+)
+def test_a_flag_counts_on_the_lines_of_this_node(
+    tmp_path: Path, lines: str, *, flagged: bool
+) -> None:
+    path = tmp_path / "gres.conf"
+    path.write_text(f"{lines}\n")
+    assert has_gres_flag(path, "n2") is flagged

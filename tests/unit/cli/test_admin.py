@@ -239,7 +239,7 @@ def whole(site: Site, command: str) -> str:
     printed = [""]
 
     def sees_all() -> bool:
-        printed.append(site.call(command).stdout)
+        printed.append(site.call(*command.split()).stdout)
         return "starts a program" not in printed[-1]
 
     wait_until(sees_all, why=lambda: f"a look at every process:\n{printed[-1]}")
@@ -253,8 +253,18 @@ def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     with site.opened(4) as user:
         text = whole(site, "reap")
         assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
-        assert "orphans" in whole(site, "status")
+        assert f"{site.id(4)} open; {site.gpulock} why 4" in " ".join(whole(site, "status").split())
+        why = " ".join(whole(site, "why 4").split())
+        assert "freed by a reap, once no process has it open" in why and "back by" not in why
+        assert f"next end process {user.pid} " in why and f", then {site.gpulock} reap" in why
     assert whole(site, "reap").startswith("freed ")
+
+
+def test_one_device_that_is_open_is_told_of_all_of_its_dead_owner(site: Site) -> None:
+    pid, start = dead_process()
+    site.hold(4, 5, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=os.getuid())
+    with site.opened(4):
+        assert "GPUs 4, 5  quarantined: orphans: process" in whole(site, "status")
 
 
 def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:

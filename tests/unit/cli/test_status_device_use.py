@@ -87,6 +87,7 @@ def test_where_no_exporter_has_a_folder_nothing_is_said_of_it(site: Site) -> Non
         ({"looked": 45}, "has had no answer from the driver for 45s"),
         ({"looked": None}, "has had no answer from the driver yet"),
         ({"looked": 60, "fault": "version mismatch"}, "for 1m (version mismatch)"),
+        ({"looked": 60, "fault": f"a\x1b[31mb{'c' * 999}"}, "for 1m (a?[31mbccc"),
     ],
 )
 def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(

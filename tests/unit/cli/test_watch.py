@@ -12,7 +12,7 @@ import subprocess
 import pytest
 from click import unstyle
 
-from gpulock.cli.status.status import CLEAR
+from gpulock.cli.status.status import CLEAR, watch_status
 from tests.support.cli_site import ROOT, Site
 
 OFTEN = "0.2"  # seconds
@@ -37,6 +37,52 @@ def test_it_draws_frame_over_frame_on_a_terminal_until_ctrl_c(site: Site) -> Non
     assert (process.returncode, before, frame.count("\n")) == (0, "", 4)
     assert "Ctrl-C ends it" in frame and "more lines: a taller window" in frame
     assert b"Traceback" not in text and b"Aborted" not in text
+
+
+def end_in_frame(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Press Ctrl-C while a frame stands."""
+    pauses = iter([None] * (number - 1))
+
+    def sleep(_: float) -> None:
+        if next(pauses, pauses) is pauses:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpulock.cli.status.status.time.sleep", sleep)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [
+        (5, ["", "a", "  3 more lines: a taller window"]),
+        (6, ["", "a", "b", "  2 more lines: a taller window"]),
+        (7, ["", "a", "b", "c", "d"]),
+        (0, ["", "a", "b", "c", "d"]),  # of a terminal that does not tell
+    ],
+)
+def test_what_does_not_fit_into_the_window_is_counted(
+    rows: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end_in_frame(monkeypatch, 1)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, rows)))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.fileno", lambda: 1)
+    watch_status(lambda: (list("abcd"), False), 9.0)
+    heading, *lines = capsys.readouterr().out.removeprefix(CLEAR).splitlines()
+    assert "every 9 s" in heading and lines == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [((), "Not a directory"), (("--cluster",), "gpulock: status: PROMETHEUS_URL is not set")],
+)
+def test_what_fails_now_may_be_well_in_the_next_frame(
+    site: Site, words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(site.files.lock_dir)
+    site.files.lock_dir.write_text("x")
+    end_in_frame(monkeypatch, 2)
+    result = site.call("status", "--watch", "9", *words)
+    assert (result.exit_code, result.stdout.count(said)) == (0, 2)
 
 
 @pytest.mark.parametrize(

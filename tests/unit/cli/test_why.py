@@ -117,8 +117,8 @@ def test_a_free_device_is_asked_for_as_the_node_gives_it(site: Site) -> None:
     (Path(site.node().settings.state_dir) / "slurm-map").write_text("")
     assert facts(site.call("why", "3").stdout)["next"] == "sbatch --gres=gpu:1 JOB_SCRIPT"
     with open(site.config, "a") as file:
-        file.write("SGE_ROOT=/opt/sge\nSGE_COMPLEXES=gpu gpu_a100=model:a100*\n")
-    assert facts(site.call("why", "3").stdout)["next"] == "qsub -l gpu=1 JOB_SCRIPT"
+        file.write("SGE_ROOT=/opt/sge\nSGE_COMPLEXES=cards gpu_a100=model:a100*\n")
+    assert facts(site.call("why", "3").stdout)["next"] == "qsub -l cards=1 JOB_SCRIPT"
 
 
 def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, process: Process) -> None:
@@ -129,6 +129,17 @@ def test_a_job_without_shepherd_is_alive_while_its_session_is(site: Site, proces
     assert found["verdict"] == f"{told} {process.pid}"
     assert found["shepherd"] == f"{pid} is gone"
     assert found["session"] == f"{process.pid}: {process.pid} (sleep)"
+    after = "the next claim or reap after its last process has ended"
+    assert (found["freed by"], found["next"]) == (after, f"{site.gpulock} reap")
+
+
+def test_a_claim_that_is_being_made_ends_by_a_reap(site: Site) -> None:
+    path = Path(site.node().store.locks_dir, site.id(1))
+    path.mkdir()
+    found = facts(site.call("why", "1").stdout)
+    assert found["record"] == "none: a claim is being made"
+    assert found["freed by"] == "a reap, where no claim is at work"
+    assert found["next"] == f"{site.gpulock} reap"
 
 
 @pytest.mark.root
@@ -266,6 +277,7 @@ def test_a_job_that_the_prolog_refused_is_told_the_last_reason(site: Site) -> No
     result = site.call("why", "4711")
     assert result.exit_code == 0
     assert facts(result.stdout)["refused"].startswith(f"{sentence}, at ")
+    assert "busy" not in result.stdout
     assert "no trace" not in result.stdout
     assert "no trace" in site.call("why", "471").stdout
 
@@ -308,7 +320,15 @@ def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site, name: str
     assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
     assert facts(result.stdout)["holder"] == "job 12 of alice in gpu.q"
     assert "open" not in facts(result.stdout)
+    assert facts(result.stdout)["freed by"] == "the end of its job"
     assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")
+
+
+def test_cards_that_are_gone_are_told_claim_by_claim(site: Site) -> None:
+    for number, name in ((1, "0000:fe:00.0"), (2, "0000:ff:00.0")):
+        place_lock(site.node().store, name, site.hold(number, token=f"t{number}"))
+        assert name in facts(site.call("status").stdout)
+    assert site.call("why", "fd:00.0").exit_code == 1  # never was here
 
 
 def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(tmp_path: Path) -> None:
@@ -338,6 +358,10 @@ def test_a_card_that_was_never_here_is_refused(site: Site) -> None:
     result = site.call("why", "ff:00.0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no device 'ff:00.0' here" in result.stderr
+    store = site.node().store
+    place_lock(store, "0000:ff:00.0", site.hold(devices=("0000:ff:00.0",)))
+    retire_lock(store, store.read("0000:ff:00.0"), "epilog")
+    assert site.call("why", "ff:00.0").stdout.startswith("0000:ff:00.0  missing\n")  # it was
 
 
 def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> None:

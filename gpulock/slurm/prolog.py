@@ -122,9 +122,9 @@ def prepare_isolation(node: Node) -> None:
     """Close slurmd where the node confines jobs; raise Refusal where it cannot."""
     if node.settings.isolation != "off":
         from gpulock.isolation import job
-        from gpulock.slurm.steps import find_slurmds
+        from gpulock.slurm.steps import find_slurmds_above
 
-        job.prepare_slurm_isolation(node, find_slurmds(node, os.getpid()))
+        job.prepare_slurm_isolation(node, find_slurmds_above(node, os.getpid()))
 
 
 def is_slurmctld_silent(refusal: Refusal) -> bool:

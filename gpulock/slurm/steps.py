@@ -40,21 +40,21 @@ class SlurmSteps:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
         self._uid = os.geteuid() if settings.simulation else 0  # root's
 
-    def owns(self, pid: int, record: Owner, tree: ProcessScan) -> bool:
+    def owns(self, pid: int, record: Owner, scan: ProcessScan) -> bool:
         """Return whether a process is of a job: where it has no cgroup, by the environment too.
 
         Raises OSError or ValueError where it cannot be seen.
         """
-        if is_slurm_job_process(pid, record, tree):
+        if is_slurm_job_process(pid, record, scan):
             return True
-        if self.has_cgroup(record, tree):
+        if self.has_cgroup(record, scan):
             return False
         from gpulock.alloc.environs import StartedAs, read_environ
 
-        for above, status in tree.ancestry(pid).items():
+        for above, status in scan.ancestry(pid).items():
             if status.uids[0] != record.uid:
                 break
-            started = StartedAs(read_environ(tree.proc, above))
+            started = StartedAs(read_environ(scan.proc, above))
             if any(
                 [started.is_of(job, record.slurmd) for job in (record.job_id, record.het_leader)]
             ):
@@ -62,7 +62,7 @@ class SlurmSteps:
         return False
 
     def daemons(self, scan: ProcessScan) -> dict[str, dict[int, str]]:
-        """Return pid -> step of all step daemons by job id; those without a title yet under ``."""
+        """Return pid -> step of all step daemons by job id; those without a title yet under ""."""
         found: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
             if self._is_daemon(pid, STEPD, scan):
@@ -81,13 +81,10 @@ class SlurmSteps:
         return any([self._is_daemon(pid, SLURMD, scan) for pid in scan.named(SLURMD)])
 
     def _is_daemon(self, pid: int, name: str, scan: ProcessScan) -> bool:
-        """Return whether a process is root's and runs that program; in a simulation by name.
-
-        By its real uid: slurmstepd takes the user's effective one while it opens the user's files.
-        """
-        if scan.status(pid).uids[0] != self._uid:
-            return False
-        return bool(self._uid) or is_root_program(scan.proc, pid, name)
+        """Return whether one of that name is root's daemon, in a user's simulation the user's."""
+        if self._uid:
+            return scan.status(pid).uids[0] == self._uid
+        return is_slurm_daemon(pid, name, scan)
 
     def add_members(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         """Add what is in the job's cgroup, or was started with the job's environment.
@@ -137,9 +134,9 @@ class SlurmSteps:
                 leaders.append(pid)
         return own, leaders, unseen
 
-    def has_cgroup(self, record: Owner, tree: ProcessScan) -> bool:
+    def has_cgroup(self, record: Owner, scan: ProcessScan) -> bool:
         """Return whether the job's own cgroup is there: else it may have another name."""
-        folders = job_cgroup_folders(self._cgroup, record, tree.proc)
+        folders = job_cgroup_folders(self._cgroup, record, scan.proc)
         return any([os.path.isdir(folder) for folder in folders])
 
     def members(self, record: Owner, scan: ProcessScan) -> list[int]:
@@ -160,33 +157,42 @@ class SlurmSteps:
         return words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
 
 
-def find_slurmds(node: Node, pid: int) -> list[int]:
+def is_slurm_daemon(pid: int, name: str, scan: ProcessScan) -> bool:
+    """Return whether a process runs a program of Slurm's as root, also as Debian names it.
+
+    By its real uid: slurmstepd takes the user's effective one while it opens the user's files.
+    """
+    status = scan.status(pid)
+    own_name = status.name.partition("-")[0] == name
+    return own_name and not status.uids[0] and is_root_program(scan.proc, pid, name)
+
+
+def find_slurmds_above(node: Node, pid: int) -> list[int]:
     """Return the slurmd above a process of root's, else every slurmd; raise Refusal for none.
 
     With PrologFlags=RunInJob a Prolog is no child of slurmd's.
     """
-    for one, status in ProcessScan(node.proc).ancestry(pid).items():
-        if status.name.partition("-")[0] == SLURMD:
-            return [one]
     scan = ProcessScan(node.proc)
-    found = [one for one in scan.named(SLURMD) if set(scan.status(one).uids[:3]) == {0}]
-    found = [one for one in found if is_root_program(node.proc, one, SLURMD)]
+    for one in scan.ancestry(pid):
+        if is_slurm_daemon(one, SLURMD, scan):
+            return [one]
+    found = [one for one in scan.named(SLURMD) if is_slurm_daemon(one, SLURMD, scan)]
     if not found and not node.settings.simulation:
         raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
     return found
 
 
-def is_slurm_job_process(pid: int, record: Owner, tree: ProcessScan) -> bool:
+def is_slurm_job_process(pid: int, record: Owner, scan: ProcessScan) -> bool:
     """Return whether a process is in the job's cgroup or below one of its step daemons.
 
     Needs no more than an ordinary user may see.
     """
-    if is_in_job_cgroup(pid, record, tree.proc):
+    if is_in_job_cgroup(pid, record, scan.proc):
         return True
-    for above, status in tree.ancestry(pid).items():
-        if status.name == STEPD and not status.uids[0] and is_root_program(tree.proc, above, STEPD):
+    for above in scan.ancestry(pid):
+        if is_slurm_daemon(above, STEPD, scan):
             try:
-                job, _ = parse_stepd_title(tree.proc.read_memory(above, "cmdline"))
+                job, _ = parse_stepd_title(scan.proc.read_memory(above, "cmdline"))
             except OSError:
                 continue
             if job == record.job_id:

@@ -262,7 +262,7 @@ def test_a_prolog_closes_slurmd_before_each_job_whether_it_asks_for_gpus_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str | None
 ) -> None:
     site, closed = Site(tmp_path), list[list[int]]()
-    monkeypatch.setattr(steps, "find_slurmds", lambda *_: [900])
+    monkeypatch.setattr(steps, "find_slurmds_above", lambda *_: [900])
     monkeypatch.setattr(job, "prepare_slurm_isolation", lambda _, pids: closed.append(pids))
     site.set(ISOLATION="cgroup")
 

@@ -221,10 +221,11 @@ def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site, name: s
     for pid in (700, 701):
         site.proc.add(pid, name, uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
     site.proc.add(800, "slurmd", ppid=1, uids=(UID, UID, UID, UID))
-    site.proc.add(900, "python3", ppid=701, uids=(0, 0, 0, 0))
-    assert steps.find_slurmds(site.node(), 900) == [701]
+    site.proc.add(801, "slurmd", ppid=701, uids=(0, 0, 0, 0), exe="/usr/bin/sh")
+    site.proc.add(900, "python3", ppid=801, uids=(0, 0, 0, 0))
+    assert steps.find_slurmds_above(site.node(), 900) == [701]
     site.proc.add(900, "python3", ppid=1, uids=(0, 0, 0, 0))  # PrologFlags=RunInJob
-    assert sorted(steps.find_slurmds(site.node(), 900)) == [700, 701]
+    assert sorted(steps.find_slurmds_above(site.node(), 900)) == [700, 701]
 
 
 @pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])

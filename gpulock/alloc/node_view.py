@@ -33,7 +33,8 @@ def read_node_view(node: Node, now: float) -> NodeView:
     for token, why in unreadable.items():
         view.fault = f"the record of claim {token} cannot be read: {why}"
     view.full = boot.is_full(node.store.path)
-    view.quarantined = read_quarantine_reasons(node.settings.state_dir)
+    notes = read_device_notes(node.settings.state_dir, QUARANTINE)
+    view.quarantined = {name: note_reason(note) for name, note in notes.items()}
     view.closed = read_closed_cards(node)
     note_reservations(node, view)
     try:
@@ -61,12 +62,6 @@ def read_detailed_locks(
     for lock in held.values():
         store.read_details(lock)
     return held
-
-
-def read_quarantine_reasons(state_dir: str) -> dict[str, str]:
-    """Return why each quarantined device is; raise Refusal where that cannot be seen."""
-    notes = read_device_notes(state_dir, QUARANTINE)
-    return {name: note_reason(note) for name, note in notes.items()}
 
 
 def note_reservations(node: Node, view: NodeView) -> None:

@@ -65,7 +65,7 @@ class SlurmSteps:
         """Return pid -> step of all step daemons by job id; those without a title yet under ""."""
         found: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
-            if self._is_daemon(pid, STEPD, scan):
+            if is_slurm_daemon(pid, STEPD, scan, self._uid):
                 try:
                     title = scan.proc.read_memory(pid, "cmdline")
                 except (ProcessLookupError, TimeoutError):
@@ -78,13 +78,7 @@ class SlurmSteps:
 
     def is_slurmd_seen(self, scan: ProcessScan) -> bool:
         """Return whether slurmd runs where we can see it."""
-        return any([self._is_daemon(pid, SLURMD, scan) for pid in scan.named(SLURMD)])
-
-    def _is_daemon(self, pid: int, name: str, scan: ProcessScan) -> bool:
-        """Return whether one of that name is root's daemon, in a user's simulation the user's."""
-        if self._uid:
-            return scan.status(pid).uids[0] == self._uid
-        return is_slurm_daemon(pid, name, scan)
+        return any([is_slurm_daemon(pid, SLURMD, scan, self._uid) for pid in scan.named(SLURMD)])
 
     def add_members(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         """Add what is in the job's cgroup, or was started with the job's environment.
@@ -157,14 +151,16 @@ class SlurmSteps:
         return words[0].rpartition(b"/")[2] == b"sleep" and words[1:] in PLACEHOLDER
 
 
-def is_slurm_daemon(pid: int, name: str, scan: ProcessScan) -> bool:
+def is_slurm_daemon(pid: int, name: str, scan: ProcessScan, uid: int = 0) -> bool:
     """Return whether a process runs a program of Slurm's as root, also as Debian names it.
 
-    By its real uid: slurmstepd takes the user's effective one while it opens the user's files.
+    By its real uid: slurmstepd takes the user's effective one while it opens the user's files. In
+    the simulation of another user (`uid`) by its name alone.
     """
     status = scan.status(pid)
-    own_name = status.name.partition("-")[0] == name
-    return own_name and not status.uids[0] and is_root_program(scan.proc, pid, name)
+    if status.uids[0] != uid or status.name.partition("-")[0] != name:
+        return False
+    return bool(uid) or is_root_program(scan.proc, pid, name)
 
 
 def find_slurmds_above(node: Node, pid: int) -> list[int]:
@@ -173,10 +169,8 @@ def find_slurmds_above(node: Node, pid: int) -> list[int]:
     With PrologFlags=RunInJob a Prolog is no child of slurmd's.
     """
     scan = ProcessScan(node.proc)
-    for one in scan.ancestry(pid):
-        if is_slurm_daemon(one, SLURMD, scan):
-            return [one]
-    found = [one for one in scan.named(SLURMD) if is_slurm_daemon(one, SLURMD, scan)]
+    above = [one for one in scan.ancestry(pid) if is_slurm_daemon(one, SLURMD, scan)]
+    found = above[:1] or [p for p in scan.named(SLURMD) if is_slurm_daemon(p, SLURMD, scan)]
     if not found and not node.settings.simulation:
         raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
     return found

@@ -2,8 +2,7 @@
 """The snapshot of a node at one moment: devices, locks, verdicts and use, joined.
 
 The states are those of `gpulock.alloc.states`, from the facts that `gpulock status` has. NVML's
-values that are older than a limit are left out; what the lock directory says stays. Nothing is read
-or changed, but for the number that a card gets in `take_snapshot` where it is new.
+values that are older than a limit are left out; what the lock directory says stays.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def take_snapshot(
     """
     totals, offset = state.memory.totals, state.offset or 0.0
     fresh = state.is_fresh(now) and state.last is not None
-    if driver_devices:
-        totals.number_cards({one.bus: one.index for one in driver_devices})
+    totals.number_cards({one.bus: one.index for one in driver_devices or ()})
     devices, state_counts = SnapshotJoin(state, facts, now, fresh).join(driver_devices)
     errors = facts.cards.xids.errors
     return NodeSnapshot(

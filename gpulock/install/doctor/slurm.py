@@ -31,7 +31,7 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.install import SlurmInstaller
-from gpulock.install.slurm.site import SlurmError, slurm_release_fault
+from gpulock.install.slurm.site import SlurmError
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import find_plugstack
 from gpulock.install.slurm.texts import wanted_setting_lines
@@ -118,7 +118,7 @@ class SlurmChecks:
 
     def release(self) -> Iterator[Finding]:
         """Look whether this node's Slurm is one that gpulock was run on."""
-        if why := slurm_release_fault(self.installer.site.release()):
+        if why := self.installer.site.release_fault():
             yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
 
     def slurmctld(self) -> Iterator[Finding]:

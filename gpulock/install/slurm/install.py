@@ -27,7 +27,6 @@ from gpulock.install.slurm.site import (
     SlurmSite,
     find_own_slurmd,
     find_slurm_site,
-    slurm_release_fault,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import (
@@ -88,7 +87,7 @@ class SlurmInstaller(NodePart):
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
         conf_alone = options.write_conf and not (self.slurmd or self.site.split_nodes()[0])
-        if why := slurm_release_fault(self.site.release()):
+        if why := self.site.release_fault():
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
         if conf_alone:
             self.note("this machine is no node of slurmctld's: only slurm.conf is written here")
@@ -118,8 +117,8 @@ class SlurmInstaller(NodePart):
             title, plugin = str(stack.path), self.plugin.path
             items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
             self.note_task_prolog(tasks)
-        pages = [texts.slurm_conf_page(wanted), [] if conf_alone else self.gres_page()]
-        pages = [page for page in pages if page]
+        gres_page = [] if conf_alone else self.gres_page()
+        pages = [page for page in (texts.slurm_conf_page(wanted), gres_page) if page]
         return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
 
     def node_items(self) -> list[Item]:

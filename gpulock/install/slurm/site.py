@@ -112,19 +112,20 @@ class SlurmSite:
             raise SlurmError(f"{NAME} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
-    def release(self) -> tuple[int, int]:
-        """Return Slurm's major and minor number, (24, 11) of `slurm-wlm 24.11.5`.
+    def release_fault(self) -> str:
+        """Return why it is not known whether jobs of this release are locked, or nothing.
 
-        It is that of the slurmd that runs, else that of scontrol.
+        It is slurmd's, scontrol's where none runs. Raises SlurmError.
         """
-        name = NAME if self.slurmd else "scontrol"
-        done = self.run_client([name, "-V"], program=self.slurmd or self.binaries / name)
-        if done.returncode != 0:
-            raise SlurmError(f"{name} -V: {_last_output_line(done)}")
-        found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)
-        if found is None:
-            raise SlurmError(f"{name} -V says {done.stdout[:80]!r}: no release in it")
-        return int(found[1]), int(found[2])
+        client: list[str | Path] = [self.binaries / "scontrol", "-V"]
+        done = self.run_slurmd("-V") if self.slurmd else self.run_client(client)
+        found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)  # slurm-wlm 24.11.5
+        if done.returncode != 0 or found is None:
+            raise SlurmError(f"{done.args[0]} -V names no release: {_last_output_line(done)}")
+        release = int(found[1]), int(found[2])
+        mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
+        fault = f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
+        return "" if release >= OLDEST else fault
 
     def run_slurmd(
         self, *words: str, seconds: float = _SECONDS
@@ -148,14 +149,6 @@ class SlurmSite:
             raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
         except OSError as fault:
             raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
-
-
-def slurm_release_fault(release: tuple[int, int]) -> str:
-    """Return why it is not known whether jobs of a release are locked, or nothing; pure."""
-    if release >= OLDEST:
-        return ""
-    mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
-    return f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
 
 
 def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:

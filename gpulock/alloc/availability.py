@@ -17,7 +17,7 @@ from gpulock.alloc.holders import (
     usable_devices,
     whole_claims,
 )
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, format_requested_gpus
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
@@ -54,7 +54,8 @@ class ClaimAttempt:
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
     """Return the refusal of what the node can never, or not in its present state, grant."""
     if faulty := [d for d in found if d.fault and d.id in want.wanted]:
-        return Refusal(BROKEN, f"GPU {faulty[0].label()}: {faulty[0].fault}", "see gpulock status")
+        # not broken: the other cards work, and gpulockd takes the id out of an RSMAP
+        return Refusal(UNKNOWN, f"GPU {faulty[0].label()}: {faulty[0].fault}", "see gpulock status")
     healthy = [d.id for d in found if not d.fault]
     whole = max(expected, len(found))
     asked = format_requested_gpus(want.count)

@@ -57,11 +57,11 @@ def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(b
     assert len(ask(box, 4).devices) == 4
 
 
-def test_a_faulty_card_is_the_nodes_fault_also_where_it_is_asked_for_by_id(box: Box) -> None:
+def test_a_faulty_card_asked_for_by_id_sends_the_job_back_and_breaks_no_node(box: Box) -> None:
     (box.driver / "gpus" / bus(0) / "information").write_text("")
     with pytest.raises(Refusal) as caught:
         pick(box, bus(0))
-    assert (caught.value.kind, refused(box, 4).kind) == (BROKEN, BROKEN)
+    assert (caught.value.kind, refused(box, 4).kind) == (UNKNOWN, BROKEN)
     assert caught.value.why.startswith("GPU 0: ") and "here" not in caught.value.why
 
 

@@ -6,10 +6,16 @@ from __future__ import annotations
 import errno
 import os
 import time
+from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history.files import expired_months, find_written_tokens, name_month
+from gpulock.daemon.history.files import (
+    append_history_lines,
+    expired_months,
+    find_written_tokens,
+    name_month,
+)
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
@@ -379,3 +385,10 @@ def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_wel
     now = time.time()
     assert ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 0.0005, now)
     assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)
+
+
+def test_a_line_that_was_cut_short_goes_before_the_next_one_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "2026-11.jsonl"
+    path.write_bytes(b'{"whole":1}\n{"to')
+    append_history_lines(str(path), b'{"next":1}\n')
+    assert path.read_bytes() == b'{"whole":1}\n{"next":1}\n'

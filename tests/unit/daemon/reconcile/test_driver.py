@@ -58,6 +58,9 @@ def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
     found = node.devices()[0]
     assert (found.uuid, found.memory_mib) == ("GPU-1234", 32768)
     assert node.cards[bus(0)].uuid == ""
+    node.answer(b"!")
+    silent(node)
+    assert node.cards == {}, "what cannot be asked confirms nothing"
 
 
 def test_a_fault_of_the_driver_rises(node: Hanging) -> None:

@@ -54,6 +54,18 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert [service.read() for service in made.services()] == [ON, ON]
 
 
+def test_user_and_folders_are_made_before_a_service_starts(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        manager, "run_systemd_program", lambda *words: node.ctl.told.append(" ".join(words))
+    )
+    node.install()
+    begin = node.ctl.told.index("systemd-sysusers gpulock.conf")
+    assert node.ctl.told[begin + 1] == "systemd-tmpfiles --create gpulock.conf"
+    assert restarts(node)[0] not in node.ctl.told[:begin]
+
+
 def test_of_a_package_only_the_drop_ins_are_written(
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpulock.alloc import claim
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
@@ -18,6 +21,7 @@ from gpulock.store import atomic, events, grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from tests.support.claims import ask, never, refused
+from tests.support.clock import VirtualClock
 from tests.support.faults import Failing, disk_full, returning
 from tests.support.locks import place_lock
 from tests.support.trees import Box, bus, judging, record, soon
@@ -189,3 +193,23 @@ def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(
     with pytest.raises(Refusal):
         claim_devices(box.node(), one, want, judging(box.node()), soon())
     assert {*want.asked.values()} == {"c2", "c3"}
+
+
+def test_a_claim_waits_for_a_check_that_does_not_end_as_long_as_its_patience_is(
+    box: Box, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    """Not as long as its hook has: then the job is tried again elsewhere."""
+    check = {"scheduler": "process", "user": HEALTH_USER, "comment": HEALTH_COMMENT}
+    own = record(token="c0", devices=(bus(0),), sid=500, **check)
+    place_lock(box.node().store, bus(0), own)
+    box.proc.shepherd(500, box.root)
+    begun = clock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(claim, "time", SimpleNamespace(sleep=sleep, time=time.time))
+    want = ClaimRequest(4)
+    with pytest.raises(Refusal) as told:
+        claim_devices(box.node(), record(token="", devices=()), want, judging(box.node()), soon())
+    assert (told.value.kind, round(clock() - begun)) == (BUSY, want.patience)

@@ -165,6 +165,8 @@ def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
         ("gpulock-exporte", {"uids": (998,) * 4}, SERVICE),
         ("Xorg", {"uids": (1000,) * 4}, FOREIGN),
         ("Xorg", {"uids": (1000, 0, 0, 0)}, FOREIGN),
+        ("Xorg", {"uids": (0, 1000, 0, 0)}, FOREIGN),
+        ("Xorg", {"uids": (0, 0, 1000, 0)}, FOREIGN),
         ("python3", {"uids": ROOT}, FOREIGN),
         ("nvidia-persist", {"uids": ROOT}, FOREIGN),
     ],

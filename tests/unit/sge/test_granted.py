@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import prolog, request
+from gpulock.sge import granted, prolog, request
 from gpulock.sge.granted import list_other_hosts
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
-from gpulock.sge.spooled_job import parse_spooled_job
+from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
 from tests.support import packed_job
 from tests.support.jobs import Site, gpus, variables
 from tests.support.packed_job import JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
@@ -133,3 +136,16 @@ def test_gpus_that_other_hosts_granted_need_their_tasks_locked(site: Site) -> No
     assert (ran, site.locks()) == (JOB_ERROR, [])
     config = site.config(SGE_SLAVE_TASKS="yes")
     assert prolog.main(["prolog", str(site.pid)], site.environ(job), config) == 0
+
+
+@pytest.mark.parametrize("cards", [[bus(0), bus(0)], [bus(0)], [bus(0), bus(1), bus(2)]])
+def test_ids_that_are_not_as_many_cards_as_were_granted_are_refused(
+    monkeypatch: pytest.MonkeyPatch, cards: list[str]
+) -> None:
+    job = SgeJob(12, "alice", 1000, [])
+    job.granted = [("gpu", 2.0, [("a", 1), ("b", 1)], "n1")]
+    spool: Any = SimpleNamespace(need=lambda _: "n1")
+    monkeypatch.setattr(granted, "resolve_card_ids", lambda *_: cards)
+    with pytest.raises(Refusal) as told:
+        granted.wanted_devices(spool, Settings({}), job)
+    assert told.value.kind == INVALID_REQUEST

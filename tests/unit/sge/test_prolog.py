@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -111,6 +112,15 @@ def test_a_job_that_asked_for_none_is_left_alone_where_that_is_configured(site: 
     before = (job.folder / "environment").read_bytes()
     assert start(site, job, HIDE_UNREQUESTED="no") == RUN
     assert (job.folder / "environment").read_bytes() == before
+
+
+def test_a_prolog_shares_nothing_with_an_earlier_run_that_lives(site: Site) -> None:
+    """Only a task of a parallel job may."""
+    job = site.run(gpus(1))
+    assert start(site, job) == RUN
+    site.pid = SHEPHERD + 1
+    site.proc.shepherd(site.pid, job.folder, uid=os.geteuid())
+    assert start(site, job) == REQUEUE
 
 
 def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:

@@ -12,7 +12,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
-from gpulock.sge.verdict import make_sge_rule
+from gpulock.sge.verdict import make_sge_judge, make_sge_rule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
@@ -174,3 +174,12 @@ def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
     host.fake.shepherd(500, host.spool("12.1"))
     assert host.verdict().state == ALIVE
+
+
+def test_a_node_of_grid_engine_judges_what_a_process_holds_as_well(host: Host) -> None:
+    """`gpulock run` beside jobs: who is dead holds no GPU that a job is short of."""
+    host.lock.owner = record(scheduler="process", pid=900, add_grp_id=0)
+    node = Node(Settings({"PROC_ROOT": str(host.fake.root), "SYS_ROOT": str(host.root / "sys")}))
+    judge = make_sge_judge(node)
+    judge.boot_id = BOOT
+    assert judge.verdict(host.lock).state == DEAD

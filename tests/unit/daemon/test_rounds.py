@@ -70,6 +70,12 @@ def one(tmp_path: Path) -> Iterator[Round]:
     made.rounds.single.release()
 
 
+def test_a_driver_that_hangs_is_not_asked_again_for_a_reload_of_the_settings(one: Round) -> None:
+    asked = one.rounds.node.caller
+    one.rounds.use_settings(Settings(dict(one.box.settings)))
+    assert one.rounds.node.caller is asked
+
+
 def test_a_round_frees_what_a_dead_owner_held_and_says_the_proof(one: Round) -> None:
     one.go()
     one.hold(0, 501)

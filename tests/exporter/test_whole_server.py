@@ -186,8 +186,8 @@ def test_a_user_who_has_the_port_first_keeps_the_exporter_from_no_sample(
         wait_until(
             lambda: sample.exists() and "sequence=3" in sample.read_text(), why="its third sample"
         )
-        said = exporter.errors.read_text()
-        assert f"answers on 127.0.0.1:{exporter.port}: cannot listen on {port.address}:" in said
+        one = f"answers on 127.0.0.1:{exporter.port}: cannot listen on {port.address}:"
+        wait_until(lambda: one in exporter.errors.read_text(), why="one address alone")
         exporter.up(8)
         taken.close()
         both = f"127.0.0.1:{exporter.port} {port.address}"

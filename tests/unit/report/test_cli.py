@@ -20,7 +20,7 @@ from gpulock.daemon.history.files import name_month
 from tests.support.cli_site import PROGRAM, ROOT
 from tests.support.history_site import Ended, public_place
 from tests.support.runner import command_runner
-from tests.support.trees import bus
+from tests.support.trees import OTHER_BOOT, bus
 
 NOBODY = 65534
 
@@ -104,6 +104,30 @@ def test_an_id_that_came_again_is_the_later_job(desk: Desk) -> None:
     desk.past(0)
     found = json.loads(desk.text("report", "12", "--json"))["claims"]
     assert len(found) == 1 and found[0]["user"] == "alice"
+
+
+def test_of_a_claim_that_stands_what_it_gave_back_is_told_as_well(desk: Desk) -> None:
+    desk.hold(0, 1)
+    desk.end(0)
+    assert "2 GPUs" in desk.text("report", "12")
+
+
+@pytest.mark.parametrize("about", [{"boot_id": OTHER_BOOT}, {"ago": -50.0}])
+def test_how_long_a_claim_stands_may_not_be_known(desk: Desk, about: dict[str, Any]) -> None:
+    desk.hold(0, **about)
+    assert ", for how long is not known" in desk.text("report", "12")
+
+
+def test_a_process_that_runs_is_no_job_of_its_number(desk: Desk) -> None:
+    desk.hold(0, scheduler="process", job_id="12", pid=12)
+    assert desk.call("report", "12").exit_code == 1
+
+
+def test_where_locks_cannot_be_read_the_history_is_told(desk: Desk) -> None:
+    desk.past(0)
+    (desk.lock / "locks").rmdir()
+    (desk.lock / "locks").write_text("x")
+    assert "40 %" in desk.text("report", "12")
 
 
 def test_a_run_of_weeks_and_the_next_one_are_of_the_same_job(desk: Desk) -> None:

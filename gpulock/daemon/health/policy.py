@@ -303,6 +303,7 @@ class HealthPolicy(Chore):
                 sampled=name in look.fresh,
                 memory=look.memory(name) is not None,
                 restarted=recovery.was_card_restarted(note, look.cards),
+                tested=bool(look.node.settings.health_command),
             )
             times, at = self._clean.get(name, (0, look.now - CHECK_SPACING))
             if not known or look.now - at < CHECK_SPACING:

@@ -16,6 +16,7 @@ from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import (
     CAUSES,
     ECC,
+    HEALTH,
     LOST,
     MEMORY,
     STATE_KEYS,
@@ -67,17 +68,20 @@ def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words)) if set(words) <= {*CAUSES} else ()
 
 
-def is_end_known(note: Mapping[str, str], *, sampled: bool, memory: bool, restarted: bool) -> bool:
+def is_end_known(
+    note: Mapping[str, str], *, sampled: bool, memory: bool, restarted: bool, tested: bool
+) -> bool:
     """Return whether enough is known of a device to call it clean, as nothing speaks against it.
 
     A fresh sample names it (`sampled`), the check of its memory was made (`memory`), its card was
-    `restarted` since it went out.
+    `restarted` since it went out, HEALTH_COMMAND will have `tested` it before it is back.
     """
     causes = parse_note_causes(note)
     if ADMIN_RESTORE_ONLY in note.get("reason", "") or not causes:
         return False
     again = sampled and restarted
-    known = {MEMORY: memory, LOST: sampled, XID: again, ECC: again}
+    health = sampled or tested
+    known = {MEMORY: memory, LOST: sampled, XID: again, ECC: again, HEALTH: health}
     return all(known.get(cause, True) for cause in causes)
 
 

@@ -179,7 +179,12 @@ class HostHook(QueueHook):
         if self.is_member() is not is_present:
             option = "-aattr" if is_present else "-dattr"
             self.qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
-        self.write(self.values()[1][GROUP], f"{self.queue}@{GROUP}")
+        line, group = self.values()[1].get(GROUP), f"{self.queue}@{GROUP}"
+        if line is not None:
+            self.write(line, group)
+        elif is_present:
+            again = f"gpulock install sge --cluster --queue {self.queue}"
+            raise InstallError(f"the {self.hook} of {group} went meanwhile: run {again}")
 
 
 def site_hooks_left(host: SgeHost) -> Remainder | None:

@@ -35,6 +35,9 @@ XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
         (MEMORY, "memory", False),
         ({**MEMORY, "reason": "missing: gone"}, "sampled", True),
         ({**MEMORY, "reason": "lost: gone"}, "sampled", False),
+        ({**MEMORY, "reason": "health: a narrow link"}, "sampled", True),
+        ({**MEMORY, "reason": "health: a narrow link"}, "tested", True),
+        ({**MEMORY, "reason": "health: a narrow link"}, "sampled tested", False),
         (XID_AND_MEMORY, "memory", False),
         (XID_AND_MEMORY, "restarted", False),
         ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, "", False),
@@ -44,7 +47,7 @@ XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
 def test_a_check_counts_where_all_is_known_that_the_cause_wants(
     note: dict[str, str], unknown: str, known: bool
 ) -> None:
-    facts = {name: name != unknown for name in ("sampled", "memory", "restarted")}
+    facts = {name: name not in unknown for name in ("sampled", "memory", "restarted", "tested")}
     assert is_end_known(note, **facts) is known
 
 

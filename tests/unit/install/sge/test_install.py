@@ -359,6 +359,21 @@ def test_a_sensor_that_reports_since_before_proves_no_shepherd_cmd(
     assert site.in_force("prolog") == site.hook("prolog")
 
 
+def test_a_hook_of_the_group_that_goes_while_execd_is_awaited_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install_cluster()
+
+    def purge(host: SgeHost, *, sensor: bool) -> None:
+        assert sensor
+        host.qconf.run("qconf", "-purge", "queue", "epilog", "gpu.q@@gpulock")
+
+    monkeypatch.setattr(SgeHost, "await_configuration", purge)
+    why = r"epilog of queue gpu\.q@node1: the epilog of gpu\.q@@gpulock went meanwhile: run"
+    with pytest.raises(InstallError, match=why):
+        site.install()
+
+
 def test_the_verifier_is_named_once_and_not_over_the_sites_own(site: Site) -> None:
     """Who writes the global configuration undoes what somebody else writes at the same time."""
     line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))

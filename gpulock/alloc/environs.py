@@ -9,13 +9,14 @@ import errno
 import os
 import time
 
-from gpulock.node.procfs import INIT
+from gpulock.node.procfs import CHUNK, INIT, MOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.procfs import Proc, ProcessStatus
 
-FLAGS, ENV_START, ENV_END = 6, 47, 48  # fields of stat after the name, since Linux 3.5
+# fields of stat after the name, since Linux 3.5
+FLAGS, END_CODE, ENV_START, ENV_END = 6, 24, 47, 48
 PF_KTHREAD = 0x00200000  # linux/sched.h: a thread of the kernel's has no memory of its own
 ROUNDS = 4  # reads of an environment that comes to be meanwhile
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
@@ -66,13 +67,16 @@ def environ_value(environ: bytes, key: bytes) -> bytes:
 def read_environ(proc: "Proc", pid: int) -> bytes:
     """Return what a process was started with: environ, of any thread where the leader is over.
 
-    It reads empty while execve(2) sets a program up (docs/facts/locking.md): stat tells that.
+    It reads empty while execve(2) sets a program up, and is cut where several reads are of two
+    programs (docs/facts/locking.md): stat tells both.
     Raises StartingProgramError then, and whatever `Proc.read_memory` raises.
     """
     name = "environ"
     for _ in range(ROUNDS):
+        data = b""
         try:
-            if data := proc.read_memory(pid, name):
+            data = proc.read_memory(pid, name)
+            if 0 < len(data) < CHUNK or len(data) >= MOST:
                 return data
         except ProcessLookupError:
             pass  # it has no memory any more: another thread may
@@ -84,10 +88,15 @@ def read_environ(proc: "Proc", pid: int) -> bytes:
             raise ProcessLookupError(errno.ESRCH, "no such process", str(pid))
         rest = proc.read(pid, f"task/{thread}/stat").rpartition(b")")[2].split()
         begin, end = int(rest[ENV_START]), int(rest[ENV_END])
-        if begin == end != 0 or int(rest[FLAGS]) & PF_KTHREAD:
+        if data and len(data) == end - begin:
+            return data
+        none = begin == end != 0 and int(rest[END_CODE]) != 0  # all of the program is set up
+        if not data and (none or int(rest[FLAGS]) & PF_KTHREAD):
             return b""  # it was started with none
         if end == 0:
             break
+        if data:
+            continue
         name = f"task/{thread}/environ"
     raise StartingProgramError(errno.EAGAIN, f"process {pid} starts a program or ends")
 

@@ -118,7 +118,7 @@ def stat_line(pid: int, name: str, state: str, ppid: int, session: int, start: i
     """Return a line of /proc/PID/stat (proc(5)): 52 fields, the second in parentheses."""
     rest = [0] * 50
     rest[1], rest[3], rest[19] = ppid, session, start
-    rest[47] = rest[48] = 0x7FFE0000  # env_start, env_end: an environment without a variable
+    rest[24], rest[47], rest[48] = 0x400000, 0x7FFE0000, 0x7FFE0000  # end of code; no environment
     words = [state, *map(str, rest[1:])]
     return b"%d (%s) %s\n" % (pid, os.fsencode(name), " ".join(words).encode())
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -173,18 +174,37 @@ def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, r
     assert proc.kthreadd == real
 
 
-def test_a_process_that_starts_programs_never_seems_to_have_been_started_without_its_mark() -> None:
-    """In the midst of execve(2) the file is empty, once in some dozens of reads."""
+@pytest.mark.parametrize("variables", [0, 20_000])
+def test_a_process_that_starts_programs_never_seems_to_have_been_started_without_its_mark(
+    variables: int,
+) -> None:
+    """In the midst of execve(2) the file is empty, or cut, once in some dozens of reads."""
     again = 'exec sh -c "$0" "$0"'
     proc, refused = Proc(), 0
-    with subprocess.Popen(["sh", "-c", again, again], env={"MARK": "7"}) as process:
-        for _ in range(3000):
-            try:
-                assert b"MARK=7" in read_environ(proc, process.pid)
-            except StartingProgramError:
-                refused += 1
-        process.kill()
+    env = {**{f"A{number}": "1" for number in range(variables)}, "MARK": "7"}
+    with subprocess.Popen(["sh", "-c", again, again], env=env) as process:
+        try:
+            for _ in range(3000):
+                try:
+                    assert b"MARK=7" in read_environ(proc, process.pid)
+                except StartingProgramError:
+                    refused += 1
+        finally:
+            process.kill()
     assert refused < 3000
+
+
+@pytest.mark.parametrize(("end_of_code", "starts"), [(0, True), (0x400000, False)])
+def test_an_environment_that_is_still_counted_is_not_taken_for_none(
+    tmp_path: Path, end_of_code: int, starts: bool
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7)
+    stat = fake.root / "7/task/7/stat"
+    line = stat.read_bytes().split()
+    stat.write_bytes(b" ".join([*line[:26], b"%d" % end_of_code, *line[27:]]))
+    with pytest.raises(StartingProgramError) if starts else contextlib.nullcontext():
+        assert read_environ(Proc(str(fake.root)), 7) == b""
 
 
 def test_a_process_that_was_started_without_a_variable_has_none() -> None:

@@ -32,12 +32,19 @@ class InstallError(RuntimeError):
 
 
 def run_program(
-    command: Sequence[str | Path], seconds: float, env: Mapping[str, str] | None, **more: Any
+    command: Sequence[str | Path],
+    seconds: float,
+    env: Mapping[str, str] | None,
+    check: bool = False,
+    **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, of `subprocess.run`; raise OSError or SubprocessError."""
-    given = {"input": "", "errors": "replace", "check": False, **more}
-    return subprocess.run(  # noqa: PLW1510
-        command, env=env, capture_output=True, text=True, timeout=seconds, **given
+    """Run a program to its end; raise OSError or SubprocessError.
+
+    `more` are options of `subprocess.run`.
+    """
+    given = {"input": "", "errors": "replace", **more}
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=seconds, check=check, **given
     )
 
 

@@ -162,16 +162,21 @@ def test_a_prolog_that_slurmd_ends_at_the_gate_leaves_nothing(
     assert slurm.said(job) + slurm.said(late) == ""
 
 
+def stopped_in_prolog(gpus: Gpulock, hooks: Stops, when: When) -> JobId:
+    """Start a job whose Prolog stops before or after gpulock's."""
+    by_gpulock(gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
+    hooks.set("Prolog", NODE, when)
+    job = gpus.slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
+    hooks.wait("Prolog", NODE, when, job)
+    return job
+
+
 @pytest.mark.short
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_job_cancelled_during_its_prolog_keeps_nothing(
     slurm_gpus: Gpulock, hooks: Stops, when: When
 ) -> None:
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
-    slurm = slurm_gpus.slurm
-    hooks.set("Prolog", NODE, when)
-    job = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
-    hooks.wait("Prolog", NODE, when, job)
+    slurm, job = slurm_gpus.slurm, stopped_in_prolog(slurm_gpus, hooks, when)
     assert len(slurm_gpus.locks(NODE)) == (2 if when == "after" else 0)
     slurm.scancel(job)
     slurm.wait_revoked(job, NODE)
@@ -187,11 +192,7 @@ def test_a_job_cancelled_during_its_prolog_keeps_nothing(
 def test_a_slurmd_killed_during_the_prolog_leaves_locks_that_live_as_long_as_the_job(
     slurm_gpus: Gpulock, hooks: Stops, when: When
 ) -> None:
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
-    slurm = slurm_gpus.slurm
-    hooks.set("Prolog", NODE, when)
-    job = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
-    hooks.wait("Prolog", NODE, when, job)
+    slurm, job = slurm_gpus.slurm, stopped_in_prolog(slurm_gpus, hooks, when)
     slurm.stop_slurmd(NODE, kill=True)
     if when == "after":
         told = reap(slurm_gpus, NODE)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,10 +119,10 @@ def owned(
     """Let folders of processes be of these users; `met` is called where one is asked for."""
     real = os.stat
 
-    def stat(path: str, **keys: object) -> os.stat_result:
+    def stat(path: str, **keys: Any) -> os.stat_result:
         name = str(path).rpartition("/")[2]
         if not (name.isdigit() and int(name) in uids):
-            return real(path, **keys)  # type: ignore[arg-type]
+            return real(path, **keys)
         if met:
             met(int(name))
         return os.stat_result((0, 0, 0, 0, uids[int(name)], 0, 0, 0, 0, 0))

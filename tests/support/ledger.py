@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LEDGER: Final = ROOT / "tests/ledger.tsv"  # date, commit, target, test, what it waited for
 FAILED: Final = ROOT / "build/failed"
 MOST: Final = 2  # lines of one test with which it may still be run again
-_GAVE_UP: Final = pytest.StashKey[str]()  # the wait of a test that gave up, in its first run
+_GAVE_UP: Final = pytest.StashKey[str]()  # a test's first failure: the wait that gave up, or ""
 _KEPT: Final = pytest.StashKey[bool]()  # whether a failed test has left a folder
 _AGAIN: Final = "ran again"  # a property of the reports of a test that did, with the wait
 
@@ -46,8 +46,9 @@ def pytest_runtest_makereport(
             report.sections.append(
                 ("logs, locks and jobs", f"kept in {os.path.relpath(folder, ROOT)}")
             )
-        if isinstance(call.excinfo.value, GaveUp):
-            item.stash.setdefault(_GAVE_UP, str(call.excinfo.value).partition("\n")[0])
+        error = call.excinfo.value  # the first counts: a fixture often waits for what a test left
+        waited = str(error).partition("\n")[0] if isinstance(error, GaveUp) else ""
+        item.stash.setdefault(_GAVE_UP, waited)
     return report
 
 

@@ -39,7 +39,7 @@ def wait_until(
     why: Why,
     quiet: float | None = None,
 ) -> _T:
-    """Return the first result of `condition` that is not None or False.
+    """Return the first result of `condition` that is true.
 
     `why` says what that is: a text, to which the labs that are up add their state, or a function
     that says more.
@@ -52,7 +52,7 @@ def wait_until(
         for _ in _polls(quiet, began + BOUND):
             polls += 1
             result = condition()
-            if result is not None and result is not False:
+            if result:
                 return result
         took = monotonic() - began
         if took > BOUND or evidence.log_sizes() == sizes:

@@ -113,7 +113,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(site: Site) ->
                 site.submit_many(NUMBER // 4, gpus, script, user=user)
         site.wait_empty()
         site.gpus.wait_free()  # what an epilog left draining is freed as well
-        wait_until(lambda: len(daemon.history()) >= NUMBER or None, why="their history")
+        wait_until(lambda: len(daemon.history()) >= NUMBER, why="their history")
     assert len(rounds) > NUMBER
     holds = journal.holds()
     assert len(holds) == NUMBER

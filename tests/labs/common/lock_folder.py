@@ -19,7 +19,10 @@ def owners(folder: Path) -> dict[str, Owner]:
 
 def settled(place: Path) -> list[Owner]:
     """Return the owner of one lock once it has one, nobody where the lock is gone."""
-    return wait_until(lambda: look(place), why=f"an owner in {place}")
+    (owner,) = wait_until(
+        lambda: None if (now := look(place)) is None else (now,), why=f"an owner in {place}"
+    )
+    return owner
 
 
 def look(place: Path) -> list[Owner] | None:

@@ -242,7 +242,7 @@ class Prometheus:
 
     def wait_firing(self, alert: str) -> list[dict[str, Any]]:
         """Wait until an alert fires."""
-        return wait_until(lambda: self.firing(alert) or None, why=f"the alert {alert}")
+        return wait_until(lambda: self.firing(alert), why=f"the alert {alert}")
 
     def wait_quiet(self, alert: str) -> None:
         """Wait until an alert fires no more."""

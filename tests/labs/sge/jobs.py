@@ -61,7 +61,7 @@ def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, 
 
     qmaster may write it a moment after qstat has told that the job is gone.
     """
-    return wait_until(lambda: visits(gpus, job, user) or None, why=f"job {job} in accounting")
+    return wait_until(lambda: visits(gpus, job, user), why=f"job {job} in accounting")
 
 
 def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:

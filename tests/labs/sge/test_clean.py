@@ -93,7 +93,7 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
     sparing.sge.wait_running(hostile)
     shepherd, gid = sparing.sge.shepherd_pid(hostile), group_of(sparing, NODE, hostile)
     wait_until(lambda: not carriers(gid), why="the job's end")
-    forks = wait_until(lambda: children_of(shepherd) or None, why="its epilog to hang")
+    forks = wait_until(lambda: children_of(shepherd), why="its epilog to hang")
     try:
         for hanging in (shepherd, None):
             if hanging is None:

@@ -54,7 +54,7 @@ def daemon(gpus: Gpulock) -> Generator[Daemon]:
 def living(gpus: Gpulock, job: JobId) -> list[int]:
     """Return the processes that carry a job's group."""
     gid = group_of(gpus, NODE, job)
-    return wait_until(lambda: carriers(gid) or None, why=f"processes of job {job}")
+    return wait_until(lambda: carriers(gid), why=f"processes of job {job}")
 
 
 def sleeper(gpus: Gpulock, job: JobId) -> list[int]:
@@ -98,7 +98,7 @@ def test_jobs_that_spoil_their_folder_or_output_are_freed_and_a_shepherd_that_ha
             seen[name].never_free_too_soon(assert_freed(daemon, claims[name], NOBODY))
         wait_until(lambda: not carriers(group_of(gpus, NODE, jobs["fifo"])), why="the job's end")
         assert_held(daemon, claims["fifo"], f"its shepherd {hanging} runs")
-        forks = wait_until(lambda: children_of(hanging) or None, why="its epilog to hang")
+        forks = wait_until(lambda: children_of(hanging), why="its epilog to hang")
         stack.callback(end, forks)
         end([hanging])
         seen["fifo"].never_free_too_soon(assert_freed(daemon, claims["fifo"], NOBODY))

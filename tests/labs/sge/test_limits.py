@@ -126,4 +126,4 @@ def test_the_limits_of_a_hook_are_those_of_the_job(gpus: Gpulock) -> None:
     gpus.sge.set_hooks(f"root@{path}", "NONE")
     job = gpus.sge.submit("glalice", *on(NODE, "-l", "h_vmem=8M"), stdin="true\n")
     gpus.sge.wait_settled(job)
-    assert wait_until(lambda: seen.read_text().strip() or None, why="the limits") == "10240"
+    assert wait_until(lambda: seen.read_text().strip(), why="the limits") == "10240"

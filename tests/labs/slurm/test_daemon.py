@@ -79,7 +79,7 @@ def daemon(slurm_gpus: Gpulock) -> Generator[Daemon]:
 def begun(gpus: Gpulock, daemon: Daemon, *words: str, script: str = "") -> tuple[JobId, Claim]:
     """Start a job of two GPUs; return it with its claim once gpulockd saw its steps."""
     job = started(gpus, NODE, TWO, *words, script=script or SLEEP)
-    wait_until(lambda: len(gpus.slurm.steps(job, NODE)) >= 2 or None, why="its two steps")
+    wait_until(lambda: len(gpus.slurm.steps(job, NODE)) >= 2, why="its two steps")
     daemon.goes_round()
     return job, daemon.claim(job)
 

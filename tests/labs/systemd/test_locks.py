@@ -141,7 +141,7 @@ def test_locks_survive_an_upgrade_of_the_package_and_hooks_that_run_keep_their_v
 
         assert "done: service gpulockd\n" in done
         assert "done: service gpulock-exporter\n" in done
-        assert 'version="9.' in wait_until(lambda: node.scrape() or None, why="a scrape")
+        assert 'version="9.' in wait_until(node.scrape, why="a scrape")
         assert records(node.locks()) == held
         node.machine.run("systemctl", "kill", "--signal=KILL", "job")
         wait_until(lambda: not node.locks(), why="the new gpulockd to free them")

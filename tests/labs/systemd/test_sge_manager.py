@@ -37,7 +37,7 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(sge: SgeNod
     file is asked for its device.
     """
     job = sge.submit(leaving_with_its_gpu(sge.machine), "-l", "gpu=1")
-    (card,) = wait_until(lambda: sge.held_by(job) or None, why="a GPU for the job")
+    (card,) = wait_until(lambda: sge.held_by(job), why="a GPU for the job")
     sge.machine.write(f"{HOME}/card", card)
     pid = child_of(sge.wait_said(job, "child="))
     sge.wait_over(job)

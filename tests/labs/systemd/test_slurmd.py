@@ -207,7 +207,7 @@ def test_a_job_that_is_killed_with_its_step_daemons_is_reaped_after_a_reconfigur
         ),
     )
     slurm.run("systemctl", "start", "slurmctld")
-    wait_until(lambda: slurm.state() or None, why="slurmctld to answer")
+    wait_until(slurm.state, why="slurmctld to answer")
     slurm.forget_killed_jobs()
 
 
@@ -234,7 +234,7 @@ def test_a_gpu_that_is_open_below_the_users_own_manager_stays_locked(slurm: Slur
     Stopped by: an empty cgroup ends no question, and each open file is asked for its device.
     """
     job = slurm.submit(leaving_with_its_gpu(slurm.machine), "--gres=gpu:1")
-    (card,) = wait_until(lambda: slurm.held_by(job) or None, why="a GPU for the job")
+    (card,) = wait_until(lambda: slurm.held_by(job), why="a GPU for the job")
     slurm.machine.write(f"{HOME}/card", card)
     pid = child_of(slurm.wait_said(job, "child="))
     assert slurm.wait_over(job) == "COMPLETED"

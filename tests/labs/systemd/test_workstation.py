@@ -37,7 +37,7 @@ def test_a_claim_follows_a_tmux_whose_pane_is_a_scope_of_its_own(node: Node) -> 
 
     server, pane = run(*user, *SERVER, "display", "-p", "#{pid} #{pane_pid}").stdout.split()
     scope = wait_until(
-        lambda: found if (found := cgroup_of(node.machine, int(pane))).endswith(".scope") else "",
+        lambda: path if (path := cgroup_of(node.machine, int(pane))).endswith(".scope") else None,
         why="the pane's scope",
     )
     assert f"/{manager}/" in scope and cgroup_of(node.machine, int(server)) != scope

@@ -117,7 +117,7 @@ def test_it_ends_a_health_check_for_a_claim_of_another_process(field: Started) -
     field.wait_for("READY=1")
     node = Node(read_settings(str(field.simulated.config)))
     locks = Path(node.store.locks_dir)
-    wait_until(lambda: [*locks.glob("*/owner")] or None, why="a card to be tested")
+    wait_until(lambda: [*locks.glob("*/owner")], why="a card to be tested")
     want, own = ClaimRequest(len(node.devices())), make_process_owner(node, os.getpid(), "root")
     want.patience = SECONDS
     grant = claim_devices(node, own, want, lambda: make_liveness_judge(node), Deadline(SECONDS))

@@ -52,6 +52,18 @@ def fails():
 
 def is_refused():
     raise LabError(ran())
+
+jobs = []
+
+def fails_and_leaves_a_job():
+    jobs.append(1)
+    fails()
+
+@pytest.fixture(autouse=True)
+def no_job():
+    yield
+    if jobs:
+        raise GaveUp("gave up, waiting for no job")
 """
 
 
@@ -62,6 +74,7 @@ def is_refused():
         (["gives_up_twice", "gives_up_twice"], 1, 3, 2),
         (["fails"], 1, 1, 0),
         (["is_refused"], 1, 1, 0),
+        (["fails_and_leaves_a_job"], 1, 1, 0),
     ],
 )
 def test_a_wait_that_gave_up_is_run_again_once_in_a_run_and_said(

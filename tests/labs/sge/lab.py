@@ -111,10 +111,11 @@ class GridEngine(Cluster):
 
     def wait_state(self, job: JobId, *states: str) -> str:
         """Wait until a job is in one of the states; return it."""
-        return wait_until(
-            lambda: now if (now := self.state(job)) in states else None,
-            why=f"job {job} to become {' or '.join(states)}",
+        (state,) = wait_until(  # the state of a job that is gone is empty
+            lambda: (now,) if (now := self.state(job)) in states else None,
+            why=f"job {job} to become {' or '.join(one or 'gone' for one in states)}",
         )
+        return state
 
     def wait_running(self, job: JobId) -> None:
         """Wait until a job runs, which is past its prolog: its own process has its group."""

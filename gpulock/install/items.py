@@ -8,6 +8,7 @@ that was cut short is run again. Nothing is believed by an exit code: the text o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -42,10 +43,13 @@ class Remainder:
 class Item:
     """One thing that gpulock puts on a node or into a cluster, and takes away again.
 
-    It needs all that come before it in the list: so they are there first, and go later.
+    It needs all that come before it in the list: so they are there first, and go later. `text` is
+    what is there once it is installed; `stays` keeps it when all else goes.
     """
 
     title: str
+    text: str | None = None
+    stays = False
 
     def read(self) -> str | None:
         """Return what is there, None for nothing; raise InstallError."""
@@ -53,25 +57,16 @@ class Item:
 
     def goal(self, wanted: Wanted) -> str | None:
         """Return what is to be there, what is where a run leaves it alone; raise InstallError."""
-        del wanted
-        return self.read()
+        if wanted is Wanted.PRESENT:
+            return self.text
+        return self.read() if self.stays else None
 
     def show(self, wanted: Wanted) -> list[str]:
         """Return what this run would change, as lines with `-` and `+`; raise InstallError."""
         return difference_lines(self.read(), self.goal(wanted))
 
-    def put(self, wanted: Wanted) -> None:
-        """Bring it where it is wanted; raise InstallError."""
-        if wanted is Wanted.PRESENT:
-            self.present()
-        else:
-            self.absent()
-
-    def present(self) -> None:
-        """Put it in place; raise InstallError."""
-
-    def absent(self) -> None:
-        """Take it away; raise InstallError."""
+    def write(self, wanted: Wanted) -> None:
+        """Put it in place, or take it away; raise InstallError."""
 
     def tidy(self) -> None:
         """Remove what a run that was killed has left beside it; raise InstallError."""
@@ -94,36 +89,24 @@ class ByHand(Item):
 
 
 class FileItem(Item):
-    """A text file, replaced whole; `stays` keeps it when all else goes."""
+    """A text file, replaced whole."""
 
-    stays = False
-
-    def __init__(self, path: Path, text: str, mode: int = 0o644) -> None:
-        self.path, self.text, self.mode = path, text, mode
+    def __init__(self, path: Path, text: str, mode: int = 0o644, stays: bool = False) -> None:
+        self.path, self.text, self.mode, self.stays = path, text, mode, stays
         self.title = f"file {path}"
 
     def read(self) -> str | None:
         return files.read_file(self.path)
 
-    def goal(self, wanted: Wanted) -> str | None:
-        if wanted is Wanted.PRESENT:
-            return self.text
-        return self.read() if self.stays else None
-
     def tidy(self) -> None:
         files.discard_unrenamed(self.path)
 
-    def present(self) -> None:
-        files.write_file(self.path, self.text, self.mode)
-
-    def absent(self) -> None:
-        files.remove_file(self.path)
-
-
-class SettingsFile(FileItem):
-    """gpulock.conf, which is the administrator's once it is there."""
-
-    stays = True
+    def write(self, wanted: Wanted) -> None:
+        text = self.goal(wanted)
+        if text is None:
+            files.remove_file(self.path)
+        else:
+            files.write_file(self.path, text, self.mode)
 
 
 def difference_lines(before: str | None, after: str | None) -> list[str]:
@@ -166,79 +149,59 @@ class Outcome:
 
     def verdict(self, system: str, wanted: Wanted, dry_run: bool) -> str:
         """Return the sentence that ends a run."""
-        left = "; ".join(self.clauses())
+        left, present = "; ".join(self.clauses()), wanted is Wanted.PRESENT
         if dry_run:
             would = f"{format_count(len(self.changed), 'change')} would be made"
             return f"{would}; then {left}" if left else would
-        if wanted is Wanted.ABSENT:
-            if left:
-                return f"NOT wholly uninstalled: {left}"
-            done = f"uninstalled: {system}"
-            return done if self.changed else f"nothing to do: {system} is not installed here"
         if left:
             done = "installed" if self.changed else "nothing to change on this node"
-            return f"{done}, NOT in force: {left}"
+            return f"{done}, NOT in force: {left}" if present else f"NOT wholly uninstalled: {left}"
+        if self.changed:
+            return f"{wanted.value}: {system}"
         return (
-            f"installed: {system}" if self.changed else f"nothing to change: {system} is in force"
+            f"nothing to change: {system} is in force"
+            if present
+            else f"nothing to do: {system} is not installed here"
         )
-
-
-class ItemRun:
-    """One pass over all items in order, from the last one where they are to go."""
-
-    def __init__(self, items: Sequence[Item], wanted: Wanted, echo: Echo, dry_run: bool) -> None:
-        self.items = items if wanted is Wanted.PRESENT else items[::-1]
-        self.wanted, self.echo, self.dry_run = wanted, echo, dry_run
-        self.outcome = Outcome()
-        self._blocker = ""  # the first item that this run leaves, for which the others wait
-
-    def run(self) -> Outcome:
-        """Bring each item where it is wanted; raise InstallError that names the first to fail."""
-        for item in self.items:
-            try:
-                self._bring(item)
-            except InstallError as fault:
-                why = str(fault)
-                named = why if item.title in why else f"{item.title}: {why}"
-                raise InstallError(named, fault.page) from fault
-        return self.outcome
-
-    def _bring(self, item: Item) -> None:
-        if not self.dry_run:
-            item.tidy()
-        lines = item.show(self.wanted)
-        if lines and self._blocker:
-            self.echo(f"as it is: {item.title}, because of {self._blocker}")
-        elif lines:
-            self._change(item, lines)
-        if left := item.remainder(self.wanted):
-            self.outcome.remainders.append(left)
-            self._blocker = self._blocker or item.title
-
-    def _change(self, item: Item, lines: list[str]) -> None:
-        self.outcome.changed.append(item.title)
-        if self.dry_run:
-            for line in (item.title, *lines):
-                self.echo(line)
-            return
-        item.put(self.wanted)
-        if still := item.show(self.wanted):
-            raise InstallError(
-                f"it does not hold what was written ({still[0].strip()}); look at it"
-            )
-        self.echo(f"{'done' if self.wanted is Wanted.PRESENT else 'removed'}: {item.title}")
 
 
 def run_items(
     items: Sequence[Item], wanted: Wanted, state_dir: Path | None, echo: Echo, dry_run: bool = False
 ) -> Outcome:
-    """Bring all items where they are wanted, one installer of a node at a time.
+    """Bring all items where they are wanted in their order, from the last one where they are to go.
 
-    Without `state_dir` nothing is on this node. A dry run shows each difference and changes
-    nothing. Raises InstallError.
+    A dry run shows each difference and changes nothing. One installer of a node runs at a time;
+    without `state_dir` nothing is on this node. Raises InstallError that names the first to fail.
     """
-    run = ItemRun(items, wanted, echo, dry_run)
-    if dry_run or state_dir is None:
-        return run.run()
-    with files.lock_installation(state_dir):
-        return run.run()
+    outcome, blocker = Outcome(), ""  # the first item that this run leaves: the others wait for it
+    with files.lock_installation(state_dir) if state_dir and not dry_run else nullcontext():
+        for item in items if wanted is Wanted.PRESENT else items[::-1]:
+            try:
+                if not dry_run:
+                    item.tidy()
+                lines = item.show(wanted)
+                if lines and blocker:
+                    echo(f"as it is: {item.title}, because of {blocker}")
+                elif lines:
+                    outcome.changed.append(item.title)
+                    _change(item, wanted, lines, echo, dry_run)
+                if left := item.remainder(wanted):
+                    outcome.remainders.append(left)
+                    blocker = blocker or item.title
+            except InstallError as fault:
+                why = str(fault)
+                named = why if item.title in why else f"{item.title}: {why}"
+                raise InstallError(named, fault.page) from fault
+    return outcome
+
+
+def _change(item: Item, wanted: Wanted, lines: list[str], echo: Echo, dry_run: bool) -> None:
+    """Show what would change, or change it and read it back; raise InstallError."""
+    if dry_run:
+        for line in (item.title, *lines):
+            echo(line)
+        return
+    item.write(wanted)
+    if still := item.show(wanted):
+        raise InstallError(f"it does not hold what was written ({still[0].strip()}); look at it")
+    echo(f"{'done' if wanted is Wanted.PRESENT else 'removed'}: {item.title}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
-from gpulock.install.items import SettingsFile
+from gpulock.install.items import FileItem
 from gpulock.node import devices
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -48,19 +48,17 @@ class NodePart:
         """Tell the administrator something."""
         self.notes.append(text)
 
-    def settings_file_item(self, wanted: dict[str, str]) -> SettingsFile:
+    def settings_file_item(self, wanted: dict[str, str]) -> FileItem:
         """Return the settings file, with the keys that it lacks; it stays. Raises InstallError."""
-        text, path = (
-            add_settings(read_file(self.config_path), wanted, self.scheduler),
-            str(self.config_path),
-        )
+        text, path = read_file(self.config_path), str(self.config_path)
+        text = add_settings(text, wanted, self.scheduler)
         try:
             faults = parse_settings(text, path, path == DEFAULT_PATH).faults
         except ValueError as fault:
             faults = (str(fault),)
         if faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
-        return SettingsFile(self.config_path, text)
+        return FileItem(self.config_path, text, stays=True)
 
     def count_gpus(self) -> int:
         """Return how many GPUs this node must have: EXPECTED_GPUS, else what the driver shows.

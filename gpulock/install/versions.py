@@ -104,41 +104,43 @@ class Hooks(Item):
         for link in self.folder.glob(f".{CURRENT}.*"):  # of a switch that was killed
             remove_file(link)
         if version_in_force(self.folder) is None:
-            self.absent()
+            self.write(Wanted.ABSENT)
 
-    def present(self) -> None:
-        schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
-        if SGE in schedulers:
-            drop_env_file()
-        name, before = hooks_version(self.config), version_in_force(self.folder)
+    def write(self, wanted: Wanted) -> None:
         try:
-            make_public_folder(self.folder)
-            if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
-                raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
-            paths = render_hooks(self.folder / name, self.config)
-            for scheduler in schedulers:
-                _TRIALS[scheduler](paths)
-            for path in (paths.folder, *paths.folder.rglob("*")):
-                atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
-            switch_hook_version(self.folder, name)
-            if not list_held_devices(self.settings.lock_dir):
-                for old in {*list_hook_versions(self.folder)} - {name, before}:
-                    shutil.rmtree(self.folder / old)
-        except OSError as fault:
-            raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
-        except InstallError as fault:
-            raise InstallError(f"{fault}; nothing was put in force") from fault
-
-    def absent(self) -> None:
-        self.before_removal()
-        remove_file(self.folder / CURRENT)
-        try:
+            if wanted is Wanted.PRESENT:
+                self._put_in_force()
+                return
+            self.before_removal()
+            remove_file(self.folder / CURRENT)
             for name in list_hook_versions(self.folder):
                 shutil.rmtree(self.folder / name)
             if self.folder.is_dir() and not any(self.folder.iterdir()):
                 self.folder.rmdir()
         except OSError as fault:
             raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
+
+    def _put_in_force(self) -> None:
+        """Render the version of this package, try it, and switch to it; raise InstallError."""
+        schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
+        if SGE in schedulers:
+            drop_env_file()
+        name, before = hooks_version(self.config), version_in_force(self.folder)
+        make_public_folder(self.folder)
+        if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
+            raise InstallError(f"{why}: hooks run as root; make it writable by root alone")
+        paths = render_hooks(self.folder / name, self.config)
+        try:
+            for scheduler in schedulers:
+                _TRIALS[scheduler](paths)
+        except InstallError as fault:
+            raise InstallError(f"{fault}; nothing was put in force") from fault
+        for path in (paths.folder, *paths.folder.rglob("*")):
+            atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
+        switch_hook_version(self.folder, name)
+        if not list_held_devices(self.settings.lock_dir):
+            for old in {*list_hook_versions(self.folder)} - {name, before}:
+                shutil.rmtree(self.folder / old)
 
 
 def held_devices_item(settings: Settings, scheduler: str, force: bool) -> ByHand:

@@ -16,8 +16,8 @@ KILLED_ITEMS: Final = """
 import os, signal, sys
 from itertools import count
 from gpulock.cli import main
-from gpulock.install.items import ItemRun
-point, numbers, made = int(sys.argv.pop(1)), count(), ItemRun._change
+from gpulock.install import items
+point, numbers, made = int(sys.argv.pop(1)), count(), items._change
 def reach(number):
     if number == point:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -26,7 +26,7 @@ def apply(*change):
     reach(2 * number)
     made(*change)
     reach(2 * number + 1)
-ItemRun._change = apply
+items._change = apply
 main()
 """
 

@@ -21,7 +21,7 @@ from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.sge import login, qconf, site
 from gpulock.install.sge.cluster import ClusterInstaller
 from gpulock.install.sge.install import SgeInstaller
-from gpulock.install.sge.queue_hooks import HookLine
+from gpulock.install.sge.queue_hooks import hook_line
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
@@ -131,7 +131,7 @@ class Site:
 
     def hook(self, name: str) -> str:
         """Return the command line of our hook alone."""
-        return HookLine(self.hooks / "current", name).text()
+        return hook_line(self.hooks / "current", name)
 
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""
@@ -180,7 +180,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     execd = SchedulerDaemon(os.getpid(), 1, os.geteuid(), program, spool, (), env)
     for module in (site, doctor):
         patch.setattr(module, "find_execds", lambda: [execd])
-    play_fakes_in_process(patch, site, qconf)
+    play_fakes_in_process(patch, qconf)
     compile_no_library(patch)
     patch.setitem(versions._TRIALS, "sge", ignore)  # ten processes; has its own test
     patch.setattr("gpulock.install.sge.host._PAUSE", 0.0)

@@ -13,7 +13,7 @@ from typing import Final
 from gpulock.install.doctor.check import Finding, fact, fault, warning
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import hooks_version
-from gpulock.install.items import Item, ItemRun, Wanted
+from gpulock.install.items import Item, Wanted, run_items
 from gpulock.install.versions import (
     CURRENT,
     Hooks,
@@ -55,7 +55,7 @@ def check_items(items: Sequence[Item], again: str) -> Iterator[Finding]:
         if isinstance(one, Hooks):
             yield from check_hooks(one, again)
     others = [one for one in items if not isinstance(one, Hooks)]
-    outcome = ItemRun(others, Wanted.PRESENT, lambda _: None, dry_run=True).run()
+    outcome = run_items(others, Wanted.PRESENT, None, lambda _: None, dry_run=True)
     if outcome.changed:
         what = ", ".join(dict.fromkeys(outcome.changed))
         yield fault(f"not as installed: {what}", f"{again} (--dry-run shows the difference)")

@@ -27,9 +27,8 @@ from gpulock.install.doctor.installation import check_items, check_trial
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
 from gpulock.install.sge import login
-from gpulock.install.sge.host import host_amount
-from gpulock.install.sge.host_items import CLUSTER
-from gpulock.install.sge.install import SgeInstaller
+from gpulock.install.sge.complexes import host_amount
+from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.site import OCS, release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
@@ -79,7 +78,7 @@ class SgeChecks:
     def qmaster(self) -> Iterator[Finding]:
         """Look whether qmaster knows this host, and of which release it is."""
         _ = self.installer.host
-        release = self.installer.site.release()
+        release = self.installer.qconf.release()
         if why := release_fault(release):
             yield fault(why, "its jobs wait until gpulock is taken out; see docs/grid-engine.md")
         yield fact(f"Grid Engine {release.removeprefix('SGE ')}")
@@ -152,10 +151,10 @@ class SgeChecks:
 
     def terminals(self) -> Iterator[Finding]:
         """Tell which jobs on a terminal are refused (docs/grid-engine.md, interactive jobs)."""
-        site = self.installer.site
-        text = Path(site.root, site.cell, "common/bootstrap").read_text()
+        qconf = self.installer.qconf
+        text = qconf.common("bootstrap").read_text()
         user = (re.findall(r"(?m)^admin_user\s+(\S+)", text) or ["none"])[0]
-        if user.lower() not in ("none", "root") and not site.release().startswith(OCS):
+        if user.lower() not in ("none", "root") and not qconf.release().startswith(OCS):
             what = f"admin_user is {user}: qlogin, and qrsh without a command, wait and are refused"
             do = "qrsh -pty no COMMAND works; or admin_user none in bootstrap, and restart daemons"
             yield warning(what, do)
@@ -166,8 +165,7 @@ class SgeChecks:
         if "USE_CGROUPS=SYSTEMD" in given:
             what = "USE_CGROUPS=systemd: no process can be known as a job's: GPU jobs are refused"
             yield fault(what, "remove it from execd_params")
-        site = self.installer.site
-        scopes = RUNNING.is_dir() and Path(site.root, site.cell, "common/slice_name").is_file()
+        scopes = RUNNING.is_dir() and self.installer.qconf.common("slice_name").is_file()
         scopes = scopes and not {"ENABLE_SYSTEMD=FALSE", "ENABLE_SYSTEMD=0"} & {*given}
         tagged = {"ENABLE_ADDGRP_KILL=TRUE", "ENABLE_ADDGRP_KILL=1"} & {*given}
         if scopes and (self.settings.isolation != "off" or not tagged):

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_card_ids
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem
+from gpulock.install.items import FileItem, Wanted
 from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -54,11 +54,11 @@ class CardMap(FileItem):
         super().__init__(Path(state_dir, NAME), text)
         self.state_dir, self.host, self.ask = state_dir, host, ask
 
-    def absent(self) -> None:
-        """Put back the ids that gpulockd took out: without the map nobody would."""
+    def write(self, wanted: Wanted) -> None:
+        """Where it goes put back the ids that gpulockd took out: without the map nobody would."""
         wrong: dict[str, str] = {}
         try:
-            if notes := load_withdrawn_ids(self.state_dir):
+            if wanted is Wanted.ABSENT and (notes := load_withdrawn_ids(self.state_dir)):
                 back = dict.fromkeys(notes, ())
                 _, wrong = sync_card_ids(self.state_dir, self.host, back, self.ask)
         except (InstallError, OSError, ValueError) as fault:
@@ -66,7 +66,7 @@ class CardMap(FileItem):
         if wrong:
             why = "; ".join(wrong.values())
             raise InstallError(f"the ids of cards that are out of service stay out: {why}")
-        super().absent()
+        super().write(wanted)
 
 
 def mapped_cards(settings: Settings, name: str, value: str, option: str) -> CardNames:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One execution host as qmaster has it: what it counts, which configuration its execd has taken.
+"""One execution host as qmaster has it: its values, its own configuration, what execd has taken.
 
 execd asks for its configuration when the version of a part that it has is another. A host's own
 that is new is no such part: execd takes it when it is restarted (docs/facts/grid-engine.md,
@@ -11,23 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Optional
+from typing import Final
 
-from gpulock.errors import Refusal
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
-from gpulock.install.sge.qconf import Qconf, parse_sge_list
-from gpulock.node.context import Node
-from gpulock.node.kinds import SHARE_KIND
-from gpulock.node.settings import Settings
-from gpulock.node.shares import count_places_by_card
-from gpulock.sge.sensor import complex_devices
+from gpulock.install.items import Item, Remainder, Wanted
+from gpulock.install.sge.qconf import Qconf, format_qconf_object, parse_sge_list, sge_value
 
-Conf = Optional[dict[str, str]]
 REPORTED: Final = ("gpu.free", "gpu.quarantined")  # by the load sensor
-# complex(5) from the type on: type relop requestable consumable default urgency
-_COUNTED: Final = "INT <= YES YES 0 0"
-_REPORTED: Final = "INT <= YES NO 0 0"
+_SENSOR: Final = "prolog/sge-sensor"
+_SHEPHERD: Final = "prolog/sge_shepherd"
+OWN_LINES: Final = ("load_sensor", "shepherd_cmd")
 _DEFAULT_SECONDS: Final = 40  # load_report_time, Grid Engine's default
 _PAUSE: Final = 0.5  # seconds between two questions to qmaster
 _REPORTS: Final = 3  # one takes the configuration, one starts or stops the sensor, one has values
@@ -48,10 +42,9 @@ class SgeHost:
     ) -> None:
         self.qconf, self.name, self.current = qconf, name, current
         self.execd, self.echo = execd, echo
-        self.is_first = False  # the host's configuration was made in this run
         self._followed = execd is None
 
-    def configuration(self) -> Conf:
+    def configuration(self) -> dict[str, str] | None:
         """Return the host's own configuration, None where it has none."""
         return self.qconf.configuration(self.name)
 
@@ -113,52 +106,72 @@ def parse_clock_seconds(text: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def counting_complexes(settings: Settings) -> list[str]:
-    """Return the complexes by which jobs ask for GPUs: the plain one, and those of kinds."""
-    kinds = [name for name, kind in settings.sge_kinds.items() if kind]
-    return [*dict.fromkeys([settings.sge_complexes[0], *kinds])]
+class HostConfiguration(Item):
+    """Load sensor and shepherd_cmd in the host's own configuration, which qconf takes whole."""
+
+    def __init__(self, host: SgeHost) -> None:
+        self.host = host
+        self.title = f"configuration of host {host.name}"
+        self.is_first = False  # it was made in this run
+
+    def read(self) -> str | None:
+        now = self.host.configuration()
+        return format_qconf_object(now) if now else None
+
+    def goal(self, wanted: Wanted) -> str | None:
+        """Return what it is to be: both lines with our programs, or without.
+
+        One that would be empty says what the global one says, for execd to take it.
+        """
+        shared, now = self.host.qconf.shared_configuration(), self.host.configuration()
+        own = dict(now or {})
+        lines = {**shared, **own}
+        if wanted is Wanted.PRESENT:
+            sensor, found = f"{self.host.current}/{_SENSOR}", _programs(lines, "load_sensor")
+            if sensor not in found:  # of another installation of gpulock's one goes
+                found = [*(one for one in found if not one.endswith(f"/{_SENSOR}")), sensor]
+            own["load_sensor"] = ",".join(found)
+            if not site_shepherd(lines):
+                own["shepherd_cmd"] = f"{self.host.current}/{_SHEPHERD}"
+        elif now is None:
+            return None
+        for name in OWN_LINES if wanted is Wanted.ABSENT else ():
+            if self.host.is_ours(own.get(name)):
+                words = [word for word in _programs(own, name) if not self.host.is_ours(word)]
+                del own[name]
+                if words != _programs(shared, name):
+                    own[name] = ",".join(words) or "none"
+        idle = {"load_sensor": ",".join(_programs(shared, "load_sensor")) or "none"}
+        return format_qconf_object(own or idle)
+
+    def write(self, wanted: Wanted) -> None:
+        """Write what is there at this moment, with our lines or without."""
+        self.is_first = self.host.configuration() is None
+        option = "-Aconf" if self.is_first else "-Mconf"
+        self.host.qconf.load(option, self.host.name, self.goal(wanted) or "")
+
+    def remainder(self, wanted: Wanted) -> Remainder | None:
+        if wanted is Wanted.ABSENT:
+            return None
+        if site := site_shepherd(self.host.effective_configuration()):
+            return Remainder(
+                f"shepherd_cmd stays {site}, so a job's text can name a prolog of its own: set"
+                f" SGE_SHEPHERD={site}, then shepherd_cmd none, and run this again"
+            )
+        if self.is_first and self.host.execd:
+            return Remainder(
+                f"execd of {self.host.name} takes its first configuration when it starts: restart"
+                " it (its jobs run on), and run this again"
+            )
+        return None
 
 
-def cluster_complexes(settings: Settings) -> dict[str, str]:
-    """Return the line of each complex that jobs and the load sensor need."""
-    lines = {name: f"{name} {name} {_COUNTED}" for name in counting_complexes(settings)}
-    return lines | {name: f"{name} {name} {_REPORTED}" for name in REPORTED}
+def site_shepherd(lines: Mapping[str, str]) -> str:
+    """Return the shepherd_cmd of the site's, which stays; nothing where there is none."""
+    found = sge_value(lines.get("shepherd_cmd"))
+    return "" if found.endswith(f"/{_SHEPHERD}") else found
 
 
-def host_amount(settings: Settings, name: str, gpus: int) -> int:
-    """Return how many GPUs of this node a complex counts.
-
-    The plain one counts `gpus`, on a node with MIG those of its kind.
-    """
-    try:
-        found = Node(settings).devices()
-    except Refusal:  # no driver is loaded
-        found = []
-    if settings.sge_kinds.get(name) or any(device.parent for device in found):
-        if settings.sge_kinds.get(name) == SHARE_KIND:
-            return sum(count_places_by_card(found, settings.shares).values())
-        return len(complex_devices(found, settings, name))
-    return gpus
-
-
-def check_complexes(table: Mapping[str, str], lines: Mapping[str, str]) -> None:
-    """Raise InstallError for a complex that is there and cannot count GPUs; pure."""
-    for name in lines:
-        if name in table and name not in REPORTED and (fault := complex_fault(table[name])):
-            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
-
-
-def complex_fault(line: str) -> str:
-    """Return why a complex cannot stand for GPUs, or nothing; pure."""
-    _, _, kind, relop, requestable, consumable, default, _ = line.split()
-    if kind not in ("INT", "RSMAP"):
-        return f"its type is {kind}, it must be INT or RSMAP"
-    if relop != "<=":
-        return f"its relation is {relop}, it must be <="
-    if consumable not in ("YES", "JOB", "HOST"):
-        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
-    if default not in ("0", "NONE"):
-        return f"its default is {default}, which no hook can see; it must be 0"
-    if requestable not in ("YES", "FORCED"):
-        return "no job can request it"
-    return ""
+def _programs(lines: Mapping[str, str], name: str) -> list[str]:
+    """Return the programs of a list, none for `none`."""
+    return [one.strip() for one in sge_value(lines.get(name)).split(",") if one.strip()]

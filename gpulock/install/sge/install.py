@@ -9,39 +9,40 @@ schedulers are one folder, which goes with the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import drop_env_file
-from gpulock.install.items import ByHand, InstallParts, Item, SettingsFile, Wanted
+from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
-from gpulock.install.sge.host import (
-    SgeHost,
+from gpulock.install.sge.complexes import (
+    Amount,
     check_complexes,
     cluster_complexes,
     counting_complexes,
     host_amount,
 )
-from gpulock.install.sge.host_items import (
-    CLUSTER,
-    Amount,
-    HostConfiguration,
-    idle_configuration,
-    missing_in_cluster,
+from gpulock.install.sge.host import HostConfiguration, SgeHost
+from gpulock.install.sge.qconf import Qconf
+from gpulock.install.sge.queue_hooks import (
+    GROUP,
+    HOOKS,
+    hooked_queues,
+    queue_hooks,
+    site_hooks_left,
     site_lines_left,
 )
-from gpulock.install.sge.queue_hooks import HOOKS, HostHook, hooked_queues, site_hooks_left
 from gpulock.install.sge.site import (
-    SgeSite,
     find_own_execd,
+    find_qmaster,
     find_sge_shepherd,
-    find_sge_site,
     sge_host_name,
 )
 from gpulock.install.versions import (
@@ -54,6 +55,8 @@ from gpulock.install.versions import (
     is_to_uninstall,
 )
 from gpulock.sge.card_map import format_card_map, read_card_map
+
+CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
 
 
 class SgeInstaller(NodePart):
@@ -79,17 +82,16 @@ class SgeInstaller(NodePart):
         return find_own_execd(self.settings)
 
     @cached_property
-    def site(self) -> SgeSite:
+    def qconf(self) -> Qconf:
         """What leads to qmaster; raises InstallError."""
-        return find_sge_site(self.settings, self.execd)
+        return find_qmaster(self.settings, self.execd)
 
     @cached_property
     def host(self) -> SgeHost:
         """This host; raises InstallError where it is none of the cell's."""
-        qconf = self.site.qconf()
         current = current_hooks(self.settings).folder
-        name = sge_host_name(qconf, self._installed_as)
-        return SgeHost(qconf, name, current, self.execd, self.echo)
+        name = sge_host_name(self.qconf, self._installed_as)
+        return SgeHost(self.qconf, name, current, self.execd, self.echo)
 
     @cached_property
     def lines(self) -> dict[str, str]:
@@ -107,21 +109,21 @@ class SgeInstaller(NodePart):
         complexes = cluster_complexes(self.settings)
         table = host.qconf.complexes()
         check_complexes(table, complexes)
-        hooks = Hooks(self.settings, SGE)
         files: list[Item] = [
             self.card_map(table),
-            hooks,
+            Hooks(self.settings, SGE),
             *choose_container_hooks(*self.containers),
             *self.login_scripts(),
         ]
-        cluster = ByHand("the cluster's part", lambda: missing_in_cluster(host, complexes))
+        cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
         amounts = self.amounts(gpus, table)
         for queue in self.unhooked_queues():
             self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
         title = f"hooks of the site's on {host.name} alone"
         site = ByHand(title, lambda: site_hooks_left(host))
-        in_qmaster = [cluster, *amounts, HostConfiguration(host), site, *self.queue_hooks(*HOOKS)]
-        return InstallParts([settings, *files, *in_qmaster], self.notes, try_line=self.try_line())
+        configuration, hooks = HostConfiguration(host), queue_hooks(host, *HOOKS)
+        items = [settings, *files, cluster, *amounts, configuration, site, *hooks]
+        return InstallParts(items, self.notes, try_line=self.try_line())
 
     def removal(self, force: bool = False) -> InstallParts:
         """Return the items, of which the last goes first: the prologs.
@@ -141,26 +143,35 @@ class SgeInstaller(NodePart):
             self.note("the hooks stay: Slurm uses them")
             shared = []
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
-        epilogs, prologs = [self.queue_hooks(hook) for hook in HOOKS]
+        epilogs, prologs = [queue_hooks(host, hook) for hook in HOOKS]
         scripts = login.login_script_items(login.PROFILE)
         jobs = held_devices_item(self.settings, SGE, force)
-        is_master = self.site.is_master(host.name)
-        title = "lines of the site's that lead here"
-        leading = ByHand(title, lambda: site_lines_left(host, is_master))
-        self.note_what_stays()
-        files = [SettingsFile(self.config_path, ""), mark, *shared, *scripts]
+        leading = ByHand("lines of the site's that lead here", lambda: site_lines_left(host))
+        self.note(
+            f"what qmaster has of {host.name} stays: its complex_values (qconf -dattr), and its"
+            f" configuration without gpulock's lines (qconf -dconf {host.name})"
+        )
+        settings = FileItem(self.config_path, "", stays=True)
         in_qmaster = [HostConfiguration(host), *epilogs, jobs, leading, *prologs]
-        return InstallParts([*files, *in_qmaster], self.notes)
+        return InstallParts([settings, mark, *shared, *scripts, *in_qmaster], self.notes)
 
-    def queue_hooks(self, *hooks: str) -> list[Item]:
-        """Return some hooks of all queues of this host."""
-        queues = self.host.queues()
-        return [HostHook(self.host, queue, hook) for hook in hooks for queue in queues]
+    def missing_in_cluster(self, complexes: Collection[str]) -> Remainder | None:
+        """Return what a manager has not installed: without it no job comes to the hooks."""
+        host, table = self.host, self.qconf.complexes()
+        missing = [name for name in complexes if name not in table]
+        what = [f"there is no complex {' '.join(missing)}"] if missing else []
+        lines = hooked_queues(host)
+        if not lines:
+            what.append(f"no queue of {host.name} has hooks for {GROUP}")
+        elif wrong := [one for one in lines.items() if one[1] != host.current]:
+            queue, current = wrong[0]
+            what.append(f"{queue} leads to {current}, not to {host.current}")
+        return Remainder("; ".join(what), [f"once, by a manager: {CLUSTER}"]) if what else None
 
-    def settings_item(self, gpus: int) -> SettingsFile:
+    def settings_item(self, gpus: int) -> FileItem:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
-        real = find_sge_shepherd(self.settings, self.site, self.execd, self.lines)
-        keys = {"EXPECTED_GPUS": str(gpus), **self.site.keys(), "SGE_COMPLEXES": self.complex}
+        real = find_sge_shepherd(self.settings, self.qconf, self.execd, self.lines)
+        keys = {"EXPECTED_GPUS": str(gpus), **self.qconf.keys(), "SGE_COMPLEXES": self.complex}
         return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
     def card_map(self, table: Mapping[str, str]) -> CardMap:
@@ -186,34 +197,18 @@ class SgeInstaller(NodePart):
 
     def amounts(self, gpus: int, table: Mapping[str, str]) -> list[Item]:
         """Return how many of each complex this host has; a number that stands there stays."""
-        here, items = self.host.values("complex_values"), list[Item]()
-        for name in counting_complexes(self.settings):
-            now, count = here.get(name), host_amount(self.settings, name, gpus)
-            if is_rsmap(table.get(name, "")):
-                continue
-            if now is None and count:
-                items.append(Amount(self.host, name, count))
-            elif now is not None and now != str(count):
-                element = f"{name}={count} {self.host.name}"
-                self.note(f"{name}={now} stays: qconf -mattr exechost complex_values {element}")
-        return items
+        here = self.host.values("complex_values")
+        amounts = {
+            name: host_amount(self.settings, name, gpus)
+            for name in counting_complexes(self.settings)
+            if name not in here and not is_rsmap(table.get(name, ""))
+        }
+        return [Amount(self.host, name, count) for name, count in amounts.items() if count]
 
     def unhooked_queues(self) -> list[str]:
         """Return the queues of this host without hooks of ours, where another has them."""
         ours = hooked_queues(self.host)
         return [queue for queue in self.host.queues() if queue not in ours] if ours else []
-
-    def note_what_stays(self) -> None:
-        """Say what stays of this host in qmaster, which the site may use."""
-        host = self.host
-        shared = host.qconf.shared_configuration()
-        own = HostConfiguration(host).wanted(Wanted.ABSENT, shared, host.configuration())
-        if own == idle_configuration(shared):
-            self.note(f"stays: qconf -dconf {host.name}")
-        here = host.values("complex_values")
-        for name in self.settings.sge_complexes:
-            if name in here:
-                self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask."""

@@ -17,9 +17,11 @@ from typing import Final
 from gpulock.daemon.slots.rsmap import split_sge_elements
 from gpulock.install.files import InstallError, run_program
 
-NONE: Final = "none"  # in any case: NONE in queues and hosts, none in configurations
 _NO_ADMIN_HOST: Final = re.compile(r'denied: host "(\S+)" is not an admin host')  # it reads nothing
 COMPLEX_FIELDS: Final = 8  # name shortcut type relop requestable consumable default urgency
+_HELP_SECONDS: Final = 10.0
+# Open Cluster Scheduler says nothing without them, and asks nobody for its help.
+PORTS: Final = {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
 
 
 class QconfError(InstallError):
@@ -27,24 +29,56 @@ class QconfError(InstallError):
 
 
 class Qconf:
-    """Grid Engine's clients in one folder, with the environment that leads to its qmaster."""
+    """Grid Engine's clients in one folder, with what leads to a cell's qmaster.
 
-    def __init__(self, binaries: Path, env: Mapping[str, str], seconds: float = 20.0) -> None:
-        self.binaries = binaries
-        self.env = {"PATH": "/usr/bin:/bin", "SGE_SINGLE_LINE": "1", **env}
-        self.seconds = seconds
+    `ports` are those which services(5) does not name.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        cell: str,
+        binaries: str,
+        ports: Mapping[str, str] | None = None,
+        seconds: float = 20.0,
+    ) -> None:
+        self.root, self.cell, self.binaries, self.seconds = root, cell, binaries, seconds
+        env = {"PATH": "/usr/bin:/bin", "SGE_SINGLE_LINE": "1", "SGE_ROOT": root, "SGE_CELL": cell}
+        self.env = {**env, **(ports or {})}
+
+    def keys(self) -> dict[str, str]:
+        """Return the settings that lead a hook to the same qmaster; empty ones left out."""
+        pairs = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, "SGE_BINARIES": self.binaries}
+        return {name: value for name, value in pairs.items() if value}
+
+    def common(self, name: str) -> Path:
+        """Return a file of the cell's own folder."""
+        return Path(self.root, self.cell, "common", name)
+
+    def release(self, program: str | Path = "qstat") -> str:
+        """Return the release of its clients, `SGE 8.1.9`, or a program's; raise InstallError."""
+        path = Path(self.binaries, program)
+        try:
+            done = run_program([path, "-help"], _HELP_SECONDS, {**PORTS, **self.env}, cwd="/")
+        except (OSError, subprocess.SubprocessError) as fault:
+            raise InstallError(f"{path} cannot be run: {fault}") from fault
+        said = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[0]
+        line = "".join(c if c.isprintable() else "?" for c in said[:80])
+        if done.returncode != 0:
+            raise InstallError(f"{path} cannot be run, it ends with {done.returncode}: {line}")
+        return line
 
     def run(self, program: str, *args: str) -> str:
         """Return what a client prints; raise QconfError when it fails or hangs."""
-        line = [str(self.binaries / program), *args]
+        path = Path(self.binaries, program)
         try:
-            done = run_program(line, self.seconds, self.env, errors="surrogateescape")
+            done = run_program([path, *args], self.seconds, self.env, errors="surrogateescape")
         except subprocess.TimeoutExpired as late:
             raise QconfError(
                 f"{program} did not answer in {self.seconds:g} s; is qmaster up?"
             ) from late
         except OSError as fault:
-            raise QconfError(f"{line[0]}: {fault.strerror}; set SGE_BINARIES") from fault
+            raise QconfError(f"{path}: {fault.strerror}; set SGE_BINARIES") from fault
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip().replace("\n", " ")[:300]
             if denied := _NO_ADMIN_HOST.search(said):
@@ -94,6 +128,14 @@ class Qconf:
             return []
         return self.run("qconf", "-shgrp_resolved", group).split()
 
+    def hook_values(self, queue: str, hook: str) -> tuple[str, dict[str, str]]:
+        """Return a queue's own value of a hook, and those of its domains; raise QconfError."""
+        return parse_host_overrides(self.show("-sq", queue)[hook])
+
+    def set_hook(self, hook: str, line: str, domain: str) -> None:
+        """Write a hook of a queue, or of a domain of it; raise QconfError."""
+        self.run("qconf", "-rattr", "queue", hook, line, domain)
+
     def load(self, option: str, name: str, text: str) -> None:
         """Have qconf read an object from a file of that name; raise QconfError."""
         with tempfile.TemporaryDirectory(prefix="gpulock-") as folder:
@@ -110,13 +152,18 @@ def join_continued_lines(text: str) -> list[str]:
 
 def parse_qconf_object(text: str) -> dict[str, str]:
     """Return key and value of each line; blanks in a row are one, as Grid Engine keeps them."""
-    pairs = [line.split(None, 1) for line in join_continued_lines(text)]
-    return {pair[0]: " ".join(pair[1].split()) if len(pair) > 1 else "" for pair in pairs}
+    words = [line.split() for line in join_continued_lines(text)]
+    return {key: " ".join(value) for key, *value in words}
 
 
-def is_sge_none(value: str | None) -> bool:
-    """Say whether a value stands for nothing."""
-    return value is None or value.lower() in ("", NONE)
+def format_qconf_object(pairs: Mapping[str, str]) -> str:
+    """Return an object as qconf reads it."""
+    return "".join(f"{key} {value}\n" for key, value in pairs.items())
+
+
+def sge_value(value: str | None) -> str:
+    """Return a value, empty for `none`: NONE in queues and hosts, none in configurations."""
+    return "" if value is None or value.lower() == "none" else value
 
 
 def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
@@ -125,11 +172,9 @@ def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
     overrides: dict[str, str] = {}
     if not found:
         return value, overrides
-    if not rest.endswith("]"):
-        raise QconfError(f"not understood: {value[:120]}; set it by hand")
-    for part in re.split(r"\],\s*\[", rest[:-1]):
-        domain, equals, inner = part.partition("=")
-        if not equals or "[" in inner or "]" in inner:
+    parts = [part.partition("=") for part in re.split(r"\],\s*\[", rest[:-1])]
+    for domain, equals, inner in parts:
+        if not rest.endswith("]") or not equals or "[" in inner or "]" in inner:
             raise QconfError(f"not understood: {value[:120]}; set it by hand")
         overrides[domain.strip()] = inner.strip()
     return default.strip(), overrides
@@ -137,12 +182,5 @@ def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
 
 def parse_sge_list(value: str) -> dict[str, str]:
     """Return the elements of `a=1,b=2(x y)`, empty for NONE."""
-    if is_sge_none(value):
-        return {}
-    pairs = [item.partition("=") for item in split_sge_elements(value)]
+    pairs = [item.partition("=") for item in split_sge_elements(sge_value(value))]
     return {name: inner for name, _, inner in pairs if name}
-
-
-def format_qconf_object(pairs: Mapping[str, str]) -> str:
-    """Return an object as qconf reads it."""
-    return "".join(f"{key} {value}\n" for key, value in pairs.items())

@@ -12,14 +12,15 @@ the queue is written again (docs/facts/grid-engine.md, configuration changes).
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import Item, Remainder, Wanted, difference_lines
-from gpulock.install.sge.host import SgeHost
-from gpulock.install.sge.qconf import Qconf, is_sge_none, parse_host_overrides
+from gpulock.install.items import Item, Remainder, Wanted
+from gpulock.install.sge.host import OWN_LINES, SgeHost
+from gpulock.install.sge.qconf import Qconf, parse_host_overrides, sge_value
+from gpulock.install.sge.site import is_master_host
 from gpulock.install.trial import command_program
 
 GROUP: Final = "@gpulock"
@@ -27,33 +28,36 @@ HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before 
 _SITE: Final = 6  # words before the site's: drop-env, our hook, those three, $job_owner
 
 
-@dataclass(frozen=True)
-class HookLine:
-    """The command line of one of our hooks, with the site's own command that runs as well."""
-
-    current: Path
-    hook: str
-    site: str = ""
-
-    def text(self) -> str:
-        """Return the line for a queue."""
-        ours = f"{self.current}/prolog/drop-env {self.current}/{self.hook}/sge"
-        behind = f" $job_owner {self.site}" if self.site else ""
-        return f"root@{ours} $job_id $ja_task_id $queue{behind}"
+def hook_line(current: Path, hook: str, site: str = "") -> str:
+    """Return the line of one of our hooks, which runs the site's own command as well; pure."""
+    behind = f" $job_owner {site}" if site else ""
+    ours = f"{current}/prolog/drop-env {current}/{hook}/sge"
+    return f"root@{ours} $job_id $ja_task_id $queue{behind}"
 
 
-def parse_hook_line(value: str | None, hook: str) -> HookLine | None:
-    """Return a line as gpulock writes it, None for one that is the site's or was edited; pure."""
-    words = (value or "").split()
-    if not is_gpulock_command(value, hook):
+def hook_folder(value: str | None, hook: str) -> Path | None:
+    """Return where a line leads, None for one that is the site's or was edited; pure."""
+    if value is None or not is_gpulock_command(value, hook):
         return None
+    words = value.split()
     current = Path(words[1].removesuffix(f"/{hook}/sge"))
-    line = HookLine(current, hook, " ".join(words[_SITE:]))
-    return line if line.text() == value else None
+    return current if hook_line(current, hook, site_command(value)) == value else None
 
 
-def make_hook_line(current: Path, hook: str, site: str) -> HookLine:
-    """Return the line of a hook and the site's own; raise InstallError.
+def site_command(value: str) -> str:
+    """Return the site's own command in a line of ours; pure."""
+    return " ".join(value.split()[_SITE:])
+
+
+def is_gpulock_command(value: str, hook: str) -> bool:
+    """Say whether a command line is gpulock's, wherever it is installed."""
+    words = value.split()
+    starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
+    return starts and words[1].endswith(f"/{hook}/sge")
+
+
+def join_hooks(current: Path, hook: str, site: str) -> str:
+    """Return our line with the site's command; raise InstallError.
 
     What cannot be carried over exactly is refused.
     """
@@ -65,79 +69,64 @@ def make_hook_line(current: Path, hook: str, site: str) -> HookLine:
             )
     if site and "=" in str(command_program(site)):
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
-    return HookLine(current, hook, site)
+    return hook_line(current, hook, site)
 
 
-def is_gpulock_command(value: str | None, hook: str) -> bool:
-    """Say whether a command line is gpulock's, wherever it is installed."""
-    words = (value or "").split()
-    starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
-    return starts and words[1].endswith(f"/{hook}/sge")
-
-
-class QueueHook(Item):
-    """One hook of a queue, as a domain of it (a host group, a host) has it."""
-
-    def __init__(self, qconf: Qconf, queue: str, domain: str, line: HookLine) -> None:
-        self.qconf, self.queue, self.domain = qconf, queue, f"{queue}@{domain}"
-        self.current, self.hook = line.current, line.hook
-        self.title = f"{self.hook} of queue {self.domain}"
-
-    def values(self) -> tuple[str, dict[str, str]]:
-        """Return the queue's own value and those of domains; raise QconfError."""
-        return parse_host_overrides(self.qconf.show("-sq", self.queue)[self.hook])
-
-    def write(self, text: str, domain: str) -> None:
-        """Write the hook of a domain; raise QconfError."""
-        self.qconf.run("qconf", "-rattr", "queue", self.hook, text, domain)
-
-
-class GroupHook(QueueHook):
+class GroupHook(Item):
     """A hook of a queue on all hosts of the group."""
 
-    def line(self) -> HookLine:
-        """Return our line, around the command that is in force without it; raise InstallError."""
-        default = self.values()[0]
-        if is_sge_none(default):
-            default = self.qconf.shared_configuration().get(self.hook, "")
-        return make_hook_line(self.current, self.hook, "" if is_sge_none(default) else default)
+    def __init__(self, qconf: Qconf, current: Path, queue: str, hook: str) -> None:
+        self.qconf, self.current, self.queue, self.hook = qconf, current, queue, hook
+        self.domain = f"{queue}@{GROUP}"
+        self.title = f"{hook} of queue {self.domain}"
+
+    def site_command(self) -> str:
+        """Return the command that is in force without our line, empty for none."""
+        own = sge_value(self.qconf.hook_values(self.queue, self.hook)[0])
+        return own or sge_value(self.qconf.shared_configuration().get(self.hook))
 
     def read(self) -> str | None:
-        now = self.values()[1].get(GROUP)
-        if now is not None and parse_hook_line(now, self.hook) is None:
+        now = self.qconf.hook_values(self.queue, self.hook)[1].get(GROUP)
+        if now is not None and hook_folder(now, self.hook) is None:
             do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
             raise InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
         return now
 
     def goal(self, wanted: Wanted) -> str | None:
-        return self.line().text() if wanted is Wanted.PRESENT else None
+        is_present = wanted is Wanted.PRESENT
+        return join_hooks(self.current, self.hook, self.site_command()) if is_present else None
 
-    def present(self) -> None:
-        self.write(self.line().text(), self.domain)
+    def write(self, wanted: Wanted) -> None:
+        if line := self.goal(wanted):
+            self.qconf.set_hook(self.hook, line, self.domain)
+        else:
+            self.qconf.run("qconf", "-purge", "queue", self.hook, self.domain)
 
-    def absent(self) -> None:
-        self.qconf.run("qconf", "-purge", "queue", self.hook, self.domain)
 
-
-class HostHook(QueueHook):
+class HostHook(Item):
     """A hook of a queue in force on this host: the group's, which the host joins."""
 
     def __init__(self, host: SgeHost, queue: str, hook: str) -> None:
-        super().__init__(host.qconf, queue, host.name, HookLine(host.current, hook))
-        self.host = host
+        self.host, self.queue, self.hook = host, queue, hook
+        self.domain = f"{queue}@{host.name}"
+        self.title = f"{hook} of queue {self.domain}"
+        self.joined = f"{host.name} in {GROUP}"
+
+    def values(self) -> tuple[str, dict[str, str]]:
+        """Return the queue's own value, and those of domains; raise QconfError."""
+        return self.host.qconf.hook_values(self.queue, self.hook)
 
     def in_force(self) -> str:
         """Return the queue's value on this host."""
-        return self.qconf.show("-sq", self.domain)[self.hook]
+        return self.host.qconf.show("-sq", self.domain)[self.hook]
 
     def is_ours(self, line: str) -> bool:
         """Say whether a line leads to our hook, the group's as well as one that a person wrote."""
-        ours = parse_hook_line(line, self.hook)
-        return ours is not None and ours.current == self.current
+        return hook_folder(line, self.hook) == self.host.current
 
     def is_member(self) -> bool:
         """Say whether the host is in our group."""
-        return self.host.name in self.qconf.hosts_of_group(GROUP)
+        return self.host.name in self.host.qconf.hosts_of_group(GROUP)
 
     def call_to_make(self) -> str:
         """Return the call by which a person gives this host our line, empty where it needs none.
@@ -146,51 +135,59 @@ class HostHook(QueueHook):
         is over what the host's configuration names. Raises InstallError.
         """
         default, domains = self.values()
-        now, group = self.in_force(), parse_hook_line(domains.get(GROUP), self.hook)
-        if group is None or self.is_ours(now):
+        now, group = self.in_force(), domains.get(GROUP)
+        if group is None or not hook_folder(group, self.hook) or self.is_ours(now):
             return ""
         if now == default and self.host.name not in domains:
-            now = (self.host.configuration() or {}).get(self.hook, group.site)
-            if not is_sge_none(default) or now == group.site:
+            now = (self.host.configuration() or {}).get(self.hook, site_command(group))
+            if sge_value(default) or now == site_command(group):
                 return ""
-        is_site = not is_sge_none(now) and not is_gpulock_command(now, self.hook)
-        line = make_hook_line(self.current, self.hook, now if is_site else "").text()
-        return f"qconf -rattr queue {self.hook} {shlex.quote(line)} {self.domain}"
+        site = "" if is_gpulock_command(now, self.hook) else sge_value(now)
+        line = shlex.quote(join_hooks(self.host.current, self.hook, site))
+        return f"qconf -rattr queue {self.hook} {line} {self.domain}"
 
-    def show(self, wanted: Wanted) -> list[str]:
-        domains = self.values()[1]
-        now, group = self.in_force(), domains.get(GROUP)
-        if group is None:
-            return []
-        is_own = now != group or self.host.name in domains
-        joined, is_member = f"{self.host.name} in {GROUP}", self.is_member()
+    def read(self) -> str | None:
+        """Return the hook in force, and whether the host is in the group; nothing without its."""
+        if GROUP not in self.values()[1]:
+            return None
+        return "\n".join([self.in_force(), *([self.joined] if self.is_member() else [])])
+
+    def goal(self, wanted: Wanted) -> str | None:
+        domains, now = self.values()[1], self.in_force()
+        if (group := domains.get(GROUP)) is None:
+            return None
         if wanted is Wanted.ABSENT:
-            lines = [] if is_own else difference_lines(group, None)
-            return [*lines, *([f"  - {joined}"] if is_member else [])]
-        if not parse_hook_line(group, self.hook) or (now != group and self.is_ours(now)):
-            return []
-        return [*difference_lines(now, group), *([] if is_member else [f"  + {joined}"])]
+            is_own = now != group or self.host.name in domains
+            return now if is_own else None
+        if not hook_folder(group, self.hook) or (now != group and self.is_ours(now)):
+            return self.read()
+        return f"{group}\n{self.joined}"
 
-    def put(self, wanted: Wanted) -> None:
+    def write(self, wanted: Wanted) -> None:
         """Join or leave, and have qmaster look again who is in the group: only then it counts."""
-        is_present = wanted is Wanted.PRESENT
+        is_present, qconf = wanted is Wanted.PRESENT, self.host.qconf
         if is_present:
             self.host.await_configuration(sensor=True)
         if self.is_member() is not is_present:
             option = "-aattr" if is_present else "-dattr"
-            self.qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
-        line, group = self.values()[1].get(GROUP), f"{self.queue}@{GROUP}"
-        if line is not None:
-            self.write(line, group)
+            qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
+        if line := self.values()[1].get(GROUP):
+            qconf.set_hook(self.hook, line, f"{self.queue}@{GROUP}")
         elif is_present:
             again = f"gpulock install sge --cluster --queue {self.queue}"
-            raise InstallError(f"the {self.hook} of {group} went meanwhile: run {again}")
+            raise InstallError(
+                f"the {self.hook} of {self.queue}@{GROUP} went meanwhile: run {again}"
+            )
+
+
+def queue_hooks(host: SgeHost, *hooks: str) -> list[HostHook]:
+    """Return some hooks of all queues of a host."""
+    return [HostHook(host, queue, hook) for hook in hooks for queue in host.queues()]
 
 
 def site_hooks_left(host: SgeHost) -> Remainder | None:
     """Return the calls that a person makes where it does not do to be in the group."""
-    hooks = [HostHook(host, queue, hook) for queue in host.queues() for hook in HOOKS]
-    calls = [call for one in hooks if (call := one.call_to_make())]
+    calls = [call for one in queue_hooks(host, *HOOKS) if (call := one.call_to_make())]
     what = f"hooks of the site's on {host.name} alone hide gpulock's"
     do = "make the calls that are shown, by which gpulock's run them, and run this again"
     return Remainder(f"{what}: {do}", calls) if calls else None
@@ -201,8 +198,31 @@ def hooked_queues(host: SgeHost) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for queue in host.queues():
         shown = host.qconf.show("-sq", queue)
-        lines = [parse_hook_line(parse_host_overrides(shown[h])[1].get(GROUP), h) for h in HOOKS]
-        paths = {line.current if line else None for line in lines}
+        values = [(hook, parse_host_overrides(shown[hook])[1].get(GROUP)) for hook in HOOKS]
+        paths = {hook_folder(value, hook) for hook, value in values}
         if len(paths) == 1 and (path := paths.pop()):
             found[queue] = path
     return found
+
+
+def site_lines_left(host: SgeHost) -> Remainder | None:
+    """Return the lines that the site wrote itself, and that lead to gpulock's files."""
+    lines = [*_site_lines(host)]
+    what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
+    return Remainder(what, lines) if lines else None
+
+
+def _site_lines(host: SgeHost) -> Iterator[str]:
+    """Yield what leads here, but for the items' own; jsv_url leads to qmaster's own files."""
+    for queue in host.queues():
+        shown = host.qconf.show("-sq", queue)
+        domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
+        ours = [one.get(GROUP) for one in domains if host.name not in one]
+        for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
+            if host.is_ours(value) and value not in ours:
+                yield f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}"
+    own, is_master = host.configuration() or {}, is_master_host(host.qconf, host.name)
+    for key, value in host.effective_configuration().items():
+        is_item = key in own and key in OWN_LINES
+        if host.is_ours(value) and not is_item and (key != "jsv_url" or is_master):
+            yield f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}"

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from gpulock.daemon.core.sge_client import read_cell_ports
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
-from gpulock.install.files import InstallError, run_program
-from gpulock.install.sge.qconf import Qconf, QconfError
+from gpulock.install.files import InstallError
+from gpulock.install.sge.qconf import PORTS, Qconf, QconfError
 from gpulock.node.settings import Settings
 
 _ELF: Final = b"\x7fELF"
 _SHEPHERD: Final = "sge_shepherd"
-_SECONDS: Final = 10.0
 CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod")
 # The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
 KNOWN: Final = {
@@ -35,50 +32,6 @@ KNOWN: Final = {
     "Open Cluster Scheduler 9.0 to 9.2": r"OCS 9\.[012](\.\w+)*",
 }
 OCS: Final = "OCS "
-# Open Cluster Scheduler says nothing without them, and asks nobody for its help.
-_PORTS: Final = {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
-
-
-@dataclass(frozen=True)
-class SgeSite:
-    """What leads to qmaster, as the keys of the settings name it."""
-
-    root: str
-    cell: str
-    binaries: str
-    ports: Mapping[str, str] = field(default_factory=dict)  # where services(5) does not name them
-
-    def keys(self) -> dict[str, str]:
-        """Return the settings that lead a hook to the same qmaster; empty ones left out."""
-        pairs = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, "SGE_BINARIES": self.binaries}
-        return {name: value for name, value in pairs.items() if value}
-
-    def is_master(self, host: str) -> bool:
-        """Say whether qmaster runs on a host, given by Grid Engine's name of it."""
-        try:
-            name = Path(self.root, self.cell, "common/act_qmaster").read_text().strip().lower()
-        except OSError:
-            return False
-        return name.partition(".")[0] == host.lower().partition(".")[0]
-
-    def release(self, program: str | Path = "") -> str:
-        """Return the release of its clients, `SGE 8.1.9`, or a program's; raise InstallError."""
-        path = Path(self.binaries, program or "qstat")
-        env = {"PATH": "/usr/bin:/bin", "SGE_ROOT": self.root, "SGE_CELL": self.cell, **_PORTS}
-        try:
-            done = run_program([path, "-help"], _SECONDS, env, cwd="/")
-        except (OSError, subprocess.SubprocessError) as fault:
-            raise InstallError(f"{path} cannot be run: {fault}") from fault
-        said = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[0]
-        line = "".join(c if c.isprintable() else "?" for c in said[:80])
-        if done.returncode != 0:
-            raise InstallError(f"{path} cannot be run, it ends with {done.returncode}: {line}")
-        return line
-
-    def qconf(self) -> Qconf:
-        """Return the clients of this site."""
-        env = {"SGE_ROOT": self.root, "SGE_CELL": self.cell, **self.ports}
-        return Qconf(Path(self.binaries), env)
 
 
 def find_execds(proc: Path = Path("/proc")) -> list[SchedulerDaemon]:
@@ -104,20 +57,19 @@ def find_own_execd(settings: Settings) -> SchedulerDaemon | None:
     return fitting[0] if fitting else None
 
 
-def find_sge_site(settings: Settings, execd: SchedulerDaemon | None) -> SgeSite:
-    """Return the site: what the settings give, then execd's; without execd the caller's.
+def find_qmaster(settings: Settings, execd: SchedulerDaemon | None) -> Qconf:
+    """Return the clients: of the cell that the settings give, then execd's; else the caller's.
 
     Raises InstallError where nothing names SGE_ROOT.
     """
     env = execd.env if execd else os.environ
-
     root, cell = [settings.given.get(name) or env.get(name) for name in ("SGE_ROOT", "SGE_CELL")]
     if not root:
         raise InstallError("no execd runs here and SGE_ROOT is not known; start it, or set that")
     folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
-    own = {name: env[name] for name in _PORTS if env.get(name)}
+    own = {name: env[name] for name in PORTS if env.get(name)}
     cell = cell or "default"
-    return SgeSite(root, cell, folder, {**read_cell_ports(root, cell), **own})
+    return Qconf(root, cell, folder, {**read_cell_ports(root, cell), **own})
 
 
 def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
@@ -137,7 +89,7 @@ def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
 
 
 def find_sge_shepherd(
-    settings: Settings, site: SgeSite, execd: SchedulerDaemon | None, lines: Mapping[str, str]
+    settings: Settings, qconf: Qconf, execd: SchedulerDaemon | None, lines: Mapping[str, str]
 ) -> Path:
     """Return the shepherd that ours becomes, tried; raise InstallError where no job would start.
 
@@ -148,16 +100,16 @@ def find_sge_shepherd(
         tried = [Path(given)]
         missing = f"SGE_SHEPHERD={given} is no program: no job would start"
     else:
-        folders = [*program_folders(Path(site.root), execd), Path(site.binaries)]
+        folders = [*program_folders(Path(qconf.root), execd), Path(qconf.binaries)]
         tried = [folder / _SHEPHERD for folder in folders]
-        missing = f"no {_SHEPHERD} beside execd or below {site.root}/bin: set SGE_SHEPHERD"
+        missing = f"no {_SHEPHERD} beside execd or below {qconf.root}/bin: set SGE_SHEPHERD"
     real = next((path for path in tried if path.is_file() and os.access(path, os.X_OK)), None)
     if real is None:
         raise InstallError(missing)
-    release = clients = site.release()
+    release = clients = qconf.release()
     if real.name == _SHEPHERD:
         check_trusted(real, execd, f"{real} is", "SGE_SHEPHERD")
-        release = site.release(real)
+        release = qconf.release(real)
     check_release(release)
     if release != clients:
         raise InstallError(f"{real} is of {release}, the clients are of {clients}")
@@ -226,6 +178,15 @@ def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
             return known[name]
     same = [host for host in hosts if host.lower().partition(".")[0] == short]
     return same[0] if len(same) == 1 else ""
+
+
+def is_master_host(qconf: Qconf, host: str) -> bool:
+    """Say whether qmaster runs on a host, given by Grid Engine's name of it."""
+    try:
+        name = qconf.common("act_qmaster").read_text().strip().lower()
+    except OSError:
+        return False
+    return name.partition(".")[0] == host.lower().partition(".")[0]
 
 
 def sge_host_name(qconf: Qconf, name: str = "") -> str:

@@ -169,7 +169,7 @@ class SlurmConfItem(Item):
         own = [hook for hook in hooks if str(PATHS[hook.key](self.paths)) in hook.values]
         return any(not written.get(hook.key) for hook in own)
 
-    def put(self, wanted: Wanted) -> None:
+    def write(self, wanted: Wanted) -> None:
         """Write, reconfigure once, and read what is in force; raise InstallError."""
         path = self._path(wanted)
         assert path is not None

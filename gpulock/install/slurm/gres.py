@@ -100,7 +100,12 @@ def find_unlisted_gpus(site: SlurmSite) -> str:
 
 def counts_by_gres(settings: Settings) -> bool:
     """Say whether jobs get GPUs by slurmd's list of gres/gpu, not by a mere count."""
-    return settings.slurm_device_selection == "slurm" or settings.slurm_count == "gpus"
+    return by_slurm(settings) or settings.slurm_count == "gpus"
+
+
+def by_slurm(settings: Settings) -> bool:
+    """Say whether Slurm chooses the devices of a job."""
+    return settings.slurm_device_selection == "slurm"
 
 
 def slurm_map_text(

@@ -9,18 +9,17 @@ folder, which goes with the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.files import InstallError
-from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, SettingsFile
+from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
 from gpulock.install.node_part import NodePart
 from gpulock.install.slurm import gres, texts
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
-from gpulock.install.slurm.configured_hooks import TASK, InForceHook, find_slurm_hooks
+from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmError,
@@ -116,9 +115,7 @@ class SlurmInstaller(NodePart):
         if self.by_spank:
             title, plugin = str(stack.path), self.plugin.path
             items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
-            self.note_task_prolog(tasks)
-        gres_page = [] if conf_alone else self.gres_page()
-        pages = [page for page in (texts.slurm_conf_page(wanted), gres_page) if page]
+        pages = [page] if (page := texts.slurm_conf_page(wanted)) else []
         return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
 
     def node_items(self) -> list[Item]:
@@ -127,6 +124,13 @@ class SlurmInstaller(NodePart):
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
+        by_count = gres.counts_by_gres(self.settings) and not gres.by_slurm(self.settings)
+        if by_count and not (source and gres.has_gres_flag(source.path, self.site.node)):
+            self.note(
+                f"{self.site.gres_conf or 'gres.conf'} needs Flags=no_gpu_env on every Name=gpu"
+                " line, or Slurm names other cards to jobs than gpulock locks; then restart slurmd"
+                " and slurmctld, without a scontrol reconfigure before (docs/slurm.md)"
+            )
         items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
         return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
 
@@ -135,7 +139,7 @@ class SlurmInstaller(NodePart):
         if not (is_to_uninstall(self.settings, SLURM) or self.options.write_conf):
             return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
-        items: list[Item] = [SettingsFile(self.config_path, ""), positions]
+        items: list[Item] = [FileItem(self.config_path, "", stays=True), positions]
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
         else:
@@ -148,7 +152,7 @@ class SlurmInstaller(NodePart):
             items += [] if self.options.force else [ByHand("Slurm", lambda: unsure)]
         return InstallParts(items, self.notes)
 
-    def settings_item(self) -> SettingsFile:
+    def settings_item(self) -> FileItem:
         """Return the settings file, with the keys that it lacks; it stays."""
         gpus = self.count_gpus()
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
@@ -199,21 +203,6 @@ class SlurmInstaller(NodePart):
                 " scontrol reconfigure was run since, run it now, before the next GPU job starts"
             )
         return item
-
-    def note_task_prolog(self, tasks: Sequence[InForceHook]) -> None:
-        """Say that TaskProlog goes where the plugin runs its hook."""
-        for task in tasks:
-            self.note(
-                f"once every node has the plugin's lines take {TASK}={task.text} out of slurm.conf,"
-                " and scontrol reconfigure: inside a container of pyxis no TaskProlog works"
-            )
-
-    def gres_page(self) -> list[str]:
-        """Return what to put into gres.conf."""
-        path, settings = self.site.gres_conf, self.settings
-        by_count = settings.slurm_device_selection == "gpulock" and settings.slurm_count == "gpus"
-        flagged = path and gres.has_gres_flag(path, self.site.node)
-        return texts.gres_conf_page(path) if by_count and not flagged else []
 
     def conf(self) -> SlurmConf:
         """Return what is in force, or what slurm.conf says where slurmctld does not answer."""

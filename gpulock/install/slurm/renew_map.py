@@ -14,7 +14,7 @@ from typing import Final
 
 from gpulock.errors import Refusal, one_line
 from gpulock.install.files import InstallError, lock_installation
-from gpulock.install.items import FileItem
+from gpulock.install.items import FileItem, Wanted
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import find_own_slurmd, find_slurm_site
@@ -55,7 +55,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
         return ""
     with lock_installation(Path(settings.state_dir)):
         item.tidy()
-        item.present()
+        item.write(Wanted.PRESENT)
     return f"{len(places)} positions of Slurm's list, as slurmd has them"
 
 

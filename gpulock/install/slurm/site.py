@@ -53,16 +53,16 @@ class Slurmd:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """Slurm as this node reaches it; `conf` is None where slurm.conf is not to be found.
-
-    `slurmd` is the one that runs, None where none does; `libraries` are where it looks for NVML.
-    """
+    """Slurm as this node reaches it: `conf` and `slurmd` are None where none is to be found."""
 
     binaries: Path
-    slurmd: Path | None
     conf: Path | None
-    named: str = ""  # by slurmd's -N
-    libraries: str = ""
+    slurmd: Slurmd | None = None
+
+    @property
+    def named(self) -> str:
+        """The name of this node that slurmd was given by -N."""
+        return self.slurmd.node if self.slurmd else ""
 
     @property
     def node(self) -> str:
@@ -132,7 +132,11 @@ class SlurmSite:
     ) -> subprocess.CompletedProcess[str]:
         """Run slurmd, with the libraries of the one that runs; raise InstallError for none."""
         beside = with_sibling_folders([self.binaries])
-        program = self.slurmd or find_slurm_program(NAME, beside, "install slurmd")
+        program = (
+            self.slurmd.program
+            if self.slurmd
+            else find_slurm_program(NAME, beside, "install slurmd")
+        )
         # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
         return self.run_client([NAME, *words], seconds, program)
 
@@ -140,7 +144,8 @@ class SlurmSite:
         self, command: list[str | Path], seconds: float = _SECONDS, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of Slurm's; raise SlurmError."""
-        env = {"PATH": _PATH, "SLURM_CONF": str(self.conf or ""), "LD_LIBRARY_PATH": self.libraries}
+        libraries = self.slurmd.libraries if self.slurmd else ""
+        env = {"PATH": _PATH, "SLURM_CONF": str(self.conf or ""), "LD_LIBRARY_PATH": libraries}
         env = {name: value for name, value in env.items() if value}
         try:
             return run_program(command, seconds, env, executable=program)
@@ -181,12 +186,11 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
         beside = [slurmd.program.parent] if slurmd else []
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    if slurmd is None:
-        return SlurmSite(scontrol.parent, None, path)
-    for one in (slurmd.program, scontrol):
-        if one.parent not in vouched and (why := why_untrusted_program(one, slurmd.owners)):
-            raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
-    return SlurmSite(scontrol.parent, slurmd.program, path, slurmd.node, slurmd.libraries)
+    if slurmd:
+        for one in (slurmd.program, scontrol):
+            if one.parent not in vouched and (why := why_untrusted_program(one, slurmd.owners)):
+                raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
+    return SlurmSite(scontrol.parent, path, slurmd)
 
 
 def split_nodes(shown: str, named: str, host: str) -> tuple[list[str], list[str]]:

@@ -51,7 +51,7 @@ class SpankPlugin(Item):
     def goal(self, wanted: Wanted) -> str | None:
         return None if wanted is Wanted.ABSENT else self.read()
 
-    def absent(self) -> None:
+    def write(self, wanted: Wanted) -> None:
         remove_file(self.path)
 
     def remainder(self, wanted: Wanted) -> Remainder | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from gpulock.hooks.frame import SECONDS
@@ -26,11 +25,6 @@ SUBMIT_SCRIPT: Final = find_share_folder() / "prolog/job_submit.lua"
 INSTALL_FIRST: Final = (
     "First install gpulock on every node of the cluster, those without GPUs too: where the file",
     "of a Prolog is missing, Slurm drains the node at its next job.",
-)
-
-RESTART: Final = (
-    "Then restart slurmd on these nodes, and slurmctld. A `scontrol reconfigure` between this",
-    "change and the restart ends every slurmd with a fatal error (22.05).",
 )
 
 
@@ -129,13 +123,3 @@ def slurm_conf_page(wanted: Sequence[WantedLine]) -> list[str]:
     page += ["", *INSTALL_FIRST] if any(not one.why for one in wanted) else []
     page += ["", "Then, at the controller: scontrol reconfigure (no restart is needed)."]
     return [*page, "Without gpulockd run gpulock reap from cron every minute."]
-
-
-def gres_conf_page(gres_conf: Path | None) -> list[str]:
-    """Return what gres.conf must have for Slurm to leave the choice to gpulock; pure."""
-    return [
-        f"Into {gres_conf or 'gres.conf'}, since SLURM_DEVICE_SELECTION=gpulock: Flags=no_gpu_env",
-        "on every Name=gpu line, or Slurm names other cards to jobs than gpulock locks.",
-        "",
-        *RESTART,
-    ]

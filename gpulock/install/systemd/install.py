@@ -60,8 +60,8 @@ class UnitFile(FileItem):
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 
-    def absent(self) -> None:
-        super().absent()
+    def write(self, wanted: Wanted) -> None:
+        super().write(wanted)
         self.tidy()
 
 
@@ -97,7 +97,13 @@ class ServiceItem(Item):
         why = f"{stale} changes" if stale else self.restart_reason()
         return [f"  started afresh: {why}"] if why else []
 
-    def present(self) -> None:
+    def write(self, wanted: Wanted) -> None:
+        if wanted is Wanted.ABSENT:
+            states = {unit: state for unit, state in self.states().items() if state}
+            manager.systemctl("disable", "--now", "--quiet", *states)
+            if failed := [unit for unit, state in self.states().items() if "failed" in str(state)]:
+                manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
+            return
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
             manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
         manager.systemctl("daemon-reload")
@@ -109,12 +115,6 @@ class ServiceItem(Item):
             raise InstallError(f"{fault}; {journal}") from fault
         if (now := self.read()) != ON:
             raise InstallError(f"it is {now}; {journal}")
-
-    def absent(self) -> None:
-        there = [unit for unit, state in self.states().items() if state]
-        manager.systemctl("disable", "--now", "--quiet", *there)
-        if failed := [u for u, state in self.states().items() if state and "failed" in state]:
-            manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
 
     def restart_reason(self) -> str:
         """Return why what runs is not what is installed, or nothing; raise InstallError."""

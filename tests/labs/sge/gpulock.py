@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.install.hooks import HookPaths, render_hooks
-from gpulock.install.sge.queue_hooks import HookLine
+from gpulock.install.sge.queue_hooks import hook_line
 from gpulock.simulate.node import write_simulated_node
 from tests.labs.common.installed import CONFIG, Installed
 from tests.labs.sge.cluster import NODES
@@ -45,7 +45,7 @@ class Gpulock(Installed):
 
     def line(self, hook: str) -> str:
         """Return the line of a queue that starts a hook."""
-        return HookLine(self.hooks.folder, hook).text()
+        return hook_line(self.hooks.folder, hook)
 
     def configure(self, node: str, **changes: str) -> None:
         """Write a node's settings, with some of them changed."""

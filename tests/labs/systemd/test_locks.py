@@ -107,10 +107,11 @@ def test_tmpfiles_makes_the_folders_again_after_a_boot(node: Node) -> None:
 
 
 INSTALL_HOOKS = """
+from gpulock.install.items import Wanted
 from gpulock.install.versions import SGE, Hooks, list_hook_versions
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 hooks = Hooks(read_settings(DEFAULT_PATH), SGE)
-hooks.present()
+hooks.write(Wanted.PRESENT)
 print(hooks.read(), *list_hook_versions(hooks.folder))
 """
 

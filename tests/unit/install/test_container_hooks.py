@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of enroot and podman are put there where asked, and go with the last scheduler."""
+"""Hooks of enroot and podman give a container the job's mask; they are there where asked."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,21 +14,109 @@ from gpulock.install import container_hooks
 from gpulock.install.container_hooks import ENROOT_HOOK, PODMAN_HOOK, PODMAN_PROGRAM
 from gpulock.install.files import InstallError, find_share_folder
 from gpulock.install.hooks import hooks_python
-from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.items import Wanted, run_items
 from tests.support.install_site import ignore
 
 PROLOG = find_share_folder() / "prolog"
 FILES = {"enroot": [ENROOT_HOOK], "podman": [PODMAN_PROGRAM, PODMAN_HOOK]}
 BOTH = pytest.mark.parametrize("name", FILES)
+MASK = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
+UUIDS = "GPU-1,GPU-2"
+IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}
+JOB = {"CUDA_VISIBLE_DEVICES": "0,1", **dict.fromkeys(MASK[1:], UUIDS)}
+IDLE = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void", "GPULOCK_DEVICES": ""}
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+MPS = {
+    PIPES: "/var/lib/gpulock-mps/0000-01-00.0/pipe",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M",
+}
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Return where the hooks of each go; neither enroot nor podman is there yet."""
-    made = {"enroot": tmp_path / "enroot", "podman": tmp_path / "containers/oci/hooks.d"}
-    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", made["enroot"])
-    monkeypatch.setattr(container_hooks, "PODMAN_HOOKS", made["podman"])
-    return made
+def call_podmans(config: str, **job: str) -> subprocess.CompletedProcess[str]:
+    """Call the hook as podman does: as its child, with nothing in the environment but the job's."""
+    command = [sys.executable, "-IS", str(PROLOG / "podman" / PODMAN_PROGRAM)]
+    podman = ["/bin/sh", "-c", '"$@"; exit $?', "podman", *command]
+    return subprocess.run(
+        podman, input=config, env=job, capture_output=True, text=True, timeout=20, check=False
+    )
+
+
+def under_podman(own: dict[str, str], **job: str) -> dict[str, str]:
+    """Return the container's environment after podman's hook."""
+    pairs = [f"{name}={value}" for name, value in own.items()]
+    config = {"ociVersion": "1.0.2", "process": {"env": pairs, "cwd": "/"}}
+    done = call_podmans(json.dumps(config), **job)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    pairs = found["process"].pop("env")
+    assert found == {"ociVersion": "1.0.2", "process": {"cwd": "/"}}
+    assert len({pair.partition("=")[0] for pair in pairs}) == len(pairs)
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def under_enroot(folder: Path, own: dict[str, str], **job: str) -> dict[str, str]:
+    """Return the container's environment after enroot's hook."""
+    path = folder / "environ"
+    path.write_text("".join(f"{name}={value}\n" for name, value in own.items()))
+    env = {"PATH": "/usr/bin:/bin", "ENROOT_ENVIRON": str(path), **job}
+    subprocess.run([PROLOG / "enroot" / ENROOT_HOOK], env=env, check=True, timeout=20)
+    lines = path.read_text().splitlines()
+    assert len({line.partition("=")[0] for line in lines}) == len(lines)
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_the_jobs_mask_takes_the_place_of_the_images(tmp_path: Path) -> None:
+    """podman's by UUID: an index of the job is another GPU where the job's alone are counted."""
+    by_uuid = dict.fromkeys(MASK, UUIDS)
+    assert under_podman(IMAGE, **JOB) == {"PATH": "/bin", **by_uuid}
+    assert under_podman(IMAGE, **JOB, **MPS) == {"PATH": "/bin", **by_uuid, **MPS}
+    more = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **MPS}
+    assert under_enroot(tmp_path, IMAGE, **JOB, **more) == {"PATH": "/bin", **JOB, **more}
+
+
+def test_an_mps_of_the_image_stands_where_the_job_has_none(tmp_path: Path) -> None:
+    image = {PIPES: "/of/the/image"}
+    assert under_enroot(tmp_path, image, **JOB) == {**JOB, **image}
+    assert under_enroot(tmp_path, image, **JOB, **MPS) == {**JOB, **MPS}
+    assert under_podman(image, **JOB, **MPS)[PIPES] == image[PIPES], "podman's may be the user's"
+
+
+def test_a_job_without_gpus_gives_an_empty_mask(tmp_path: Path) -> None:
+    for image in (IMAGE, {}):
+        assert under_podman(image, **IDLE).items() >= IDLE.items()
+        assert under_enroot(tmp_path, image, **IDLE).items() >= IDLE.items()
+
+
+def test_outside_of_a_job_and_under_pyxis_nothing_is_changed(tmp_path: Path) -> None:
+    assert under_podman(IMAGE) == under_enroot(tmp_path, IMAGE) == IMAGE
+    assert under_enroot(tmp_path, IMAGE, **JOB, PYXIS_VERSION="0.24.0") == IMAGE
+
+
+def test_a_share_that_the_user_chose_stands_and_more_than_the_jobs_does_not() -> None:
+    chosen = {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-2"}
+    assert under_podman(chosen, **JOB) == {**chosen, "GPULOCK_DEVICES": UUIDS}
+    for more in ("GPU-2,GPU-3", "0", "", "GPU-1,all", ","):
+        found = under_podman({"NVIDIA_VISIBLE_DEVICES": more}, **JOB)
+        assert found["NVIDIA_VISIBLE_DEVICES"] == UUIDS, more
+
+
+def test_what_a_spec_gives_itself_is_not_given_by_nvidias_hook_as_well() -> None:
+    found = under_podman({"NVIDIA_VISIBLE_DEVICES": "void"}, **JOB)
+    assert [found[name] for name in MASK] == [UUIDS, "void", UUIDS]
+
+
+def test_a_task_whose_gpus_cannot_be_told_gets_none_by_nvidias_hook() -> None:
+    assert under_podman(IMAGE, CUDA_VISIBLE_DEVICES="0")["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize("config", ["", "[]", '{"process": null}'])
+def test_what_it_does_not_understand_starts_no_container(config: str) -> None:
+    done = call_podmans(config, **JOB)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+
+
+# --- where they are put --------------------------------------------------------------------------
 
 
 def install(name: str, asked: bool) -> list[str]:
@@ -33,34 +124,31 @@ def install(name: str, asked: bool) -> list[str]:
     items = container_hooks.choose_container_hooks(
         enroot=asked and name == "enroot", podman=asked and name == "podman"
     )
-    return ItemRun(items, Wanted.PRESENT, ignore, dry_run=False).run().changed
+    return run_items(items, Wanted.PRESENT, None, ignore).changed
 
 
 @BOTH
-def test_a_hook_is_put_there_where_asked_and_kept(folders: dict[str, Path], name: str) -> None:
-    folder, files = folders[name], FILES[name]
+def test_a_hook_is_put_there_where_asked_and_kept(name: str) -> None:
+    enroot, podman = container_hooks.ENROOT_HOOKS, container_hooks.PODMAN_HOOKS
+    folder, files = (enroot if name == "enroot" else podman), FILES[name]
     with pytest.raises(InstallError, match=f"--{name} puts a hook there"):
         install(name, True)
-    (folder if name == "enroot" else folder.parents[1]).mkdir()
+    (folder if name == "enroot" else folder.parents[1]).mkdir(parents=True)
     assert install(name, False) == []
 
     assert install(name, True) == [f"file {folder / file}" for file in files]
-    assert (folder / files[0]).stat().st_mode & 0o777 == 0o755
+    program = folder / files[0]
+    assert program.stat().st_mode & 0o777 == 0o755
+    head, _, rest = program.read_text().partition("\n")
+    assert rest == (PROLOG / name / files[0]).read_text().partition("\n")[2]
+    assert head == ("#!/usr/bin/env bash" if name == "enroot" else f"#!{hooks_python()} -IS")
     assert install(name, False) == []
-    (folder / files[0]).write_text("older\n")
-    assert install(name, False) == [f"file {folder / files[0]}"]
+    program.write_text("older\n")
+    assert install(name, False) == [f"file {program}"]
 
 
-def test_the_hooks_are_the_packages_and_podmans_names_its_interpreter(
-    folders: dict[str, Path],
-) -> None:
-    folders["enroot"].mkdir()
-    folders["podman"].mkdir(parents=True)
-    for name in FILES:
-        install(name, True)
-
-    hook, program = folders["enroot"] / ENROOT_HOOK, folders["podman"] / PODMAN_PROGRAM
-    assert hook.read_text() == (PROLOG / "enroot" / ENROOT_HOOK).read_text()
-    first, _, rest = program.read_text().partition("\n")
-    assert first == f"#!{hooks_python()} -IS"
-    assert rest == (PROLOG / "podman" / PODMAN_PROGRAM).read_text().partition("\n")[2]
+def test_podman_finds_the_program_by_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # as it is on a node
+    hook = json.loads((PROLOG / "podman" / PODMAN_HOOK).read_text())
+    assert hook["hook"] == {"path": str(container_hooks.PODMAN_HOOKS / PODMAN_PROGRAM)}
+    assert (hook["stages"], hook["when"]) == (["precreate"], {"always": True})

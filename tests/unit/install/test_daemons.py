@@ -246,4 +246,4 @@ def test_no_program_of_slurms_is_run_that_others_can_write(machine: Machine, nam
 
     by_hand = Settings({"SLURM_BINARIES": str(scontrol.parent)})  # an administrator's word
     site = find_slurm_site(by_hand, Slurmd(7, slurmd))
-    assert (site.binaries, site.slurmd) == (scontrol.parent, slurmd)
+    assert (site.binaries, site.slurmd) == (scontrol.parent, Slurmd(7, slurmd))

@@ -22,6 +22,7 @@ from gpulock.install.hooks import (
     render_hook_scripts,
     render_hooks,
 )
+from gpulock.install.items import Wanted
 from gpulock.install.trial import NO_PROCESS, try_sge_hooks
 from gpulock.install.versions import SGE, SLURM, Hooks, current_hooks, version_in_force
 from gpulock.node.settings_file import read_settings
@@ -132,13 +133,13 @@ def test_hooks_without_drop_env_do_for_slurm_alone(
     )
 
     with pytest.raises(InstallError, match="no C compiler"):
-        installed.present()
-    Hooks(installed.settings, SLURM).present()
+        installed.write(Wanted.PRESENT)
+    Hooks(installed.settings, SLURM).write(Wanted.PRESENT)
 
     assert not current_hooks(installed.settings).drop_env.exists()
     Path(installed.settings.state_dir, "sge-map").touch()
     with pytest.raises(InstallError, match="no C compiler"):
-        Hooks(installed.settings, SLURM).present()
+        Hooks(installed.settings, SLURM).write(Wanted.PRESENT)
 
 
 def test_a_version_is_on_disk_whole_before_it_is_in_force(
@@ -159,7 +160,7 @@ def test_a_version_is_on_disk_whole_before_it_is_in_force(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(versions, "switch_hook_version", swap)
-    installed.present()
+    installed.write(Wanted.PRESENT)
 
     folder = installed.folder / hooks_version(installed.config)
     assert {str(path) for path in (folder, *folder.rglob("*"))} <= {*before}
@@ -172,18 +173,18 @@ def test_a_version_that_fails_its_test_is_not_put_in_force(
     monkeypatch.setitem(versions._TRIALS, SGE, raising(InstallError("self-test: no")))
 
     with pytest.raises(InstallError, match="self-test: no; nothing was put in force"):
-        installed.present()
+        installed.write(Wanted.PRESENT)
 
     assert version_in_force(installed.folder) is None
 
 
 def test_a_damaged_file_is_seen_and_repaired(installed: Hooks) -> None:
-    installed.present()
+    installed.write(Wanted.PRESENT)
     (installed.folder / "current/epilog/sge").write_text("#!/bin/sh\n")
     version = hooks_version(installed.config)
 
     assert installed.read() == f"{version} (damaged: epilog/sge)"
-    installed.present()
+    installed.write(Wanted.PRESENT)
     assert installed.read() == version
 
 
@@ -198,11 +199,11 @@ def test_old_versions_go_when_nothing_is_locked_and_the_one_before_stays(
     lock.mkdir(parents=True)
     own = hooks_version(installed.config)
 
-    installed.present()
+    installed.write(Wanted.PRESENT)
     assert versions.list_hook_versions(installed.folder) == [first, second, own]
     lock.rmdir()
     versions.switch_hook_version(installed.folder, second)
-    installed.present()
+    installed.write(Wanted.PRESENT)
     assert versions.list_hook_versions(installed.folder) == [second, own]
 
 
@@ -212,7 +213,7 @@ def test_a_folder_that_others_may_write_is_refused(installed: Hooks) -> None:
     installed.folder.chmod(0o777)
 
     with pytest.raises(InstallError, match="hooks run as root"):
-        installed.present()
+        installed.write(Wanted.PRESENT)
 
 
 @pytest.mark.parametrize("hook", ["profile.sh", "sge-starter", "sge_shepherd"])

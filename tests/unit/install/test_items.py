@@ -33,7 +33,7 @@ def site_file(path: Path, wanted: Wanted) -> Item:
 class Forgetful(FileItem):
     """A file that never holds what was written, whatever the writer says."""
 
-    def present(self) -> None:
+    def write(self, wanted: Wanted) -> None:
         pass
 
 
@@ -101,7 +101,7 @@ def test_what_comes_before_a_line_that_a_person_has_not_taken_out_stays(tmp_path
     assert said[1:] == [f"as it is: file {tmp_path}/more, because of site.conf"]
     path.touch()
     leading = [hooks, site_file(path, Wanted.ABSENT), file_item(tmp_path, "more")]
-    leading[2].present()
+    leading[2].write(Wanted.PRESENT)
 
     left, said = run(tmp_path, leading, Wanted.ABSENT)
 

@@ -14,6 +14,7 @@ from gpulock.cli import command_group
 from gpulock.install import container_hooks, versions
 from gpulock.install.container_hooks import PODMAN_PROGRAM
 from gpulock.install.hooks import hooks_python
+from gpulock.install.items import Wanted
 from gpulock.install.versions import SGE, SLURM, Hooks, current_hooks
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -37,7 +38,7 @@ class Node:
             for name in schedulers:
                 Path(self.settings.state_dir).mkdir(exist_ok=True)
                 Path(self.settings.state_dir, f"{name}-map").touch()
-                Hooks(self.settings, name).present()
+                Hooks(self.settings, name).write(Wanted.PRESENT)
 
     def renew(self) -> Result:
         """Render the hooks again."""

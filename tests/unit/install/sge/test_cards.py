@@ -12,6 +12,7 @@ from gpulock.daemon.slots.rsmap import (
     save_withdrawn_ids,
 )
 from gpulock.install.files import InstallError
+from gpulock.install.items import Wanted
 from gpulock.install.sge.cards import (
     CardMap,
     mapped_cards,
@@ -113,7 +114,7 @@ def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
     mark.path.touch()
 
     with pytest.raises(InstallError, match="stay out: no qmaster"):
-        mark.absent()
+        mark.write(Wanted.ABSENT)
 
     assert (load_withdrawn_ids(str(tmp_path)), mark.path.exists()) == (noted, True)
 

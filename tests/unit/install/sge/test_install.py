@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import ItemRun, Wanted
+from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import add_settings
 from gpulock.install.sge import install as install_module
-from gpulock.install.sge.host import SgeHost, complex_fault, host_amount
+from gpulock.install.sge.complexes import complex_fault, host_amount
+from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.login import login_script_text
-from gpulock.install.sge.queue_hooks import HOOKS, HookLine
+from gpulock.install.sge.queue_hooks import HOOKS, hook_line
 from gpulock.install.sge.site import release_fault
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -31,7 +32,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def dry_run(site: Site) -> list[str]:
     """Return the titles of what a run would change on this node."""
-    return ItemRun(site.parts().items, Wanted.PRESENT, ignore, dry_run=True).run().changed
+    return run_items(site.parts().items, Wanted.PRESENT, None, ignore, dry_run=True).changed
 
 
 def test_a_dry_run_changes_nothing(site: Site) -> None:
@@ -92,7 +93,7 @@ def test_a_group_that_leads_elsewhere_is_not_joined(site: Site) -> None:
     """Each job of this host would go into error for want of a hook."""
     site.install_cluster()
     for hook in HOOKS:
-        line = HookLine(site.root / "other/current", hook).text()
+        line = hook_line(site.root / "other/current", hook)
         site.edit("sq", site.hook(hook), line)
 
     (left,) = site.install().remainders

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What qconf prints is read as it was meant, long lines broken up with backslashes included."""
+"""What qconf prints is read as it was meant, and a line of ours is told from the site's."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.qconf import (
-    Qconf,
-    QconfError,
-    parse_host_overrides,
-    parse_qconf_object,
+from gpulock.install.files import InstallError
+from gpulock.install.sge.qconf import Qconf, QconfError, parse_host_overrides, parse_qconf_object
+from gpulock.install.sge.queue_hooks import (
+    HOOKS,
+    hook_folder,
+    hook_line,
+    is_gpulock_command,
+    join_hooks,
+    site_command,
 )
+from gpulock.install.sge.site import choose_sge_host
 
-DENIED = """#!/bin/sh
-echo 'denied: host "node1" is not an admin host' >&2
-exit 1
-"""
 BROKEN_UP = """\
 qname                 gpu.q
 prolog                NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id \\
                       /bin/true]
 epilog                NONE
 """
+CURRENT = Path("/usr/lib/gpulock/hooks/current")
+OURS = hook_line(CURRENT, "prolog")
 
 
 def test_a_line_broken_up_with_a_backslash_is_whole_again() -> None:
@@ -48,22 +51,70 @@ def test_an_override_that_is_not_understood_is_an_error(value: str) -> None:
 
 def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:
     program = tmp_path / "qconf"
-    program.write_text("#!/bin/sh\n[ $1 = -x ] || exec sleep 9\necho no such thing >&2\nexit 1\n")
+    denied = "[ $1 != -sel ] || echo 'denied: host \"node1\" is not an admin host'\n"
+    program.write_text(
+        f"#!/bin/sh\n[ $1 != -sc ] || exec sleep 9\n{denied}echo no such >&2\nexit 1\n"
+    )
     program.chmod(0o755)
-    qconf = Qconf(tmp_path, {}, seconds=0.3)
+    qconf = Qconf("", "", str(tmp_path), seconds=0.3)
 
-    with pytest.raises(QconfError, match=r"did not answer in 0\.3 s"):
-        qconf.run("qconf", "-sc")
-    with pytest.raises(QconfError, match="qconf -x failed: no such thing"):
-        qconf.run("qconf", "-x")
-    with pytest.raises(QconfError, match="SGE_BINARIES"):
-        qconf.run("qstat")
+    for words, says in (
+        (("qconf", "-sc"), r"did not answer in 0\.3 s"),
+        (("qconf", "-x"), "qconf -x failed: no such"),
+        (("qconf", "-sel"), "on the master: qconf -ah node1"),
+        (("qstat",), "SGE_BINARIES"),
+    ):
+        with pytest.raises(QconfError, match=says):
+            qconf.run(*words)
 
 
-def test_a_host_that_may_not_ask_is_told_the_call_that_lets_it(tmp_path: Path) -> None:
-    program = tmp_path / "qconf"
-    program.write_text(DENIED)
-    program.chmod(0o755)
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(
+    "site", ["", "/site/hook", "sgeadmin@/site/hook $queue -x", "root@hook a=b"]
+)
+def test_our_own_line_is_known_again_with_the_sites_command(hook: str, site: str) -> None:
+    line = join_hooks(CURRENT, hook, site)
 
-    with pytest.raises(QconfError, match="on the master: qconf -ah node1"):
-        Qconf(tmp_path, {}).run("qconf", "-sel")
+    assert (hook_folder(line, hook), site_command(line)) == (CURRENT, site)
+    assert line.startswith(f"root@{CURRENT}/prolog/drop-env {CURRENT}/{hook}/sge ")
+    assert line.endswith(f" $job_owner {site}" if site else " $queue")
+
+
+@pytest.mark.parametrize(
+    ("line", "hook", "ours"),
+    [
+        *((f"{OURS} {more}", "prolog", True) for more in ("mine", "$job_owner", "other /x")),
+        (OURS, "epilog", False),
+        ("root@/site/prolog/sge", "prolog", False),
+        ("", "prolog", False),
+    ],
+)
+def test_a_line_of_the_sites_or_one_that_somebody_edited_is_not_taken_apart(
+    line: str, hook: str, ours: bool
+) -> None:
+    assert is_gpulock_command(line, hook) is ours
+    assert hook_folder(line, hook) is None
+
+
+@pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])
+def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
+    with pytest.raises(InstallError, match="cannot be kept"):
+        join_hooks(CURRENT, "prolog", site)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "alias", "host"),
+    [
+        (["node1", "node2"], "", "node1"),
+        (["node1.example.org", "node2"], "", "node1.example.org"),
+        (["Node1"], "", "Node1"),
+        (["node1", "gpu-7"], "gpu-7", "gpu-7"),
+        (["GPU-7"], "gpu-7", "GPU-7"),
+        (["node1.a", "node1.b"], "", ""),
+        (["node2"], "", ""),
+    ],
+)
+def test_a_machine_is_one_host_by_its_name_or_its_alias(
+    hosts: list[str], alias: str, host: str
+) -> None:
+    assert choose_sge_host(hosts, "node1", alias) == host

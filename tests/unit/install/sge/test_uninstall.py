@@ -29,6 +29,8 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     site.install_all()
     settings = site.config.read_text()
 
+    assert "(qconf -dconf node1)" in str(site.removal().notes)
+
     outcome = site.uninstall()
 
     assert outcome.verdict("sge", Wanted.ABSENT, dry_run=False) == "uninstalled: sge"
@@ -166,12 +168,6 @@ def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     (site.root / LOCK).rmdir()
     assert site.uninstall().remainders == []
     assert not site.hooks.exists()
-
-
-def test_a_configuration_that_says_nothing_is_named_as_what_stays(site: Site) -> None:
-    (site.state / "sconf-node1").write_text("load_sensor none\n")
-    site.install_all()
-    assert "stays: qconf -dconf node1" in site.removal().notes
 
 
 def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:

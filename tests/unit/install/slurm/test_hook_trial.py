@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import hooks_python, render_hooks
+from gpulock.install.items import Wanted
 from gpulock.install.trial import (
     try_slurm_hooks,
     why_users_cannot_run,
@@ -72,7 +73,7 @@ def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.Mo
     hooks = Hooks(read_settings(str(config)), SLURM)
 
     with pytest.raises(InstallError, match="nothing was put in force"):
-        hooks.present()
+        hooks.write(Wanted.PRESENT)
 
     assert version_in_force(hooks.folder) is None
 

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The complexes by which qmaster counts GPUs: in the table of the cluster, and on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpulock.errors import Refusal
+from gpulock.install.files import InstallError
+from gpulock.install.items import Item, Wanted
+from gpulock.install.sge.host import REPORTED, SgeHost
+from gpulock.install.sge.qconf import Qconf
+from gpulock.node.context import Node
+from gpulock.node.kinds import SHARE_KIND
+from gpulock.node.settings import Settings
+from gpulock.node.shares import count_places_by_card
+from gpulock.sge.sensor import complex_devices
+
+# complex(5) from the type on: type relop requestable consumable default urgency
+_COUNTED: Final = "INT <= YES YES 0 0"
+_REPORTED: Final = "INT <= YES NO 0 0"
+
+
+def counting_complexes(settings: Settings) -> list[str]:
+    """Return the complexes by which jobs ask for GPUs: the plain one, and those of kinds."""
+    kinds = [name for name, kind in settings.sge_kinds.items() if kind]
+    return [*dict.fromkeys([settings.sge_complexes[0], *kinds])]
+
+
+def cluster_complexes(settings: Settings) -> dict[str, str]:
+    """Return the line of each complex that jobs and the load sensor need."""
+    lines = {name: f"{name} {name} {_COUNTED}" for name in counting_complexes(settings)}
+    return lines | {name: f"{name} {name} {_REPORTED}" for name in REPORTED}
+
+
+def host_amount(settings: Settings, name: str, gpus: int) -> int:
+    """Return how many GPUs of this node a complex counts.
+
+    The plain one counts `gpus`, on a node with MIG those of its kind.
+    """
+    try:
+        found = Node(settings).devices()
+    except Refusal:  # no driver is loaded
+        found = []
+    if settings.sge_kinds.get(name) or any(device.parent for device in found):
+        if settings.sge_kinds.get(name) == SHARE_KIND:
+            return sum(count_places_by_card(found, settings.shares).values())
+        return len(complex_devices(found, settings, name))
+    return gpus
+
+
+def check_complexes(table: Mapping[str, str], lines: Mapping[str, str]) -> None:
+    """Raise InstallError for a complex that is there and cannot count GPUs; pure."""
+    for name in lines:
+        if name in table and name not in REPORTED and (fault := complex_fault(table[name])):
+            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
+
+
+def complex_fault(line: str) -> str:
+    """Return why a complex cannot stand for GPUs, or nothing; pure."""
+    _, _, kind, relop, requestable, consumable, default, _ = line.split()
+    if kind not in ("INT", "RSMAP"):
+        return f"its type is {kind}, it must be INT or RSMAP"
+    if relop != "<=":
+        return f"its relation is {relop}, it must be <="
+    if consumable not in ("YES", "JOB", "HOST"):
+        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
+    if default not in ("0", "NONE"):
+        return f"its default is {default}, which no hook can see; it must be 0"
+    if requestable not in ("YES", "FORCED"):
+        return "no job can request it"
+    return ""
+
+
+class Complexes(Item):
+    """The complexes that count GPUs and tell of them; they stay, for the site's jobs name them."""
+
+    title = "table of complexes"
+
+    def __init__(self, qconf: Qconf, lines: Mapping[str, str]) -> None:
+        self.qconf, self.lines = qconf, lines
+
+    def read(self) -> str | None:
+        table = self.qconf.complexes()
+        return "\n".join(table[name] for name in self.lines if name in table)
+
+    def goal(self, wanted: Wanted) -> str | None:
+        table = {**self.lines, **self.qconf.complexes()}
+        return "\n".join(table[name] for name in self.lines)
+
+    def write(self, wanted: Wanted) -> None:
+        """Add what is missing to the table of this moment, in one write."""
+        table = {**self.lines, **self.qconf.complexes()}
+        self.qconf.load("-Mc", "complexes", "\n".join(table.values()) + "\n")
+
+
+class Amount(Item):
+    """How much of one complex the host has; it stays, for the site's jobs count it."""
+
+    stays = True
+
+    def __init__(self, host: SgeHost, name: str, amount: int) -> None:
+        self.host, self.name, self.text = host, name, f"{name}={amount}"
+        self.title = f"complex_values of host {host.name}"
+
+    def read(self) -> str | None:
+        now = self.host.values("complex_values").get(self.name)
+        return None if now is None else f"{self.name}={now}"
+
+    def write(self, wanted: Wanted) -> None:
+        words = ("exechost", "complex_values", self.text or "", self.host.name)
+        self.host.qconf.run("qconf", "-mattr", *words)

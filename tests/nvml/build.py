@@ -92,7 +92,7 @@ def refused_source() -> str:
     """
     text = "".join(path.read_text() for path in sources())
     written = set(
-        re.findall(r"^(?:nvmlReturn_t |const char \*|(?:[A-Z]+_)?CALL\()(nvml\w+)", text, re.M)
+        re.findall(r"^(?:nvmlReturn_t |const char \*|[A-Z]+_CALL\()(nvml\w+)", text, re.M)
     )
     binding = Path(pynvml.__file__).read_text()
     called = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"', binding))

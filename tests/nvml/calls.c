@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What surrounds every call: the count, the rules of the control file (crash, hang, error), the check of the handle, the lock. And whether the library is initialised.
+ * What surrounds every call: the count, the rules of the control file (crash, hang, error), the
+ * check of the handle, the lock. Whether the library is initialised, and what is asked of it alone.
  */
 #include "double.h"
 
@@ -9,26 +10,47 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int uses; /* nvmlInit less nvmlShutdown */
 static unsigned long long loaded; /* the key `reload` when the library was initialised */
 static int held = -1; /* locked while the library is in use: README.md, "held" */
+static __thread long long begun; /* by this thread's own clock; 0: not within a call */
 
-static const char *rule(char kind, const char *function, nvmlDevice_t device)
+static int open_beside(const char *suffix, int flags)
 {
-    bool known = is_handle(device);
-    return rule_for(kind, function, known ? device->gpu : NONE, known ? device->mig : NONE);
+    char path[4096];
+    if (!control_path())
+        return -1;
+    snprintf(path, sizeof path, "%s.%s", control_path(), suffix);
+    return open(path, flags | O_CREAT | O_CLOEXEC, 0666);
+}
+
+static long long thread_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* How often each function was called, by all processes: a line each, whole by O_APPEND. */
+static void note(const char *word, long long number)
+{
+    int file = open_beside("calls", O_WRONLY | O_APPEND);
+    if (file < 0)
+        return;
+    dprintf(file, "%s %lld\n", word, number);
+    close(file);
 }
 
 /* Neither with the lock, so that other calls go on. */
 static void suffer(const char *function, nvmlDevice_t device)
 {
-    const char *crash = rule('c', function, device);
-    const char *manner = rule('h', function, device);
-    int signal = (int)number_or(crash, 0);
+    int signal = (int)number_or(rule_for("crash", function, device), 0);
     if (signal) {
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(signal, &plain, NULL);
@@ -36,7 +58,7 @@ static void suffer(const char *function, nvmlDevice_t device)
         raise(signal);
         abort();
     }
-    while (manner) {
+    for (const char *manner; (manner = rule_for("hang", function, device)) != NULL;) {
         char copy[16];
         struct stat told = control_seen();
         snprintf(copy, sizeof copy, "%s", manner);
@@ -44,19 +66,24 @@ static void suffer(const char *function, nvmlDevice_t device)
         hang(copy, &told); /* comes back when the control file changes */
         pthread_mutex_lock(&lock);
         control_refresh();
-        manner = rule('h', function, device);
     }
 }
 
 nvmlReturn_t told_to_fail(const char *function, nvmlDevice_t device)
 {
-    return (nvmlReturn_t)number_or(rule('e', function, device), NVML_SUCCESS);
+    return (nvmlReturn_t)number_or(rule_for("error", function, device), NVML_SUCCESS);
 }
 
-nvmlReturn_t begin_without_init(const char *function)
+static void enter(const char *function)
 {
     pthread_mutex_lock(&lock);
-    count_call(function);
+    begun = thread_ns();
+    note(function, 1);
+}
+
+static nvmlReturn_t begin_without_init(const char *function)
+{
+    enter(function);
     if (!control_refresh())
         return NVML_ERROR_DRIVER_NOT_LOADED;
     suffer(function, NULL);
@@ -65,8 +92,7 @@ nvmlReturn_t begin_without_init(const char *function)
 
 static nvmlReturn_t check_in(const char *function, nvmlDevice_t device)
 {
-    pthread_mutex_lock(&lock);
-    count_call(function);
+    enter(function);
     if (!uses)
         return NVML_ERROR_UNINITIALIZED;
     control_refresh();
@@ -85,40 +111,91 @@ nvmlReturn_t begin_system(const char *function)
 nvmlReturn_t begin(const char *function, nvmlDevice_t device)
 {
     nvmlReturn_t status = check_in(function, device);
-    if (status != NVML_SUCCESS)
-        return status;
-    if (!is_handle(device))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    return is_gone(device) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    FAIL_IF(!is_handle(device), NVML_ERROR_INVALID_ARGUMENT);
+    FAIL_IF(is_gone(device), NVML_ERROR_GPU_IS_LOST);
+    return status;
 }
 
 nvmlReturn_t end(nvmlReturn_t status)
 {
-    count_processor();
+    note("processor", thread_ns() - begun); /* what the double takes of its clients' time */
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-nvmlReturn_t enter_library(void)
+nvmlReturn_t copy_text(const char *text, char *buffer, unsigned int length)
 {
-    char path[4096];
-    if (uses++ == 0) {
-        loaded = number_or(text_at(NONE, NONE, "reload"), 0);
-        snprintf(path, sizeof path, "%s.held", control_path());
-        held = open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
-        if (held >= 0)
-            flock(held, LOCK_SH);
-    }
+    if (!text)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (*text == '!')
+        return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
+    if (strlen(text) >= length)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(buffer, text);
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t leave_library(void)
+nvmlReturn_t wide_number(nvmlDevice_t device, const char *key, unsigned long long *value)
 {
-    if (!uses)
-        return NVML_ERROR_UNINITIALIZED;
-    if (--uses == 0 && held >= 0) {
+    return integer(text_of(device, "%s", key), value);
+}
+
+nvmlReturn_t number(nvmlDevice_t device, const char *key, unsigned int *value)
+{
+    unsigned long long wide;
+    nvmlReturn_t status = wide_number(device, key, &wide);
+    if (status == NVML_SUCCESS)
+        *value = (unsigned int)wide;
+    return status;
+}
+
+static nvmlReturn_t start(const char *function)
+{
+    nvmlReturn_t status = begin_without_init(function);
+    if (status == NVML_SUCCESS && uses++ == 0) {
+        loaded = number_or(text_at(NONE, NONE, "reload"), 0);
+        held = open_beside("held", O_RDONLY);
+        if (held >= 0)
+            flock(held, LOCK_SH);
+    }
+    return end(status);
+}
+
+nvmlReturn_t nvmlInit_v2(void) { return start(__func__); }
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { return (void)flags, start(__func__); }
+
+nvmlReturn_t nvmlShutdown(void)
+{
+    nvmlReturn_t status = begin_without_init(__func__);
+    FAIL_IF(!uses, NVML_ERROR_UNINITIALIZED);
+    if (status == NVML_SUCCESS && --uses == 0 && held >= 0) {
         close(held);
         held = -1;
     }
-    return NVML_SUCCESS;
+    return end(status);
+}
+
+SYSTEM_CALL(nvmlSystemGetDriverVersion, (char *version, unsigned int length),
+            copy_text(text_at(NONE, NONE, "driver.version"), version, length))
+SYSTEM_CALL(nvmlSystemGetNVMLVersion, (char *version, unsigned int length),
+            copy_text(text_at(NONE, NONE, "nvml.version"), version, length))
+
+/* The library's words for its errors; clients print them. */
+const char *nvmlErrorString(nvmlReturn_t result)
+{
+    switch ((int)result) {
+    case NVML_SUCCESS: return "The operation was successful";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_TIMEOUT: return "Timeout";
+    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
+    case NVML_ERROR_MEMORY: return "Insufficient Memory";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
+    default: return "Unknown Error";
+    }
 }

@@ -1,119 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The control file: lines KEY=VALUE, read again when it changed, the last line of a key counts.
- * A key is NAME, gpuN.NAME, gpu*.NAME or gpuN.migM.NAME; include=PATH reads another file there.
+ * The control file: lines KEY=VALUE, read again when it changed. A key is NAME, gpuN.NAME or
+ * gpuN.migM.NAME. And its numbers, which may change with time:
+ *
+ *     SEGMENT[,SEGMENT...]      SEGMENT: BASE[+RATE/s|-RATE/s][@TIME]
+ *
+ * The value is that of the last segment whose TIME (microseconds since 1970) has come: BASE plus
+ * RATE for each second since TIME. `0,90@1700000000000000` is 0, then 90. `!15` is the error 15.
  */
 #include "double.h"
 
 #include <fnmatch.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-enum { MAX_FILES = 8 };
+#include <time.h>
 
 struct line {
-    int gpu, mig; /* NONE, ANY or a number */
+    int gpu, mig;
     const char *key, *value;
 };
 
 static struct {
-    char *texts[MAX_FILES];
-    int files;
+    char *text;
     struct line *lines;
-    unsigned int count, space;
-    struct rule *rules;
-    unsigned int rule_count;
-    bool read;
+    size_t count;
     struct stat seen;
 } control;
 
-/* Takes `gpu3.` or `gpu*.` off the key. */
-static int take_number(char **key, const char *word)
+/* Takes `gpu3.` off the key. */
+static int take_number(char **key, const char *format)
 {
-    size_t length = strlen(word);
-    if (strncmp(*key, word, length) != 0)
+    int number = NONE, length = 0;
+    if (sscanf(*key, format, &number, &length) != 1 || !length)
         return NONE;
-    char *rest = *key + length;
-    int number = ANY;
-    if (*rest == '*')
-        rest++;
-    else {
-        char *digits = rest;
-        number = (int)strtol(digits, &rest, 10);
-        if (rest == digits)
-            return NONE;
-    }
-    if (*rest != '.')
-        return NONE;
-    *key = rest + 1;
+    *key += length;
     return number;
 }
 
-/* error.CALL, hang.CALL, crash.CALL; without .CALL every call is meant. */
-static void add_rule(const struct line *line)
+static void add_line(char *key, char *value)
 {
-    static const char *const kinds[] = {"error", "hang", "crash"};
-    for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
-        size_t length = strlen(kinds[n]);
-        if (strncmp(line->key, kinds[n], length) != 0)
-            continue;
-        if (line->key[length] != '.' && line->key[length] != '\0')
-            continue;
-        const char *pattern = line->key[length] ? line->key + length + 1 : "*";
-        struct rule rule = {kinds[n][0], line->gpu, line->mig, pattern, line->value};
-        control.rules = realloc(control.rules, (control.rule_count + 1) * sizeof rule);
-        control.rules[control.rule_count++] = rule;
-    }
-}
-
-static void add_line(char *key, const char *value)
-{
-    if (control.count == control.space) {
-        control.space = control.space ? 2 * control.space : 1024;
-        control.lines = realloc(control.lines, control.space * sizeof *control.lines);
-    }
+    if (control.count % 1024 == 0)
+        control.lines = realloc(control.lines, (control.count + 1024) * sizeof *control.lines);
     struct line *line = &control.lines[control.count++];
-    line->gpu = take_number(&key, "gpu");
-    line->mig = line->gpu == NONE ? NONE : take_number(&key, "mig");
+    line->gpu = take_number(&key, "gpu%d.%n");
+    line->mig = take_number(&key, "mig%d.%n");
     line->key = key;
     line->value = value;
-    add_rule(line);
-}
-
-static char *read_whole(const char *path, struct stat *status)
-{
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return NULL;
-    char *text = NULL;
-    if (fstat(fileno(file), status) == 0 && (text = malloc((size_t)status->st_size + 1)) != NULL)
-        text[fread(text, 1, (size_t)status->st_size, file)] = '\0';
-    fclose(file);
-    return text;
-}
-
-static void read_file(const char *path, struct stat *status)
-{
-    char *text = control.files < MAX_FILES ? read_whole(path, status) : NULL;
-    if (!text)
-        return;
-    control.texts[control.files++] = text;
-    for (char *end; (end = strchr(text, '\n')) != NULL; text = end + 1) { /* whole lines only */
-        *end = '\0';
-        char *equals = strchr(text, '=');
-        if (*text == '#' || !equals)
-            continue;
-        *equals = '\0';
-        struct stat other;
-        if (strcmp(text, "include") == 0)
-            read_file(equals + 1, &other);
-        else
-            add_line(text, equals + 1);
-    }
 }
 
 /* Without the variable it is what a machine's own link leads to: some programs keep none. */
@@ -144,58 +80,141 @@ bool control_refresh(void)
 {
     const char *path = control_path();
     struct stat now;
-    if (!path || stat(path, &now) != 0)
-        return control.read; /* a file taken away: its last state stays */
-    if (control.read && same_state(&now, &control.seen))
-        return true;
-    for (int n = 0; n < control.files; n++)
-        free(control.texts[n]);
-    control.files = 0;
-    control.count = control.rule_count = 0;
-    read_file(path, &control.seen);
-    control.read = true;
+    if (!path || stat(path, &now) != 0 || (control.text && same_state(&now, &control.seen)))
+        return control.text != NULL; /* a file taken away: its last state stays */
+    FILE *file = fopen(path, "re");
+    if (!file || fstat(fileno(file), &control.seen) != 0)
+        return control.text != NULL;
+    size_t size = (size_t)control.seen.st_size;
+    free(control.text);
+    control.text = malloc(size + 1);
+    control.text[fread(control.text, 1, size, file)] = '\0';
+    control.count = 0;
+    fclose(file);
+    char *text = control.text;
+    for (char *end; (end = strchr(text, '\n')) != NULL; text = end + 1) { /* whole lines only */
+        char *equals = memchr(text, '=', (size_t)(end - text));
+        *end = '\0';
+        if (!equals)
+            continue;
+        *equals = '\0';
+        add_line(text, equals + 1);
+    }
     return true;
-}
-
-static bool fits(int asked, int given)
-{
-    return asked == given || (given == ANY && asked != NONE);
 }
 
 const char *text_at(int gpu, int mig, const char *key)
 {
-    for (unsigned int n = control.count; n-- > 0;) { /* the last one counts */
+    for (size_t n = control.count; n-- > 0;) {
         const struct line *line = &control.lines[n];
-        if (fits(gpu, line->gpu) && fits(mig, line->mig) && strcmp(line->key, key) == 0)
+        if (line->gpu == gpu && line->mig == mig && strcmp(line->key, key) == 0)
             return *line->value ? line->value : NULL;
     }
     return NULL;
 }
 
-const char *text_of(nvmlDevice_t device, const char *key)
-{
-    return text_at(device->gpu, device->mig, key);
-}
-
-const char *text_format(nvmlDevice_t device, const char *format, ...)
+const char *text_of(nvmlDevice_t device, const char *format, ...)
 {
     char key[128];
     va_list rest;
     va_start(rest, format);
     vsnprintf(key, sizeof key, format, rest);
     va_end(rest);
-    return text_of(device, key);
+    return text_at(device->gpu, device->mig, key);
 }
 
 /* A rule for a GPU holds for its MIG devices too; the last that fits counts; 0 or nothing lifts. */
-const char *rule_for(char kind, const char *function, int gpu, int mig)
+const char *rule_for(const char *kind, const char *function, nvmlDevice_t device)
 {
-    for (unsigned int n = control.rule_count; n-- > 0;) {
-        const struct rule *rule = &control.rules[n];
-        bool here = (rule->gpu == NONE || fits(gpu, rule->gpu)) &&
-                    (rule->mig == NONE || fits(mig, rule->mig));
-        if (rule->kind == kind && here && fnmatch(rule->pattern, function, 0) == 0)
-            return *rule->value && strcmp(rule->value, "0") != 0 ? rule->value : NULL;
+    int gpu = is_handle(device) ? device->gpu : NONE, mig = gpu == NONE ? NONE : device->mig;
+    size_t length = strlen(kind);
+    for (size_t n = control.count; n-- > 0;) {
+        const struct line *line = &control.lines[n];
+        bool here = (line->gpu == NONE || line->gpu == gpu) &&
+                    (line->mig == NONE || line->mig == mig);
+        if (here && strncmp(line->key, kind, length) == 0 && line->key[length] == '.' &&
+            fnmatch(line->key + length + 1, function, 0) == 0)
+            return *line->value && strcmp(line->value, "0") != 0 ? line->value : NULL;
     }
     return NULL;
+}
+
+struct segment {
+    const char *base;
+    double rate;
+    long long from;
+};
+
+static const char *parse(const char *text, struct segment *segment)
+{
+    char *rest;
+    *segment = (struct segment){.base = text};
+    strtod(text, &rest);
+    if (*rest == '+' || *rest == '-') {
+        segment->rate = strtod(rest, &rest);
+        rest += strncmp(rest, "/s", 2) == 0 ? 2 : 0;
+    }
+    if (*rest == '@')
+        segment->from = strtoll(rest + 1, &rest, 10);
+    return *rest == ',' ? rest + 1 : NULL;
+}
+
+/* The segment that holds at `when`, and when the next begins. */
+static struct segment segment_at(const char *text, long long when, long long *until)
+{
+    struct segment found, next;
+    const char *rest = parse(text, &found);
+    for (*until = 0; rest; found = next) {
+        rest = parse(rest, &next);
+        if (next.from > when) {
+            *until = next.from;
+            break;
+        }
+    }
+    return found;
+}
+
+long long now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+nvmlReturn_t integer(const char *text, unsigned long long *value)
+{
+    if (!text)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (*text == '!')
+        return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
+    long long now = now_us(), until;
+    struct segment segment = segment_at(text, now, &until);
+    *value = strtoull(segment.base, NULL, 0); /* a minus sign wraps, as it would */
+    if (segment.rate != 0)
+        *value += (unsigned long long)llround(segment.rate * (double)(now - segment.from) / 1e6);
+    return NVML_SUCCESS;
+}
+
+unsigned long long number_or(const char *text, unsigned long long otherwise)
+{
+    unsigned long long value;
+    return integer(text, &value) == NVML_SUCCESS ? value : otherwise;
+}
+
+/* The mean over a stretch of time: what a driver that averages would say at its end. */
+double mean_between(const char *text, long long from, long long to)
+{
+    double sum = 0;
+    long long time = from, until;
+    do {
+        struct segment segment = segment_at(text, time, &until);
+        long long stop = until && until < to ? until : to;
+        double middle = (double)(time + stop) / 2 - (double)segment.from;
+        double value = strtod(segment.base, NULL) + segment.rate * middle / 1e6;
+        if (to <= from)
+            return value;
+        sum += value * (double)(stop - time);
+        time = stop;
+    } while (time < to);
+    return sum / (double)(to - from);
 }

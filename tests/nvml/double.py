@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import struct
 import time
 import uuid
 from collections import Counter
@@ -32,9 +31,10 @@ from tests.nvml.node import driver_version, instance_keys, node_keys
 ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
 Hang = Literal["sleep", "deaf", "undead"]
-_RECORD = struct.Struct("=56sQ")  # counters.c
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
-_PROCESSOR = "processor"  # the record of nanoseconds
+_PROCESSOR = "processor"  # what the lines of nanoseconds begin with
+_LINKS = ("state", "remote.type", "remote.bus_id", "tx_kib", "rx_kib")  # keys of an NVLink
+_UNITS = {"K": 10, "M": 20, "G": 30}  # powers of two
 _PAST = 100  # steps of a number that are remembered
 
 
@@ -70,11 +70,10 @@ class Double:
         self.driver = driver or driver_version(self.node)
         self.library = library(missing_from(self.driver) | set(hidden))
         self.control = folder / "control"
-        self._preset = folder / "control.preset"
         self._settings: dict[str, str] = {}
         self._changes = 0
         self._keys = node_keys(self.node, self.driver)
-        self._preset.write_text("".join(f"{key}={value}\n" for key, value in self._keys.items()))
+        self._slots = int(self._keys["devices"])
         for suffix in ("calls", "held"):  # a client may be somebody else
             path = folder / f"control.{suffix}"
             path.unlink(missing_ok=True)
@@ -150,7 +149,8 @@ class Double:
         texts: list[str] = []
         for process in processes:
             instance = "".join(f":{part}" for part in process.instance or ())
-            texts.append(f"{process.pid}:{process.kind}:{process.memory}{instance}")
+            memory = (1 << 64) - 1 if process.memory == "-" else plain_number(process.memory)
+            texts.append(f"{process.pid}:{process.kind}:{memory}{instance}")
         key = f"gpu{gpu}.processes"
         self.update({key: ",".join(texts) or "none", f"{key}.growth": growth})
 
@@ -199,9 +199,12 @@ class Double:
         return self._counts()[_PROCESSOR] / 1e9
 
     def _counts(self) -> Counter[str]:
-        data = (self.control.parent / "control.calls").read_bytes()
-        records = _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])
-        return Counter({name.rstrip(b"\0").decode(): count for name, count in records if count})
+        """Add up what the clients have noted, a line for each call."""
+        counts: Counter[str] = Counter()
+        for line in (self.control.parent / "control.calls").read_text().splitlines():
+            name, _, number = line.partition(" ")
+            counts[name] += int(number)
+        return counts
 
     def held(self) -> bool:
         """Return whether a client is between nvmlInit and nvmlShutdown (a GPU reset would fail)."""
@@ -219,12 +222,37 @@ class Double:
         round again, so each file gets another size.
         """
         self._changes += 1
-        lines = [f"include={self._preset}", *(f"{k}={v}" for k, v in self._settings.items())]
+        keys = self._every_key()
+        lines = [f"{key}={value}" for key, value in keys.items()]
         lines.append("#" * (1 + self._changes % 97))
         new = self.control.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for line in lines))
         new.chmod(0o644)
         new.rename(self.control)
+
+    def _every_key(self) -> dict[str, str]:
+        """Return each key of each slot, the last that was set last: gpu*, nvlink.* written out."""
+        keys: dict[str, str] = {}
+        for key, value in {**self._keys, **self._settings}.items():
+            slots = range(self._slots) if key.startswith("gpu*.") else range(1)
+            for one in [key.replace("gpu*", f"gpu{slot}", 1) for slot in slots]:
+                keys.pop(one, None)
+                keys[one] = plain_number(value)
+        for slot in range(self._slots):
+            of = f"gpu{slot}.nvlink."
+            links = range(int(keys.get(f"{of}count") or 0))
+            for name in _LINKS:
+                every = keys.pop(f"{of}*.{name}", "")
+                told = [keys.setdefault(f"{of}{link}.{name}", every) for link in links]
+                if name.endswith("_kib") and any(told):
+                    keys.setdefault(f"{of}all.{name}", str(sum(map(int, told))))
+        return keys
+
+
+def plain_number(value: str) -> str:
+    """Return 512M as a number; other values as they are."""
+    unit = _UNITS.get(value[-1:], 0)
+    return str(int(value[:-1]) << unit) if unit and value[:-1].isdecimal() else value
 
 
 def _rule(kind: str, call: str, gpu: int | None) -> str:

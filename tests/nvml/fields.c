@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Field values: one call for many numbers. Each field reads the key that the call of its own reads
- * where there is one, and field.ID (or field.ID.SCOPE) where there is none.
+ * where there is one.
  */
 #include "double.h"
 
@@ -62,14 +62,12 @@ static const struct field fields[] = {
 static const char *field_text(nvmlDevice_t device, const struct field *field,
                               const nvmlFieldValue_t *value)
 {
-    const char *text = NULL;
-    if (field && field->of_link)
-        text = link_text(device, value->scopeId, field->key);
-    else if (field)
-        text = text_of(device, field->key);
-    if (!text)
-        text = text_format(device, "field.%u.%u", value->fieldId, value->scopeId);
-    return text ? text : text_format(device, "field.%u", value->fieldId);
+    if (!field)
+        return NULL;
+    if (!field->of_link)
+        return text_of(device, "%s", field->key);
+    return value->scopeId == ~0U ? text_of(device, "nvlink.all.%s", field->key)
+                                 : text_of(device, "nvlink.%u.%s", value->scopeId, field->key);
 }
 
 static bool known_to_be_lost_in_mig(unsigned int id)

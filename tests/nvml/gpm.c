@@ -19,35 +19,16 @@ static bool has_gpm(nvmlDevice_t device)
     return number_or(text_at(device->gpu, NONE, "gpm"), 0) == 1;
 }
 
-nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    FAIL_IF(support->version != NVML_GPM_SUPPORT_VERSION, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    if (status == NVML_SUCCESS)
-        support->isSupportedDevice = has_gpm(device);
-    return end(status);
-}
-
-nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
-{
-    nvmlReturn_t status = begin_system(__func__);
-    FAIL_IF(!sample, NVML_ERROR_INVALID_ARGUMENT);
-    FAIL_IF(!(*sample = calloc(1, sizeof **sample)), NVML_ERROR_MEMORY);
-    return end(status);
-}
-
-nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
-{
-    nvmlReturn_t status = begin_system(__func__);
-    if (status == NVML_SUCCESS)
-        free(sample);
-    return end(status);
-}
+DEVICE_CALL(nvmlGpmQueryDeviceSupport, (nvmlDevice_t device, nvmlGpmSupport_t *support),
+            support->version == NVML_GPM_SUPPORT_VERSION
+                ? (support->isSupportedDevice = has_gpm(device), NVML_SUCCESS)
+                : NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+SYSTEM_CALL(nvmlGpmSampleAlloc, (nvmlGpmSample_t *sample),
+            (*sample = calloc(1, sizeof **sample)) ? NVML_SUCCESS : NVML_ERROR_MEMORY)
+SYSTEM_CALL(nvmlGpmSampleFree, (nvmlGpmSample_t sample), (free(sample), NVML_SUCCESS))
 
 static nvmlReturn_t take_sample(nvmlDevice_t device, int mig, nvmlGpmSample_t sample)
 {
-    if (!sample)
-        return NVML_ERROR_INVALID_ARGUMENT;
     if (!has_gpm(device))
         return NVML_ERROR_NOT_SUPPORTED;
     sample->gpu = device->gpu;
@@ -56,11 +37,8 @@ static nvmlReturn_t take_sample(nvmlDevice_t device, int mig, nvmlGpmSample_t sa
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
-{
-    nvmlReturn_t status = begin(__func__, device);
-    return end(status == NVML_SUCCESS ? take_sample(device, device->mig, sample) : status);
-}
+DEVICE_CALL(nvmlGpmSampleGet, (nvmlDevice_t device, nvmlGpmSample_t sample),
+            take_sample(device, device->mig, sample))
 
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance,
                                  nvmlGpmSample_t sample)
@@ -68,13 +46,14 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance,
     nvmlReturn_t status = begin(__func__, device);
     int mig = status == NVML_SUCCESS ? mig_by_instance(device->gpu, gpu_instance) : NONE;
     FAIL_IF(mig == NONE || !in_mig_mode(device), NVML_ERROR_INVALID_ARGUMENT);
-    return end(status == NVML_SUCCESS ? take_sample(device, mig, sample) : status);
+    TRY(take_sample(device, mig, sample));
+    return end(status);
 }
 
 static void calculate(nvmlDevice_t device, long long from, long long to, nvmlGpmMetric_t *metric)
 {
     unsigned long long now;
-    const char *text = text_format(device, "gpm.%u", metric->metricId);
+    const char *text = text_of(device, "gpm.%u", metric->metricId);
     metric->value = nan("");
     metric->nvmlReturn = integer(text, &now);
     if (metric->nvmlReturn == NVML_SUCCESS)
@@ -87,13 +66,11 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
     nvmlReturn_t status = begin_system(__func__);
     FAIL_IF(get->version != NVML_GPM_METRICS_GET_VERSION, NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     nvmlGpmSample_t first = get->sample1, second = get->sample2;
-    if (status == NVML_SUCCESS &&
-        (!first || !second || !first->taken || !second->taken || first->gpu != second->gpu ||
-         first->mig != second->mig || get->numMetrics > NVML_GPM_METRIC_MAX ||
-         second->taken <= first->taken))
-        status = NVML_ERROR_INVALID_ARGUMENT;
+    FAIL_IF(!first->taken || second->taken <= first->taken || first->gpu != second->gpu ||
+                first->mig != second->mig || get->numMetrics > NVML_GPM_METRIC_MAX,
+            NVML_ERROR_INVALID_ARGUMENT);
     if (status == NVML_SUCCESS) {
-        nvmlDevice_t device = mig_handle(first->gpu, first->mig);
+        nvmlDevice_t device = handle_of(first->gpu, first->mig);
         for (unsigned int n = 0; n < get->numMetrics; n++)
             calculate(device, first->taken, second->taken, &get->metrics[n]);
     }

@@ -59,11 +59,6 @@ class Package:
             self.folder / "nvml": NVML,
         }
 
-    def point(self) -> None:
-        """Let what the double wrote lead to its files as the machine sees them."""
-        told = self.double.control.read_text()
-        self.double.control.write_text(told.replace(str(self.folder / "nvml"), NVML))
-
     @property
     def modules(self) -> Path:
         """Where the package's modules are."""
@@ -97,9 +92,7 @@ def make_package(folder: Path) -> Package:
     node = write_simulated_node(folder / "node", "dgx1").directory
     double = Double(folder / "nvml", node=node)
     shutil.copy(double.library, folder / "nvml" / double.library.name)
-    package = Package(folder, double)
-    package.point()
-    return package
+    return Package(folder, double)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -187,7 +180,6 @@ class Node:
         run("systemctl", "stop", "job*", check=False)
         run("bash", "-c", "rm -f /etc/systemd/system/*.d/test.conf")
         self.package.double.reset()
-        self.package.point()
         self.configure()
         run("systemctl", "daemon-reload")
         run("systemctl", "reset-failed")

@@ -92,7 +92,6 @@ def test_its_own_user_sees_cards_locks_and_jobs_and_tells_a_stranger_from_these(
     on_card = [Process(mine, "1G"), Process(stranger, "2G")]
 
     node.package.double.processes(0, on_card)
-    node.package.point()
 
     series = f'gpulock_gpu_foreign_processes{{gpu="0",uuid="{uuid}"}}'
     node.wait_metric(series, 1)

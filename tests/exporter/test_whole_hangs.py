@@ -107,20 +107,6 @@ def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named
         assert f"GPU at {bus}: {words}" in exporter.errors.read_text()
 
 
-def test_cards_that_hang_one_after_another_are_left_out_one_by_one(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
-        exporter.up(3)
-        for gpu in (0, 2):
-            nvml.hang("nvmlDeviceGetPowerUsage", "sleep", gpu=gpu)
-            nvml.hang("nvmlDeviceGetUUID", "sleep", gpu=gpu)
-        exporter.wait_until(lambda s: answers_for(s, 1))
-        nvml.reset()
-        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
-
-
 def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
     tmp_path: Path,
 ) -> None:

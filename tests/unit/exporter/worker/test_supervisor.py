@@ -1,109 +1,261 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor never waits for its worker: real child processes, a clock of the test's own."""
+"""What the supervisor decides: workers that are what a test says, on a clock that it moves.
+
+A real one that hangs, crashes or prints is in tests/exporter/test_whole_hangs.py.
+"""
 
 from __future__ import annotations
 
-import pytest
-from gpulock_exporter.telemetry import Frame
-from gpulock_exporter.worker.supervisor import Supervisor
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from tests.support.exporter_workers import LIMITS, Nest, children
+import pytest
+from gpulock_exporter.driver_calls import NO_CARD, DriverCall
+from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.worker import supervisor as module
+from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
+from gpulock_exporter.worker.supervisor import (
+    FIRST_PAUSE,
+    LONGEST_BACKOFF,
+    LONGEST_PAUSE,
+    MOST_STUCK,
+    REAP,
+    HungCard,
+    Supervisor,
+)
+
+from tests.support.clock import VirtualClock
 from tests.support.pairs import pairwise
 
-pytestmark = pytest.mark.slow
+LIMITS = WorkerTimeouts(first=30, frame=5)
+MORE = ("1", "1,2", "1,2,3")
+TRIAL = ["only=1", "looks=2"]
+ENDLESS = Path("/dev/zero").open("rb")  # noqa: SIM115 (it can be read as long as tests run)
 
 
-def frames(supervisor: Supervisor, count: int = 1) -> list[Frame]:
-    """Step until so many frames came: the child takes its own time."""
-    found: list[Frame] = []
-    for _ in range(1200):
-        found += supervisor.step(0.05)
-        if len(found) >= count:
-            return found
-    raise AssertionError(f"no frame; {supervisor.fault}")
+class Child(WorkerChild):
+    """A worker without a process: `returncode` is how it ended, `calling` in which call it is."""
+
+    def __init__(
+        self, argv: Sequence[str], _: Mapping[str, str] | None, now: float, card: int = NO_CARD
+    ) -> None:
+        self.words, self.since, self.killed, self.card = argv[1:], now, 0.0, card
+        self.is_heard = self.sends = self.undead = False
+        self.returncode: int | None = None
+        self.calling: DriverCall | None = None
+        self.said = ""
+        process: Any = self
+        self.process, self.poll = process, lambda: self.returncode
+        self.frames = ENDLESS
+
+    def call(self) -> DriverCall | None:
+        """Return the call in which it is."""
+        return self.calling
+
+    def last_words(self) -> str:
+        """Return what it said."""
+        return self.said
+
+    def receive(self, now: float) -> list[Frame]:
+        """Return a frame, if it sends any."""
+        if not self.sends:
+            return []
+        self.is_heard, self.since = True, now
+        return [Frame(1, now, now)]
+
+    def kill(self, now: float) -> None:
+        """Die, unless it is undead."""
+        self.killed = now
+        self.returncode = self.returncode if self.undead else -signal.SIGKILL
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
-def settle(supervisor: Supervisor, word: str) -> None:
-    """Step until the fault speaks of `word`."""
-    for _ in range(1200):
-        if word in supervisor.fault:
-            return
-        supervisor.step(0.05)
-    raise AssertionError(f"{supervisor.fault!r} does not speak of {word!r}")
+class Site:
+    """A supervisor, its clock, and every worker that it started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = VirtualClock()
+        self.children: list[Child] = []
+        self.prepare: Callable[[Child], None] = lambda _: None  # what is so from the start
+        monkeypatch.setattr(module, "WorkerChild", self._start)
+        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+        self.supervisor = Supervisor(["worker"], self.clock, LIMITS)
+        self.supervisor.step(0)
+
+    def _start(self, *about: Any) -> Child:
+        self.children.append(Child(*about))
+        self.prepare(self.children[-1])
+        return self.children[-1]
+
+    @property
+    def worker(self) -> Child:
+        """Return the one that was started last."""
+        return self.children[-1]
+
+    def starts(self) -> list[list[str]]:
+        """Return the words by which each was started."""
+        return [list(one.words) for one in self.children]
+
+    def wait(self, seconds: float = 0) -> None:
+        """Let time pass, and what is due be done."""
+        for part in range(int(seconds * 2) + 3):
+            self.clock.now += 0.5 if part < seconds * 2 else 0
+            self.supervisor.step(0)
+
+    def hang(self, card: int = 1) -> None:
+        """Let the worker hang in a call of a card."""
+        self.worker.sends = False
+        self.worker.calling = DriverCall(self.clock.now, card, "0000:3b:00.0", "nvmlX")
+
+    def end(self, code: int, said: str = "") -> None:
+        """Let the worker end."""
+        self.worker.returncode, self.worker.said = code, said
 
 
-def test_a_worker_that_falls_silent_is_killed_and_another_one_started(nest: Nest) -> None:
-    supervisor = nest.supervise('echo "$GOOD"; exec sleep 60')
-    frames(supervisor)
-    nest.clock.now += 5.1
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(monkeypatch)
+
+
+def test_a_worker_that_falls_silent_is_killed_and_another_one_started(site: Site) -> None:
+    site.worker.sends = True
+    site.wait(1)
+    site.worker.sends = False
+    site.clock.now += LIMITS.frame + 0.1
+    site.supervisor.step(0)
+    assert (site.worker.killed > 0, len(site.children)) == (True, 1)
+    assert site.supervisor.fault == "the driver has not answered for 5 s"
+    site.wait(2)
+    assert site.starts() == [[], []]
+
+
+def test_starts_grow_rare_until_a_frame_comes(site: Site) -> None:
+    site.prepare = lambda child: setattr(child, "returncode", 3)
+    site.end(3, "Driver Not Loaded")
+    site.supervisor.step(0)
+    assert site.supervisor.fault == "Driver Not Loaded"
+    site.wait(200)
+    begun = [child.since for child in site.children]
+    gaps = [later - sooner for sooner, later in pairwise(begun)]
+    assert gaps[0] <= 2 and gaps == sorted(gaps) and gaps[-1] >= LONGEST_BACKOFF
+    site.prepare = lambda child: setattr(child, "sends", True)
+    site.wait(2 * LONGEST_BACKOFF)
+    assert site.supervisor.fault == ""
+    site.end(3)
+    site.wait(2)
+    assert site.worker.returncode is None, "the next one is soon started again"
+
+
+def test_a_program_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(["/no/such/worker"], VirtualClock())
     supervisor.step(0)
-    assert "has not answered for 5 s" in supervisor.fault
-    assert settle_start(nest, supervisor, 2) or frames(supervisor)
+    assert "does not start" in supervisor.fault
 
 
-def settle_start(nest: Nest, supervisor: Supervisor, starts: int) -> list[Frame]:
-    """Step until the worker is started for the n-th time; return what it sent already.
+def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(site: Site) -> None:
+    site.worker.sends = True
+    site.wait(1)
+    site.hang()
+    site.wait(LIMITS.frame + 0.5)
+    assert site.starts() == [[], ["without=1"]]
+    assert site.supervisor.fault == "the driver has not answered for 6 s: nvmlX of GPU 1 hangs"
+    (card,) = site.supervisor.left_out().values()
+    assert card.words() == "nvmlX hangs in the driver"
+    site.worker.sends = True
+    site.wait(FIRST_PAUSE + 0.5)
+    assert site.starts()[2:] == [TRIAL], "which hangs before it names a call"
+    site.wait(LIMITS.first + 0.5)
+    assert card.words() == "nvmlX hangs in the driver, 2 times by now"
+    site.wait(2 * FIRST_PAUSE)
+    assert site.starts()[3:] == [TRIAL]
+    site.end(0)
+    site.wait(1)
+    assert site.starts()[4:] == [[]]
+    assert site.supervisor.left_out() == {}
 
-    The one before takes its own time to end, and the clock's stands still.
-    """
-    for _ in range(3000):
-        if not children() - nest.others:
-            break
-        supervisor.step(0.01)
-    for _ in range(400):
-        found = supervisor.step(0.01)
-        if supervisor.starts == starts:
-            return found
-        nest.clock.now += 0.1
-    raise AssertionError(f"{supervisor.starts} starts")
 
-
-def test_a_worker_that_ends_leaves_its_last_words(nest: Nest) -> None:
-    supervisor = nest.supervise("echo 'Driver Not Loaded' >&2; exit 3")
-    settle(supervisor, "Driver Not Loaded")
-
-
-def test_starts_grow_rare_until_a_frame_comes(nest: Nest) -> None:
-    supervisor = nest.supervise("exit 3")
-    begun: list[float] = []
-    for _ in range(20_000):
-        before = supervisor.starts
-        supervisor.step(0.001)
-        if supervisor.starts > before:
-            begun.append(nest.clock.now)
-            while children() - nest.others:  # it takes its own time, and the clock's stands still
-                supervisor.step(0.01)
-        if len(begun) == 8:
-            break
-        nest.clock.now += 0.05
-    gaps = [round(b - a) for a, b in pairwise(begun)]
-    assert gaps[0] <= 2 and gaps == sorted(gaps) and 29 <= gaps[-1] <= 32, gaps
+@pytest.mark.parametrize("code", [3, -signal.SIGSEGV])
+def test_a_trial_that_fails_or_crashes_leaves_the_card_out_for_longer(
+    site: Site, code: int
+) -> None:
+    site.hang()
+    site.wait(LIMITS.frame + 0.5)
+    site.worker.sends = True
+    site.wait(FIRST_PAUSE + 0.5)
+    site.end(code)
+    site.wait(1)
+    (card,) = site.supervisor.left_out().values()
+    assert (card.times, "SIGSEGV" in card.words()) == (2, code < 0)
 
 
 @pytest.mark.parametrize(
-    "line", ["garbage", "{}", "[]", '{"sequence":"x","boottime":1,"wall":1}', '{"version":2}']
+    ("ends", "out"),
+    [(signal.SIGSEGV, True), (signal.SIGABRT, True), (signal.SIGKILL, False), (signal.SIGTERM, 0)],
 )
-def test_garbage_ends_the_worker(nest: Nest, line: str) -> None:
-    supervisor = nest.supervise(f"echo '{line}'; exec sleep 60")
-    settle(supervisor, "")
-    for _ in range(1200):
-        if supervisor.step(0.05) or supervisor.fault:
-            break
-    assert supervisor.fault
-    assert supervisor.worker is not None and supervisor.worker.killed
+def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
+    site: Site, ends: signal.Signals, out: bool
+) -> None:
+    site.hang()
+    site.end(-ends)
+    site.wait()
+    if not out:  # whoever ended it, it was not the card
+        assert (site.starts(), site.supervisor.left_out()) == ([[]], {})
+        return
+    assert site.starts() == [[], ["without=1"]]
+    (card,) = site.supervisor.left_out().values()
+    assert card.words() == f"nvmlX ends its process by {ends.name}"
+    site.hang()  # in the card that it was told to leave out
+    site.end(-ends)
+    site.wait()
+    assert len(site.starts()) == 2, "not at once"
 
 
-def test_what_a_worker_says_between_frames_is_not_kept(nest: Nest) -> None:
-    go = nest.root / "go"
-    wait = f"while ! [ -e {go} ]; do sleep 0.02; done"
-    supervisor = nest.supervise(f'echo noise >&2; echo "$GOOD"; {wait}; echo "the end" >&2')
-    frames(supervisor)
-    go.touch()
-    settle(supervisor, "the end")
-    assert supervisor.fault == "the end"
+def test_a_call_that_has_only_begun_is_not_what_a_late_frame_waits_for(site: Site) -> None:
+    site.clock.now += LIMITS.first + 1
+    site.hang()
+    site.supervisor.step(0)
+    assert "has not answered" in site.supervisor.fault and not site.supervisor.left_out()
 
 
-def test_a_program_that_is_not_there_is_said(nest: Nest) -> None:
-    nest.made.append(Supervisor(["/no/such/worker"], nest.clock, LIMITS))
-    nest.made[-1].step(0)
-    assert "does not start" in nest.made[-1].fault
+def test_beside_one_that_cannot_be_killed_another_is_started_only_without_its_card(
+    site: Site,
+) -> None:
+    site.prepare = lambda child: setattr(child, "undead", True)
+    site.worker.undead = True
+    for card in range(MOST_STUCK + 1):
+        site.hang(card)
+        site.wait(LIMITS.frame + 0.5)
+        assert site.supervisor.unkillable == card
+        site.wait(REAP + 0.5)
+        assert site.supervisor.unkillable == card + 1
+        assert len(site.children) == min(card + 2, MOST_STUCK + 1)
+    site.wait(60)
+    workers = [words for words in site.starts() if "looks=2" not in words]
+    assert workers == [[], ["without=0"], *[[f"without=0,{more}"] for more in MORE]]
+    assert site.supervisor.fault == "the worker hangs in the driver and cannot be killed"
+    for child in site.children:
+        child.returncode = -signal.SIGKILL  # the driver lets go at last
+    site.wait(1)
+    assert site.supervisor.unkillable == 0
+    assert site.worker.returncode is None, "another is at work"
+
+
+def test_beside_one_that_hangs_in_no_cards_call_none_is_started(site: Site) -> None:
+    site.worker.undead = True
+    site.wait(LIMITS.first + 60)
+    assert (len(site.children), site.supervisor.unkillable) == (1, 1)
+
+
+def test_pauses_grow() -> None:
+    card = HungCard(DriverCall(10.0, 3, "0000:3b:00.0", "nvmlX"))
+    now, pauses = 0.0, list[float]()
+    for _ in range(12):
+        card.leave_out(now, None)
+        pauses.append(card.due - now)
+        now = card.due
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE and pauses == sorted(pauses)

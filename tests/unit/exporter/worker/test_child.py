@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker process: its frames, its last words, and the page in which it names its calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from gpulock_exporter.driver_calls import PAGE, CallNote, DriverCall, read_driver_call
+from gpulock_exporter.telemetry import DeviceTelemetry, Frame, FrameError, encode_frame
+from gpulock_exporter.worker.child import WorkerChild
+
+from tests.support.wait import wait_until
+
+CALL = DriverCall(10.0, 3, "0000:3b:00.0", "nvmlDeviceGetTemperature")
+LOOKED = Frame(1, 2.0, 3.0, devices=[DeviceTelemetry("0000:3b:00.0", "GPU-1", 0)])
+WORDS = encode_frame(LOOKED).decode().strip()
+
+
+def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
+    fd = os.memfd_create("page")
+    note = CallNote(fd)
+    told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
+    note.enter_card(3, "0000:3b:00.0")
+    for _ in range(2):
+        note.name_call("nvmlDeviceGetTemperature")
+        told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
+        note.leave_card()
+        told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
+    os.close(fd)
+    plain = [one and one._replace(since=10.0) for one in told]
+    assert plain == [None, CALL, None, None, None], "a call of no card holds up all"
+
+
+@pytest.mark.parametrize("page", [b"", b"\x01" * (PAGE.size - 1), bytes(PAGE.size)])
+def test_a_page_that_is_not_whole_names_no_call(page: bytes) -> None:
+    assert read_driver_call(page) is None
+
+
+def test_what_a_page_says_is_a_line_whatever_a_worker_writes() -> None:
+    call = read_driver_call(PAGE.pack(10.0, 3, b"\xff\n", b"a\nb"))
+    assert call is not None and (call.bus + call.name).isprintable()
+
+
+@contextmanager
+def running(script: str) -> Generator[tuple[WorkerChild, list[Frame]]]:
+    """Give a worker that is a shell script, and the first frames that it sent."""
+    child, found = WorkerChild(["/bin/sh", "-c", script, "sh"], {"GOOD": WORDS}, 0.0), list[Frame]()
+    try:
+        while not found:
+            found += child.receive(1.0)
+        yield child, found
+    finally:
+        child.kill(1.0)
+        child.process.wait()
+
+
+@pytest.mark.parametrize(
+    "line", ["garbage", "{}", "[]", '{"sequence":"x","boottime":1,"wall":1}', '{"version":2}']
+)
+def test_garbage_is_no_frame(line: str) -> None:
+    with pytest.raises(FrameError), running(f"echo '{line}'"):
+        pass
+
+
+def test_what_a_worker_says_between_frames_is_not_kept(tmp_path: Path) -> None:
+    wait = f"while ! [ -e {tmp_path}/go ]; do sleep 0.02; done"
+    with running(f'echo noise >&2; echo "$GOOD"; {wait}; echo "the end" >&2') as (child, found):
+        assert found == [LOOKED] and child.is_heard
+        (tmp_path / "go").touch()
+        wait_until(child.last_words, why="its last words")
+        assert child.last_words() == "the end"
+
+
+def test_a_worker_cannot_take_the_page_from_under_its_supervisor() -> None:
+    body = 'for word; do page=${word#note=}; done; : > /proc/self/fd/$page; echo "$GOOD"'
+    with running(body) as (child, _):
+        assert child.call() is None

@@ -17,14 +17,13 @@ import pytest
 from gpulock_exporter.web.server import ENDING, ServerLimits
 
 from tests.exporter.certificates import trusting, write_web_config
-from tests.exporter.child import Child, serving
+from tests.exporter.servers import Child, serving
 from tests.exporter.whole import pss_mib
 from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
 from tests.support.wait import wait_until
 
 PLACED = ServerLimits.connections
 OWN = 8  # sockets of a server beside its connections, at most
-ROOMS = ("arrive", "write")
 LONG = 3600  # seconds: no attacker's own deadline makes room for a scrape
 LONG_ANSWER = SOUND.replace(b"/metrics", b"/big")
 
@@ -44,9 +43,9 @@ def hasty(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
 def with_deadlines(seconds: int, authority: Path, folder: Path) -> Generator[Child]:
     """Start a server with this deadline of each phase."""
     config = write_web_config(folder, authority)
-    limits = [f"--limit={phase}_seconds={seconds}" for phase in ROOMS]
-    limits += [f"--limit={phase}_seconds={LONG}" for phase in ("handle", "stop")]
-    with serving(folder, f"--config={config}", *limits, client=trusting(authority)) as child:
+    own = dict.fromkeys(("arrive_seconds", "write_seconds"), seconds)
+    more = dict.fromkeys(("handle_seconds", "stop_seconds"), LONG)
+    with serving(folder, config, client=trusting(authority), **own, **more) as child:
         yield child
 
 
@@ -194,13 +193,12 @@ def test_slow_handshakes_do_not_live_longer_either(hasty: Child) -> None:
 
 
 def test_a_process_short_of_descriptors_still_answers(tmp_path: Path) -> None:
-    starter = ("/bin/bash", "-c", 'ulimit -n 48; exec "$@"', "bash")
-    with serving(tmp_path, f"--limit=arrive_seconds={LONG}", starter=starter) as child:
+    with serving(tmp_path, descriptors=48, arrive_seconds=LONG) as child:
         attackers = [dial(child.port) for _ in range(200)]
         with closing(attackers):
             for _ in range(5):
                 child.scrape()
-        assert child.errors.read_text().count("Too many open files") == 1
+    assert child.errors.read_text().count("Too many open files") == 1
 
 
 def test_a_header_of_10_mb_is_refused_at_its_limit(secure: Child) -> None:

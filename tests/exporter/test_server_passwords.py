@@ -11,18 +11,18 @@ import bcrypt
 import pytest
 from gpulock_exporter.webconfig.passwords import PLACES_OF_ONE
 
-from tests.exporter.child import serving
+from tests.exporter.servers import serving
 from tests.support.wait import wait_until
 
 GUESSERS = PLACES_OF_ONE - 1
 
 
-def with_passwords(folder: Path, cost: int) -> str:
-    """Write a web configuration of two users; return the option that names it."""
+def with_passwords(folder: Path, cost: int) -> Path:
+    """Write a web configuration of two users; return its path."""
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(cost, b"2b")).decode().replace("$2b$", "$2y$")
     config = folder / "web-config.yml"
     config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
-    return f"--config={config}"
+    return config
 
 
 def as_user(password: str, name: str = "prometheus") -> dict[str, str]:

@@ -10,22 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.exporter.certificates import trusting, write_web_config
-from tests.exporter.child import serving
+from tests.exporter.servers import LARGE, serving
 from tests.exporter.wire import SOUND, dial
 from tests.support.wait import let_work, wait_until
-
-LARGE = 2_000_000  # of serve.py's /big
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_a_response_under_way_is_finished_after_sigterm(
     with_tls: bool, authority: Path, tmp_path: Path
 ) -> None:
-    options = ["--limit=stop_seconds=60"]
-    if with_tls:
-        options.append(f"--config={write_web_config(tmp_path, authority)}")
+    config = write_web_config(tmp_path, authority) if with_tls else None
     client = trusting(authority) if with_tls else None
-    with serving(tmp_path, *options, client=client) as child:
+    with serving(tmp_path, config, client=client, stop_seconds=60) as child:
         with dial(child.port, client, buffer=16384) as slow:
             slow.sendall(SOUND.replace(b"/metrics", b"/big"))
             received = slow.recv(1000)
@@ -53,8 +49,8 @@ def refuses(port: int) -> bool:
 
 
 def test_who_never_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    limits = ("--limit=stop_seconds=1", "--limit=write_seconds=3600")
-    with serving(tmp_path, *limits) as child, dial(child.port) as stuck:
+    limits = {"stop_seconds": 1, "write_seconds": 3600}
+    with serving(tmp_path, **limits) as child, dial(child.port) as stuck:
         stuck.sendall(SOUND.replace(b"/metrics", b"/big"))
         assert select.select([stuck], [], [], 60)[0], "its answer has begun"
         child.process.send_signal(signal.SIGTERM)

@@ -22,7 +22,7 @@ from gpulock_exporter.web.http import (
 )
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 
-from tests.exporter.inprocess import Running, running
+from tests.exporter.servers import Running, running
 from tests.exporter.wire import SOUND, dial, exchange, is_gone
 from tests.support.faults import raising
 from tests.support.wait import let_work, wait_until

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 
-from tests.exporter.inprocess import Running, greet, running
+from tests.exporter.servers import Running, greet, running
 from tests.exporter.wire import SOUND, dial, exchange
 from tests.support.wait import let_work
 

@@ -18,7 +18,7 @@ from tests.exporter.certificates import (
     make_expired,
     trusting,
 )
-from tests.exporter.inprocess import Running, running
+from tests.exporter.servers import Running, running
 from tests.exporter.wire import SOUND, dial, exchange
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"

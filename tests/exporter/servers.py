@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers on loopback: in the test's own process, or in one whose memory and end can be seen."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulock_exporter.web.http import (
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    SampleBody,
+    route_by_path,
+)
+from gpulock_exporter.web.listen import listen_on_address
+from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
+from gpulock_exporter.webconfig.config import load_web_config
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'exporter'}:{ROOT}", "PATH": "/usr/bin:/bin"}
+LINES, LARGE = 1000, 2_000_000  # of /metrics; bytes of /big
+
+
+@dataclass
+class Running:
+    """A server of this process, its port, and what it logged."""
+
+    server: HttpServer
+    port: int
+    log: list[str] = field(default_factory=list[str])
+
+
+def greet(request: HttpRequest) -> HttpResponse:
+    """Answer anything, with what was asked."""
+    return HttpResponse(200, f"{request.path}\n".encode())
+
+
+@contextmanager
+def running(
+    handler: Handler = greet,
+    settings: WebSettings | None = None,
+    limits: ServerLimits | None = None,
+) -> Generator[Running]:
+    """Serve until the end of the block."""
+    listeners = listen_on_address("127.0.0.1:0")
+    lines: list[str] = []
+    server = HttpServer(handler, listeners, lines.append, settings, limits)
+    server.start()
+    try:
+        yield Running(server, int(listeners[0].getsockname()[1]), lines)
+    finally:
+        server.stop()
+
+
+@dataclass(frozen=True)
+class Child:
+    """A serving process, and how to talk to it."""
+
+    process: subprocess.Popen[str]
+    port: int
+    client: ssl.SSLContext | None
+    errors: Path
+    at_rest: int  # sockets before its first client
+
+    def get(
+        self, path: str, headers: Mapping[str, str] | None = None, source: str = ""
+    ) -> tuple[int, bytes]:
+        """Get a page on a connection of its own."""
+        # Port 0 is bound only for a source: the kernel gives it such ports as servers get, and
+        # keeps them for a minute after the client has closed (TIME_WAIT).
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=100, source_address=(source, 0) if source else None
+        )
+        try:
+            connection.connect()
+            if self.client is not None:
+                connection.sock = self.client.wrap_socket(
+                    connection.sock, server_hostname="127.0.0.1"
+                )
+            connection.request("GET", path, headers=dict(headers or {}))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def scrape(self, headers: Mapping[str, str] | None = None, source: str = "") -> None:
+        """Scrape on a connection of its own; expect a whole answer."""
+        status, body = self.get("/metrics", headers, source)
+        assert (status, body.count(b"\n")) == (200, LINES), body
+
+    def sockets(self) -> int:
+        """Return how many sockets the process has."""
+        return count_sockets(self.process.pid)
+
+
+def count_sockets(pid: int) -> int:
+    """Return how many sockets a process has."""
+    count = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += os.readlink(descriptor).startswith("socket:")
+    return count
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    config: Path | None = None,
+    *,
+    client: ssl.SSLContext | None = None,
+    descriptors: int = 0,
+    **limits: int,
+) -> Generator[Child]:
+    """Start a server, with so many descriptors where they are few, and end it; it must end well."""
+    errors = folder / "stderr"
+    words = json.dumps([str(config or ""), descriptors, limits])
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, __file__, words],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=ENVIRONMENT,
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first, errors.read_text()
+            yield Child(process, int(first), client, errors, count_sockets(process.pid))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, errors.read_text()
+        finally:
+            process.kill()
+    assert "Traceback" not in errors.read_text()
+
+
+def main(config: str, descriptors: int, limits: dict[str, int]) -> None:
+    """Serve until SIGTERM; write the port as the first line."""
+    if descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread begins
+    settings = load_web_config(config)[0] if config else None
+    sample = SampleBody(lambda: b'gpulock_gpu_made_up_ratio{gpu="0",uuid="GPU-0"} 0.5\n' * LINES)
+    big = HttpResponse(200, b"x" * LARGE)
+    handler = route_by_path({"/metrics": sample.response, "/big": lambda _: big})
+    with running(handler, settings, ServerLimits(**limits)) as server:
+        print(server.port, flush=True)
+        signal.sigwait({signal.SIGTERM})
+        sys.stderr.writelines(f"{line}\n" for line in server.log)
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))

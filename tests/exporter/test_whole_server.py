@@ -101,38 +101,6 @@ def first(exporter: Whole, headers: dict[str, str]) -> Answer:
     return found[0]
 
 
-def test_plain_text_is_for_who_asks_for_nothing(tmp_path: Path, nvml: Double) -> None:
-    with Whole(tmp_path, nvml) as exporter:
-        exporter.up(8)
-        plain = exporter.get()
-        assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert "content-encoding" not in plain.headers
-        assert len(list(text_of(plain.text))) > 30
-        page = exporter.get("/")
-        assert "default-src 'none'" in page.headers["content-security-policy"]
-        assert page.text.count("<article") == 8
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        ("rate_limit: {burst: 1}\n", "rate_limit is not supported; there are tls_server_config"),
-    ],
-)
-def test_a_wrong_web_config_is_refused_at_the_start_with_file_and_key(
-    tmp_path: Path, nvml: Double, content: str, word: str
-) -> None:
-    config = tmp_path / "web-config.yml"
-    config.write_text(content)
-    with Whole(tmp_path, nvml, settings={"WEB_CONFIG": str(config)}) as exporter:
-        exporter.ends = (3,)
-        assert exporter.process.wait(60) == 3
-        said = exporter.errors.read_text()
-        assert f"{config}: " in said and word in said
-        with pytest.raises(ConnectionRefusedError):
-            exporter.get()
-
-
 @pytest.mark.root  # the private root has systemd's program, not every machine
 def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
     reserved = ReservedPort()

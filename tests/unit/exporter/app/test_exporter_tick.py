@@ -1,54 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exporter whose own look hangs tells nothing old: Prometheus sees it down, not all well."""
+"""The exporter without a worker: real locks and files, frames of a test, ticks that it makes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.web.http import HttpRequest
+from gpulock_exporter.telemetry import Frame, Process
+from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 
-from gpulock.node.context import Node
-from gpulock.node.settings_file import read_settings
-from gpulock.simulate.node import write_simulated_node
-from tests.support.clock import VirtualClock
+from gpulock.cli.status.status_view import view_node
+from gpulock.store import boot, quarantine, verdicts
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
+from tests.exporter.whole import Scrape
+from tests.support.clock import VirtualClock, boot_time
+from tests.support.exporter_nodes import card
+from tests.support.locks import place_lock
+from tests.support.trees import BOOT, Box, bus, record
 
 AGE = 10.0
+A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 
 
 class Ticking:
-    """An exporter of two cards without a worker."""
+    """An exporter of a node of four GPUs of which five are expected, two of them claimed."""
 
     def __init__(self, root: Path) -> None:
-        node = write_simulated_node(root / "node", "dgx1", 2)
+        self.box = Box(root, gpus=4, EXPECTED_GPUS="5")
+        node = self.box.node()
+        node.store.check(make=True)
+        boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+        place_lock(node.store, bus(0), record(token=A))
+        place_lock(node.store, bus(1), record(token=B))
+        quarantine.write_device_note(
+            str(self.box.state), quarantine.QUARANTINE, bus(2), "root", "ECC"
+        )
+        verdicts.write_verdicts(
+            str(self.box.lock), {A: Verdict(ALIVE, ""), B: Verdict(DEAD, "gone")}, BOOT
+        )
         self.clock = VirtualClock()
-        self._config = str(node.config)
-        self.folder = node.exporter_dir
-        self.exporter = self.again()
+        self.clock.now = boot_time()  # as the verdicts have it
+        self.exporter = Exporter(node, lambda: Moment(self.clock.now, self.clock.wall))
         self.exporter.open()
         self.exporter.device_list.read()
         self._supervisor = Supervisor(["/nonexistent"], self.clock)
 
-    def now(self) -> Moment:
-        """Return this moment."""
-        return Moment(self.clock.now, self.clock.wall)
-
-    def again(self, say: Callable[[str], object] = str) -> Exporter:
-        """Return an exporter of this node as it starts."""
-        return Exporter(Node(read_settings(self._config)), self.now, say)
-
-    def tick(self) -> None:
+    def tick(self, *frames: Frame) -> None:
         """Do what is due each second."""
-        self.exporter.tick([], self._supervisor)
+        self.exporter.tick(frames, self._supervisor)
+
+    def get(self, path: str, query: str = "") -> HttpResponse:
+        """Return an answer."""
+        return self.exporter.handler()(HttpRequest(path, query))
 
     def status(self, path: str) -> int:
         """Return the status of an answer."""
-        return self.exporter.handler()(HttpRequest(path)).status
+        return self.get(path).status
+
+    def look(self, *frames: Frame) -> tuple[Scrape, list[str]]:
+        """Tick; return what is told then, and the state of each card."""
+        self.tick(*frames)
+        found = Scrape(self.get("/metrics").body.decode())
+        return found, [found.states(gpu=str(number))[0] for number in range(4)]
 
 
 @pytest.fixture
@@ -65,7 +82,8 @@ def test_the_page_loads_itself_again_only_for_who_asks(
     ticking: Ticking, query: str, refresh: list[str]
 ) -> None:
     ticking.tick()
-    answer = ticking.exporter.handler()(HttpRequest("/", query))
+    answer = ticking.get("/", query)
+    assert "default-src 'none'" in dict(answer.headers)["Content-Security-Policy"]
     assert [value for name, value in answer.headers if name == "Refresh"] == refresh
     assert (b"stand still" in answer.body) is bool(refresh)
 
@@ -76,8 +94,33 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
     ticking.clock.now += AGE - 0.5
     assert ticking.status(path) == 200
     ticking.clock.now += 1
-    answer = ticking.exporter.handler()(HttpRequest(path))
+    answer = ticking.get(path)
     assert answer.status == 503
     assert re.search(rb"the exporter itself hangs", answer.body)
     ticking.tick()
     assert ticking.status(path) == 200
+
+
+def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:
+    cards = [card(number, processes=[]) for number in range(4)]
+    found, told = ticking.look(Frame(1, ticking.clock.now, 1.7e9, "580", cards))
+    rows = view_node(ticking.box.node(), judging=False).rows()
+    assert told == ["held", "stale", "quarantined", "free"]
+    assert [*told, "missing"] == [row.state for row in rows]
+    assert found.one("gpulock_gpus", state="missing") == 1
+
+
+def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told(
+    ticking: Ticking,
+) -> None:
+    ticking.box.proc.add(78)
+    cards = [card(3, processes=[Process(78)]), card(0), card(1)]
+    _, before = ticking.look(Frame(1, ticking.clock.now, 1.7e9, "580", cards, complete=True))
+    assert before[2:] == ["missing", "foreign"]
+    ticking.clock.now += 60
+    found, told = ticking.look()
+    assert (found.one("gpulock_nvml_up"), told) == (0, before)
+    assert ticking.get("/").body.count(card(0).name.encode()) == 6, "a title and a text each"
+    ticking.box.proc.remove(78)
+    ticking.clock.now += 1
+    assert ticking.look()[1] == [*before[:3], "free"]

@@ -154,6 +154,7 @@ def test_a_service_manager_hears_when_it_answers_and_that_it_lives(
     [
         ("GUPS=8", "unknown key 'GUPS'; correct the file"),
         ("SAMPLE_PERIOD=30", "SAMPLE_PERIOD is 30, and the driver keeps 16 s"),
+        ("WEB_CONFIG=/etc/hostname", "gpulock-exporter: /etc/hostname: this file is not a mapping"),
     ],
 )
 def test_what_is_not_obeyed_is_told(tmp_path: Path, line: str, said: str) -> None:

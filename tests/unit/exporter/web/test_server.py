@@ -17,10 +17,9 @@ from gpulock_exporter.web.http import (
     HttpRequest,
     HttpResponse,
     SampleBody,
-    error_response,
     route_by_path,
 )
-from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
+from gpulock_exporter.web.server import HttpServer, ServerLimits
 
 from tests.exporter.servers import Running, running
 from tests.exporter.wire import SOUND, dial, exchange, is_gone
@@ -94,13 +93,6 @@ def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
         assert b"ZeroDivision" not in body
         assert "ZeroDivisionError" in server.log[0]
         assert get(server.port)[0].status == 200
-
-
-def test_who_is_refused_does_not_reach_the_handler() -> None:
-    settings = WebSettings(refusal=lambda _: error_response(403, "not you"))
-    with running(TABLE, settings) as server:
-        response, body = get(server.port, "/fail")
-    assert (response.status, body) == (403, b"403 Forbidden: not you\n")
 
 
 def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
@@ -208,7 +200,3 @@ def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
     client.join()
     with new:
         assert exchange(new, b"")[0].startswith(b"HTTP/1.0 200 ") is answered
-
-
-def ended(server: Running) -> None:
-    wait_until(lambda: server.server.connections == 0, why="all connections to be closed")

@@ -82,7 +82,7 @@ class Site:
         self.children: list[Child] = []
         self.prepare: Callable[[Child], None] = lambda _: None  # what is so from the start
         monkeypatch.setattr(module, "WorkerChild", self._start)
-        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+        monkeypatch.setattr(f"{module.__name__}.time.sleep", lambda _: None)
         self.supervisor = Supervisor(["worker"], self.clock, LIMITS)
         self.supervisor.step(0)
 

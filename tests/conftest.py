@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -16,12 +17,12 @@ from types import FrameType
 
 import pytest
 
-from tests.support.attacks import attack_story, check_attacks
-from tests.support.reach import NOBODY, unreachable_folder
 from tests.sweep.tally import TALLY
 from tests.world.counts import SCHEDULES, world_lines
 
 DAY = 86400.0
+NOBODY = 65534
+STORY = ("Tried: ", "Stopped by: ")  # the docstring of an attack
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 NEEDS_ROOT = "need root: `make test` as root runs them"
 NEEDS_MINUTES = "wait for minutes in a lab: `make soak` runs them"
@@ -121,9 +122,31 @@ def pytest_collection() -> Generator[None, None, None]:
         gc.enable()
 
 
+def attack_story(item: pytest.Item) -> list[str]:
+    """Return the lines in which an attack says what it tried and what stopped it."""
+    text = inspect.getdoc(getattr(item, "obj", None)) or ""
+    return [line for line in text.splitlines() if line]
+
+
+def has_story(item: pytest.Item) -> bool:
+    """Return whether a test is no attack, or says what it tried and what stopped it."""
+    tried, stopped = ("\n".join(attack_story(item)).find(word) for word in STORY)
+    return item.get_closest_marker("attack") is None or 0 == tried < stopped
+
+
+def unreachable_folder(path: Path, uid: int) -> Path | None:
+    """Return the first folder above `path` that a user without groups may not enter."""
+    for folder in reversed(path.resolve().parents):
+        status = folder.stat()
+        if not status.st_mode & (0o100 if status.st_uid == uid else 0o001):
+            return folder
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this user cannot run, and count it; a lab says itself that it needs root."""
-    check_attacks(items)
+    if mute := [item.nodeid for item in items if not has_story(item)]:
+        raise pytest.UsageError(f"attacks that do not say {' and '.join(STORY)}: {mute}")
     left = config.stash.setdefault(LEFT_OUT, {})
     barred: dict[str, str] = {}
     if os.geteuid() != 0:

@@ -56,6 +56,17 @@ class Site:
             self.command(*args), stdin=pipe, stdout=pipe, stderr=pipe, text=True, **options
         )
 
+    @contextmanager
+    def running(self, *args: str) -> Generator[subprocess.Popen[str]]:
+        """Give a command as a process that has printed a line; then its input ends, and it."""
+        process = self.start(*args)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() != ""
+            yield process
+        finally:
+            process.communicate(timeout=60)
+
     def run(self, *args: str, **others: Any) -> subprocess.CompletedProcess[str]:
         """Run a command as a process to its end."""
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "cwd": ROOT, **others}

@@ -103,11 +103,6 @@ def test_a_release_says_nothing_of_a_mask_that_names_other_devices(
     assert site.call("release", "--pid", str(process.pid)).stderr == ""
 
 
-def test_export_prints_lines_that_a_shell_evaluates(site: Site) -> None:
-    script = 'eval "$("$@" claim --devices 3,5 --export 2>/dev/null)"; echo $CUDA_VISIBLE_DEVICES'
-    assert site.shell(script) == "3,5\n"
-
-
 def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:
     pipes = f"{read_settings(site.config).mps_dir}/x/pipe"
     stale = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
@@ -171,12 +166,6 @@ def test_one_device_of_a_claim_is_released_and_the_record_keeps_the_other(
     assert [state for state in site.states() if state != "free"] == ["held"]
     (text,) = records(site)
     assert f"devices={site.id(5)}\n" in text
-
-
-def test_nothing_held_is_refused(site: Site) -> None:
-    for args in (("--pid", "4711"), ("7",), ("--job", "12")):
-        result = site.call("release", *args)
-        assert (result.exit_code, result.stdout) == (1, "")
 
 
 def test_a_jobs_devices_are_not_released_without_force(site: Site) -> None:

@@ -8,8 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,22 +21,11 @@ from gpulock.store.gate import Gate
 from tests.support.cli_site import Site
 from tests.support.wait import wait_until
 
+WAITS = ("--", "/bin/sh", "-c", "echo; read -r _")  # until its input ends
 # what a reap says of a look that was not whole
 OUTRUN = ("came and went faster than", "no time for process", "be looked at in time")
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def holding(site: Site, count: int) -> Generator[subprocess.Popen[str]]:
-    """Hold devices by a command that ends when its input is closed."""
-    process = site.start("run", "-n", str(count), "--", "/bin/sh", "-c", "echo held; read -r _")
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.communicate(timeout=60)
 
 
 def test_the_command_gets_the_variables_of_a_job(site: Site) -> None:
@@ -78,7 +65,7 @@ def test_the_commands_exit_code_is_ours_and_its_arguments_are_its_own(site: Site
 
 
 def test_the_command_is_the_owner_while_it_runs(site: Site) -> None:
-    with holding(site, 2) as process:
+    with site.running("run", "-n", "2", *WAITS) as process:
         held = [gpu["held"] for gpu in site.json()["gpus"] if gpu["held"]]
         assert os.getsid(process.pid) == process.pid  # without a terminal it leads a session
         own = {"pid": process.pid, "sid": process.pid, "scheduler": "process"}
@@ -240,7 +227,7 @@ def opens(pid: int, path: str) -> bool:
 
 
 def test_the_gpus_of_a_command_that_runs_are_not_released_from_outside(site: Site) -> None:
-    with holding(site, 1) as process:
+    with site.running("run", "-n", "1", *WAITS) as process:
         for words in (("release", "--pid", str(process.pid)), ("release", "0", "1", "2", "3")):
             refused = site.call(*words)
             assert refused.exit_code == 1
@@ -283,19 +270,9 @@ def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
 
 
 def test_the_end_and_the_comment_of_a_claim_stand_beside_its_card(site: Site) -> None:
-    words = ("run", "-n", "1", "--for", "2h", "--comment", "thesis")
-    process = site.start(*words, "--", "/bin/sh", "-c", "echo; read -r _")
-    assert process.stdout is not None
-    process.stdout.readline()
-    row = line_of_gpu(site, 0)
-    assert "thesis, until " in row
-    process.communicate(timeout=60)
-
-
-def line_of_gpu(site: Site, index: int) -> str:
-    """Return the row of a GPU in `gpulock status`."""
-    lines = site.run("status", env={**os.environ, "COLUMNS": "200"}).stdout.splitlines()
-    return lines[index + 1]
+    with site.running("run", "-n", "1", "--for", "2h", "--comment", "thesis", *WAITS):
+        shown = site.run("status", env={**os.environ, "COLUMNS": "200"}).stdout.splitlines()
+        assert "thesis, until " in shown[1]
 
 
 @pytest.mark.parametrize(("longest", "asked", "code"), [("3600", "2h", 1), ("3600", "1h", 0)])
@@ -317,15 +294,5 @@ def test_the_cards_of_the_last_claim_are_preferred_where_they_are_free(site: Sit
         site.call("release", card, "--force", "--reason", "x")
     words = ("run", "-n", "1", "--prefer", "last", "--", *SHOW)
     assert site.run(*words).stdout == "5\n"
-    with holding_card(site, "5"):
+    with site.running("run", "--devices", "5", *WAITS):
         assert site.run(*words).stdout not in ("", "5\n")
-
-
-@contextmanager
-def holding_card(site: Site, card: str) -> Generator[None]:
-    """Hold one card by a command that ends when its input is closed."""
-    process = site.start("run", "--devices", card, "--", "/bin/sh", "-c", "echo; read -r _")
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield
-    process.communicate(timeout=60)

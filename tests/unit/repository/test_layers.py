@@ -1,14 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No module imports what its layer must not, at its top or inside a function; no circles."""
+"""No module imports what its layer must not, at its top or inside a function; no circles.
+
+What a hook loads before it works is paid for by every job: only what the budget names.
+"""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import grimp
 import pytest
 
-from tests.layers import EXPORTER, ORDER, exporter_violation, violation
+from gpulock.install.hook_script import HOOKS, render_python_hook
+from tests.layers import (
+    EXPORTER,
+    HOT_ONE_OF,
+    HOT_STANDARD,
+    ORDER,
+    exporter_violation,
+    is_ours,
+    layer_of,
+    violation,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {
@@ -58,3 +75,24 @@ def test_every_package_has_its_place_in_the_order(package: str) -> None:
 def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     graph = grimp.build_graph(package, cache_dir=None, exclude_type_checking_imports=False)
     assert circular({m: graph.find_modules_directly_imported_by(m) for m in graph.modules}) == []
+
+
+@cache
+def loaded_by(imports: str) -> set[str]:
+    """Name every module that a hook's interpreter loads for these statements, or has already."""
+    program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{imports}\n"
+    words = [sys.executable, "-IS", "-X", "importtime", "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_loads_nothing_outside_the_budget(hook: str) -> None:
+    script = render_python_hook(hook, sys.executable, str(ROOT), "/etc/gpulock/gpulock.conf")
+    imports = [n for n in ast.parse(script).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    loaded = loaded_by("\n".join(map(ast.unparse, imports)))
+    allowed = loaded_by(f"import {', '.join([*sorted(HOT_STANDARD), HOT_ONE_OF[0]])}")
+
+    assert "gpulock" in loaded
+    hot = {module for module in loaded if is_ours(module) and layer_of(module) == "hot"}
+    assert loaded - allowed - hot == set()

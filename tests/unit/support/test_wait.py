@@ -49,11 +49,6 @@ def test_wait_goes_on_while_a_log_grows(tmp_path: Path) -> None:
         assert wait_until(comes_late, why="the last line", quiet=QUIET)
 
 
-def test_empty_text_is_no_result() -> None:
-    texts = iter(["", "", "the pane's scope"])
-    assert wait_until(lambda: next(texts), why="a text") == "the pane's scope"
-
-
 def test_wait_that_gives_up_tells_the_state_and_the_end_of_the_logs(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.log.write_text("".join(f"line {number}\n" for number in range(100)))

@@ -93,16 +93,12 @@ class Machine:
         digest = hashlib.sha256(f"{self.model(gpu).model} {gpu.bus}".encode()).hexdigest()
         return f"GPU-{uuid.UUID(digest[:32])}"
 
-    def instance_uuid(self, gpu: Gpu, instance: MigDevice) -> str:
-        """Return the UUID of a MIG device; version 5, as the driver's are."""
-        parent = uuid.UUID(self.uuid(gpu).removeprefix("GPU-"))
-        return f"MIG-{uuid.uuid5(parent, instance.name)}"
-
 
 def format_machine_inventory(machine: Machine, boot_id: str) -> str:
     """Return the inventory as of this boot. In MIG mode a card's NVLinks are off (user guide)."""
     lines = [VERSION_LINE, f"boot_id={boot_id}"]
     for gpu in machine.present:
+        card = uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
         lines += [
             f"gpu.{gpu.bus}.uuid={machine.uuid(gpu)}",
             f"gpu.{gpu.bus}.memory_mib={machine.model(gpu).memory_mib}",
@@ -113,7 +109,7 @@ def format_machine_inventory(machine: Machine, boot_id: str) -> str:
         for instance in gpu.mig:
             key = f"mig.{gpu.bus}.{instance.name}"
             lines += [
-                f"{key}.uuid={machine.instance_uuid(gpu, instance)}",
+                f"{key}.uuid=MIG-{uuid.uuid5(card, instance.name)}",  # version 5, as the driver's
                 f"{key}.profile={instance.profile}",
                 f"{key}.memory_mib={instance.memory_mib}",
             ]

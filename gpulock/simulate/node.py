@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.node.procfs import Proc
 from gpulock.simulate.driver import (
     FOLDER_MODE,
     Tree,
@@ -64,7 +65,7 @@ def write_simulated_node(
             raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
         machine = machine.take(gpus)
     node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
-    told = format_machine_inventory(machine, _read_kernel_boot_id()).encode()
+    told = format_machine_inventory(machine, Proc().boot_id()).encode()
     own: Tree = {
         "run/gpulock/inventory": told,
         NVML: told,
@@ -177,7 +178,3 @@ def _clear_simulation(folder: Path) -> None:
             shutil.rmtree(part)
         else:
             part.unlink(missing_ok=True)
-
-
-def _read_kernel_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

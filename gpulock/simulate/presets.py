@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigDevice
 
@@ -177,12 +176,5 @@ _CLASSROOM = dataclasses.replace(
     shares="1:4",
 )
 
-PRESETS: Mapping[str, Machine] = MappingProxyType(
-    {
-        machine.name: machine
-        for machine in (
-            *(_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _WORKSTATION),
-            *(_TWO_MODELS, _CLASSROOM),
-        )
-    }
-)
+_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _WORKSTATION)
+PRESETS: Mapping[str, Machine] = {one.name: one for one in (*_MACHINES, _TWO_MODELS, _CLASSROOM)}

@@ -115,20 +115,17 @@ class ClaimServer:
         if self._releases:
             client = min(self._releases, key=self._release_due)
             if now >= self._release_due(client):
-                self._serve_release(client)
+                self._releases.remove(client)
+                begun = clock_boottime()
+                self._guarded(client, self._release)
+                ended = clock_boottime()  # its user is charged for the time that it took
+                seconds = (ended - begun) / SHARE_OF_USER
+                self._release_time.charge(client.peer.account, seconds, ended)
         self._line.run_due(now)
 
     def _release_due(self, client: Client) -> float:
         """Return when a release of this user may be served, as CLOCK_BOOTTIME seconds."""
         return self._release_time.due(client.peer.account)
-
-    def _serve_release(self, client: Client) -> None:
-        """Serve one release, and charge its user for the time that it took."""
-        self._releases.remove(client)
-        begun = clock_boottime()
-        self._guarded(client, self._release)
-        now = clock_boottime()
-        self._release_time.charge(client.peer.account, (now - begun) / SHARE_OF_USER, now)
 
     def _accept(self, _: int) -> None:
         """Let one more in; where too many say nothing, the oldest of them goes."""

@@ -9,7 +9,7 @@ import syslog
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from gpulock.errors import one_line
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.text import table
-
-if TYPE_CHECKING:
-    from gpulock.install.items import InstallParts
 
 CELL = "sge --cluster"
 
@@ -79,17 +76,11 @@ def install_sge_command(
 
     Before, once for all nodes: install sge --cluster --queue NAME.
     """
-    from gpulock.install.sge.cluster import ClusterInstaller
-    from gpulock.install.sge.install import SgeInstaller
-
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
-    if cluster:
-        config = Path(session.config)
-        run_installation(session, CELL, lambda: ClusterInstaller(config, queues).parts(), dry_run)
-        return
-    node = partial(SgeInstaller, Path(session.config), click.echo, **options)
-    run_installation(session, "sge", lambda: node().parts(), dry_run)
+    system, own = (CELL, {"queues": queues}) if cluster else ("sge", options)
+    make = partial(make_installer, session, system, **own)
+    run_installation(session, system, lambda: make().parts(), dry_run)
 
 
 @install_command.command("slurm")
@@ -104,11 +95,8 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 
     Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
     """
-    from gpulock.install.slurm.conf_item import SlurmOptions
-    from gpulock.install.slurm.install import SlurmInstaller
-
-    asked = SlurmOptions(**options, config=Path(session.config))
-    run_installation(session, "slurm", lambda: SlurmInstaller(asked).parts(), dry_run)
+    make = partial(make_installer, session, "slurm", **options)
+    run_installation(session, "slurm", lambda: make().parts(), dry_run)
 
 
 @install_command.command("systemd")
@@ -116,10 +104,8 @@ def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) ->
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
-    from gpulock.install.systemd.install import SystemdInstaller
-
-    config = Path(session.config)
-    run_installation(session, "systemd", lambda: SystemdInstaller(config).parts(), dry_run)
+    make = partial(make_installer, session, "systemd")
+    run_installation(session, "systemd", lambda: make().parts(), dry_run)
 
 
 @install_command.command("hooks")
@@ -157,28 +143,30 @@ def uninstall_command(
         syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
         line = one_line(f"gpulock: {system} is uninstalled by force: {reason}")
         syslog.syslog(syslog.LOG_WARNING, line)
-    parts = partial(removal_parts, Path(session.config), system, force, cluster, write_conf)
-    run_installation(session, CELL if cluster else system, parts, dry_run, Wanted.ABSENT)
+    name, own = CELL if cluster else system, dict[str, bool]()
+    if system == "slurm":
+        own = {"write_conf": write_conf, "force": force}
+    make = partial(make_installer, session, name, **own)
+    forced = (force,) if name == "sge" else ()
+    run_installation(session, name, lambda: make().removal(*forced), dry_run, Wanted.ABSENT)
 
 
-def removal_parts(
-    config: Path, system: str, force: bool, cluster: bool, write_conf: bool
-) -> InstallParts:
-    """Return the items that are to go; raise InstallError."""
+def make_installer(session: Session, system: str, **options: Any) -> Any:
+    """Return what installs a system, or the cluster's part of it; raise InstallError."""
     from gpulock.install.sge.cluster import ClusterInstaller
     from gpulock.install.sge.install import SgeInstaller
     from gpulock.install.slurm.conf_item import SlurmOptions
     from gpulock.install.slurm.install import SlurmInstaller
     from gpulock.install.systemd.install import SystemdInstaller
 
-    if system == "systemd":
-        return SystemdInstaller(config).removal()
-    if cluster:
-        return ClusterInstaller(config).removal()
+    config = Path(session.config)
+    if system == CELL:
+        return ClusterInstaller(config, **options)
+    if system == "sge":
+        return SgeInstaller(config, click.echo, **options)
     if system == "slurm":
-        asked = SlurmOptions(config, write_conf=write_conf, force=force)
-        return SlurmInstaller(asked).removal()
-    return SgeInstaller(config, click.echo).removal(force)
+        return SlurmInstaller(SlurmOptions(config, **options))
+    return SystemdInstaller(config)
 
 
 @click.command()

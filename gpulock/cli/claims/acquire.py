@@ -134,7 +134,9 @@ def acquire_devices(
     if not socket_client.is_daemon_needed(node):
         process_claims.ensure_node_dirs(node)
     what = format_count(want.count, "share" if want.share else "GPU")
-    preferred = find_last_devices(node, record) if wishes.prefer else ()
+    ours = ClaimQuery(user=record.user, scheduler="process")
+    last = find_last_claim(node, ours) if wishes.prefer else None
+    preferred = tuple(card.id for card in last.cards) if last else ()
     terms = ClaimTerms(preferred, wishes.seconds, wishes.note[:LONGEST_NOTE])
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
     if serving or socket_client.is_daemon_needed(node):
@@ -150,12 +152,6 @@ def acquire_devices(
             release_cli_claim(node, grant, "its MPS did not start")
             raise
     return grant
-
-
-def find_last_devices(node: Node, record: Owner) -> tuple[str, ...]:
-    """Return the cards of its user's last claim that is over."""
-    last = find_last_claim(node, ClaimQuery(user=record.user, scheduler="process"))
-    return tuple(card.id for card in last.cards) if last else ()
 
 
 def claim_without_queue(

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from gpulock.alloc.claim import Grant
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
     acquire_devices,
@@ -23,7 +22,6 @@ from gpulock.cli.claims.acquire import (
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings
 from gpulock.text.words import short_model
 
 SCRIPT = 2  # the word after `sh -c`
@@ -61,13 +59,17 @@ def claim_command(
         )
     binds = environment.driver_binds(node.settings) if export else ""
     grant = acquire_devices(session, node, record, want, wishes)
-    click.echo(
-        "\n".join(
-            shell_export_lines(grant, node.settings, binds)
-            if export
-            else format_granted_devices(grant)
-        )
-    )
+    if export:  # a shell evaluates them
+        stale, values = make_grant_environment(grant, node.settings, os.environ, binds)
+        lines = [f"unset {name}" for name in sorted(stale)]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    else:
+        of = "a share of " if grant.owner.places else ""
+        lines = [
+            f"{of}GPU {d.label()}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
+            for d in grant.devices
+        ]
+    click.echo("\n".join(lines))
     hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
 
@@ -90,19 +92,3 @@ def refuse_passing_shell(proc: Proc, pid: int) -> None:
         f"the calling shell (pid {pid}) ends with this command, and its GPUs would be free again",
         f"name who is to hold them, as in gpulock claim --pid {parent}",
     )
-
-
-def shell_export_lines(grant: Grant, settings: Settings, binds: str) -> list[str]:
-    """Return the lines that a shell evaluates."""
-    stale, values = make_grant_environment(grant, settings, os.environ, binds)
-    unset = [f"unset {name}" for name in sorted(stale)]
-    return [*unset, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
-
-
-def format_granted_devices(grant: Grant) -> list[str]:
-    """Return a line for each device granted."""
-    of = "a share of " if grant.owner.places else ""
-    return [
-        f"{of}GPU {d.label()}  {d.bus}  {short_model(d.model)}  {d.uuid}".rstrip()
-        for d in grant.devices
-    ]

@@ -134,17 +134,15 @@ def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, 
         click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
     if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
-    if rows or not faults.files:
-        click.echo(format_history_total(sum_claims(shown, "", query.device).get("", GpuTimes())))
-
-
-def format_history_total(total: GpuTimes) -> str:
-    """Return the sum of all in a line."""
-    if not total.claims:
-        return "no finished claim"
-    held, busy, idle, unseen = map(format_history_hours, (total.held, *total.parts))
-    count = format_count(total.claims, "claim")
-    return f"{count}: {held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
+    total = sum_claims(shown, "", query.device).get("", GpuTimes())
+    if not rows and faults.files:
+        return
+    if total.claims:
+        held, busy, idle, unseen = map(format_history_hours, (total.held, *total.parts))
+        sums = f"{held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
+        click.echo(f"{format_count(total.claims, 'claim')}: {sums}")
+    else:
+        click.echo("no finished claim")
 
 
 def format_history_hours(seconds: float) -> str:

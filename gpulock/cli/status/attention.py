@@ -54,8 +54,11 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
     for same in groups.values():
         pairs.append((format_row_label(same), format_row_sentence(view, same[0])))
     for row in rows:
-        if row.state in IN_USE and format_foreign_processes(view, row):
-            pairs.append((format_row_label([row]), describe_foreign_use(view, row)))
+        if row.state in IN_USE and (who := format_foreign_processes(view, row)):
+            record = row.lock.owner if row.lock else None
+            whose = f" of {format_lock_holder(record)}" if record else ""
+            text = f"foreign: in use by {who}, not{whose}; gpulock why {row_name(row)}"
+            pairs.append((format_row_label([row]), text))
     pairs += list_reserve_facts(rows)
     for one in view.reservations:
         pairs.append((format_device_label(one.device, view.devices), one.describe()))
@@ -123,13 +126,6 @@ def format_row_sentence(view: StatusView, row: DeviceState) -> str:
     *freed, (_, command) = list_next_steps(view, row)
     how = "".join([f"{label} {text}; " for label, text in freed])
     return f"{row.state}: {reason}; {how}{command}"
-
-
-def describe_foreign_use(view: StatusView, row: DeviceState) -> str:
-    """Return who is on a device that another one holds."""
-    who, record = format_foreign_processes(view, row), row.lock.owner if row.lock else None
-    whose = f" of {format_lock_holder(record)}" if record else ""
-    return f"foreign: in use by {who}, not{whose}; gpulock why {row_name(row)}"
 
 
 def format_foreign_processes(view: StatusView, row: DeviceState) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, group_row_claims
@@ -13,7 +12,6 @@ from gpulock.store.owner import Owner
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
-    format_count,
     format_duration,
     format_local_time,
     held_seconds,
@@ -159,10 +157,3 @@ def last_busy_cell(use: SampleView, device: str, lock: Lock | None) -> Cell:
     if since is not None:
         return Cell("now" if since <= use.oldest else f"{format_duration(since)} ago")
     return Cell("never", "blue") if use.idle(device, lock) is not None else UNKNOWN
-
-
-def format_status_totals(rows: list[DeviceState], width: int) -> list[str]:
-    """Return `8 GPUs: 3 free, 4 held, 1 quarantined`; instances make it `devices`."""
-    split = any(row.device is not None and row.device.parent for row in rows)
-    head = format_count(len(rows), "device" if split else "GPU")
-    return table.format_state_counts(head, states.count_device_states(rows), width)

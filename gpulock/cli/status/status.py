@@ -25,7 +25,7 @@ from gpulock.cli.status.attention import list_attention_facts
 from gpulock.cli.status.status_view import StatusView, view_node
 from gpulock.errors import Refusal
 from gpulock.text import table
-from gpulock.text.words import format_device_label, format_local_time
+from gpulock.text.words import format_count, format_device_label, format_local_time
 
 TAKEN = (states.HELD, states.HELD_IDLE, states.NOT_KNOWN)  # by any holder
 NARROWEST = 20  # columns of a terminal that a table fits into
@@ -160,7 +160,10 @@ def format_status_lines(
     """Return the table of `shown`, the totals of all devices and what needs attention."""
     rows = view.rows()
     result = device_table.render_status_table(view, shown, width) if shown else []
-    result += device_table.format_status_totals(rows, width)
+    # instances make it `devices`
+    split = any(row.device is not None and row.device.parent for row in rows)
+    head = format_count(len(rows), "device" if split else "GPU")
+    result += table.format_state_counts(head, states.count_device_states(rows), width)
     if not idle and (room := view.share_room(rows)):
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]
         words = [f"{name}: {free} of {places} free" for name, places, free in names]

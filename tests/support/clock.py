@@ -39,24 +39,20 @@ def wall_time() -> float:
 class VirtualClock:
     """Seconds since boot, `now`, and since the epoch, `wall`; called, it returns the former.
 
-    `then` has what happens at the n-th sleep, `interrupts` at the n-th look, as a signal would.
+    `then` has what happens at the n-th sleep.
     """
 
     def __init__(self, now: float = 1000.0, booted: float = WALL) -> None:
         self.now = now
         self.booted = booted
-        self.looks = 0
         self.sleeps: list[float] = []
         self.then: dict[int, Callable[[], object]] = {}
-        self.interrupts: dict[int, Callable[[], object]] = {}
         self._withheld = 0
         self._rest = 0.0  # a sleep while all programs sleep is longer than the one before
         self._seen: list[tuple[str, str, str]] = []
         self._ahead: float | None = None  # of this machine's clock, while it runs
 
     def __call__(self) -> float:
-        self.looks += 1
-        self.interrupts.pop(self.looks, bool)()
         if self._ahead is not None:
             self.now = boot_time() + self._ahead
         return self.now

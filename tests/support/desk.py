@@ -108,6 +108,11 @@ class Desk:
         one = record(**{**fields, "token": f"t{number}", "devices": (bus(number),), **changes})
         place_lock(self.node.store, bus(number), one)
 
+    def fill(self, pid: int, uid: int) -> None:
+        """Let every device be held by a process of another user."""
+        for number in range(4):
+            self.hold(number, self.process(pid, uid), uid=uid, start=9)
+
     def process(self, pid: int, uid: int = UIDS[0], **about: int) -> int:
         """Let another process be."""
         return self.box.proc.add(pid, "sleep", start=about.get("start", 9), uids=(uid,) * 4)

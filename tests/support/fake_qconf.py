@@ -228,8 +228,6 @@ def change(option: str, words: list[str]) -> None:
         group(option, words[0], [])
     elif option in ("-Mc", "-Mconf", "-Aconf"):
         load(option, words[0])
-    elif option == "-dconf":
-        os.unlink(path_of(f"sconf-{HOST}"))
     else:
         raise SystemExit(f"what is {option}?")
 

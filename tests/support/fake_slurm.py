@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
 
-The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release`, `gres` or
-`gres.<node>`; where there is a `down`, slurmctld does not answer, and where there is an
-`elsewhere` it goes by another slurm.conf; where there is a `no_node` this machine is none.
-`reconfigure` puts the keys of slurm.conf in force.
+The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release` and `gres`;
+where there is a `down`, slurmctld does not answer, and where there is an `elsewhere` it goes by
+another slurm.conf; where there is a `no_node` this machine is none. `reconfigure` puts the keys of
+slurm.conf in force.
 """
 
 import os
@@ -49,13 +49,11 @@ def reconfigure() -> None:
         file.writelines(lines)
 
 
-def slurmd(arguments: list[str]) -> int:
+def slurmd(_: list[str]) -> int:
     if os.path.exists(f"{HERE}/state/no_node"):
         print("slurmd: fatal: Unable to determine this slurmd's NodeName", file=sys.stderr)
         return 1
-    node = arguments[arguments.index("-N") + 1] if "-N" in arguments else ""
-    own = os.path.exists(f"{HERE}/state/gres.{node}")
-    print(read(f"gres.{node}" if own else "gres"), end="", file=sys.stderr)
+    print(read("gres"), end="", file=sys.stderr)
     return 0
 
 

@@ -35,10 +35,10 @@ def read_history(state: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def public_place(mode: int = 0o755) -> Generator[Path]:
+def public_place() -> Generator[Path]:
     """Give a folder that others may enter: pytest keeps its own to its user."""
     with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
-        Path(name).chmod(mode)
+        Path(name).chmod(0o755)
         yield Path(name)
 
 
@@ -51,10 +51,10 @@ def write_history(history: HistoryWriter, node: Node, devices: Sequence[Device] 
 class Ended(Box):
     """A node with the history of its claims."""
 
-    def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
+    def __init__(self, root: Path, **keys: str) -> None:
         self.exporter = root / "run-exporter"
         (self.exporter / "finished").mkdir(parents=True)
-        super().__init__(root, gpus, **keys)
+        super().__init__(root, 4, **keys)
         node = self.node()
         node.store.check(make=True)
         boot.begin_boot(node.store, str(self.state), BOOT, node.name)
@@ -132,17 +132,18 @@ class Ended(Box):
         text = " ".join(f"{key}={value}" for key, value in pairs.items())
         return f"token {own.token} {bus(number)} {text}"
 
-    def finish(self, own: Owner, *lines: str, boot_id: str = BOOT) -> None:
+    def finish(self, own: Owner, *lines: str) -> None:
         """Let the exporter say what is left of a claim."""
-        head = (
-            f"{FINISHED_LINE}\nboot_id={boot_id}\nboottime={clock_boottime()}\nwall={time.time()}\n"
-        )
-        (self.exporter / "finished" / own.token).write_text(head + "\n".join(lines) + "\n")
+        head = [FINISHED_LINE, f"boot_id={BOOT}", f"boottime={clock_boottime()}"]
+        text = "\n".join([*head, f"wall={time.time()}", *lines, ""])
+        (self.exporter / "finished" / own.token).write_text(text)
 
-    def sample(self, *lines: str, ago: float = 0.0, total: int = 80 * GIB) -> None:
+    def sample(self, *lines: str, ago: float = 0.0) -> None:
         """Let the exporter say how things stand."""
         now, wall = clock_boottime() - ago, time.time() - ago
-        cards = [f"device {bus(n)} index={n} looked={now} memory_total={total}" for n in range(4)]
+        cards = [
+            f"device {bus(n)} index={n} looked={now} memory_total={80 * GIB}" for n in range(4)
+        ]
         head = [SAMPLE_LINE, f"boot_id={BOOT}", "sequence=1", f"boottime={now}", f"wall={wall}"]
         (self.exporter / "sample").write_text("\n".join([*head, *cards, *lines]) + "\n")
 

@@ -22,7 +22,6 @@ from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.spank import SpankPlugin
 from gpulock.simulate.node import write_simulated_node
-from gpulock.simulate.presets import PRESETS
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 from tests.support.install_site import ignore
 from tests.support.scripts import copy_program
@@ -147,10 +146,10 @@ class SlurmNode:
         self.put("PrologFlags", "Alloc,Contain")
         self.put("RequeueExit", "213")
 
-    def list_gpus(self, *lines: str, node: str = "") -> None:
+    def list_gpus(self, *lines: str) -> None:
         """Let slurmd list these `Count=N File=F`, each with the rest of its line around."""
         text = "".join(f"slurmd: Gres Name=gpu {line} (null)\n" for line in lines)
-        (self.state / (f"gres.{node}" if node else "gres")).write_text(text)
+        (self.state / "gres").write_text(text)
 
     def count_none(self) -> None:
         """Let neither slurmd list nor slurmctld give out any GPU of this node."""
@@ -170,11 +169,10 @@ class SlurmNode:
             file.writelines(f"{key}={value}\n" for key, value in keys.items())
 
 
-def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch, preset: str = "dgx1") -> SlurmNode:
+def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch) -> SlurmNode:
     """Lay the node out and let the installer find a slurmd there."""
-    assert preset in PRESETS
     folder.mkdir(exist_ok=True)
-    node = write_simulated_node(folder / "node", preset)
+    node = write_simulated_node(folder / "node", "dgx1")
     (folder / "node/state").mkdir(exist_ok=True)
     programs = folder / "slurm"
     shutil.copytree(RECORDED, programs / "state")

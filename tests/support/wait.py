@@ -61,7 +61,7 @@ def wait_until(
             raise GaveUp(f"gave up after {polls} polls in {took:.1f} s, waiting for {about}")
 
 
-def wait_ended(pids: Iterable[int], *, why: Why, quiet: float | None = None) -> None:
+def wait_ended(pids: Iterable[int], *, why: Why) -> None:
     """Wait until processes are over, zombies or gone: the kernel says it of each."""
     with contextlib.ExitStack() as stack:
         poller, left = select.poll(), set[int]()
@@ -78,7 +78,7 @@ def wait_ended(pids: Iterable[int], *, why: Why, quiet: float | None = None) -> 
                 left.discard(descriptor)
             return not left
 
-        wait_until(over, why=why, quiet=quiet)
+        wait_until(over, why=why)
 
 
 def wait_exit(process: subprocess.Popen[Any], *, why: Why) -> int:

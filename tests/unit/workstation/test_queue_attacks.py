@@ -145,8 +145,7 @@ def test_a_process_with_many_calls_gets_a_number_for_each(desk: Desk) -> None:
 
     Stopped by: a call gets a number that no living connection has.
     """
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     keeper = desk.claim_as(ALICE, 901, 2, FOR_EVER)
     honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
     jumper = desk.claim_as(ALICE, 901, 1, FOR_EVER)
@@ -164,8 +163,7 @@ def test_a_number_that_nobody_calls_with_any_more_delays_nobody_for_long(desk: D
 
     Stopped by: gpulockd drops the number after ten seconds.
     """
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     desk.claim_as(ALICE, 901, 1, FOR_EVER)
     desk.server.close()
     desk.server.open()
@@ -182,8 +180,7 @@ def test_a_caller_that_was_stopped_gets_nothing_and_keeps_nobody_waiting(desk: D
 
     Stopped by: a stopped caller keeps its place and is passed over until it goes on.
     """
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     stopped = desk.claim_as(ALICE, 901, 1, FOR_EVER)
     desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
     honest = desk.claim_as(BOB, 903, 1, FOR_EVER)
@@ -251,8 +248,7 @@ def test_who_did_not_claim_for_long_saved_up_no_more_than_one_burst(desk: Desk) 
 
 
 def test_what_a_dead_owner_held_is_taken_by_no_later_caller(desk: Desk) -> None:
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     first = desk.claim_as(ALICE, 901, 4, FOR_EVER)
     desk.box.proc.remove(904)
     second = desk.claim_as(BOB, 903, 1, FOR_EVER)
@@ -274,8 +270,7 @@ def test_a_name_service_that_does_not_answer_keeps_nobody_waiting(
 def test_a_name_service_that_is_slow_is_asked_once_for_each_call(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     desk.claim_as(ALICE, 901, 1, FOR_EVER)
     later(desk)
 

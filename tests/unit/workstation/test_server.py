@@ -143,16 +143,19 @@ def test_a_second_claim_of_another_size_is_refused(desk: Desk) -> None:
     assert len(desk.box.locks()) == 1
 
 
-def test_a_second_claim_of_another_model_is_refused(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"device_kind": "model:h200-nvl"}, {"device_kind": "model:h200"}),
+        ({"devices": (bus(1),)}, {"devices": (bus(2),)}),
+    ],
+)
+def test_a_second_claim_of_another_model_or_other_devices_is_refused(
+    desk: Desk, one: dict[str, Any], other: dict[str, Any]
+) -> None:
     for number, model in enumerate(("NVIDIA H200", "NVIDIA H200 NVL")):
         desk.box.gpu(bus(number), number, Model=model)
-    kinds = ("model:h200-nvl", "model:h200", "model:h200-nvl")
-    asked = [SocketRequest(CLAIM, ME, MINE, 1, device_kind=kind) for kind in kinds]
-    assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
-
-
-def test_a_second_claim_of_other_devices_is_refused(desk: Desk) -> None:
-    asked = [SocketRequest(CLAIM, ME, MINE, 1, devices=(bus(number),)) for number in (1, 2, 1)]
+    asked = [SocketRequest(CLAIM, ME, MINE, 1, **more) for more in (one, other, one)]
     assert [last(desk.ask(one)).state for one in asked] == [GRANTED, REFUSED, GRANTED]
 
 
@@ -181,9 +184,7 @@ def test_who_does_not_wait_waits_for_gpulockd_to_end_a_health_check(
 
 def behind_all(desk: Desk, number: int = 1) -> socket.socket:
     """Wait for devices, all of which another process holds."""
-    desk.process(900)
-    for held in range(4):
-        desk.hold(held, 900, start=9)
+    desk.fill(900, UIDS[0] + 1)
     return desk.ask(SocketRequest(CLAIM, ME, MINE, number, wait=FOR_EVER))
 
 
@@ -218,8 +219,7 @@ def test_a_waiting_file_that_cannot_be_written_stops_nobody(
 
 
 def test_each_call_of_a_process_has_a_place_of_its_own(desk: Desk) -> None:
-    for number in range(4):
-        desk.hold(number, desk.process(900), start=9)
+    desk.fill(900, UIDS[0] + 1)
     first, second = (desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
     drawn = desk.line()
     assert len(drawn) == 2
@@ -366,9 +366,7 @@ def test_a_second_request_of_one_who_waits_is_refused(desk: Desk) -> None:
 
 def test_after_a_wish_that_cannot_be_granted_the_line_takes_a_breath(desk: Desk) -> None:
     """Each attempt may look at all processes: nobody keeps gpulockd at that."""
-    desk.process(900)
-    for number in range(4):
-        desk.hold(number, 900, start=9)
+    desk.fill(900, UIDS[0] + 1)
     first, second = desk.come(), desk.come()
     first.send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1)))
     second.send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)))

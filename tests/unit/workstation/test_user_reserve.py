@@ -64,11 +64,8 @@ def test_a_time_that_no_calendar_has_is_refused(desk: Desk, begin: float) -> Non
 
     Stopped by: nobody reserves for later than in a year.
     """
-    request = SocketRequest(
-        RESERVE, 0, 0, devices=(bus(2),), note="x", begin=begin, seconds=2 * HOUR
-    )
     for caller in (ALICE, BOB):
-        reply = last(desk.ask(request, desk.come_as(caller, 900 + caller)))
+        reply = reserve(desk, caller, 2, 2, begin / HOUR)
         assert (reply.kind, "more than a year" in reply.why) == (INVALID_REQUEST, True)
     assert read_reservations(desk.box.settings["STATE_DIR"]) == []
 
@@ -79,8 +76,7 @@ def test_its_user_gets_that_very_device_where_all_are_free(desk: Desk) -> None:
 
 
 def test_who_holds_it_at_that_time_keeps_it_and_its_user_is_next(desk: Desk) -> None:
-    for number in range(4):
-        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.fill(904, CAROL)
     reserve(desk, ALICE, 1, 1)
     earlier = desk.claim_as(BOB, 901, 1, FOR_EVER)
     user = desk.claim_as(ALICE, 903, 1, FOR_EVER)
@@ -109,11 +105,7 @@ def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_d
     [
         ({"uid": ALICE, "number": 1, "hours": 4.1}, INVALID_REQUEST, "4.0 of 4.0 hours a day are"),
         ({"uid": ALICE, "number": 9, "hours": 1}, INVALID_REQUEST, "no device"),
-        (
-            {"uid": ALICE, "number": 1, "hours": 1, "ahead": -2},
-            INVALID_REQUEST,
-            "that time is over",
-        ),
+        ({"uid": ALICE, "number": 1, "hours": 1, "ahead": -2}, INVALID_REQUEST, "time is over"),
         (
             {"uid": BOB, "number": 0, "hours": 1, "ahead": 1.5},
             BUSY,
@@ -148,15 +140,7 @@ def test_reserves_one_after_another_keep_no_device_from_all_others(
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda at=now + ahead * HOUR: at)
             unreserve(desk, ALICE, 3)
-            reply = last(
-                desk.ask(
-                    SocketRequest(
-                        RESERVE, 0, 0, devices=(bus(3),), begin=time.time(), seconds=4 * HOUR
-                    ),
-                    desk.come_as(ALICE, 2901),
-                )
-            )
-            assert reply.state == state, ahead
+            assert reserve(desk, ALICE, 3, 4).state == state, ahead
 
 
 @pytest.mark.attack

@@ -42,7 +42,7 @@ class Lab(Ended):
         self.writes = f'{{ env | sort; echo "$1 $GPULOCK_JOB_ID"; }} >> "{self.told_file}"'
         self.script(self.writes)
         defaults = {"IDLE_WARN": "600", "IDLE_COMMAND": str(self.program)}
-        super().__init__(root, 4, **{**defaults, **keys})
+        super().__init__(root, **{**defaults, **keys})
         self.said: list[str] = []
         self.idle = IdlePolicy(self.said.append)
         self.later = 0.0  # seconds that went by since the test began

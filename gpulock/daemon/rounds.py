@@ -16,50 +16,14 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_e
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.slurm.scontrol import SlurmctldClient, SlurmctldSilentError
+from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store.verdicts import UNKNOWN
 
 AGAIN = 60.0  # seconds between two questions to a slurmctld that is silent
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
-
-
-class ControllerSilence:
-    """Not `until` then is slurmctld asked (CLOCK_BOOTTIME); kept between rounds.
-
-    A question is asked with the gate held, and a slurmctld that does not answer takes five seconds
-    of every hook that waits there. Meanwhile what it would decide is unknown, and held.
-    """
-
-    def __init__(self) -> None:
-        self.until = 0.0
-
-
-class BackoffControl(SlurmctldClient):
-    """slurmctld, of whom nothing is asked while it is silent."""
-
-    __slots__ = ("_silence",)
-
-    def __init__(self, settings: Settings, silence: ControllerSilence) -> None:
-        super().__init__(settings)
-        self._silence = silence
-
-    def job(self, job: str) -> dict[str, str] | None:
-        """Return what slurmctld knows of one job, None for an invalid id; raise Refusal.
-
-        An odd answer about one job is no silence.
-        """
-        if clock_boottime() < self._silence.until:
-            raise SlurmctldSilentError("slurmctld did not answer a while ago")
-        try:
-            return super().job(job)
-        except Refusal as fault:
-            if not (isinstance(fault, SlurmctldSilentError) and fault.heard):
-                self._silence.until = clock_boottime() + AGAIN
-            raise
 
 
 class Rounds:
@@ -72,22 +36,23 @@ class Rounds:
         self.due = float("inf")
         self._journal = journal
         self._chores = chores
-        self._silence = ControllerSilence()
+        self._control: SlurmctldClient | None = None
+        self._asked = 0.0  # when that was made (CLOCK_BOOTTIME)
 
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings; raise Refusal."""
         fresh = DaemonNode(settings)
         fresh.caller = self.node.caller  # a driver that hangs is asked once
         self.node = fresh
+        self._control = None
 
     def run_round(self, now: float) -> ReconcileReport | None:
         """Do one round; return its report, None where it failed. Raises AlreadyRunningError."""
         report, failed = None, ""
-        settings, silence = self.node.settings, self._silence
         try:
             self.node.store.check(make=True)
             self.single.take(self.node.store.path)
-            judge = make_liveness_judge(self.node, lambda: BackoffControl(settings, silence))
+            judge = make_liveness_judge(self.node, self.ask_slurmctld)
             report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
             report.cards = self.node.cards
         except AlreadyRunningError:
@@ -102,11 +67,22 @@ class Rounds:
             self._journal.say(NOTICE, line)
         # a claim that is over does not wait for what lasts
         self._do_chores("chores", self._chores, lambda one: one.run(self.node, report, now))
-        expected = settings.expected_gpus
+        expected = self.node.settings.expected_gpus
         lasting = report_messages.lasting_problem_messages(report, expected)
         self._journal.log_changes("node", lasting)
         self.summary = report_messages.format_daemon_status(report, expected)
         return report
+
+    def ask_slurmctld(self) -> SlurmctldClient:
+        """Return what asks slurmctld in this round; one that is silent is asked again after AGAIN.
+
+        A question is asked with the gate held, and a slurmctld that does not answer takes five
+        seconds of every hook that waits there. Meanwhile what it would decide is unknown, and held.
+        """
+        now = clock_boottime()
+        if self._control is None or self._control.silent is None or now >= self._asked + AGAIN:
+            self._control, self._asked = SlurmctldClient(self.node.settings), now
+        return self._control
 
     def run_due(self, now: float) -> None:
         """Let the chores go on that have work between the rounds."""

@@ -53,13 +53,16 @@ class SlurmctldSilentError(Refusal):
 
 
 class SlurmctldClient:
-    """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named."""
+    """slurmctld, as this node's programs reach it; `conf` is the slurm.conf that slurmd named.
+
+    `silent` is why it is asked nothing any more: it did not answer.
+    """
 
     def __init__(self, settings: Settings, conf: str = "") -> None:
         self._settings = settings
         self._answers: "dict[str, dict[str, str] | None]" = {}
         self._deadline: "Deadline | None" = None
-        self._silent: "Refusal | None" = None
+        self.silent: "Refusal | None" = None
         self._env = {"PATH": "/usr/bin:/bin"}
         if settings.slurm_conf or conf:
             self._env["SLURM_CONF"] = settings.slurm_conf or conf
@@ -82,14 +85,14 @@ class SlurmctldClient:
 
         Asked once: where it is silent it is so for every job of a reconcile.
         """
-        if self._silent is not None:
-            raise self._silent
+        if self.silent is not None:
+            raise self.silent
         if job not in self._answers:
             try:
                 self._answers[job] = self._ask(job)
             except SlurmctldSilentError as silent:
                 if not silent.heard:
-                    self._silent = silent
+                    self.silent = silent
                 raise
         return self._answers[job]
 

@@ -7,14 +7,16 @@ for a time opens no other file, and HISTORY_DAYS removes whole files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import IO, Final
 
-from gpulock.daemon.history.record import HEAD, is_whole_record
+from gpulock.daemon.history.record import HEAD
 from gpulock.store import atomic
 
 FOLDER: Final = "history"
@@ -100,23 +102,19 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     """Return which claims, of which the first began at `oldest`, have their line; raise OSError.
 
     It is looked for in the last two files, and in all since then. What is there is durable then:
-    its author may have been killed before it was.
+    its author may have been killed before it was. A power cut may leave the beginning of one
+    record, zeros, and the end of another in one line, which is none.
     """
     wanted = {token.encode() for token in tokens}
     found: set[str] = set()
-    last_two = list_months(folder)[-2:]
-    for name in sorted({*last_two, *list_months(folder, oldest)}):
+    for name in sorted({*list_months(folder)[-2:], *list_months(folder, oldest)}):
         with os.fdopen(os.open(f"{folder}/{name}", atomic.OPEN_READ), "rb", CHUNK) as file:
-            there = {
-                head["token"]
-                for line in iter_history_lines(file)
-                if (head := HEAD.match(line))
-                and head["token"][1:-1] in wanted
-                and is_whole_record(line)
-            }
-            if there:
-                os.fsync(file.fileno())
-        found |= {token[1:-1].decode() for token in there}
+            for line in iter_history_lines(file):
+                head = HEAD.match(line)
+                if head and head["token"][1:-1] in wanted:
+                    with suppress(ValueError, RecursionError):
+                        found.add(json.loads(line)["token"])
+                        os.fsync(file.fileno())
     if found:
         sync_names(folder)
     return found

@@ -60,8 +60,13 @@ def find_ended_claims(
             with suppress(OSError):  # it was cut short, and nobody can be writing it any more
                 if now - os.lstat(path).st_mtime > EMPTY_SECONDS:
                     os.unlink(path)
-        elif not is_claim_known(node.store, token) and node.store.boot_id() == node.boot_id:
-            found[token] = parts  # where records are lost this moment it may be one that stands
+        elif (
+            # a record moves from `claims` to `finished`, never back: in this order none is missed
+            not os.path.lexists(f"{node.store.claims_dir}/{token}")
+            and not os.path.lexists(f"{node.store.finished_dir}/{token}")
+            and node.store.boot_id() == node.boot_id  # else it may be one that stands
+        ):
+            found[token] = parts
     return found
 
 
@@ -151,15 +156,6 @@ def touch_last_seen(state_dir: str, standing: Iterable[Owner], now: float) -> No
             with suppress(OSError, ValueError, OverflowError):
                 path = f"{state_dir}/{OWED}/{record.token}"
                 os.utime(path, (at, at), follow_symlinks=False)
-
-
-def is_claim_known(store: LockStore, token: str) -> bool:
-    """Return whether there is a record of a claim, be it finished.
-
-    A record moves from `claims/` to `finished/`, never back: looked for in this order, it is not
-    missed.
-    """
-    return any(os.path.lexists(f"{top}/{token}") for top in (store.claims_dir, store.finished_dir))
 
 
 def remove_written_claims(node: Node, tokens: Iterable[str]) -> None:

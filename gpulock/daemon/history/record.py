@@ -270,15 +270,3 @@ def round_to_milli(value: float | None) -> float | None:
 def encode_history_record(record: Mapping[str, Any]) -> bytes:
     """Return the record as one line; a character that is no text is escaped."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-
-
-def is_whole_record(line: bytes) -> bool:
-    """Return whether a line is a record.
-
-    A power cut may leave the beginning of one record, zeros, and the end of another in one line.
-    """
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True

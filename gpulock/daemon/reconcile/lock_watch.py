@@ -41,32 +41,30 @@ class LockDirWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self.fault = "" if self.fd >= 0 else os.strerror(ctypes.get_errno())
-        self._watches: dict[str, int] = {}
+        self._watches: set[int] = set()
         self._lost = False  # a folder that was watched is gone, or another one by now
 
     def follow(self, store: LockStore) -> None:
         """Watch the folders that now have these names: of locks, of records."""
         claims = CREATE | MOVED_TO | GONE | LOST
         masks = {store.path: DELETE | LOST, store.locks_dir: claims, store.claims_dir: GONE | LOST}
-        self.fault = "" if self.fd >= 0 else self.fault
-        for path in [known for known in self._watches if known not in masks]:
-            self._libc.inotify_rm_watch(self.fd, self._watches.pop(path))
-        for path, mask in masks.items() if self.fd >= 0 else ():  # once more changes nothing
-            name = os.fsencode(path)
+        if self.fd < 0:
+            return
+        before, self._watches, self.fault = self._watches, set(), ""
+        for path, mask in masks.items():
+            name = os.fsencode(path)  # of the same folder it is the same watch
             watch: int = self._libc.inotify_add_watch(self.fd, name, mask | ONLYDIR | DONT_FOLLOW)
-            known = self._watches.pop(path, -1)
             if watch >= 0:
-                self._watches[path] = watch
+                self._watches.add(watch)
             elif ctypes.get_errno() != errno.ENOENT:
                 self.fault = f"{path}: {os.strerror(ctypes.get_errno())}"
-            if known not in (-1, watch):
-                self._lost = True
-                self._libc.inotify_rm_watch(self.fd, known)
+        for gone in before - self._watches:
+            self._lost = True
+            self._libc.inotify_rm_watch(self.fd, gone)
 
     def changed(self) -> bool:
         """Return whether something happened since, in the folders that are watched now."""
         lost, self._lost = self._lost, False
-        ours = set(self._watches.values())
         while self.fd >= 0:
             try:
                 data = os.read(self.fd, BUFFER)
@@ -75,7 +73,7 @@ class LockDirWatch:
             while data:
                 watch, mask, _, length = EVENT.unpack_from(data)
                 hidden = data.startswith(b".", EVENT.size) and length > 0
-                lost |= not hidden and (watch in ours or bool(mask & OVERFLOW))
+                lost |= not hidden and (watch in self._watches or bool(mask & OVERFLOW))
                 data = data[EVENT.size + length :]
         return lost
 

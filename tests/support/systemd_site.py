@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,64 +13,95 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
+from gpulock.install.systemd.units import UNITS, read_static_files
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import ignore
 
+STATES = ("read", "enabled", "active", "failed")
+FUTURE = 1e10  # seconds of the epoch
 
-@dataclass
+
 class FakeSystemctl:
-    """What systemctl says of units whose files are in `folder`, and what it was told."""
+    """systemctl of a systemd that keeps in files what it knows, for a child that is killed, too.
 
-    folder: Path
-    enabled: set[str] = field(default_factory=set[str])
-    active: set[str] = field(default_factory=set[str])
-    failed: set[str] = field(default_factory=set[str])
-    properties: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    told: list[str] = field(default_factory=list[str])
-    fails: str = ""
-    dies: bool = False  # what is started ends at once
-    reads_again: bool = False  # a daemon-reload ends NeedDaemonReload
+    A unit is in a folder for each of its states, with the text that it had at that moment.
+    """
 
-    def __call__(self, *words: str) -> str:
+    def __init__(self, known: Path) -> None:
+        self.known, self.fails = known, ""
+        self.dies = False  # what is started ends at once
+        self.properties: dict[str, dict[str, str]] = {}
+        self.told: list[str] = []
+        for state in STATES:
+            (known / state).mkdir(parents=True)
+
+    def text(self, unit: str) -> str:
+        """Return what there is of a unit and its drop-in now, nothing without a unit."""
+        places = (install.unit_path(unit), install.ROOT / "usr/lib/systemd/system" / unit)
+        text = next((text for path in places if (text := read(path))), "")
+        return text and text + read(install.drop_in_path(unit))
+
+    def kept(self, unit: str) -> str:
+        """Return what systemd goes by for a unit: what it read, else what it finds."""
+        return read(self.known / "read" / unit) or self.text(unit)
+
+    def units(self, state: str) -> set[str]:
+        """Return the units that are in a state."""
+        return {path.name for path in (self.known / state).iterdir()}
+
+    def mark(self, state: str, unit: str, text: str) -> None:
+        """Have a unit be in a state, with a text; without one it is in it no more."""
+        path = self.known / state / unit
+        if text:
+            path.write_text(text)
+        else:
+            path.unlink(missing_ok=True)
+
+    def started(self, pid: int) -> float:
+        """Return when a service was started: before its unit's text of now, or long after."""
+        unit = UNITS[pid - 1]
+        return FUTURE if read(self.known / "active" / unit) == self.text(unit) else 0.0
+
+    def __call__(self, verb: str, *words: str) -> str:
         """Do as systemctl does, as far as the installer relies on it."""
-        verb, *rest = words
-        units = [word for word in rest if not word.startswith("-")]
+        units = [word for word in words if not word.startswith("-")]
         if verb == "show":
             return self.show(units[0])
         self.told.append(" ".join((verb, *units)))
         if self.fails == verb:
             raise InstallError(f"systemctl {verb} ended with 1: it does not")
-        if verb == "daemon-reload" and self.reads_again:
-            for found in self.properties.values():
-                found.pop("NeedDaemonReload", None)
-        elif verb == "enable":
-            self.enabled |= {*units}
-        elif verb == "restart" and not self.dies:
-            self.active |= {*units}
-        elif verb == "reset-failed":
-            self.failed -= {*units}
-        elif verb == "disable":
-            self.enabled -= {*units}
-            self.active -= {*units}
+        for unit in units or UNITS:
+            if units and not self.kept(unit):
+                raise InstallError(f"Unit {unit} not found.")
+            if verb == "daemon-reload":
+                self.mark("read", unit, self.text(unit))
+            elif verb == "enable":
+                self.mark("enabled", unit, self.kept(unit))
+            elif verb == "restart" and not self.dies:
+                self.mark("active", unit, self.kept(unit))
+            for state in {"disable": STATES[1:3], "reset-failed": STATES[3:]}.get(verb, ()):
+                self.mark(state, unit, "")
         return ""
 
     def show(self, unit: str) -> str:
         """Return the properties of a unit, one a line."""
-        if not (self.folder / unit).exists():
-            kept = self.properties.get(unit, {}).get("NeedDaemonReload", "no")
-            return f"LoadState=not-found\nActiveState=inactive\nNeedDaemonReload={kept}\n"
+        if not (text := self.kept(unit)):
+            return "LoadState=not-found\nActiveState=inactive\n"
+        active = "active" if unit in self.units("active") else "inactive"
         found = {
             "LoadState": "loaded",
-            "UnitFileState": "enabled" if unit in self.enabled else "disabled",
-            "ActiveState": (
-                "failed" if unit in self.failed else "active" if unit in self.active else "inactive"
-            ),
-            "MainPID": "0",
-            "NeedDaemonReload": "no",
-            "FragmentPath": str(self.folder / unit),
+            "UnitFileState": "enabled" if unit in self.units("enabled") else "disabled",
+            "ActiveState": "failed" if unit in self.units("failed") else active,
+            "MainPID": str(UNITS.index(unit) + 1),
+            "NeedDaemonReload": "no" if text == self.text(unit) else "yes",
             **self.properties.get(unit, {}),
         }
         return "".join(f"{name}={value}\n" for name, value in found.items())
+
+
+def read(path: Path) -> str:
+    """Return a text, nothing for one that is not there."""
+    return path.read_text() if path.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +116,14 @@ class SystemdNode:
     def etc(self) -> Path:
         """Where the files go."""
         return self.root / "etc"
+
+    def give_package_units(self) -> None:
+        """Put the units of a distribution's package there, for these settings."""
+        folder = self.root / "usr/lib/systemd/system"
+        folder.mkdir(parents=True)
+        for name in UNITS:
+            text = read_static_files()[name]
+            (folder / name).write_text(text.replace("/etc/gpulock/gpulock.conf", str(self.config)))
 
     def drop_in(self, unit: str) -> str:
         """Return the drop-in of an installed unit."""
@@ -154,6 +193,7 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
     patch.setattr(install, "ROOT", folder)
-    ctl = FakeSystemctl(folder / "usr/local/lib/systemd/system")
+    ctl = FakeSystemctl(folder / "systemd")
     patch.setattr(manager, "systemctl", ctl)
+    patch.setattr(install, "process_start_time", ctl.started)
     return SystemdNode(folder, config, ctl)

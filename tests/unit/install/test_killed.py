@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, Item, Wanted, run_items
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import SlurmSite
-from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.units import DAEMON, UNITS
+from gpulock.install.systemd import manager
+from gpulock.install.systemd.units import DAEMON
 from tests.support.install_site import ignore, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
 from tests.support.slurm_node import make_slurm_node
@@ -26,7 +25,6 @@ from tests.support.systemd_site import make_systemd_node
 
 pytestmark = pytest.mark.slow
 SLURM = 998  # who slurm.conf belongs to, where root may give it away
-FUTURE = 1e10
 
 
 class KilledItems(KilledSite):
@@ -119,78 +117,27 @@ class KilledSlurm(KilledSite):
 
 
 class KilledSystemd(KilledSite):
-    """A node whose systemd keeps in files what it does: of a package's units it runs gpulockd's."""
+    """A node whose systemd runs gpulockd of a package's units."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.node = node = make_systemd_node(root, patch)
+        node.give_package_units()
         patch.setattr(manager, "systemctl", self.systemctl)
-        self.known = node.root / "systemd"
         patch.setattr(manager, "run_systemd_program", self._make)
-        patch.setattr(install, "process_start_time", self._started)
-        for name in ("read", "enabled", "active"):
-            (self.known / name).mkdir(parents=True)
-        self.package = node.root / "usr/lib/systemd/system"
-        self.package.mkdir(parents=True)
-        for name in UNITS:
-            (self.package / name).write_text("[Unit]\n")
         for state in ("read", "enabled", "active"):
-            (self.known / state / DAEMON).write_text("[Unit]\n")
-        (self.known / "list").touch()
+            node.ctl.mark(state, DAEMON, node.ctl.text(DAEMON))
         super().__init__(node.root)
 
     def _make(self, *command: str) -> str:
         """Be the program that makes users."""
         with self.one_call(command[0]):
-            (self.known / "made").touch()
+            (self.node.ctl.known / "made").touch()
         return ""
-
-    def _look(self, unit: str) -> str:
-        """Return the text of a unit that systemd finds, nothing for one that is not there."""
-        places = (install.unit_path(unit), self.package / unit)
-        text = next((text for one in places if (text := read(one))), "")
-        return text and text + read(install.drop_in_path(unit))
-
-    def _started(self, pid: int) -> float:
-        """Return when a service was started: before its unit's text of now, or long after."""
-        unit = UNITS[pid - 1]
-        return 0.0 if read(self.known / "active" / unit) != self._look(unit) else FUTURE
-
-    def _show(self, unit: str) -> str:
-        text = read(self.known / "read" / unit) or self._look(unit)
-        if not text:
-            return "LoadState=not-found\nActiveState=inactive\n"
-        states = {
-            "LoadState": "loaded",
-            "UnitFileState": "enabled" if read(self.known / "enabled" / unit) else "disabled",
-            "ActiveState": "active" if read(self.known / "active" / unit) else "inactive",
-            "MainPID": str(UNITS.index(unit) + 1),
-            "NeedDaemonReload": "no" if text == self._look(unit) else "yes",
-        }
-        return "".join(f"{name}={value}\n" for name, value in states.items())
 
     def systemctl(self, verb: str, *words: str) -> str:
-        """Be a systemctl whose systemd knows of a unit what it read last."""
-        units = [word for word in words if not word.startswith("-")]
-        if verb == "show":
-            return self._show(units[0])
-        with self.one_call(verb):
-            for unit in units or UNITS:
-                enabled, active = (self.known / state / unit for state in ("enabled", "active"))
-                text = read(self.known / "read" / unit)
-                if units and not text:
-                    raise InstallError(f"Unit {unit} not found.")
-                if verb == "daemon-reload":
-                    (self.known / "read" / unit).write_text(self._look(unit))
-                elif verb == "enable":
-                    enabled.write_text(text)
-                elif verb == "restart":
-                    active.write_text(text)
-                    if unit == DAEMON:
-                        (self.known / "list").touch()
-                elif verb == "disable":
-                    enabled.unlink(missing_ok=True)
-                    active.unlink(missing_ok=True)
-        return ""
+        """Be a systemctl that does its work or does not."""
+        with nullcontext() if verb == "show" else self.one_call(verb):
+            return self.node.ctl(verb, *words)
 
     def apply(self) -> None:
         self.node.install()
@@ -202,11 +149,6 @@ class KilledSystemd(KilledSite):
 def gres_conf_size(path: str) -> str:
     """Return what stands for the version of a gres.conf whose time each try changes."""
     return str(os.stat(path).st_size)
-
-
-def read(path: Path) -> str:
-    """Return a text, nothing for one that is not there."""
-    return path.read_text() if path.exists() else ""
 
 
 SITES = pytest.mark.parametrize("kind", [KilledItems, KilledSge, KilledSlurm, KilledSystemd])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor says whether gpulockd runs, and what of the node waits for it."""
+"""Doctor says whether gpulockd and the exporter run, and whether settings can do what they say."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
+from gpulock.install.doctor.node import check_mps, check_settings, node_checks
 from gpulock.install.systemd import manager
+from gpulock.node import sample
+from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.trees import BOOT, Box
 
@@ -98,3 +102,47 @@ def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
     box.proc.add(77, state="T")
     (check,) = told(box)
     assert (check.state, "pid 77 does not answer" in check.what) == (FAULT, True)
+
+
+# --- the exporter, and settings -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("boot", "ago", "warned"), [(BOOT, 5, 0), (BOOT, 60, 1), ("x", 60, 0)])
+def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
+    box: Box, boot: str, ago: float, warned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", box.root / "none")
+    head = f"{sample.SAMPLE_LINE}\nboot_id={boot}\nboottime={clock_boottime() - ago}\n"
+    (box.root / "run-exporter").mkdir()
+    (box.root / "run-exporter" / "sample").write_text(head)
+    found = [one for one in told(box) if one.name == "exporter"]
+    assert [one.state for one in found] == [WARNING] * warned
+    assert not warned or found[0].what == "down for 1m. Jobs are not affected"
+
+
+def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "gpulock.conf"
+    path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\n")
+    assert [one.state for one in check_settings(read_settings(str(path)), path)] == [FAULT, FAULT]
+    path.write_text("QUARANTINE_ON=xid\n")
+    assert [*check_settings(read_settings(str(path)), path)] == []
+
+
+def test_places_of_no_card_are_told(box: Box) -> None:
+    def shares() -> list[Finding]:
+        found = run_checks(node_checks(box.node().settings)).findings
+        return [one for one in found if one.name == "SHARES"]
+
+    assert shares() == []
+    box.settings["SHARES"] = "0:4 9:2"
+    (wrong,) = shares()
+    assert (wrong.state, wrong.what.startswith("9:2 names no card here")) == (WARNING, True)
+
+
+def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
+    box.settings |= {"SHARES": "0:4", "SHARE_MPS": "yes"}
+    found = check_mps(box.node().settings, MpsPrograms("/bin/none", "/bin/true", "/bin/none"))
+    assert [(one.state, one.what.partition(":")[0]) for one in found] == [
+        (FAULT, "/bin/none is no program")
+    ] * 2
+    assert [*check_mps(box.node().settings, MpsPrograms(*["/bin/true"] * 3))] == []

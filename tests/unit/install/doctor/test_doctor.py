@@ -358,16 +358,26 @@ def test_a_cause_is_one_line_and_what_to_do_stands_below() -> None:
     assert all(line.isascii() for line in lines)
 
 
-def test_a_node_that_is_well_is_one_line() -> None:
-    report = run_checks([Check("a", lambda: [fact("n17"), fact("8 GPUs")]), Check("b", lambda: [])])
-    assert [*report_lines(report, with_all=False)] == ["ok: n17, 8 GPUs (2 checks; --all)"]
-    assert [*report_lines(report, with_all=True)] == ["ok a", "ok b", "ok: n17, 8 GPUs (2 checks)"]
+def test_all_names_the_checks_that_are_well_and_those_that_said_nothing() -> None:
+    well = [Check("a", lambda: [fact("n17"), fact("8 GPUs")]), Check("b", lambda: [])]
+    shown = [*report_lines(run_checks(well), with_all=True)]
+    assert shown == ["ok a", "ok b", "ok: n17, 8 GPUs (2 checks)"]
+    bad = [Check("a", lambda: [fault("bad", "mend it")]), Check("b", lambda: [], ("a",))]
+    shown = [*report_lines(run_checks(bad), with_all=True)]
+    assert shown[2:] == ["- b: not looked at without a"]
 
 
-def test_all_names_the_checks_that_said_nothing_and_what_they_need() -> None:
-    bad = Check("a", lambda: [fault("bad", "mend it")])
-    report = run_checks([bad, Check("b", lambda: [], ("a",))])
-    assert [*report_lines(report, with_all=True)][2:] == ["- b: not looked at without a"]
+@pytest.mark.parametrize(
+    ("do", "width", "lines"),
+    [
+        (f"mend /{'x' * 30} by hand", 12, ["    mend", f"    /{'x' * 30}", "    by hand"]),
+        ("chmod 600 '/run/a b/gate'", 24, ["    chmod 600", "    '/run/a b/gate'"]),
+    ],
+)
+def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole(
+    do: str, width: int, lines: list[str]
+) -> None:
+    assert lines_of(fault("it is", do), width=width) == ["x a: it is.", *lines]
 
 
 def test_json_has_the_same() -> None:
@@ -382,38 +392,12 @@ def test_json_has_the_same() -> None:
     }
 
 
-def test_after_an_uninstallation_one_line_says_what_is_missing(site: Site) -> None:
-    """It said that every job fails, and named each thing that is not there."""
-    assert site.uninstall().remainders == []
-
-    report = run(site)
-
-    (only,) = report.findings
-    assert only == Finding(
-        "gpulock",
-        FAULT,
-        "it is installed into no scheduler here (sge_execd runs)",
-        "gpulock install sge",
-    )
-
-
 def test_a_cluster_without_a_queue_is_told_once_and_nothing_fails(site: Site) -> None:
     """qselect and qstat fail there, without a word."""
     (site.state / "sq").unlink()
     checks = found(site)
     assert (checks["Grid Engine"].state, "--queue" in checks["Grid Engine"].do) == (FAULT, True)
     assert checks["queue"].state == OK
-
-
-def test_long_findings_are_wrapped_below_themselves_and_paths_stay_whole() -> None:
-    lines = lines_of(fault("it is bad", f"mend /{'x' * 30} by hand"), width=12)
-
-    assert lines == ["x a: it is", "  bad.", "    mend", f"    /{'x' * 30}", "    by hand"]
-
-
-def test_a_quoted_path_with_blanks_is_not_wrapped() -> None:
-    lines = lines_of(fault("open", "chmod 600 '/run/a b/gate'"), width=24)
-    assert lines == ["x a: open.", "    chmod 600", "    '/run/a b/gate'"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_fault(

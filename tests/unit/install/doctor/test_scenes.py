@@ -80,8 +80,12 @@ def test_on_a_node_with_the_package_alone_one_command_is_named(
 ) -> None:
     site = make_site(tmp_path / "root", monkeypatch)
     be_real(site.config, monkeypatch)
+    before = seen(site.config)
+    site.install_all()
+    assert site.uninstall().remainders == []
 
-    assert seen(site.config) == (
+    assert seen(site.config) == before, "after an uninstallation it is so again"
+    assert before == (
         "x gpulock: it is installed into no scheduler here (sge_execd runs).\n"
         "    gpulock install sge"
     )

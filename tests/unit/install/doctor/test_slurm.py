@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpulock import __version__
 from gpulock.install.doctor import doctor, slurm
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
 from gpulock.install.files import InstallError
@@ -82,20 +81,6 @@ def run(node: SlurmNode) -> Report:
 def found(node: SlurmNode) -> dict[str, Finding]:
     """Return the worst finding of each name."""
     return worst_of(run(node))
-
-
-def test_an_installed_node_has_nothing_wrong_but_that_no_gpulockd_runs(node: SlurmNode) -> None:
-    report = run(node)
-
-    assert [one.name for one in report.findings] == ["gpulockd"]
-    assert "execd" not in report.passed, "nothing of Grid Engine is looked at"
-    assert report.facts[1:] == [
-        "8 GPUs",
-        f"hooks {__version__}",
-        "Slurm 22.05.8",
-        "no ConstrainDevices: a job can open any GPU",
-        "ISOLATION=off",
-    ]
 
 
 def put(key: str, value: str) -> Plant:
@@ -320,52 +305,25 @@ def test_the_script_of_a_key_is_copied_before_slurmctld_reads_the_key(node: Slur
     assert "beside the controller's slurm.conf, cp " in found(node)["recommended"].do
 
 
-def test_the_spank_plugin_takes_the_place_of_taskprolog(node: SlurmNode) -> None:
-    by_spank()(node)
-
-    checks = found(node)
-
-    assert (checks["SPANK"].state, checks["slurm.conf"].state) == (OK, OK)
-
-
-def test_under_slurms_own_device_constraint_any_order_is_right(node: SlurmNode) -> None:
+def reordered_and_constrained(node: SlurmNode) -> None:
     reorder(node)
     constrain(node)
 
-    checks = found(node)
 
-    assert checks["order of gres.conf"].state == OK
-    assert checks["ConstrainDevices"].state == OK
-    assert checks["installation"].state == OK
-
-
-def test_a_gpu_that_slurm_counts_for_nobody_is_told(node: SlurmNode) -> None:
-    constrain(node)
-    node.list_gpus(f"Count=7 Index=0 ID=7 File={node.device('[0-6]')}")
-    node.install()
-
-    check = found(node)["uncounted GPUs"]
-
-    assert (check.state, check.what) == (WARNING, "Slurm does not count /dev/nvidia7")
-
-
-def test_the_order_of_gres_conf_is_nobodys_concern_where_gpulock_selects(node: SlurmNode) -> None:
+def reordered_where_gpulock_selects(node: SlurmNode) -> None:
     reorder(node)
     two_models(node)
 
-    checks = found(node)
 
-    assert (checks["order of gres.conf"].state, checks["installation"].state) == (OK, OK)
-
-
-def test_timeouts_of_their_own_that_are_long_enough_are_well(node: SlurmNode) -> None:
-    own_timeouts(node, prolog="120")
-
-    assert found(node)["slurm.conf"].state == OK
+def masks_by_uuid(node: SlurmNode) -> None:
+    reorder(node)
+    gres = node.conf.with_name("gres.conf")
+    gres.write_text(f"AutoDetect=nvidia\n{gres.read_text().strip()} Flags=env_uuid\n")
+    node.install()
 
 
-def test_hooks_beside_slurm_conf_are_ours_without_a_folder(node: SlurmNode) -> None:
-    """slurmd fetches them with slurm.conf, as files: each is a script that calls ours."""
+def hooks_beside_slurm_conf(node: SlurmNode) -> None:
+    """Name them without a folder: slurmd fetches them as files, and each calls ours."""
     targets = {"Prolog": node.paths.slurm_prolog, "TaskProlog": node.paths.slurm_task}
     for key, target in targets.items():
         script = node.conf.with_name(f"{key}.sh")
@@ -376,20 +334,36 @@ def test_hooks_beside_slurm_conf_are_ours_without_a_folder(node: SlurmNode) -> N
     node.conf.with_name("epilog.d").joinpath("50-gpulock").symlink_to(node.paths.slurm_epilog)
     node.put("Epilog", "epilog.d/*")
 
+
+@pytest.mark.parametrize(
+    ("plant", "names"),
+    [
+        (by_spank(), ("SPANK", "slurm.conf")),
+        (reordered_and_constrained, ("order of gres.conf", "ConstrainDevices", "installation")),
+        (reordered_where_gpulock_selects, ("order of gres.conf", "installation")),
+        (masks_by_uuid, ("order of gres.conf", "installation")),
+        (partial(own_timeouts, prolog="120"), ("slurm.conf",)),
+        (hooks_beside_slurm_conf, ("slurm.conf", "hooks of the site")),
+    ],
+)
+def test_what_is_right_in_another_way_is_well(
+    node: SlurmNode, plant: Plant, names: tuple[str, ...]
+) -> None:
+    plant(node)
+
     checks = found(node)
 
-    assert {checks[key].state for key in ("slurm.conf", "hooks of the site")} == {OK}
+    assert {name: checks[name].state for name in names} == dict.fromkeys(names, OK)
 
 
-def test_masks_by_uuid_are_right_in_any_order(node: SlurmNode) -> None:
-    reorder(node)
-    gres = node.conf.with_name("gres.conf")
-    gres.write_text(f"AutoDetect=nvidia\n{gres.read_text().strip()} Flags=env_uuid\n")
+def test_a_gpu_that_slurm_counts_for_nobody_is_told(node: SlurmNode) -> None:
+    constrain(node)
+    node.list_gpus(f"Count=7 Index=0 ID=7 File={node.device('[0-6]')}")
     node.install()
 
-    checks = found(node)
+    check = found(node)["uncounted GPUs"]
 
-    assert (checks["order of gres.conf"].state, checks["installation"].state) == (OK, OK)
+    assert (check.state, check.what) == (WARNING, "Slurm does not count /dev/nvidia7")
 
 
 def test_a_fatal_message_of_slurmd_is_shown_whole(node: SlurmNode) -> None:

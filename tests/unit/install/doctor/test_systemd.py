@@ -11,7 +11,7 @@ import pytest
 from gpulock.install.doctor.check import WARNING, Finding, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.systemd import install, manager, units
-from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS, read_static_files
+from gpulock.install.systemd.units import PACKAGE_PYTHON
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 
 DAEMON, EXPORTER = "gpulockd.service", "gpulock-exporter.service"
@@ -62,7 +62,7 @@ def test_a_drop_in_that_cannot_be_made_is_said(node: SystemdNode) -> None:
 
 
 def test_a_service_that_is_stopped_is_left_to_the_checks_of_the_programs(node: SystemdNode) -> None:
-    node.ctl.active.discard(DAEMON)
+    node.ctl.mark("active", DAEMON, "")
 
     assert look(node) == []
 
@@ -94,11 +94,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
     monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
     monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
     monkeypatch.setattr(units, "_UNIT_WRITES", ("/run", str(tmp_path)))
-    node.ctl.folder = tmp_path / "usr/lib/systemd/system"
-    node.ctl.folder.mkdir(parents=True)
-    for name in UNITS:
-        text = read_static_files()[name].replace("/etc/gpulock/gpulock.conf", str(node.config))
-        (node.ctl.folder / name).write_text(text)
+    node.give_package_units()
     return node
 
 

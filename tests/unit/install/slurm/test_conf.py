@@ -19,10 +19,9 @@ from gpulock.install.slurm.configured_hooks import (
     misplaced_program,
 )
 from gpulock.install.slurm.site import Slurmd as Daemon
-from gpulock.install.slurm.site import find_own_slurmd, find_slurm_site, parse_slurmd_arguments
+from gpulock.install.slurm.site import find_own_slurmd, parse_slurmd_arguments
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
-    add_list_words,
     parse_scontrol_config,
     read_slurm_conf,
 )
@@ -85,11 +84,6 @@ def test_an_exit_code_is_found_in_lists_and_ranges(value: str, holds: bool) -> N
     assert SlurmConf({"requeueexit": value}, "").holds_exit("RequeueExit", 213) is holds
 
 
-def test_a_list_keeps_what_it_holds_and_gets_what_it_lacks() -> None:
-    assert add_list_words(["75", "80-82"], "213") == "75,80-82,213"
-    assert add_list_words(["alloc"], "Alloc", "Contain") == "alloc,Contain"
-
-
 # --- where Slurm is ------------------------------------------------------------------------------
 
 
@@ -109,33 +103,11 @@ def test_what_slurmd_was_started_with_is_found(
     assert parse_slurmd_arguments(words, named) == found
 
 
-def programs(folder: Path) -> Path:
-    for name in ("bin/scontrol", "sbin/slurmd"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
-    return folder / "sbin/slurmd"
-
-
-def test_the_clients_are_found_beside_the_slurmd_that_runs(tmp_path: Path) -> None:
-    slurmd = programs(tmp_path)
-
-    found = find_slurm_site(Settings({}), Daemon(1, slurmd, "/x/slurm.conf", "n1"))
-
-    assert found.binaries == tmp_path / "bin"
-    assert found.gres_conf == Path("/x/gres.conf")
-    assert found.node == "n1"
-
-
 def test_slurmds_of_another_cluster_on_this_machine_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slurmd = programs(tmp_path)
-    daemons = [Daemon(1, slurmd, "/x/slurm.conf", "n1"), Daemon(2, slurmd, "/y/slurm.conf", "m1")]
+    daemons = [Daemon(n, Path("/slurmd"), f"/{name}/slurm.conf") for n, name in enumerate("xy")]
     monkeypatch.setattr(site, "find_slurmds", lambda: daemons)
-
-    with pytest.raises(InstallError, match="set SLURM_CONF"):
-        find_own_slurmd(Settings({}))
 
     assert find_own_slurmd(Settings({"SLURM_CONF": "/y/slurm.conf"})) == daemons[1]
 
@@ -160,34 +132,22 @@ def find_hook(conf: SlurmConf, key: str, paths: HookPaths) -> InForceHook:
     return next(hook for hook in find_slurm_hooks(conf, paths) if hook.key == key)
 
 
-def test_a_pattern_names_programs_in_the_order_in_which_slurm_runs_them(
-    tmp_path: Path, paths: HookPaths
-) -> None:
-    folder = tmp_path / "prolog.d"
-    folder.mkdir()
-    for name in ("10-a", "50-b"):
-        (folder / name).write_text("#!/bin/sh\n")
-    (folder / "90-gpulock").symlink_to(paths.slurm_prolog)
-
-    hook = find_hook(conf(Prolog=f"{folder}/*"), PROLOG, paths)
-
-    assert [path.name for path in hook.programs] == ["90-gpulock", "50-b", "10-a"]
-    assert [path.name for path in hook.ours] == ["90-gpulock"]
-    assert misplaced_program(hook) is None
-
-
-def test_a_program_of_the_sites_before_our_prolog_or_after_our_epilog_is_misplaced(
-    tmp_path: Path, paths: HookPaths
+@pytest.mark.parametrize(("key", "ours"), [(PROLOG, "90-gpulock"), (EPILOG, "10-gpulock")])
+def test_of_a_pattern_the_programs_run_in_reverse_order_and_ours_has_its_place(
+    tmp_path: Path, paths: HookPaths, key: str, ours: str
 ) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     (folder / "50-site").write_text("#!/bin/sh\n")
-    (folder / "10-gpulock").symlink_to(paths.slurm_prolog)
-    (folder / "90-gpulock").symlink_to(paths.slurm_epilog)
+    target = {PROLOG: paths.slurm_prolog, EPILOG: paths.slurm_epilog}[key]
+    (folder / ours).symlink_to(target)
 
-    for key in (PROLOG, EPILOG):
-        found = misplaced_program(find_hook(conf(**{key: f"{folder}/*"}), key, paths))
-        assert found is not None
+    hook = find_hook(conf(**{key: f"{folder}/*"}), key, paths)
+
+    assert [*hook.programs] == sorted(folder.iterdir(), reverse=True)
+    assert ([*hook.ours], misplaced_program(hook)) == ([folder / ours], None)
+    (folder / ours).rename(folder / {PROLOG: "10", EPILOG: "90"}[key])
+    assert misplaced_program(find_hook(conf(**{key: f"{folder}/*"}), key, paths)) is not None
 
 
 def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
@@ -199,7 +159,3 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 
     script.write_text(f"#!/bin/sh\n# exec {paths.slurm_task}\nexit 0\n")
     assert find_hook(conf(TaskProlog=script), TASK, paths).ours == ()
-
-
-def test_a_program_that_is_not_there_is_not_ours(paths: HookPaths) -> None:
-    assert find_hook(conf(Epilog="/nowhere/epilog"), EPILOG, paths).ours == ()

@@ -148,16 +148,6 @@ def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path
             device_of_position(settings, wrong)
 
 
-def test_a_card_that_the_driver_does_not_show_is_an_error_that_says_so(tmp_path: Path) -> None:
-    settings = node(tmp_path, "workstation")
-    Path(settings.dev_root, "nvidia7").touch()
-
-    with pytest.raises(InstallError, match=r"position 1 .*nvidia7.* no GPU with this minor \(only"):
-        devices_of_positions(
-            settings, [(f"{settings.dev_root}/nvidia0",), (f"{settings.dev_root}/nvidia7",)]
-        )
-
-
 def test_one_card_at_two_positions_is_refused(tmp_path: Path) -> None:
     settings = node(tmp_path, "workstation")
     Path(settings.dev_root, "other").symlink_to("nvidia0")

@@ -176,14 +176,6 @@ def test_parts_of_gpus_are_kept_and_noticed(
     assert read_shared_gres(str(node.map.parent)) == ("shard",)
 
 
-def test_uninstalling_takes_away_a_map_that_was_renewed(node: SlurmNode) -> None:
-    edit(node, "# a comment\n")
-    renew_gres_map(node.config, ask=False)
-
-    assert node.uninstall().clauses() == []
-    assert not node.map.exists()
-
-
 def test_the_program_says_one_line(node: SlurmNode, capsys: pytest.CaptureFixture[str]) -> None:
     edit(node, "# a comment\n")
     assert renew_map.main([str(node.config)]) == renew_map.DONE

@@ -70,10 +70,7 @@ def test_of_a_package_only_the_drop_ins_are_written(
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
-    node.ctl.folder = node.root / "usr/lib/systemd/system"
-    node.ctl.folder.mkdir(parents=True)
-    for unit in UNITS:
-        (node.ctl.folder / unit).write_text("[Unit]\n")
+    node.give_package_units()
     before = files(node)
 
     node.install()
@@ -81,7 +78,7 @@ def test_of_a_package_only_the_drop_ins_are_written(
     node.uninstall()
 
     assert added == {f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS}
-    assert (files(node), node.ctl.active) == (before, set())
+    assert (files(node), node.ctl.units("active")) == (before, set())
 
 
 def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
@@ -105,21 +102,19 @@ def test_a_setting_that_changes_a_unit_starts_that_service_afresh_and_no_other(
 
     assert [*shown] == [f"file {path}", "service gpulock-exporter"]
     assert shown["service gpulock-exporter"] == [f"  started afresh: file {path} changes"]
-    node.ctl.properties["gpulock-exporter.socket"] = {"NeedDaemonReload": "yes"}
-    node.ctl.reads_again = True
     assert node.install().changed == [*shown]
     assert restarts(node) == STARTED[:1]
 
 
 def test_a_service_that_somebody_stopped_is_started_again(node: SystemdNode) -> None:
     node.install()
-    node.ctl.active.discard("gpulockd.service")
+    node.ctl.mark("active", "gpulockd.service", "")
 
     assert node.differences() == {
         "service gpulockd": ["  - enabled, inactive", "  + enabled, active"]
     }
     node.install()
-    assert "gpulockd.service" in node.ctl.active
+    assert "gpulockd.service" in node.ctl.units("active")
 
 
 def test_a_service_that_is_older_than_its_package_is_started_afresh(
@@ -207,7 +202,7 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     node.uninstall()
 
     assert files(node) == before
-    assert (node.ctl.active, node.ctl.enabled) == (set(), set())
+    assert node.ctl.units("active") == node.ctl.units("enabled") == set()
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
     assert not (node.etc / "systemd/system/gpulock-exporter.socket.d").exists()
     assert node.uninstall().changed == []
@@ -218,21 +213,21 @@ def test_uninstall_goes_on_where_one_that_was_cut_short_had_removed_a_unit(
 ) -> None:
     node.install()
     install.unit_path("gpulock-exporter.socket").unlink()
-    node.ctl.told.clear()
+    node.ctl("daemon-reload")
 
     node.uninstall()
 
     assert "disable gpulock-exporter.service" in node.ctl.told
-    assert node.ctl.active == {"gpulock-exporter.socket"}  # of which it knows nothing
+    assert node.ctl.units("active") == {"gpulock-exporter.socket"}  # of which it knows nothing
 
 
 def test_a_service_that_failed_is_taken_away(node: SystemdNode) -> None:
     node.install()
-    node.ctl.failed.add("gpulockd.service")
+    node.ctl.mark("failed", "gpulockd.service", "[Unit]")
 
     node.uninstall()
 
-    assert (node.ctl.failed, node.ctl.active) == (set(), set())
+    assert node.ctl.units("failed") == node.ctl.units("active") == set()
 
 
 def test_files_go_also_where_systemd_runs_no_more(
@@ -268,7 +263,7 @@ def test_what_is_typed_ends_with_one_verdict(node: SystemdNode) -> None:
         "nothing to do: systemd is not installed here\n",
     )
     assert "service gpulockd\n  - gpulockd.service: enabled, active\n" in dry
-    assert "gpulockd.service" in node.ctl.active
+    assert "gpulockd.service" in node.ctl.units("active")
 
 
 @pytest.mark.parametrize(

@@ -122,16 +122,12 @@ def forget_values(keys: list[str]) -> None:
             os.unlink(path_of(f"kept-{key}"))
 
 
-def host_value(option: str, key: str, element: str) -> None:
-    """Set one element of a host's list as -mattr does, or take it away as -dattr does."""
+def host_value(key: str, element: str) -> None:
+    """Set one element of a host's list as -mattr does."""
     values = {one.partition("=")[0]: one for one in get("se", key).split(",")}
     values.pop("NONE", None)
-    name = element.partition("=")[0]
-    if option == "-dattr":
-        del values[name]
-    else:
-        values[name] = element
-    put("se", key, ",".join(values.values()) or "NONE")
+    values[element.partition("=")[0]] = element
+    put("se", key, ",".join(values.values()))
 
 
 def of_instance(host: str) -> str:
@@ -218,8 +214,8 @@ SHOWN = {
 def change(option: str, words: list[str]) -> None:
     if option in ("-rattr", "-purge") and words[0] == "queue":
         queue(words[-1], words[1], words[2] if option == "-rattr" else None)
-    elif option in ("-mattr", "-dattr"):
-        host_value(option, words[1], words[2])
+    elif option == "-mattr":
+        host_value(words[1], words[2])
     elif option == "-Ahgrp":
         with open(words[0], encoding="utf-8") as file:
             text = file.read()

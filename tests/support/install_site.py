@@ -59,6 +59,13 @@ def put_back(root: Path) -> None:
     shutil.copytree(f"{root}.as-installed", root, symlinks=True)
 
 
+def be_real(config: Path) -> None:
+    """Let a simulated node have a scheduler, with paths of its own: for doctor it is real."""
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "SIMUL" not in line))
+    Path(read_settings(str(config)).state_dir).mkdir(exist_ok=True)
+
+
 def worst_of(report: Report) -> dict[str, Finding]:
     """Return the worst finding of each name, and OK for each check that found nothing."""
     rank = {OK: 0, WARNING: 1, FAULT: 2}

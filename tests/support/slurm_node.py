@@ -91,10 +91,7 @@ class SlurmNode:
 
     def options(self, **changes: object) -> SlurmOptions:
         """Return what an administrator of this node asks for."""
-        values: dict[str, object] = {
-            "config": self.config,
-            **changes,
-        }
+        values: dict[str, object] = {"config": self.config, **changes}
         return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def parts(self, **changes: object) -> InstallParts:
@@ -145,6 +142,13 @@ class SlurmNode:
         self.put("Epilog", str(self.paths.slurm_epilog))
         self.put("PrologFlags", "Alloc,Contain")
         self.put("RequeueExit", "213")
+
+    def put_recommended(self) -> None:
+        """Put what the installer recommends into slurm.conf."""
+        self.put("LaunchParameters", "use_interactive_step")
+        self.put("JobSubmitPlugins", "lua")
+        self.put("SchedulerParameters", "bf_window=60,nohold_on_prolog_fail")
+        self.put("PrologEpilogTimeout", "120")
 
     def list_gpus(self, *lines: str) -> None:
         """Let slurmd list these `Count=N File=F`, each with the rest of its line around."""

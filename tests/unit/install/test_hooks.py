@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import versions
+from gpulock.cli import command_group
+from gpulock.install import container_hooks, versions
 from gpulock.install.files import InstallError
 from gpulock.install.hook_script import HOOKS
 from gpulock.install.hooks import (
@@ -29,6 +30,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.faults import raising
 from tests.support.install_site import ignore
+from tests.support.runner import command_runner
 
 pytestmark = pytest.mark.slow
 
@@ -232,3 +234,49 @@ def test_the_shepherd_of_the_settings_is_the_one_that_is_started(tmp_path: Path)
     text = (hooks.folder / "prolog/sge_shepherd").read_text()
     assert "\nSHEPHERD='/opt/my sge/bin/sge_shepherd'\n" in text
     assert text.count("SHEPHERD=") == 1
+
+
+# --- another Python ------------------------------------------------------------------------------
+
+
+def renew(config: Path) -> str:
+    """Render the hooks again; return what is said."""
+    done = command_runner().invoke(command_group, ["--config", str(config), "install", "hooks"])
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.mark.parametrize("schedulers", [(SGE, SLURM), (SLURM,)])
+def test_hooks_whose_python_went_with_an_upgrade_run_by_the_new_one(
+    config: Path, monkeypatch: pytest.MonkeyPatch, schedulers: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(versions, "_TRIALS", {SGE: ignore, SLURM: ignore})
+    settings, old = read_settings(str(config)), config.with_name("python3.old")
+    shutil.copy(hooks_python(), old)
+    Path(settings.state_dir).mkdir(exist_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(old))
+        for name in schedulers:
+            Path(settings.state_dir, f"{name}-map").touch()
+            Hooks(settings, name).write(Wanted.PRESENT)
+    prolog = current_hooks(settings).prolog
+    assert prolog.read_text().startswith(f"#!{old} ")
+    old.unlink()
+
+    assert renew(config) == f"done: {Hooks(settings).title}\n"
+    assert prolog.read_text().startswith(f"#!{hooks_python()} -IS\n")
+    assert renew(config) == ""
+
+
+def test_where_no_scheduler_starts_hooks_podmans_alone_gets_the_new_python(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_hooks, "PODMAN_HOOKS", tmp_path)
+    assert renew(config) == ""
+    program = tmp_path / container_hooks.PODMAN_PROGRAM
+    program.write_text("#!/gone/python3 -IS\n")
+
+    assert renew(config) == f"done: file {program}\n"
+
+    assert program.read_text().startswith(f"#!{hooks_python()} -IS\n")
+    assert not current_hooks(read_settings(str(config))).folder.exists()

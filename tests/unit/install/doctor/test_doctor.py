@@ -34,7 +34,15 @@ from gpulock.store import boot
 from gpulock.store.events import DROPPED, note_event
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
-from tests.support.install_site import Site, ignore, keep_copy, make_site, put_back, worst_of
+from tests.support.install_site import (
+    Site,
+    be_real,
+    ignore,
+    keep_copy,
+    make_site,
+    put_back,
+    worst_of,
+)
 from tests.support.locks import place_lock
 from tests.support.trees import record
 
@@ -48,10 +56,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site = make_site(tmp_path_factory.mktemp("site") / "root", patch)
         site.install_all()
         site.edit("se", "load_values           ", "load_values           gpu=8,gpu.free=8,")
-        # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
-        text = site.config.read_text().splitlines(keepends=True)
-        site.config.write_text("".join(line for line in text if "SIMUL" not in line))
-        (site.root / "node/state").mkdir(exist_ok=True)
+        be_real(site.config)
         patch.setattr("gpulock.install.doctor.sge.try_sge_hooks", ignore)
         patch.setattr("gpulock.sge.shepherds.why_execd_hidden", ignore)
         keep_copy(site.root)

@@ -19,7 +19,7 @@ from gpulock.node import sample
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.slurm.steps import SlurmSteps
-from tests.support.install_site import ignore, make_site
+from tests.support.install_site import be_real, ignore, make_site
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 from tests.support.trees import BOOT, Box
 
@@ -36,25 +36,17 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmNode]:
         made = make_slurm_node(Path(top, "root"), monkeypatch)
         made.install()
         made.put_hooks()
-        for key, value in {
-            "LaunchParameters": "use_interactive_step",
-            "JobSubmitPlugins": "lua",
-            "SchedulerParameters": "nohold_on_prolog_fail",
-            "PrologEpilogTimeout": "120",
-        }.items():
-            made.put(key, value)
-        be_real(made.config, monkeypatch)
+        made.put_recommended()
+        run_daemon(made.config, monkeypatch)
         monkeypatch.setattr(doctor, "find_execds", list)
         monkeypatch.setattr(SlurmSteps, "is_slurmd_seen", lambda *_: True)
         tell(made.config, 5)
         yield made
 
 
-def be_real(config: Path, patch: pytest.MonkeyPatch) -> None:
+def run_daemon(config: Path, patch: pytest.MonkeyPatch) -> None:
     """Let a simulated node have a scheduler and gpulockd; nobody knows its name."""
-    lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if "SIMUL" not in line))
-    Path(read_settings(str(config)).state_dir).mkdir(exist_ok=True)
+    be_real(config)
     patch.setattr(daemon, "find_running_daemon", lambda *_: RUNS)
     patch.setattr(daemon, "is_stopped", lambda *_: False)
     patch.setattr(manager, "RUNNING", config.parent / "no-systemd")
@@ -79,7 +71,7 @@ def test_on_a_node_with_the_package_alone_one_command_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make_site(tmp_path / "root", monkeypatch)
-    be_real(site.config, monkeypatch)
+    run_daemon(site.config, monkeypatch)
     before = seen(site.config)
     site.install_all()
     assert site.uninstall().remainders == []
@@ -119,7 +111,7 @@ def test_a_queue_in_error_names_its_job_and_both_commands(
     site.edit("sconf", "jsv_url                      none", "jsv_url /x/prolog/sge-jsv")
     (site.root / "root/default/common/bootstrap").write_text("admin_user none\n")
     (site.state / "states").write_text("E\n")
-    be_real(site.config, monkeypatch)
+    run_daemon(site.config, monkeypatch)
     monkeypatch.setattr("gpulock.install.doctor.sge.try_sge_hooks", ignore)
     monkeypatch.setattr("gpulock.install.doctor.sge.SgeChecks.execd", lambda _: ())
 

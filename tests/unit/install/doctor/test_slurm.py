@@ -19,7 +19,7 @@ from gpulock.install.slurm import site
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
-from tests.support.install_site import keep_copy, put_back, worst_of
+from tests.support.install_site import be_real, keep_copy, put_back, worst_of
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
@@ -38,13 +38,8 @@ def installed() -> Iterator[SlurmNode]:
         node = make_slurm_node(Path(top, "root"), patch)
         node.install()
         node.put_hooks()
-        node.put("LaunchParameters", "use_interactive_step")
-        node.put("JobSubmitPlugins", "lua")
-        node.put("SchedulerParameters", "nohold_on_prolog_fail")
-        node.put("PrologEpilogTimeout", "120")
-        # A simulated node has no scheduler: for doctor this one is real, with paths of its own.
-        text = node.config.read_text().splitlines(keepends=True)
-        node.config.write_text("".join(line for line in text if "SIMUL" not in line))
+        node.put_recommended()
+        be_real(node.config)
         patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
         patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
         keep_copy(node.root)

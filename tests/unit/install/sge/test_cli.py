@@ -4,23 +4,17 @@
 from __future__ import annotations
 
 import syslog
-from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
-from tests.support.install_site import Site, make_site
+from tests.support.install_site import Site
 from tests.support.runner import command_runner
 
 pytestmark = pytest.mark.slow
 CLUSTER = ("--cluster", "--queue", "gpu.q")
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return make_site(tmp_path, monkeypatch)
 
 
 def call(site: Site, *args: str) -> Result:

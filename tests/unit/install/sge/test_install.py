@@ -20,14 +20,9 @@ from gpulock.install.sge.queue_hooks import HOOKS, hook_line
 from gpulock.install.sge.site import release_fault
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
-from tests.support.install_site import Site, deaf_execd, ignore, make_site, qconf_values, tree
+from tests.support.install_site import Site, deaf_execd, ignore, qconf_values, tree
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return make_site(tmp_path, monkeypatch)
 
 
 def dry_run(site: Site) -> list[str]:
@@ -290,6 +285,10 @@ def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> No
     assert (site.install().changed, site.install_cluster().changed) == ([], [])
     notes = str(site.cluster().parts().notes)
     assert "gpu.q: the prolog in force keeps running, with gpulock's: /site/pro $job_id;" in notes
+
+    assert site.uninstall().remainders == []
+    assert qconf_values(site.show("sq"))["prolog"].startswith("/site/pro $job_id,[@gpulock=")
+    assert site.in_force("prolog") == "/site/pro $job_id", "what the queue says now, without ours"
 
 
 def test_a_shepherd_cmd_of_the_sites_stays_and_no_job_comes_to_the_hooks(site: Site) -> None:

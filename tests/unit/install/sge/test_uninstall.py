@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.sge import site as site_module
 from gpulock.install.sge.host import REPORTED
-from tests.support.install_site import Site, deaf_execd, make_site, qconf_values
+from tests.support.install_site import Site, deaf_execd, qconf_values
 
 pytestmark = pytest.mark.slow
 
 OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 LOCK = "node/run/gpulock/locks/0000:06:00.0"
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return make_site(tmp_path, monkeypatch)
 
 
 def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Site) -> None:
@@ -92,18 +85,6 @@ def test_what_the_site_sets_after_an_installation_is_left(site: Site) -> None:
     assert site.uninstall().remainders == []
 
     assert site.in_force("prolog") == "/site/new $job_id"
-
-
-def test_a_hook_of_the_queue_that_ours_runs_as_well_is_in_force_again(site: Site) -> None:
-    """By taking our line away: what the queue says now runs here, whatever it said before."""
-    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
-    site.install_all()
-    assert site.in_force("prolog").endswith("$job_owner /site/pro $job_id")
-
-    assert site.uninstall().remainders == []
-
-    assert qconf_values(site.show("sq"))["prolog"].startswith("/site/pro $job_id,[@gpulock=")
-    assert site.in_force("prolog") == "/site/pro $job_id"
 
 
 def test_a_group_of_that_name_with_a_line_of_the_sites_is_left_to_a_person(site: Site) -> None:

@@ -20,6 +20,7 @@ from gpulock.install.trial import (
 from gpulock.install.versions import SLURM, Hooks, version_in_force
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
+from tests.support.install_site import be_real
 
 pytestmark = [pytest.mark.slow, pytest.mark.another_user]  # who runs the tests' interpreter
 
@@ -36,8 +37,7 @@ def public() -> Iterator[Path]:
 def settings(folder: Path) -> Path:
     """Return settings of a node that is not simulated: hooks of users work on no other."""
     config = write_simulated_node(folder / "node", "workstation").config
-    lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if not line.startswith("SIMULATION")))
+    be_real(config)
     return config
 
 

@@ -34,10 +34,7 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
 def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
     node.install()
     node.put_hooks()
-    node.put("PrologEpilogTimeout", "120")
-    node.put("LaunchParameters", "use_interactive_step")
-    node.put("JobSubmitPlugins", "lua")
-    node.put("SchedulerParameters", "bf_window=60,nohold_on_prolog_fail")
+    node.put_recommended()
 
     assert node.parts().pages == []
 

@@ -96,24 +96,18 @@ def swap(node: SlurmNode) -> None:
     node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[1,0]')}")
 
 
-def test_a_list_that_slurmd_has_not_read_yet_is_not_in_force(node: SlurmNode) -> None:
-    swap(node)
-
-    with pytest.raises(InstallError, match="restart slurmd; or scontrol reconfigure"):
-        renew_gres_map(node.config, ask=False)
-
-    assert not is_believed(node)
-    assert "\n0=0\n1=1\n" in node.map.read_text()
-
-
-def test_a_list_that_slurmd_has_read_is_the_new_map(
+def test_a_list_is_the_new_map_once_slurmd_has_read_it(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swap(node)
+    with pytest.raises(InstallError, match="restart slurmd; or scontrol reconfigure"):
+        renew_gres_map(node.config, ask=False)
+    assert not is_believed(node)
+    assert "\n0=0\n1=1\n" in node.map.read_text()
+
     started(monkeypatch, NEW)
 
     assert "2 positions" in renew_gres_map(node.config, ask=False)
-
     assert positions(node) == {"0": "1", "1": "0"}
 
 

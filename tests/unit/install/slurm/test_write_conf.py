@@ -356,14 +356,3 @@ def make_controller(node: SlurmNode, patch: pytest.MonkeyPatch, has_program: boo
         (node.state / "no_node").touch()
     else:
         (node.root / "slurm/sbin/slurmd").unlink()
-
-
-@pytest.mark.slow
-def test_other_nodes_are_believed_to_have_gpulock_where_the_administrator_says_so(
-    node: SlurmNode,
-) -> None:
-    other_nodes(node)
-
-    install(node, installed_everywhere=True)
-
-    assert f"Prolog = {node.paths.slurm_prolog}" in (node.state / "config").read_text()

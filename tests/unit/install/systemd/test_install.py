@@ -208,19 +208,6 @@ def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None
     assert node.uninstall().changed == []
 
 
-def test_uninstall_goes_on_where_one_that_was_cut_short_had_removed_a_unit(
-    node: SystemdNode,
-) -> None:
-    node.install()
-    install.unit_path("gpulock-exporter.socket").unlink()
-    node.ctl("daemon-reload")
-
-    node.uninstall()
-
-    assert "disable gpulock-exporter.service" in node.ctl.told
-    assert node.ctl.units("active") == {"gpulock-exporter.socket"}  # of which it knows nothing
-
-
 def test_a_service_that_failed_is_taken_away(node: SystemdNode) -> None:
     node.install()
     node.ctl.mark("failed", "gpulockd.service", "[Unit]")

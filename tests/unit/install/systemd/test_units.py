@@ -259,12 +259,6 @@ def test_the_daemon_has_the_rights_that_its_settings_need_and_no_more(
     assert {name: values(text, name)[-1] for name in last} == last
 
 
-def test_isolation_that_was_on_in_this_boot_can_still_be_cleared_away() -> None:
-    text = drop_in_texts(sys.executable, CONFIG, settings(), was_isolated=True)[DAEMON]
-
-    assert values(text, "ProtectControlGroups") == ["no"]
-
-
 @pytest.mark.parametrize(
     ("word", "stream"),
     [

@@ -72,10 +72,14 @@ def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | N
         start, status = processes.start(pid), processes.status(pid)
         if status.name.partition("-")[0] != name or status.uids[0] not in trusted_program_owners():
             return None
-        if not _same_machine(proc, entry) or not _started_by_its_owner(name, entry):
+        own = proc / "self/ns"
+        if any(os.readlink(entry / "ns" / one) != os.readlink(own / one) for one in _NAMESPACES):
+            return None
+        if not _started_by_its_owner(name, entry):
             return None
         words, env = [
-            _split_nul_words(processes.read(pid, file)) for file in ("cmdline", "environ")
+            processes.read(pid, file).decode("utf-8", "surrogateescape").split("\0")
+            for file in ("cmdline", "environ")
         ]
         program = Path(processes.link(pid, "exe").removesuffix(" (deleted)"))  # upgraded
         folder = Path(processes.link(pid, "cwd"))
@@ -89,14 +93,6 @@ def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | N
     )
 
 
-def _same_machine(proc: Path, entry: Path) -> bool:
-    """Compare host name and mounts with our own."""
-    return all(
-        os.readlink(entry / "ns" / kind) == os.readlink(proc / "self/ns" / kind)
-        for kind in _NAMESPACES
-    )
-
-
 def _started_by_its_owner(name: str, entry: Path) -> bool:
     """Return whether a process runs a program of the name, and no setuid one.
 
@@ -106,10 +102,6 @@ def _started_by_its_owner(name: str, entry: Path) -> bool:
     mode = (entry / "exe").stat().st_mode
     # Debian's slurmd is slurmd-wlm
     return Path(program).name.startswith(name) and not mode & (stat.S_ISUID | stat.S_ISGID)
-
-
-def _split_nul_words(data: bytes) -> list[str]:
-    return data.decode("utf-8", "surrogateescape").split("\0")
 
 
 def process_start_time(pid: int) -> float:

@@ -12,7 +12,6 @@ the queue is written again (docs/facts/grid-engine.md, configuration changes).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -206,23 +205,22 @@ def hooked_queues(host: SgeHost) -> dict[str, Path]:
 
 
 def site_lines_left(host: SgeHost) -> Remainder | None:
-    """Return the lines that the site wrote itself, and that lead to gpulock's files."""
-    lines = [*_site_lines(host)]
-    what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
-    return Remainder(what, lines) if lines else None
+    """Return the lines that the site wrote itself, and that lead to gpulock's files.
 
-
-def _site_lines(host: SgeHost) -> Iterator[str]:
-    """Yield what leads here, but for the items' own; jsv_url leads to qmaster's own files."""
+    jsv_url leads to qmaster's own.
+    """
+    lines: list[str] = []
     for queue in host.queues():
         shown = host.qconf.show("-sq", queue)
         domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
         ours = [one.get(GROUP) for one in domains if host.name not in one]
         for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
             if host.is_ours(value) and value not in ours:
-                yield f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}"
+                lines.append(f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}")
     own, is_master = host.configuration() or {}, is_master_host(host.qconf, host.name)
     for key, value in host.effective_configuration().items():
         is_item = key in own and key in OWN_LINES
         if host.is_ours(value) and not is_item and (key != "jsv_url" or is_master):
-            yield f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}"
+            lines.append(f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}")
+    what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
+    return Remainder(what, lines) if lines else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,13 @@ from typing import Final
 from gpulock.install.files import InstallError, discard_unrenamed, write_file
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
-from gpulock.install.slurm.configured_hooks import EPILOG, PATHS, TASK, find_slurm_hooks
+from gpulock.install.slurm.configured_hooks import (
+    EPILOG,
+    PATHS,
+    TASK,
+    InForceHook,
+    find_slurm_hooks,
+)
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
@@ -29,7 +35,6 @@ from gpulock.install.slurm.spank import PLUGIN, find_plugstack
 from gpulock.install.slurm.texts import (
     INSTALL_FIRST,
     WantedLine,
-    wanted_hook_lines,
     wanted_setting_lines,
 )
 from gpulock.install.versions import current_hooks
@@ -89,9 +94,18 @@ class SlurmConfItem(Item):
 
     def wanted(self, conf: SlurmConf) -> list[WantedLine]:
         """Return the lines that a configuration had better hold, and does not."""
-        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        own = [hook for hook in hooks if not (self.by_spank and hook.key == TASK)]
-        return [*wanted_hook_lines(own, self.paths), *wanted_setting_lines(conf, self.settings)]
+        hooks = [
+            WantedLine(
+                hook.key, str(PATHS[hook.key](self.paths)), hook.text, is_site=bool(hook.values)
+            )
+            for hook in self.hooks(conf)
+            if not hook.ours and not (self.by_spank and hook.key == TASK)
+        ]
+        return [*hooks, *wanted_setting_lines(conf, self.settings)]
+
+    def hooks(self, conf: SlurmConf) -> list[InForceHook]:
+        """Return the hooks that a configuration starts here."""
+        return find_slurm_hooks(conf, self.paths, self.site.conf)
 
     def lacking(self, conf: SlurmConf) -> list[WantedLine]:
         """Return the lines that a configuration must hold, and does not."""
@@ -121,9 +135,27 @@ class SlurmConfItem(Item):
             return split.with_lines(lines)
         lines = self._block(path, split)
         if lines != list(split.lines or ()):
-            check_unmanaged(path, split.rest)
-            check_other_nodes(self.site, self.asked.installed_everywhere)
+            self._check_file(path, split.rest)
         return split.with_lines(lines)
+
+    def _check_file(self, path: Path, text: str) -> None:
+        """Raise InstallError for a file that another program writes, or of nodes without gpulock.
+
+        Their next job would drain them.
+        """
+        for line in text.splitlines()[:_HEAD]:
+            if _MANAGERS.search(line):
+                raise InstallError(
+                    f"{path} says `{line.strip()}`: put the lines that are printed without"
+                    " --write-conf into its template; where no program writes the file take that"
+                    " comment out"
+                )
+        others = self.site.split_nodes()[1]
+        if others and not self.asked.installed_everywhere:
+            raise InstallError(
+                f"other nodes have this slurm.conf ({name_first(others)})."
+                f" {' '.join(INSTALL_FIRST)} Then add --installed-everywhere"
+            )
 
     def _block(self, path: Path, split: SplitConf) -> list[str]:
         """Return the lines of the block; raise InstallError for a key that stands elsewhere."""
@@ -165,9 +197,8 @@ class SlurmConfItem(Item):
         if wanted is Wanted.PRESENT:
             return bool(self.lacking(conf))
         written = self.site.in_file()
-        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        own = [hook for hook in hooks if str(PATHS[hook.key](self.paths)) in hook.values]
-        return any(not written.get(hook.key) for hook in own)
+        own = [one.key for one in self.hooks(conf) if str(PATHS[one.key](self.paths)) in one.values]
+        return any(not written.get(key) for key in own)
 
     def write(self, wanted: Wanted) -> None:
         """Write, reconfigure once, and read what is in force; raise InstallError."""
@@ -186,9 +217,7 @@ class SlurmConfItem(Item):
         path = self._path(Wanted.ABSENT)
         block = split_slurm_conf(path, _read(path)).lines if path else None
         if block and (nodes := self._busy_nodes()):
-            more = " ..." * (len(nodes) > MOST_NAMED)
-            where = f"{' '.join(nodes[:MOST_NAMED])}{more}"
-            return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {where}")
+            return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {name_first(nodes)}")
         if self.asked.force:
             return None
         try:
@@ -209,8 +238,8 @@ class SlurmConfItem(Item):
         if block and not self.asked.write_conf:
             yield from (f"from {path}: {line}" for line in block_lines(block))
         known = {line.partition("=")[0] for line in block or ()}
-        in_force = find_slurm_hooks(conf, paths, self.site.conf)
-        in_file = find_slurm_hooks(self.site.in_file(), paths, self.site.conf) if path else []
+        in_force = self.hooks(conf)
+        in_file = self.hooks(self.site.in_file()) if path else []
         later = [hook for hook in in_file if hook not in in_force]  # at the next reconfigure
         for hooks, source in ((in_force, conf.source), (later, str(path))):
             for hook in hooks:
@@ -224,6 +253,11 @@ def _read(path: Path) -> str:
     return read_slurm_file(path).decode("utf-8", "surrogateescape")
 
 
+def name_first(nodes: Sequence[str]) -> str:
+    """Return the first nodes of a list, in a message; pure."""
+    return " ".join([*nodes[:MOST_NAMED], *["..."][: len(nodes) > MOST_NAMED]])
+
+
 def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:
     """Return the nodes of `scontrol -d show node -o` with GPUs in use or jobs that end; pure."""
     names = "|".join(map(re.escape, gres))
@@ -231,24 +265,3 @@ def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:
     ends = re.compile(r"\bState=\S*COMPLETING")
     busy = [line for line in shown.splitlines() if used.search(line) or ends.search(line)]
     return [line.partition(" ")[0].partition("=")[2] for line in busy]
-
-
-def check_unmanaged(path: Path, text: str) -> None:
-    """Raise InstallError for a file that says that another program writes it."""
-    for line in text.splitlines()[:_HEAD]:
-        if _MANAGERS.search(line):
-            raise InstallError(
-                f"{path} says `{line.strip()}`: put the lines that are printed without --write-conf"
-                " into its template; where no program writes the file take that comment out"
-            )
-
-
-def check_other_nodes(site: SlurmSite, installed: bool) -> None:
-    """Raise InstallError where nodes may be without gpulock: their next job would drain them."""
-    _, others = site.split_nodes()
-    if others and not installed:
-        more = " ..." * (len(others) > MOST_NAMED)
-        raise InstallError(
-            f"other nodes have this slurm.conf ({' '.join(others[:MOST_NAMED])}{more})."
-            f" {' '.join(INSTALL_FIRST)} Then add --installed-everywhere"
-        )

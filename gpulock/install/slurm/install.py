@@ -155,8 +155,12 @@ class SlurmInstaller(NodePart):
     def settings_item(self) -> FileItem:
         """Return the settings file, with the keys that it lacks; it stays."""
         gpus = self.count_gpus()
-        counted = {"EXPECTED_GPUS": str(gpus)} if gpus else {}
-        return self.settings_file_item(counted | self.way_to_slurm())
+        counted = {"EXPECTED_GPUS": str(gpus)} if gpus else dict[str, str]()
+        if str(self.site.binaries) != _BINARIES:  # not at its usual place
+            counted["SLURM_BINARIES"] = str(self.site.binaries)
+        if self.slurmd and self.slurmd.conf:
+            counted["SLURM_CONF"] = self.slurmd.conf
+        return self.settings_file_item(counted)
 
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask, nothing where none is counted."""
@@ -165,15 +169,6 @@ class SlurmInstaller(NodePart):
         return (
             f"srun --nodelist={self.site.node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
         )
-
-    def way_to_slurm(self) -> dict[str, str]:
-        """Return the settings that lead to Slurm, where it is not at its usual place."""
-        found: dict[str, str] = {}
-        if str(self.site.binaries) != _BINARIES:
-            found["SLURM_BINARIES"] = str(self.site.binaries)
-        if self.slurmd and self.slurmd.conf:
-            found["SLURM_CONF"] = self.slurmd.conf
-        return found
 
     def check_shares(self, shared: tuple[str, ...]) -> None:
         """Raise InstallError for parts of GPUs, unless the site says what becomes of such jobs."""

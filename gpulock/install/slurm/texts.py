@@ -9,8 +9,6 @@ from typing import Final
 
 from gpulock.hooks.frame import SECONDS
 from gpulock.install.files import find_share_folder
-from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.configured_hooks import PATHS, InForceHook
 from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
 from gpulock.node.settings import Settings
 from gpulock.slurm.note import REQUEUE_EXIT
@@ -52,15 +50,6 @@ class WantedLine:
             return [first, f"#   {self.first}", f"# Then {self.why}:", f"#{line}"]
         now = f"now: {self.now}; " if self.now else ""
         return [*([f"# {now}{self.why}"] if self.why else []), line]
-
-
-def wanted_hook_lines(hooks: Sequence[InForceHook], paths: HookPaths) -> list[WantedLine]:
-    """Return the hooks that are to be set; pure."""
-    return [
-        WantedLine(hook.key, str(PATHS[hook.key](paths)), hook.text, is_site=bool(hook.values))
-        for hook in hooks
-        if not hook.ours
-    ]
 
 
 def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine]:

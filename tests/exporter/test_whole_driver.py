@@ -18,7 +18,7 @@ from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings
-from tests.exporter.whole import UTILISATION, Scrape, Whole
+from tests.exporter.whole import UTILISATION, Whole
 from tests.nvml.double import Double
 from tests.support.journal import HeardJournal
 from tests.support.wait import wait_until
@@ -43,34 +43,6 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
             later.symlink_to(nvml.library.parent)
             exporter.up(2)
             exporter.wait_until(lambda s: s.all("gpulock_gpus", state="free") == [2])
-
-
-def test_a_reloaded_driver_is_read_again_and_no_counter_falls(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        nvml.set("gpu*.energy", "900000000")
-        before = exporter.up(2)
-        nvml.update({"reload": 1, "gpu*.energy": "5000"})
-        seen = before.one(LOOKED)
-
-        def looks_on(found: Scrape) -> bool:
-            for key, value in before.totals().items():
-                assert found.values.get(key, value) >= value, key
-            return max(found.all(LOOKED), default=0.0) > seen + 2
-
-        exporter.wait_until(looks_on)
-        exporter.up(2)
-        workers: list[int] = []
-
-        def there() -> bool:
-            """Look once: the next one may be on its way."""
-            workers[:] = [one.pid for one in exporter.workers()]
-            return bool(workers)
-
-        wait_until(there, why="a worker")
-        assert len(workers) == 1
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -23,7 +23,6 @@ from tests.support.exporter_contract import CONTRACT, PROCESS
 # NVML has no call that tells how busy an instance's memory is
 PROFILES = ("3g.71gb", "1g.18gb")
 FANLESS = (CONTRACT | PROCESS) - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
-SIMULATED = FANLESS - {"gpulock_gpu_fabric_state"}  # a simulated card joins no fabric
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
 
 
@@ -70,18 +69,6 @@ def whole(scrape: Scrape) -> bool:
     return scrape.names() >= FANLESS
 
 
-def split(node: Path, bus: str) -> None:
-    """Put a card of a simulated node into MIG mode, with two instances."""
-    path = node / "run/gpulock/inventory"
-    lines = [line for line in path.read_text().splitlines() if bus not in line]
-    lines.append(f"gpu.{bus}.mig=1")
-    for number, profile in enumerate(PROFILES, 1):
-        key = f"mig.{bus}.gi{number}.ci0"
-        lines += [f"{key}.uuid=MIG-{number}", f"{key}.profile={profile}", f"{key}.memory_mib=16384"]
-    for told in (path, node / "nvml"):  # what gpulockd published, and what NVML would say
-        told.write_text("\n".join(lines) + "\n")
-
-
 def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
         nvml.split(2, PROFILES)
@@ -93,18 +80,3 @@ def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
             act(exporter)
             assert exporter.wait_until(whole).names() == FANLESS
             exporter.release()
-
-
-def test_every_family_has_values_on_a_simulated_node(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
-        _, _, third, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
-        split(nvml.node, third)
-        before = nvml.calls()
-        own = settings(SIMULATION=str(nvml.node / "simulation"))
-        with Whole(tmp_path, nvml, settings=own) as exporter:
-            exporter.up(2)
-            act(exporter)
-            found = exporter.wait_until(lambda scrape: scrape.names() >= SIMULATED)
-            assert found.names() == SIMULATED
-            exporter.release()
-        assert nvml.calls() == before

@@ -136,12 +136,6 @@ class Scene:
         self.script("")
         self.free()
 
-    def restart_exporter(self) -> None:
-        """Kill the exporter and start it anew on the same folder."""
-        self.exporter.end(kill=True)
-        folder = self.stage.simulated.exporter_dir
-        self.exporter = exporter(self.stage.config, folder, self.address)
-
     def script(self, text: str) -> None:
         """Say what the simulated driver shows otherwise."""
         atomic.replace_file(str(self.stage.root / "telemetry"), text.encode())

@@ -131,21 +131,3 @@ def test_the_cluster_is_told_as_the_node_tells_itself_and_a_node_that_is_down_is
     (user,) = read_table(text, "USER").values()
     assert (user["GPUS"], user["JOBS"], user["NODES"], user["IDLE"]) == ("2", "1", "1", "1")
     node.command("restore", "7")
-
-
-def test_totals_go_on_when_the_exporter_was_killed(node: Scene) -> None:
-    server = node.server
-    job = node.run(1)
-    (before,) = server.wait("gpulock:gpu_hold:busy_seconds_total > 3", series=1)
-    node.exporter.end(kill=True)
-    (down,) = server.wait_firing("GpulockExporterDown")
-    assert node.address in down["annotations"]["summary"]
-    node.restart_exporter()
-    server.wait_quiet("GpulockExporterDown")
-    (after,) = server.wait("gpulock:gpu_hold:busy_seconds_total", series=1)
-    assert after.labels == before.labels, "it is the same hold"
-    assert after.value >= before.value
-    # a counter that fell by a second would be taken for one that began at nought again
-    for counter in ("energy_joules", "busy_seconds", "observed_seconds"):
-        assert server.value(f"sum(resets(gpulock_gpu_{counter}_total[2m]))") == 0
-    node.end(job)

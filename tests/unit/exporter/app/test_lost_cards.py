@@ -150,21 +150,6 @@ def test_a_lost_card_is_suspect_within_seconds_and_no_job_gets_it_first(
         assert [site.claim() for _ in BUSES] == [*BUSES[1:], BUSES[0]]
 
 
-@pytest.mark.parametrize("manner", MANNERS)
-def test_a_card_that_stays_lost_goes_out_of_service_and_comes_back_when_it_answers(
-    tmp_path: Path, manner: str
-) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        lose(site, manner)
-        site.pass_rounds(4)
-        assert site.out() == [BUSES[0]]
-        nvml.reset()
-        site.pass_rounds(12)  # a lost card is looked for once in a minute, and less often later
-        assert (site.out(), site.suspects(), site.lost()) == ([], set(), {})
-        assert site.claim() == BUSES[0]
-
-
 def test_a_lost_card_stays_lost_while_the_driver_does_not_answer_and_over_a_restart(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ from gpulock_exporter.state.device_totals import DeviceActivity
 from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.store.locks import Lock
-from tests.support.exporter_nodes import GIB, Node, card, facts, instance, lock
+from tests.support.exporter_nodes import GIB, Node, card, facts, lock
 from tests.support.trees import bus
 
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -183,17 +183,6 @@ def test_time_beside_foreign_processes_is_told() -> None:
     found = ledger.of("d", A)
     assert found is not None
     assert found.foreign == 2.0
-
-
-def test_a_mig_instance_is_billed_for_itself_and_never_for_its_board() -> None:
-    node = Node()
-    part = f"{bus(0)}.gi1.ci0"
-    held(node, lock(0, A, part="gi1.ci0"))
-    for energy in (100.0, 400.0):
-        node.tick(card(mig=True, energy=energy), instance(0, 1, busy=0.5, observed=1.0))
-    found = node.book.memory.ledger.of(part, A)
-    assert found is not None
-    assert (found.busy, found.energy, found.memory_peak) == (0.5, None, GIB)
 
 
 def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observed() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from gpulock_exporter.state.device_totals import KEPT_CREDIT, DeviceTotals
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.support.exporter_nodes import Node, card, instance, uuid
+from tests.support.exporter_nodes import Node, card, instance
 from tests.support.trees import bus
 
 
@@ -126,13 +124,6 @@ def test_an_instance_that_is_gone_is_forgotten_after_a_while_and_a_card_is_not()
     assert sorted(node.book.memory.totals.devices) == [bus(0), bus(1)]
 
 
-def test_two_devices_of_one_uuid_are_two() -> None:
-    node = Node()
-    for _ in range(3):
-        node.tick(use(0.5, 1.0), card(1, uuid=uuid(0), busy=1.0, observed=1.0))
-    assert (of(node, 0).busy, of(node, 1).busy) == (1.0, 2.0)
-
-
 @pytest.mark.parametrize("told", [math.nan, -1e9, 0.0, 1e18, math.inf])
 def test_a_frame_that_does_not_know_the_time_is_of_now(told: float) -> None:
     node = Node()
@@ -153,32 +144,6 @@ def test_frames_that_waited_are_of_the_time_they_were_made() -> None:
         frames.append(node.frame(use(0.5, 1.0)))
     node.book.tick(frames, node.facts, node.moment)
     assert of(node).observed == 3.0
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.one_of(st.none(), st.floats()),
-            st.one_of(st.none(), st.floats()),
-            st.floats(0.01, 100),
-        ),
-        max_size=30,
-    )
-)
-def test_no_looks_make_busy_more_than_observed_or_observed_more_than_passed(
-    looks: list[tuple[float | None, float | None, float]],
-) -> None:
-    node = Node()
-    node.tick(use(0, 0))
-    begun, busy, observed = node.now, 0.0, 0.0
-    for one, two, seconds in looks:
-        node.tick(use(one, two), seconds=seconds)
-        totals = of(node)
-        assert totals.busy >= busy
-        assert totals.observed >= observed
-        busy, observed = totals.busy, totals.observed
-        assert busy <= observed * (1 + 1e-9)
-        assert observed <= (node.now - begun) * (1 + 1e-9)
 
 
 def test_sums_of_a_new_worker_restart_and_are_no_wrap() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
@@ -21,12 +20,10 @@ from gpulock_exporter.state.snapshot import (
 from gpulock_exporter.telemetry import COLLECTORS, Process
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.states import STATES
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import (
     EPOCH,
     Node,
@@ -83,39 +80,6 @@ def faulty(number: int) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("about", "expected"),
-    [
-        ({"found": faulty(0)}, "missing"),
-        ({"notes": {bus(0): {"reason": "ECC"}}}, "quarantined"),
-        ({"verdict": DEAD}, "stale"),
-        ({"verdict": UNKNOWN}, "unknown"),
-        ({"owner": None}, "unknown"),
-        ({"foreign": True, "held": False}, "foreign"),
-        ({"busy": 0.0, "verdict": ALIVE}, "held_idle"),
-        ({"verdict": ALIVE}, "held"),
-        ({}, "held"),
-        ({"held": False}, "free"),
-    ],
-)
-def test_each_of_the_eight_states(about: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path / "proc")
-    proc.add(77)
-    node = Node(proc=str(proc.root), idle_after=3.0)
-    verdict = {A: Verdict(about["verdict"], "")} if "verdict" in about else None
-    held = [lock(0, A)] if about.get("held", True) else []
-    node.facts = facts(*held, verdicts=verdict)
-    node.put_out(about.get("notes", {}))
-    if "owner" in about:
-        node.facts.locks = {bus(0): Lock(bus(0), None, "half-written")}
-    processes = [Process(77)] if about.get("foreign") else []
-    for _ in range(5):
-        node.tick(card(busy=about.get("busy", 0.5), observed=1.0, processes=processes))
-    snapshot = node.snapshot([about.get("found", listed(0))])
-    assert state_of(snapshot) == expected
-    assert snapshot.states == {**dict.fromkeys(STATES, 0), expected: 1}
-
-
-@pytest.mark.parametrize(
     ("busy", "observed", "ticks", "idle"),
     [
         (0.0, 1.0, 5, True),
@@ -148,31 +112,6 @@ def test_a_reserve_idles_never() -> None:
     assert (state_of(snapshot), snapshot.devices[0].idle_since) == ("held", None)
 
 
-def test_a_mig_instance_without_gpm_is_held_and_never_idle() -> None:
-    node = Node(idle_after=1.0)
-    node.facts = facts(lock(0, A, "gi1.ci0"), lock(0, B, "gi2.ci0"))
-    for _ in range(5):
-        node.tick(card(mig=True), instance(0, 1), instance(0, 2, busy=0.0, observed=1.0))
-    snapshot = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0")])
-    assert state_of(snapshot, f"{bus(0)}.gi1.ci0") == "held"
-    assert state_of(snapshot, f"{bus(0)}.gi2.ci0") == "held_idle"
-    for family in ("gpu_busy_seconds_total", "gpu_observed_seconds_total"):
-        assert list(values(snapshot, family)) == ['gpu="0:gi2.ci0",uuid="MIG-0000-0002"']
-
-
-def test_a_card_in_mig_mode_has_the_boards_values_and_its_instances_have_all_others() -> None:
-    node = Node()
-    node.tick(full_card(0, mig=True), instance(0, 1), instance(0, 2), full_card(1))
-    snapshot = node.snapshot([listed(0, "gi1.ci0"), listed(0, "gi2.ci0"), listed(1)])
-    assert state_of(snapshot) is None
-    instances = [f'gpu="0:gi{gi}.ci0",uuid="MIG-0000-000{gi}"' for gi in (1, 2)]
-    split, whole = (f'gpu="{number}",uuid="{uuid(number)}"' for number in (0, 1))
-    assert list(values(snapshot, "gpu_power_watts")) == [split, whole]
-    for family in ("memory_used_bytes", "memory_total_bytes", "responding"):
-        assert list(values(snapshot, f"gpu_{family}")) == [*instances, whole]
-    assert states_of(snapshot) == dict.fromkeys([*instances, whole], "free")
-
-
 def test_a_card_whose_instances_are_not_listed_yet_has_its_state_and_counts_no_memory() -> None:
     node = Node()
     card_in_mig_mode = listed(0)
@@ -203,25 +142,6 @@ def test_idle_since_is_the_last_look_less_the_idle_seconds_that_were_observed() 
     assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "label"),
-    [
-        ("recovery_action", {"recovery_action": 1}, 'action="gpu_reset"'),
-        ("recovery_action", {"recovery_action": 0}, 'action="none"'),
-        ("fabric_state", {"fabric": 3}, 'state="completed"'),
-        ("fabric_state", {"fabric": 5}, 'state="unhealthy"'),
-    ],
-)
-def test_a_number_of_the_driver_is_told_as_a_state_by_its_name(
-    family: str, changes: dict[str, int], label: str
-) -> None:
-    node = Node()
-    node.tick(full_card(0, **changes))
-    told = values(node.snapshot([listed(0)]), f"gpu_{family}")
-    assert [name for name, value in told.items() if value] == [f'gpu="0",uuid="{uuid(0)}",{label}']
-    assert sum(told.values()) == 1
-
-
 def test_old_values_are_dropped_and_locks_stay() -> None:
     node = Node(oldest=10.0, idle_after=1.0)
     node.facts = facts(lock(0, A), verdicts={A: Verdict(DEAD, "")})
@@ -246,24 +166,6 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     assert seen(old).uuid == uuid(0)
     node.tick(full_card(0))
     assert node.snapshot([listed(0)]).health.nvml_up
-
-
-def test_a_value_that_cannot_be_is_absent_and_its_collector_says_why() -> None:
-    def success() -> dict[str, float]:
-        return values(node.snapshot([listed(0)]), "collector_success")
-
-    node = Node()
-    node.now += 1
-    mad = node.frame(full_card(0, temperature=4294967295.0))
-    node.book.tick([mad], node.facts, node.moment)
-    told = success()
-    assert (told['collector="temperature"'], told['collector="power"']) == (0, 1)
-    assert values(node.snapshot([listed(0)]), "gpu_temperature_celsius") == {}
-    fault = node.snapshot([listed(0)]).health.collectors["temperature"]
-    assert fault == f"{bus(0)}: temperature cannot be 4294967295.0"
-    node.now += 1
-    node.book.tick([node.frame(full_card(0))], node.facts, node.moment)
-    assert success()['collector="temperature"'] == 1
 
 
 def test_a_counter_that_cannot_be_read_is_absent_and_goes_on_once_it_can_be() -> None:

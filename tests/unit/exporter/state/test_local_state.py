@@ -114,18 +114,6 @@ def test_who_holds_what_since_when() -> None:
     assert ledger_claims(None, BOOT, 100.0) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["run/locks", f"run/locks/{bus(0)}", "run.claims/claims", f"run.claims/claims/{TOKEN}"]
-)
-def test_without_a_lock_or_a_record_that_nobody_released_the_other_tells(
-    box: Box, name: str
-) -> None:
-    shutil.rmtree(box.root / name)
-    facts = read_local_state(box.node(), clock_boottime())
-    assert facts.locks is not None
-    assert facts.locks[bus(0)].owner is not None
-
-
 def test_records_that_were_lost_in_this_boot_are_not_known(box: Box) -> None:
     shutil.rmtree(box.records)
     facts = read_local_state(box.node(), clock_boottime())

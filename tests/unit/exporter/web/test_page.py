@@ -202,13 +202,6 @@ def test_the_mean_since_the_lock_is_told_of_what_was_observed() -> None:
     assert "since the lock" not in html(node.snapshot())
 
 
-def test_a_reader_chooses_whether_the_page_loads_itself_again() -> None:
-    still, live = (html(node_of().snapshot(), live=live) for live in (False, True))
-    assert "http-equiv" not in still + live
-    assert '<a href=/>reload</a> · <a href="/?live">reload every 5 s</a>' in still
-    assert "<a href=/>stand still</a>" in live
-
-
 def test_memory_never_draws_beyond_its_bar() -> None:
     assert "width:100.0%" in html(changed(node_of(), memory_used=99 * GIB, memory_total=GIB))
 

@@ -31,13 +31,6 @@ def test_gzip_is_used_where_it_is_taken(accepted: str, taken: bool) -> None:
     assert takes_gzip(accepted) is taken
 
 
-def test_a_scrape_is_compressed_the_fast_way() -> None:
-    fastest = 4  # RFC 1952: XFL, what the compressor was told; 2 is "as small as it gets"
-    plain = b'gpulock_gpu_power_watts{gpu="0"} 412.5\n' * 1000
-    found = SampleBody(lambda: plain).response(ZIPPED).body
-    assert (found[8], len(found) < len(plain) / 10) == (fastest, True)
-
-
 def test_each_body_is_made_once_however_many_ask_at_once() -> None:
     written: list[int] = []
 

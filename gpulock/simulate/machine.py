@@ -13,8 +13,6 @@ import uuid
 from dataclasses import dataclass
 from typing import NamedTuple
 
-VERSION_LINE = "gpulock-inventory 1"
-
 
 class DriverRelease(NamedTuple):
     """A release of the NVIDIA kernel module: its number, and what `version` shows after a label."""
@@ -94,27 +92,23 @@ class Machine:
         return f"GPU-{uuid.UUID(digest[:32])}"
 
 
-def format_machine_inventory(machine: Machine, boot_id: str) -> str:
-    """Return the inventory as of this boot. In MIG mode a card's NVLinks are off (user guide)."""
-    lines = [VERSION_LINE, f"boot_id={boot_id}"]
+def list_machine_inventory(machine: Machine) -> dict[str, str]:
+    """Return the inventory. In MIG mode a card's NVLinks are off (user guide)."""
+    found: dict[str, str] = {}
     for gpu in machine.present:
-        card = uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
-        lines += [
-            f"gpu.{gpu.bus}.uuid={machine.uuid(gpu)}",
-            f"gpu.{gpu.bus}.memory_mib={machine.model(gpu).memory_mib}",
-            f"gpu.{gpu.bus}.mig={1 if gpu.mig else 0}",
-        ]
+        own, card = f"gpu.{gpu.bus}", uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
+        found[f"{own}.uuid"] = machine.uuid(gpu)
+        found[f"{own}.memory_mib"] = str(machine.model(gpu).memory_mib)
+        found[f"{own}.mig"] = "1" if gpu.mig else "0"
         if machine.nvswitch and not gpu.mig:
-            lines.append(f"gpu.{gpu.bus}.nvswitch=1")
+            found[f"{own}.nvswitch"] = "1"
         for instance in gpu.mig:
             key = f"mig.{gpu.bus}.{instance.name}"
-            lines += [
-                f"{key}.uuid=MIG-{uuid.uuid5(card, instance.name)}",  # version 5, as the driver's
-                f"{key}.profile={instance.profile}",
-                f"{key}.memory_mib={instance.memory_mib}",
-            ]
+            found[f"{key}.uuid"] = f"MIG-{uuid.uuid5(card, instance.name)}"  # as the driver's
+            found[f"{key}.profile"] = instance.profile
+            found[f"{key}.memory_mib"] = str(instance.memory_mib)
     for first, second, count in machine.links:
         pair = sorted((machine.gpus[first], machine.gpus[second]), key=lambda gpu: gpu.bus)
         if not any(gpu.fallen for gpu in pair):
-            lines.append(f"link.{pair[0].bus}.{pair[1].bus}={count}")
-    return "\n".join(lines) + "\n"
+            found[f"link.{pair[0].bus}.{pair[1].bus}"] = str(count)
+    return found

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.daemon.reconcile.inventory_file import format_inventory
 from gpulock.node.procfs import Proc
 from gpulock.simulate.driver import (
     FOLDER_MODE,
@@ -19,7 +20,7 @@ from gpulock.simulate.driver import (
     write_tree,
     write_tree_file,
 )
-from gpulock.simulate.machine import Machine, format_machine_inventory
+from gpulock.simulate.machine import Machine, list_machine_inventory
 from gpulock.simulate.presets import PRESETS
 from gpulock.store import atomic
 
@@ -65,7 +66,7 @@ def write_simulated_node(
             raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
         machine = machine.take(gpus)
     node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
-    told = format_machine_inventory(machine, Proc().boot_id()).encode()
+    told = format_inventory(list_machine_inventory(machine), Proc().boot_id()).encode()
     own: Tree = {
         "run/gpulock/inventory": told,
         NVML: told,

@@ -6,10 +6,8 @@ from __future__ import annotations
 import pytest
 
 from gpulock.simulate import driver
-from gpulock.simulate.machine import format_machine_inventory
+from gpulock.simulate.machine import list_machine_inventory
 from gpulock.simulate.presets import PRESETS
-
-BOOT = "655093e2-805d-4ce3-ab9a-f45e03407edc"
 
 
 @pytest.mark.parametrize(
@@ -58,15 +56,9 @@ def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
     assert unknown["sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0/numa_node"] == b"-1\n"
 
 
-def facts(preset: str) -> dict[str, str]:
-    text = format_machine_inventory(PRESETS[preset], BOOT)
-    version, *lines = text.splitlines()
-    assert version == "gpulock-inventory 1"
-    return dict(line.split("=", 1) for line in lines)
-
-
 def test_the_cube_mesh_has_six_links_a_card() -> None:
-    links = {key: int(n) for key, n in facts("dgx1").items() if key.startswith("link.")}
+    found = list_machine_inventory(PRESETS["dgx1"])
+    links = {key: int(n) for key, n in found.items() if key.startswith("link.")}
     assert links["link.0000:06:00.0.0000:85:00.0"] == 2
     assert "link.0000:06:00.0.0000:86:00.0" not in links
     for gpu in PRESETS["dgx1"].gpus:
@@ -75,5 +67,5 @@ def test_the_cube_mesh_has_six_links_a_card() -> None:
 
 
 def test_a_fallen_card_has_no_links_and_a_split_one_no_fabric() -> None:
-    assert not [key for key in facts("missing") if "0000:07:00.0" in key]
-    assert "gpu.0000:07:00.0.nvswitch" not in facts("a100-mig")
+    assert not [key for key in list_machine_inventory(PRESETS["missing"]) if "0000:07:00.0" in key]
+    assert "gpu.0000:07:00.0.nvswitch" not in list_machine_inventory(PRESETS["a100-mig"])

@@ -31,3 +31,17 @@ def read_table(text: str, title: str) -> dict[str, dict[str, str]]:
             break
         found[cells[0]] = dict(zip(head[1:], cells[1:]))
     return found
+
+
+def read_facts(text: str) -> dict[str, str]:
+    """Return the labelled lines of an answer, each in one piece; of one label the last."""
+    found: dict[str, str] = {}
+    last = ""
+    for line in text.splitlines():
+        label, gap, rest = line.strip().partition("  ")
+        if line.startswith("   ") and last:
+            found[last] += f" {line.strip()}"
+        elif line.startswith("  ") and gap:
+            last = label
+            found[label] = rest.strip()
+    return found

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,11 @@ def site(tmp_path: Path) -> Site:
 def sampled(site: Site, up_for_a_day: None) -> Sampled:
     """Give the exporter's sample of that node, to be written."""
     return Sampled(site.files.exporter_dir)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """Give a process that leads a session."""
+    with subprocess.Popen(["/bin/sleep", "300"], start_new_session=True) as started:
+        yield started
+        started.kill()

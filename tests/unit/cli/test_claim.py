@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from tests.support.locks import place_lock
 pytestmark = pytest.mark.slow
 
 Process = subprocess.Popen[bytes]
-
-
-@pytest.fixture
-def process() -> Iterator[Process]:
-    with subprocess.Popen(["/bin/sleep", "300"]) as started:
-        yield started
-        started.kill()
 
 
 def records(site: Site) -> list[str]:

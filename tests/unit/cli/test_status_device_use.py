@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
+from tests.support.runner import read_facts
 from tests.support.samples import GIB, Sampled
 
 HOUR = 3600
@@ -37,14 +38,6 @@ def row(text: str, index: int) -> dict[str, str]:
         part = line[at:] if left else line[: at + len(title)]
         found[title] = part.split("  ")[0 if left else -1].strip() if here.strip() else ""
     return found
-
-
-def note(text: str, label: str) -> str:
-    """Return the whole line of a label below the table."""
-    lines = text.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.startswith(f"  {label}"))
-    more = [line for line in lines[at + 1 :] if line.startswith("      ")]
-    return " ".join(" ".join([lines[at], *more]).split())
 
 
 def test_what_a_device_does_stands_beside_who_holds_it(site: Site, sampled: Sampled) -> None:
@@ -100,7 +93,7 @@ def test_a_sample_that_is_not_to_be_believed_is_not_shown_and_one_line_says_why(
     sampled.write(**how)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     text = site.call("status").stdout
     assert "UTIL" not in text and "8 GPUs: 7 free, 1 held" in text
-    assert said in note(text, "samples")
+    assert said in read_facts(text)["samples"]
     found = site.json()
     assert said in found["sample"].pop("reason")
     assert not found["sample"]["fresh"]
@@ -120,7 +113,7 @@ def test_a_folder_without_a_sample_is_said(
 ) -> None:
     site.files.exporter_dir.mkdir()
     make(site.files.exporter_dir / "sample")
-    assert said in note(site.call("status").stdout, "samples")
+    assert said in read_facts(site.call("status").stdout)["samples"]
 
 
 def test_a_held_device_that_does_nothing_for_long_is_held_idle(
@@ -150,11 +143,10 @@ def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -
     text = site.call("status").stdout
     assert [row(text, number)["FOREIGN"] for number in range(4)] == ["2", "1", "9", ""]
     assert [row(text, number)["STATE"] for number in range(4)] == ["held", *["foreign"] * 2, "free"]
-    assert "GPU 0 foreign: in use by processes 41, 42, not of job 12 of alice" in note(
-        text, "GPU 0"
-    )
-    assert "GPU 1 foreign: free, but in use by process 43" in note(text, "GPU 1")
-    assert "in use by 9 processes, such as 1;" in note(text, "GPU 2")
+    notes = read_facts(text)
+    assert "foreign: in use by processes 41, 42, not of job 12 of alice" in notes["GPU 0"]
+    assert "foreign: free, but in use by process 43" in notes["GPU 1"]
+    assert "in use by 9 processes, such as 1;" in notes["GPU 2"]
     use = [gpu["use"] for gpu in site.json()["gpus"][:4]]
     assert [one["foreign_processes"] for one in use] == [2, 1, 9, None]
     assert use[0]["foreign_pids"] == [41, 42]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,32 +19,12 @@ from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process
 from tests.support.locks import place_lock, retire_lock
+from tests.support.runner import read_facts as facts
 from tests.support.samples import Sampled
 from tests.support.trees import Box, bus
 
 Process = subprocess.Popen[bytes]
 SEEN = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
-
-
-@pytest.fixture
-def process() -> Iterator[Process]:
-    with subprocess.Popen(["/bin/sleep", "300"], start_new_session=True) as started:
-        yield started
-        started.kill()
-
-
-def facts(text: str) -> dict[str, str]:
-    """Return the labelled lines of the last answer, each in one piece."""
-    found: dict[str, str] = {}
-    last = ""
-    for line in text.splitlines():
-        label, gap, rest = line.strip().partition("  ")
-        if line.startswith("   ") and last:
-            found[last] += f" {line.strip()}"
-        elif line.startswith("  ") and gap:
-            last = label
-            found[label] = rest.strip()
-    return found
 
 
 def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> None:

@@ -162,13 +162,6 @@ def test_a_node_whose_driver_or_locks_do_not_answer_is_named(
     assert read_table(text, "NODE")["gpu9"]["GPUS"] == "1"
 
 
-def test_all_nodes_down_is_not_no_nodes(call: Any, prometheus: Prometheus) -> None:
-    prometheus.lose(ONE)
-    text = call().stdout
-    assert "1 node, 0 GPUs: 0 free" in text
-    assert "gpu9: Prometheus does not reach the exporter" in text
-
-
 def test_an_instance_is_of_its_cards_model(call: Any, prometheus: Prometheus) -> None:
     node = Node()
     node.facts = facts(lock(0, "a" * 16, "gi1.ci0"))

@@ -66,15 +66,6 @@ def test_a_refusal_and_an_unexpected_error_are_one_line_and_an_exit_code(
     assert (result.stderr.count("\n"), said in result.stderr) == (1, True)
 
 
-def test_a_reader_that_goes_away_is_no_error_of_the_node(site: Site) -> None:
-    with site.start("config") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert "broken" not in process.stderr.read()
-    assert process.returncode == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("args", [["status"], ["--help"], ["status", "--help"], ["--version"]])

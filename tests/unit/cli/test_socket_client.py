@@ -248,13 +248,6 @@ def test_on_a_node_of_a_scheduler_the_way_is_a_job_of_it(tmp_path: Path) -> None
         socket_client.connect_to_daemon(box.node())
 
 
-def test_a_caller_with_the_rights_does_not_ask_the_daemon(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    assert not socket_client.is_daemon_needed(box.node())
-    box.lock.mkdir()
-    assert not socket_client.is_daemon_needed(box.node())
-
-
 def test_who_owns_lock_dir_queues_where_a_gpulockd_serves(tmp_path: Path) -> None:
     daemon = Daemon(Box(tmp_path))
     assert socket_client.is_daemon_serving(daemon.box.node())

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from gpulock.simulate import driver
-from gpulock.simulate.machine import list_machine_inventory
 from gpulock.simulate.presets import PRESETS
 
 
@@ -54,18 +53,3 @@ def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
     assert tree[f"{folder}/numa_node"] == b"1\n"
     unknown = driver.sys_tree(PRESETS["workstation"])
     assert unknown["sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0/numa_node"] == b"-1\n"
-
-
-def test_the_cube_mesh_has_six_links_a_card() -> None:
-    found = list_machine_inventory(PRESETS["dgx1"])
-    links = {key: int(n) for key, n in found.items() if key.startswith("link.")}
-    assert links["link.0000:06:00.0.0000:85:00.0"] == 2
-    assert "link.0000:06:00.0.0000:86:00.0" not in links
-    for gpu in PRESETS["dgx1"].gpus:
-        assert sum(count for key, count in links.items() if gpu.bus in key) == 6
-    assert PRESETS["dgx1"].take(2).links == ((0, 1, 1),)
-
-
-def test_a_fallen_card_has_no_links_and_a_split_one_no_fabric() -> None:
-    assert not [key for key in list_machine_inventory(PRESETS["missing"]) if "0000:07:00.0" in key]
-    assert "gpu.0000:07:00.0.nvswitch" not in list_machine_inventory(PRESETS["a100-mig"])

@@ -38,15 +38,6 @@ def identify(listening: socket.socket, proc: Proc) -> Peer:
     return peer
 
 
-def test_a_process_in_our_user_namespace_answers_for_itself(
-    tmp_path: Path, listening: socket.socket
-) -> None:
-    with new_packet_socket() as caller:
-        caller.connect(str(tmp_path / "socket"))
-        peer = identify(listening, Proc())
-    assert (peer.pid, peer.uid, peer.account) == (os.getpid(), os.geteuid(), os.geteuid())
-
-
 def test_a_process_that_ended_before_it_was_looked_at_is_nobody(
     tmp_path: Path, listening: socket.socket
 ) -> None:

@@ -118,14 +118,6 @@ def test_a_caller_yields_no_longer_once_its_own_user_gave_back(desk: Desk) -> No
     assert last(large).state == GRANTED
 
 
-def test_a_caller_that_yields_is_refused_when_its_time_is_over(desk: Desk) -> None:
-    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
-    caller = desk.claim_as(ALICE, 902, 4, 5.0)
-    later(desk)
-    desk.go(clock_boottime() + 5 + PAUSE)
-    assert last(caller).kind == BUSY
-
-
 def test_the_calls_of_one_user_keep_their_order(desk: Desk) -> None:
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
     large = desk.claim_as(ALICE, 902, 4, FOR_EVER)

@@ -103,7 +103,10 @@ class GpulockDaemon:
             if self._server.clients and not self._signals.ending:
                 self._server.run_due(clock_boottime())
         self._notify.send("STOPPING=1", "STATUS=stopping")
-        self._close()
+        self._server.close()
+        self._owners.close()
+        self.loop.forget(self._watch.fd)
+        self._watch.close()
 
     def reconcile_due(self) -> float:
         """Return when the next reconcile is due, as CLOCK_BOOTTIME seconds.
@@ -112,13 +115,6 @@ class GpulockDaemon:
         user whose claims end again and again has it look at that user's files each time.
         """
         return max(self.pace.due, self._users_first_until)
-
-    def _close(self) -> None:
-        """Let go of all that the kernel gave us."""
-        self._server.close()
-        self._owners.close()
-        self.loop.forget(self._watch.fd)
-        self._watch.close()
 
     def _on_lock_dir_change(self, _: int) -> None:
         if self._watch.changed():

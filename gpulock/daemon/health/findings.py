@@ -65,6 +65,9 @@ def findings_from_sample(
         if seen.recovery_action:
             words = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
+    for bus, why in read_lost_cards(found, devices).items():
+        words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
+        yield HealthFinding(bus, LOST, LOST, 1, words)
 
 
 def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterator[HealthFinding]:
@@ -101,13 +104,6 @@ def find_missing_cards(
         fault = shown.get(bus, "the driver does not show it any more")
         if fault and fault != EXCLUDED:
             yield HealthFinding(bus, MISSING, MISSING, 1, fault)
-
-
-def find_lost_cards(found: sample.Sample, devices: Collection[Device]) -> Iterator[HealthFinding]:
-    """Yield the cards that the driver lists and, as the exporter says, does not answer for."""
-    for bus, why in read_lost_cards(found, devices).items():
-        words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
-        yield HealthFinding(bus, LOST, LOST, 1, words)
 
 
 def read_lost_cards(found: sample.Sample, devices: Collection[Device]) -> dict[str, str]:

@@ -69,7 +69,6 @@ class HealthSnapshot:
         yield from findings.find_missing_cards(devices, known)
         if self.sample is not None:
             yield from findings.findings_from_sample(self.sample, devices, asked)
-            yield from findings.find_lost_cards(self.sample, devices)
         for name, state in sorted(self.cards.states.items()):
             if name in self.here and (why := state.describe_failed()):
                 yield HealthFinding(name, HEALTH, HEALTH, 1, why)

@@ -37,7 +37,6 @@ from gpulock.node.devices import Device
 from gpulock.store import grants
 from gpulock.store.events import count_dropped_claims
 from gpulock.store.gate import Gate
-from gpulock.store.verdicts import PERIOD
 
 LOCK_SECONDS: Final = 5.0  # for another author to finish
 
@@ -50,7 +49,6 @@ class HistoryWriter(Chore):
         self._said: set[str] = set()
         self._written: set[str] = set()  # claims that have their line, and cannot be removed
         self._sizes: dict[str, int] = {}  # of the files as this process left them
-        self._saw = -PERIOD  # when it was noted last which claims stand
         self.written = 0  # lines, by the last run
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -59,10 +57,8 @@ class HistoryWriter(Chore):
         self.written = 0
         left = [one.lock.owner for one in report.outcomes if one.act != FREED]
         standing = {record.token: record for record in left if record}
-        if now - self._saw >= PERIOD:
-            here = [one for one in standing.values() if one.boot_id == node.boot_id]
-            pending.touch_last_seen(node.settings.state_dir, here, clock_boottime())
-            self._saw = now
+        here = [one for one in standing.values() if one.boot_id == node.boot_id]
+        pending.touch_last_seen(node.settings.state_dir, here, clock_boottime())
         try:
             if found := pending.find_ended_claims(node, standing, faults, time.time()):
                 devices = {device.id: device for device in report.devices}

@@ -32,19 +32,11 @@ TERMINAL: Final = 4  # field of stat behind the program's name, proc_pid_stat(5)
 
 
 class ClaimEnds(Chore):
-    """The chore that follows a reconcile; `tell` writes to the terminal of a claim's process.
+    """The chore that follows a reconcile; `tell_command` is for IDLE_COMMAND."""
 
-    `tell_command` is for IDLE_COMMAND.
-    """
-
-    def __init__(
-        self,
-        journal: DaemonJournal,
-        tell_command: Callable[[IdleClaim], None],
-        tell: Callable[[Node, Owner, str], None] | None = None,
-    ) -> None:
+    def __init__(self, journal: DaemonJournal, tell_command: Callable[[IdleClaim], None]) -> None:
         self._journal = journal
-        self._tell_command, self._tell = tell_command, tell or tell_terminal
+        self._tell_command = tell_command
         self._told: set[str] = set()  # tokens
         self._again: dict[str, float] = {}  # by token, when its release is tried again
 
@@ -65,7 +57,7 @@ class ClaimEnds(Chore):
                 minutes = max(1, round((record.until - now) / 60))
                 do = "end what uses them, and claim anew"
                 words = f"your claim of {name_devices(record)} ends in {minutes} min; {do}"
-                self._tell(node, record, words)
+                tell_terminal(node, record, words)
                 self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}
         self._journal.log_changes("ends", over)
@@ -85,7 +77,7 @@ class ClaimEnds(Chore):
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"{name_devices(record)} of {who} given back: its end has come")
         names = "CUDA_VISIBLE_DEVICES and what else names them"
-        self._tell(node, record, f"your claim of {name_devices(record)} is over: unset {names}")
+        tell_terminal(node, record, f"your claim of {name_devices(record)} is over: unset {names}")
 
 
 def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]:

@@ -97,9 +97,9 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
 class CdiSpecWriter(Chore):
     """The chore of gpulockd that keeps the spec; it waits for no file server."""
 
-    def __init__(self, journal: DaemonJournal, patience: float = SECONDS) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self._caller = PatientCaller[str](patience)
+        self._caller = PatientCaller[str](SECONDS)
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write the spec where it is not as the node is; say once what hinders it."""

@@ -14,17 +14,12 @@ from types import FrameType
 
 import pytest
 
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.daemon.serve_policy import (
-    ServePolicy,
-    scheduler_from_processes,
-    scheduler_from_settings,
-)
+from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -72,11 +67,14 @@ class Field:
         """Run a gpulockd that does one of `acts` after each round; return its reports."""
         self.signals.ending = False
         script = Script(self.signals, *acts)
-        notify = SystemdNotifier(str(self.root / "notify"))
-        GpulockDaemon(
-            read_settings(self.config), self.journal, notify, self.signals, [script]
-        ).run()
+        self.daemon(script).run()
         return script.reports
+
+    def daemon(self, chore: Chore) -> GpulockDaemon:
+        """Return a gpulockd that has one chore."""
+        notify = SystemdNotifier(str(self.root / "notify"))
+        settings = read_settings(self.config)
+        return GpulockDaemon(settings, self.journal, notify, self.signals, [chore])
 
     def hold(self, number: int = 0) -> None:
         """Let a process hold a device."""
@@ -159,10 +157,7 @@ def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(
     field: Field, hangs: bool
 ) -> None:
     chore = Busy(field.signals, hangs)
-    notify = SystemdNotifier(str(field.root / "notify"))
-    daemon = GpulockDaemon(
-        read_settings(field.config), field.journal, notify, field.signals, [chore]
-    )
+    daemon = field.daemon(chore)
     if hangs:
         with pytest.raises(ShutdownTimeoutError):
             daemon.run()
@@ -196,9 +191,7 @@ def test_a_reconcile_that_took_long_leaves_as_much_time_to_users_calls(
         field.signals.ending = True
 
     monkeypatch.setattr(EventLoop, "wait", wait)
-    notify = SystemdNotifier(str(field.root / "notify"))
-    settings = read_settings(field.config)
-    daemon = GpulockDaemon(settings, field.journal, notify, field.signals, [Long()])
+    daemon = field.daemon(Long())
     daemon.run()
     assert [due >= 4.0 for due in dues] == [serves == "yes"]
 
@@ -273,31 +266,33 @@ def test_a_reload_of_a_malformed_file_takes_what_was_obeyed_last(field: Field) -
     assert "the settings stay as they were" not in said
 
 
-def test_users_are_served_where_no_scheduler_is(tmp_path: Path) -> None:
-    assert ServePolicy().why_not(Box(tmp_path, USER_CLAIMS="yes").node(), 0.0) == ""
-
-
-def test_where_grid_engine_is_set_up_users_are_not_served(tmp_path: Path) -> None:
-    assert "Grid Engine" in scheduler_from_settings(Box(tmp_path, SGE_ROOT="/opt/sge").node())
-
-
-def test_where_slurm_is_set_up_users_are_not_served(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    (box.state / "slurm-map").touch()
-    assert "Slurm" in scheduler_from_settings(box.node())
+@pytest.mark.parametrize(
+    ("keys", "file", "why"),
+    [
+        ({}, "other", ""),
+        ({"SGE_ROOT": "/opt/sge"}, "other", "Grid Engine"),
+        ({}, "slurm-map", "Slurm"),
+        ({"USER_CLAIMS": "no"}, "other", "USER_CLAIMS"),
+    ],
+)
+def test_users_are_served_where_no_scheduler_is_set_up(
+    tmp_path: Path, keys: dict[str, str], file: str, why: str
+) -> None:
+    box = Box(tmp_path, 4, **{"USER_CLAIMS": "yes", **keys})
+    (box.state / file).touch()
+    told = ServePolicy().why_not(box.node(), 0.0)
+    assert why in told and bool(told) == bool(why)
 
 
 @pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
-def test_where_a_schedulers_daemon_runs_users_are_not_served(tmp_path: Path, name: str) -> None:
+def test_where_a_schedulers_daemon_runs_as_root_users_are_not_served(
+    tmp_path: Path, name: str
+) -> None:
     box = Box(tmp_path, USER_CLAIMS="yes")
     serving = ServePolicy()
+    box.proc.add(60, name, uids=(1000,) * 4)
     assert serving.why_not(box.node(), 0.0) == ""
+    box.proc.remove(60)
     box.proc.add(60, name, uids=(0,) * 4)
     serving.recheck_processes()
     assert name in serving.why_not(box.node(), 1.0)
-
-
-def test_a_users_process_of_that_name_is_no_scheduler(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    box.proc.add(60, "slurmd", uids=(1000,) * 4)
-    assert scheduler_from_processes(ProcessScan(box.node().proc)) == ""

@@ -58,32 +58,25 @@ def test_without_sge_binaries_the_clients_are_below_sge_root(tmp_path: Path) -> 
     assert ask_qmaster(settings, "qconf", "-sel") == "node1\n"
 
 
-@pytest.mark.parametrize("root", ["", "/nowhere"])
-def test_no_program_of_a_distribution_stands_in_for_one_that_is_missing(root: str) -> None:
-    with pytest.raises(Refusal, match="no qconf in "):
-        find_sge_client(Settings({"SGE_ROOT": root} if root else {}), "qconf")
-
-
-def test_a_program_that_may_not_be_run_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [{}, {"SGE_ROOT": "/nowhere"}, {"SGE_BINARIES": "HERE"}])
+def test_a_program_that_is_missing_or_may_not_be_run_is_none(
+    tmp_path: Path, keys: dict[str, str]
+) -> None:
+    """No program of a distribution stands in for it."""
     write_client(tmp_path, "exit 0")
     (tmp_path / "qconf").chmod(0o644)
     with pytest.raises(Refusal, match="no qconf in "):
-        ask_qmaster(settings_of(tmp_path), "qconf", "-sel")
+        find_sge_client(
+            Settings({k: v.replace("HERE", str(tmp_path)) for k, v in keys.items()}), "qconf"
+        )
 
 
-def test_the_ports_are_those_of_the_cells_own_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["6444;", "", "x;", "1 2;", "123456;", "$(id);", "-1;", "6444"])
+def test_the_ports_are_those_of_the_cells_own_settings(tmp_path: Path, value: str) -> None:
     common = tmp_path / "cell/common"
     common.mkdir(parents=True)
-    lines = ["SGE_ROOT=/opt/sge; export SGE_ROOT", "SGE_QMASTER_PORT=6444; export SGE_QMASTER_PORT"]
-    (common / "settings.sh").write_text("\n".join([*lines, "unset SGE_EXECD_PORT", ""]))
-    settings = Settings({"SGE_ROOT": str(tmp_path), "SGE_CELL": "cell"})
-    assert sge_environment(settings)["SGE_QMASTER_PORT"] == "6444"
-    assert "SGE_EXECD_PORT" not in sge_environment(settings)
-
-
-@pytest.mark.parametrize("value", ["", "x", "1 2;", "123456", "$(id)", "-1", "6444"])
-def test_what_is_no_port_of_a_cell_leads_nowhere(tmp_path: Path, value: str) -> None:
-    common = tmp_path / "default/common"
-    common.mkdir(parents=True)
-    (common / "settings.sh").write_bytes(f"\0\nSGE_QMASTER_PORT={value}\n".encode() + b"\xff")
-    assert "SGE_QMASTER_PORT" not in sge_environment(Settings({"SGE_ROOT": str(tmp_path)}))
+    text = f"\0\nSGE_QMASTER_PORT={value} export SGE_QMASTER_PORT\nunset SGE_EXECD_PORT\n"
+    (common / "settings.sh").write_bytes(text.encode() + b"\xff")
+    found = sge_environment(Settings({"SGE_ROOT": str(tmp_path), "SGE_CELL": "cell"}))
+    assert found.get("SGE_QMASTER_PORT", "") == ("6444" if value == "6444;" else "")
+    assert "SGE_EXECD_PORT" not in found

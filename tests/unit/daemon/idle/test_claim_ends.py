@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.idle import claim_ends
 from gpulock.daemon.idle.claim_ends import AGAIN, BEFORE, ClaimEnds, tell_terminal
 from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
@@ -34,7 +35,7 @@ class Site:
         self.journal = HeardJournal()
         self.told: list[str] = []
         self.idle = IdlePolicy(self.told.append)
-        self.ends = ClaimEnds(self.journal, self.idle.tell_end, self._tell)
+        self.ends = ClaimEnds(self.journal, self.idle.tell_end)
         fields: dict[str, object] = {"scheduler": "process", "job_id": str(SHELL), "pid": SHELL}
         fields |= {"start": 9, "uid": ALICE, "user": "alice", "add_grp_id": 0}
         self.claim = record(
@@ -42,7 +43,8 @@ class Site:
         )
         place_lock(self.node.store, bus(0), self.claim)
 
-    def _tell(self, _: Node, owner: Owner, text: str) -> None:
+    def tell(self, _: Node, owner: Owner, text: str) -> None:
+        """Be the terminal."""
         self.told.append(f"{owner.user}: {text}")
 
     def go(self, now: float) -> list[str]:
@@ -55,8 +57,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    monkeypatch.setattr(claim_ends, "tell_terminal", made.tell)
+    return made
 
 
 def test_a_claim_is_given_back_at_its_end_and_not_before(site: Site) -> None:

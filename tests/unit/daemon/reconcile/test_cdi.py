@@ -194,10 +194,10 @@ def test_where_no_folder_is_set_it_is_printed_but_not_written(tmp_path: Path) ->
 class Chore:
     """gpulockd's chore on a site, and what it said."""
 
-    def __init__(self, site: Site, patience: float = 5.0) -> None:
+    def __init__(self, site: Site) -> None:
         self.node = site.node()
         self.journal = HeardJournal()
-        self.chore = CdiSpecWriter(self.journal, patience)
+        self.chore = CdiSpecWriter(self.journal)
 
     def run(self) -> None:
         self.chore.run(self.node, ReconcileReport([], []), 0.0)
@@ -261,7 +261,8 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
         return ""
 
     monkeypatch.setattr(cdi, "driver_binds", hangs)
-    chore = Chore(site, patience=0.05)
+    monkeypatch.setattr(cdi, "SECONDS", 0.05)
+    chore = Chore(site)
     chore.run()
     chore.run()
     assert len(asked) == 1

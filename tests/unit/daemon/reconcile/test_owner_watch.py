@@ -77,14 +77,9 @@ def test_another_process_of_the_same_number_is_not_the_owner(field: Field) -> No
     assert (field.heard, field.owners.watched()) == (1, [])
 
 
-def test_who_holds_nothing_any_more_is_not_watched(field: Field) -> None:
-    pid = field.start()
-    field.follow(pid)
-    field.follow()
-    assert field.owners.watched() == []
-
-
-def test_locks_of_one_owner_are_one_watch(field: Field) -> None:
+def test_locks_of_one_owner_are_one_watch_until_it_holds_nothing_any_more(field: Field) -> None:
     pid = field.start()
     field.follow(pid, pid, pid)
     assert len(field.owners.watched()) == 1
+    field.follow()
+    assert field.owners.watched() == []

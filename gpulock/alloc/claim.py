@@ -178,14 +178,15 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
             return Grant(again, record, fresh=False)
         if attempt.ahead is None:
             return None
-        same_job.release_previous_run(node, mine, template, attempt.ahead)
+        attempt.ahead.held = held
+        same_job.release_previous_run(attempt.ahead, mine, template)
         held = node.store.read_all_locks()
     chosen, out = pick_free_devices(node, found, held, want)
     if not chosen:
         if attempt.ahead is None:
             return None
         reap_held_locks(attempt.ahead, held)
-        held = node.store.read_all_locks()
+        held = node.store.read_detailed_locks()
         chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
     if not chosen and not want.asked:
         want.asked = ask_checks_to_end(node, found, held, want)

@@ -13,7 +13,6 @@ from gpulock.alloc.states import NodeView
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.store import boot, verdicts
-from gpulock.store.locks import Lock, LockStore
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.verdicts import Verdict
 
@@ -29,7 +28,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     except Refusal as refusal:
         view.fault = refusal.why
     unreadable: dict[str, str] = {}
-    view.locks = read_detailed_locks(node.store, unreadable)
+    view.locks = node.store.read_detailed_locks(unreadable)
     for token, why in unreadable.items():
         view.fault = f"the record of claim {token} cannot be read: {why}"
     view.full = boot.is_full(node.store.path)
@@ -52,16 +51,6 @@ def are_records_lost(node: Node) -> bool:
     if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
         return False
     return boot.may_be_claimed_boot(state_dir, node.boot_id)
-
-
-def read_detailed_locks(
-    store: LockStore, unreadable: "dict[str, str] | None" = None
-) -> dict[str, Lock]:
-    """Return every lock with its details; raise Refusal where they cannot be seen."""
-    held = store.read_all_locks(unreadable)
-    for lock in held.values():
-        store.read_details(lock)
-    return held
 
 
 def note_reservations(node: Node, view: NodeView) -> None:

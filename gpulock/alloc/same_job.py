@@ -6,7 +6,6 @@ Hot, loaded where there are such locks. The gate is held.
 
 from gpulock.alloc.reaper import CUT_SHORT, DIED, FREED
 from gpulock.errors import BUSY, UNKNOWN, Refusal, os_error_kind
-from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -48,6 +47,8 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
     record = mine[0].owner
     assert record is not None
     granted = whole_grant(mine, attempt.devices)
+    for lock in mine:
+        node.store.read_details(lock)
     if not granted or record.uid != template.uid or record.draining:
         return []
     same_run = (record.run(), record.boot_id) == (template.run(), template.boot_id)
@@ -56,10 +57,8 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
     if not want.join:
         return []
     judge = attempt.make_judge()
-    for lock in mine:
-        node.store.read_details(lock)
-        if judge.verdict(lock).state != ALIVE:
-            return []
+    if not all([judge.verdict(lock).state == ALIVE for lock in mine]):
+        return []
     try:
         node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
     except OSError as fault:
@@ -89,9 +88,8 @@ def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Dev
     return granted
 
 
-def release_previous_run(node: Node, mine: list[Lock], template: Owner, engine: "Reaper") -> None:
+def release_previous_run(engine: "Reaper", mine: list[Lock], template: Owner) -> None:
     """Free what an earlier run of the job, or a cut-short claim of this one, left; or refuse."""
-    engine.held = node.store.read_all_locks()
     own = [lock for lock in mine if lock.owner and is_cut_short(lock.owner, template)]
     how = "claim: this run's claim was cut short"
     others = [lock for lock in mine if lock not in own]

@@ -79,9 +79,7 @@ def find_leftovers(
     node: Node, ours: "Callable[[Owner], bool]", judge: Judge
 ) -> list[LeftoverProcess]:
     """Return the processes of this node's locks that are `ours`, each once."""
-    held = node.store.read_all_locks()
-    for lock in held.values():
-        node.store.read_details(lock)
+    held = node.store.read_detailed_locks()
     mine = select_job_locks(held, ours)
     if not mine:
         return []

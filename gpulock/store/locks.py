@@ -29,7 +29,8 @@ class Lock:
     """One device that is held: the owner, or the `fault` of a lock that no record explains.
 
     `anchors` are (pid, start, supplementary group) of further shepherds, `seen` whether a Slurm
-    job's extern step was ever seen; empty until `read_details`.
+    job's extern step was ever seen; these, and `draining` of the owner, are empty until
+    `read_details`.
     `mps` is gpulockd's word on the MPS of a share's card: `PID START`, or `! WHY` there is none.
     """
 
@@ -87,18 +88,8 @@ class LockStore:
         Without the gate a claim may be seen that is being made, or undone. `unreadable` gets, by
         token, why a record stops every claim: it cannot be read, and no lock has its copy.
         """
-        held: dict[str, Lock] = {}
-        faults: dict[str, Exception] = {}
-        for token in list_names(self.claims_dir):
-            try:
-                record = owner.parse_owner(self.read_record(token))
-            except FileNotFoundError:
-                continue  # it is being removed
-            except (OSError, kv.MalformedError) as fault:
-                faults[token] = fault  # its locks tell; a repair writes it back
-                continue
-            for lock in self.list_claim_locks(record):
-                held.setdefault(lock.id, lock)
+        records, faults = self.read_records()
+        held = locks_of_records([record for _, record in records.values()])
         for name in list_names(self.locks_dir):
             if name not in held:
                 held[name] = self.read(name)
@@ -108,6 +99,31 @@ class LockStore:
                 if isinstance(why, OSError) or token not in copied:
                     unreadable[token] = str(why)
         return dict(sorted(held.items()))
+
+    def read_detailed_locks(self, unreadable: "dict[str, str] | None" = None) -> dict[str, Lock]:
+        """Return the same with the details of each lock."""
+        held = self.read_all_locks(unreadable)
+        for lock in held.values():
+            self.read_details(lock)
+        return held
+
+    def read_records(self) -> "tuple[dict[str, tuple[str, Owner]], dict[str, Exception]]":
+        """Return text and record of each claim by token, and why others cannot be read.
+
+        One without a record is being removed, or its removal was cut short. Raises Refusal where
+        the folder cannot be read.
+        """
+        records: dict[str, tuple[str, Owner]] = {}
+        faults: dict[str, Exception] = {}
+        for token in list_names(self.claims_dir):
+            try:
+                text = self.read_record(token)
+                records[token] = text, owner.parse_owner(text)
+            except FileNotFoundError:
+                continue
+            except (OSError, kv.MalformedError) as fault:
+                faults[token] = fault  # its locks tell; a repair writes it back
+        return records, faults
 
     def read(self, name: str) -> Lock:
         """Return one lock by its own owner file; one that cannot be understood is a `fault`.
@@ -124,17 +140,13 @@ class LockStore:
         except (OSError, kv.MalformedError) as fault:
             what = "folder" if isinstance(fault, NotADirectoryError) else "owner record"
             return Lock(name, None, f"its {what}: {fault}")
-        mine = [lock for lock in self.list_claim_locks(record) if lock.id == name]
-        return mine[0] if mine else Lock(name, None, "its owner record names other devices")
+        if name not in record.devices:
+            return Lock(name, None, "its owner record names other devices")
+        return Lock(name, record, "")
 
     def read_record(self, token: str) -> str:
         """Return the record of a claim as text; raise OSError."""
         return atomic.read_text(f"{self.claims_dir}/{token}/{RECORD}")
-
-    def list_claim_locks(self, record: Owner) -> list[Lock]:
-        """Return the locks of a claim, which share its record."""
-        record.draining = int(os.access(f"{self.claims_dir}/{record.token}/{DRAINING}", os.F_OK))
-        return [Lock(name, record, "") for name in record.devices]
 
     def is_held(self, token: str, device: str = "") -> bool:
         """Return whether a claim has a record, which names `device`, or cannot be read."""
@@ -147,7 +159,7 @@ class LockStore:
         return not device or device in record.devices
 
     def read_details(self, lock: Lock) -> None:
-        """Fill in anchors and marks, which only a judge needs."""
+        """Fill in anchors and marks, which only a judge and people need."""
         try:
             lock.mps = atomic.read_text(f"{self.locks_dir}/{lock.id}/mps").strip()
         except OSError:
@@ -156,6 +168,7 @@ class LockStore:
             return
         folder = f"{self.claims_dir}/{lock.owner.token}"
         lock.seen = os.access(f"{folder}/{SEEN}", os.F_OK)
+        lock.owner.draining = int(os.access(f"{folder}/{DRAINING}", os.F_OK))
         lock.anchors = []
         try:
             for name in os.listdir(f"{folder}/{ANCHORS}"):
@@ -182,6 +195,18 @@ class LockStore:
     def mark_draining(self, token: str) -> None:
         """Note that a job is over, but not its processes; an empty file needs no room."""
         atomic.append_file(f"{self.claims_dir}/{token}/{DRAINING}")
+
+
+def locks_of_records(records: list[Owner]) -> dict[str, Lock]:
+    """Return the locks of claims by id; those of a claim share its record."""
+    held: dict[str, Lock] = {}
+    for record in records:
+        for name in record.devices:
+            if (
+                name not in held
+            ):  # or it is of another claim as well: root's doing, and both hold it
+                held[name] = Lock(name, record, "")
+    return held
 
 
 def check_folder(path: str, make: bool) -> None:

@@ -7,11 +7,10 @@ half done is completed or cleared: a record gets its locks, and a lock that nobo
 
 import errno
 import os
-import stat
 
 from gpulock.errors import UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, grants, kv, owner
-from gpulock.store.locks import RECORD, Lock, LockStore, list_names
+from gpulock.store.locks import RECORD, Lock, LockStore, list_names, locks_of_records
 from gpulock.store.owner import Owner
 
 # what reading a claim's record fails with where root put something else there
@@ -38,32 +37,18 @@ class Repair:
 def repair_locks(store: LockStore, boot_id: str, thorough: bool = False) -> Repair:
     """Put back what is missing, clear what is half done, and return what is held.
 
-    `thorough` reads also what seems to be a whole copy of its record, which takes a third more. The
-    gate is held, and the boot is this one's. Raises Refusal.
+    Where records name just the locks that are there, only a `thorough` repair reads their copies.
+    The gate is held, and the boot is this one's. Raises Refusal.
     """
     done = Repair()
     try:
         for folder in (store.path, store.locks_dir, store.claims_dir, store.finished_dir):
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
-        records = read_records(store, boot_id)
-        copies = read_owner_copies(store, {} if thorough else records)
-        restore_records(store, boot_id, records, copies, done)
-        for text, record in records.values():
-            for lock in store.list_claim_locks(record):
-                if lock.id in done.held:
-                    continue  # of another claim: root's doing, and both hold it
-                if copies.get(lock.id) != text:
-                    put_back_lock(store, lock.id, text)
-                    if not copies.get(lock.id):
-                        done.add_restored(record, lock.id)
-                done.held[lock.id] = lock
-        for name in copies.keys() - done.held.keys():
-            lock = store.read(name)
-            if lock.fault and parse_or_none(copies[name]) is None:
-                done.held[name] = lock
-            else:
-                grants.remove_lock(store, name)
+        records, whole = read_own_records(store, boot_id)
+        done.held = locks_of_records([record for _, record in records.values()])
+        if thorough or not whole or done.held.keys() != {*list_names(store.locks_dir)}:
+            compare_copies(store, boot_id, records, done)
     except OSError as fault:
         kind = os_error_kind(fault)
         raise Refusal(
@@ -71,6 +56,28 @@ def repair_locks(store: LockStore, boot_id: str, thorough: bool = False) -> Repa
         ) from fault
     done.held = dict(sorted(done.held.items()))
     return done
+
+
+def compare_copies(
+    store: LockStore, boot_id: str, records: dict[str, tuple[str, Owner]], done: Repair
+) -> None:
+    """Make every record and every lock's copy of it agree; raise OSError, Refusal."""
+    copies = {name: read_owner_copy(store, name) for name in list_names(store.locks_dir)}
+    restore_records(store, boot_id, records, copies, done)
+    done.held = locks_of_records([record for _, record in records.values()])
+    for name, lock in done.held.items():
+        assert lock.owner is not None
+        text = records[lock.owner.token][0]
+        if copies.get(name) != text:
+            put_back_lock(store, name, text)
+            if not copies.get(name):
+                done.add_restored(lock.owner, name)
+    for name in copies.keys() - done.held.keys():
+        lock = store.read(name)
+        if lock.fault and parse_or_none(copies[name]) is None:
+            done.held[name] = lock
+        else:
+            grants.remove_lock(store, name)
 
 
 def put_back_lock(store: LockStore, name: str, text: str) -> None:
@@ -93,54 +100,33 @@ def parse_or_none(text: str) -> "Owner | None":
         return None
 
 
-def read_owner_copies(store: LockStore, records: dict[str, tuple[str, Owner]]) -> dict[str, str]:
-    """Return the text in each lock by id, nothing of one without owner; raise Refusal.
+def read_owner_copy(store: LockStore, name: str) -> str:
+    """Return the text in a lock; nothing where there is none, or it cannot be read."""
+    try:
+        return atomic.read_text(f"{store.locks_dir}/{name}/owner")
+    except OSError:
+        return ""
 
-    A file as long as the one of `records` that names its lock is taken for its copy, and not read:
-    what was cut short, or lags behind a record that changed, is of another length.
+
+def read_own_records(store: LockStore, boot_id: str) -> tuple[dict[str, tuple[str, Owner]], bool]:
+    """Return text and record of each claim of this boot by token, and whether all have one.
+
+    Those of another boot are finished. Raises OSError or Refusal.
     """
-    expected: dict[str, tuple[str, int]] = {}
-    for text, record in records.values():
-        size = len(as_bytes(text))
-        for name in record.devices:
-            expected.setdefault(name, (text, size))
-    copies: dict[str, str] = {}
-    for name in list_names(store.locks_dir):
-        path, (text, size) = f"{store.locks_dir}/{name}/owner", expected.get(name, ("", 0))
-        try:
-            info = os.lstat(path) if size else None
-            same = info is not None and info.st_size == size and stat.S_ISREG(info.st_mode)
-            copies[name] = text if same else atomic.read_text(path)
-        except OSError:  # what cannot be read and is named by no record becomes a fault
-            copies[name] = ""
-    return copies
-
-
-def read_records(store: LockStore, boot_id: str) -> dict[str, tuple[str, Owner]]:
-    """Return text and record of each claim of this boot by token; raise OSError, Refusal.
-
-    Those of another boot are finished. Hidden folders are of writers that were killed.
-    """
-    records: dict[str, tuple[str, Owner]] = {}
-    for token in os.listdir(store.claims_dir):
-        if token[0] == ".":
-            atomic.remove_folder(f"{store.claims_dir}/{token}")
-            continue
-        try:
-            text = store.read_record(token)
-        except FileNotFoundError:
-            continue
-        except OSError as fault:
+    found, faults = store.read_records()
+    for token, fault in faults.items():
+        if isinstance(fault, OSError):
             if fault.errno not in NO_CLAIM:
-                raise
+                raise fault
             path = f"{store.claims_dir}/{token}"
             raise Refusal(UNKNOWN, f"{path} is no claim's", f"rm -r {path}") from fault
-        record = parse_or_none(text)
-        if record and record.boot_id != boot_id:
+    records: dict[str, tuple[str, Owner]] = {}
+    for token, (text, record) in found.items():
+        if record.boot_id != boot_id:
             grants.finish_claim(store, token)
-        elif record and record.token == token:
+        elif record.token == token:
             records[token] = text, record
-    return records
+    return records, len(records) == len(os.listdir(store.claims_dir))
 
 
 def restore_records(
@@ -152,7 +138,8 @@ def restore_records(
 ) -> None:
     """Write back the records that locks have a copy of, and that are gone; raise OSError, Refusal.
 
-    A folder without a record is one whose removal was cut short, where no lock has a copy.
+    A folder without a record is one whose removal was cut short, where no lock has a copy; a
+    hidden one is of a writer that was killed.
     """
     known = {text for text, _ in records.values()}
     for name, text in copies.items():
@@ -169,7 +156,8 @@ def restore_records(
     for token in os.listdir(store.claims_dir):
         if token in records:
             continue
-        if os.path.lexists(f"{store.claims_dir}/{token}/{RECORD}"):
+        path = f"{store.claims_dir}/{token}"
+        if token[0] != "." and os.path.lexists(f"{path}/{RECORD}"):
             why = f"claim {token} has no record of its own that can be read, and no lock a copy"
-            raise Refusal(UNKNOWN, why, f"remove {store.claims_dir}/{token} if no job is left")
-        atomic.remove_folder(f"{store.claims_dir}/{token}")
+            raise Refusal(UNKNOWN, why, f"remove {path} if no job is left")
+        atomic.remove_folder(path)

@@ -62,8 +62,3 @@ def empty_all(locks: Path) -> None:
 
 def lose_one(locks: Path) -> None:
     shutil.rmtree(locks / bus(1))
-
-
-def empty_one(locks: Path) -> None:
-    for path in (locks / bus(1)).iterdir():
-        path.unlink()

@@ -185,7 +185,7 @@ class Site(Box):
 
     def holder(self, number: int) -> Owner:
         """Return the record in the lock of a device."""
-        found = self.node().store.read(bus(number)).owner
+        found = self.node().store.read_detailed_locks()[bus(number)].owner
         assert found is not None
         return found
 

@@ -80,7 +80,7 @@ def read_boot_locks(node: Node) -> dict[str, Lock]:
     """
     if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
         raise lost_records_refusal(node.store.root)
-    return node_view.read_detailed_locks(node.store)
+    return node.store.read_detailed_locks()
 
 
 def ledger_claims(

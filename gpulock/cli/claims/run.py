@@ -95,7 +95,7 @@ def run_command(
 
 def find_outer_grant(node: Node, want: ClaimRequest) -> Grant | None:
     """Return what is wanted of the claim that we are in, None where it has not so much."""
-    held = node.store.read_all_locks()
+    held = node.store.read_detailed_locks()
     tree, me = ProcessScan(node.proc), os.getpid()
     for lock in held.values():
         record = lock.owner

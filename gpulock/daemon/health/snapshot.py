@@ -83,14 +83,12 @@ class HealthSnapshot:
 
     def is_in_use(self, name: str) -> bool:
         """Return whether a process, as root sees it now, has a device open, or may have."""
-        held = self.node.store.read_all_locks()
+        held = self.node.store.read_detailed_locks()
         if any(lock_ids_overlap(lock, name) for lock in held):
             return True
         if self._holders is None:
             judging = make_liveness_judge(self.node)
             self._holders = device_users.OpenFiles(judging.scan, self.devices, self.node.settings)
-        for lock in held.values():
-            self.node.store.read_details(lock)
         pids = self._holders.pids_with_open(name)
         left = device_users.unclaimed_processes(pids, self._holders.scan, held.values(), Owner())
         return bool(left or self._holders.blind)

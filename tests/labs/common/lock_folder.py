@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpulock.store import owner
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.wait import wait_until
 
@@ -35,6 +35,5 @@ def look(place: Path) -> list[Owner] | None:
     if owner.is_cut_short(text):
         return None  # it is being written
     record = owner.parse_owner(text)
-    return [
-        one.owner for one in store.list_claim_locks(record) if one.id == place.name and one.owner
-    ]
+    store.read_details(Lock(place.name, record, ""))
+    return [record] if place.name in record.devices else []

@@ -17,12 +17,12 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from tests.support.claims import ask, empty_all, empty_one, holder, ids, lose_one, refused
+from tests.support.claims import ask, empty_all, holder, ids, lose_one, refused
 from tests.support.faults import disk_full
 from tests.support.trees import Box, bus, judge_of, soon
 
 
-@pytest.mark.parametrize("lose", [shutil.rmtree, empty_all, lose_one, empty_one])
+@pytest.mark.parametrize("lose", [shutil.rmtree, empty_all, lose_one])
 def test_locks_that_are_lost_are_back_before_a_grant(
     box: Box, lose: Callable[[Path], None]
 ) -> None:

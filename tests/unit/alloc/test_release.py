@@ -66,9 +66,8 @@ def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
     found = let_go(box, one)
     assert [name for name, _ in found.kept] == box.locks() == [bus(0), bus(1)]
     assert all("700" in why for _, why in found.kept)
-    for name in box.locks():
-        owner = box.node().store.read(name).owner
-        assert owner is not None and owner.draining == 1
+    for lock in box.node().store.read_detailed_locks().values():
+        assert lock.owner is not None and lock.owner.draining == 1
 
 
 def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(

@@ -89,8 +89,8 @@ def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site
     assert owner is not None
     site.proc.add(700, session=SHEPHERD, uids=(owner.uid,) * 4)
     end(site, job)
-    found = [site.node().store.read(bus(n)).owner for n in (0, 1)]
-    assert [one.draining for one in found if one] == [1, 1]
+    found = site.node().store.read_detailed_locks().values()
+    assert [one.owner.draining for one in found if one.owner] == [1, 1]
     site.proc.remove(700)
     end(site, job)
     assert site.locks() == []

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node can give: which devices are free, and the words when there are too few.
+"""What the node can give: which devices are free.
 
 Hot. The gate is held to free locks and to pick for a claim; what else asks may be late.
 """
 
 import os
 
-from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest, choose_unused_first
-from gpulock.alloc.holders import (
-    BACK_DO,
-    ENDED_DO,
+from gpulock.alloc.choose import (
+    LATE,
     QUARANTINED,
+    SUSPECT,
     WITHHELD,
-    LastingReason,
-    lock_holder,
+    ClaimRequest,
+    choose_unused_first,
     usable_devices,
     whole_claims,
 )
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
+from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
-from gpulock.store.events import REAPED, note_event
+from gpulock.store.event_kinds import REAPED
+from gpulock.store.events import note_event
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from gpulock.alloc.liveness import Judge
     from gpulock.alloc.reaper import Reaper
-    from gpulock.node.settings import Settings
 
 
 class ClaimAttempt:
@@ -49,26 +48,6 @@ class ClaimAttempt:
         self.devices = node.devices()
         self.ahead: "Reaper | None" = None
         self.make_judge = make_judge  # one that looks anew
-
-
-def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
-    """Return the refusal of what the node can never, or not in its present state, grant."""
-    if faulty := [d for d in found if d.fault and d.id in want.wanted]:
-        # not broken: the other cards work, and gpulockd takes the id out of an RSMAP
-        return Refusal(UNKNOWN, f"GPU {faulty[0].label()}: {faulty[0].fault}", "see gpulock status")
-    healthy = [d.id for d in found if not d.fault]
-    whole = max(expected, len(found))
-    asked = format_requested_gpus(want.count)
-    if want.count > whole:
-        return Refusal(INVALID_REQUEST, f"{asked}, this node has {whole}", "ask for fewer")
-    if want.count > len(healthy):
-        return Refusal(
-            BROKEN,
-            f"{asked}, {len(healthy)} of {whole} work",
-            "see gpulock status for the missing card",
-        )
-    missing = next(name for name in want.wanted if name not in healthy)
-    return Refusal(INVALID_REQUEST, f"no device {missing} here", "see gpulock status")
 
 
 def judge_ahead(node: Node, found: list[Device], judge: "Judge", template: Owner) -> "Reaper":
@@ -139,50 +118,3 @@ def pick_free_devices(
 
         return choose_by_kind(free, want, last, node.links), out
     return choose_unused_first(free, want.count, last, node.links), out
-
-
-def shortage_refusal(
-    found: list[Device],
-    held: dict[str, Lock],
-    out: dict[str, str],
-    want: ClaimRequest,
-    settings: "Settings",
-) -> Refusal:
-    """Return the refusal that says who has the devices."""
-    if want.share and not want.counted:
-        from gpulock.alloc.shares import share_shortage_refusal
-
-        return share_shortage_refusal(found, held, out, want, settings)
-    if want.wanted:
-        in_the_way = whole_claims(held) if want.share else held
-        return wanted_device_refusal(found, in_the_way, out, want)
-    count, asked = want.count, format_requested_gpus(want.count)
-    if want.kinds:
-        from gpulock.alloc.kinds import format_requested_kinds
-        from gpulock.node.kinds import is_of_kind
-
-        found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
-        asked = format_requested_kinds(want)
-    holders = [d.fault or lock_holder(held, d.id, out) for d in found]
-    names = "; ".join([f"{d.label()}: {who or 'free'}" for d, who in zip(found, holders)])
-    lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
-    good = usable_devices(found, lasting)
-    return Refusal(
-        BUSY,
-        f"{asked}, {holders.count('')} of {len(found)} free ({names})",
-        BACK_DO if len(good) < count else ENDED_DO,
-    )
-
-
-def wanted_device_refusal(
-    found: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
-) -> Refusal:
-    """Return the refusal of a job that may have certain devices alone."""
-    who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
-    gone = [(d, holder) for d, holder in who if holder]
-    names = "; ".join([f"{d.label()}: {holder}" for d, holder in gone])
-    return Refusal(
-        BUSY,
-        f"the job needs GPU {','.join([d.label() for d, _ in who])}, not free: {names}",
-        f"see gpulock why {gone[0][0].label() if gone else 'JOB'}",
-    )

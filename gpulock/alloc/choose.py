@@ -6,11 +6,11 @@ among the devices that stay free (a single takes the card that nobody misses), t
 indexes. All sets of 16 GPUs are tried; of more devices, such as many MIG instances, the first.
 """
 
-from gpulock.node.devices import Device
+from gpulock.node.devices import SHARE, Device, lock_ids_overlap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from gpulock.store.locks import Lock
 
@@ -59,6 +59,23 @@ class ClaimRequest:
         self.patience = CHECK_SECONDS
         self.kinds = kinds
         self.kept: dict[str, str] = {}
+
+
+class LastingReason(str):
+    """Why a device is out until an administrator or gpulockd brings it back, in words."""
+
+
+QUARANTINED, WITHHELD = LastingReason("quarantined"), LastingReason("no MIG instance")
+
+
+def usable_devices(found: list[Device], taken: "Collection[str]") -> list[Device]:
+    """Return the devices that work, and of which nothing is taken (ids of locks)."""
+    return [d for d in found if not d.fault and not any([lock_ids_overlap(d.id, t) for t in taken])]
+
+
+def whole_claims(held: "dict[str, Lock]") -> "dict[str, Lock]":
+    """Return the locks that nobody can hold a share beside."""
+    return {name: lock for name, lock in held.items() if SHARE not in name}
 
 
 def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:

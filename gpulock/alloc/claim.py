@@ -10,21 +10,19 @@ import time
 
 from gpulock.alloc.availability import (
     ClaimAttempt,
-    impossible_refusal,
     judge_ahead,
     pick_free_devices,
     reap_held_locks,
-    shortage_refusal,
 )
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, UNKNOWN, LockTimeout, Refusal, os_error_kind
+from gpulock.errors import LockTimeout, Refusal, os_error_kind
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, lock_ids_overlap
-from gpulock.store import events, grants
+from gpulock.node.devices import Device
+from gpulock.store import grants
+from gpulock.store.events import format_claimant, note_claim
 from gpulock.store.gate import Gate
-from gpulock.store.locks import Lock
-from gpulock.store.owner import ENDING_COMMENT, Owner
+from gpulock.store.owner import Owner
 from gpulock.store.repair import repair_locks
 
 TYPE_CHECKING = False
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpulock.alloc.liveness import Judge
-
-
-PAUSE = 0.01  # seconds
 
 
 class Grant:
@@ -78,6 +73,8 @@ def claim_devices(
 
         check_share_request(found, want, node.settings)
     elif len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
+        from gpulock.alloc.shortage import impossible_refusal
+
         raise impossible_refusal(found, want, node.settings.expected_gpus)
     want.uid, want.asked = template.uid, {}  # who waits claims again with the same request
     node.store.check(make=True)
@@ -89,68 +86,25 @@ def claim_devices(
                 try:
                     grant = claim_under_gate(attempt, gate)
                 except Refusal as refusal:
+                    from gpulock.alloc.streaks import count_refusal
+
                     count_refusal(node, refusal, template, waited)
                     raise
                 if grant:
                     grant.waited = waited
-                    note_claim(node, "granted", template, waited)
+                    who = format_claimant(template.user, template.job())
+                    note_claim(node.store.path, "granted", who, waited)
                     return grant
             if want.asked and want.patience:
+                from gpulock.alloc.checks import wait_for_checks
+
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
             attempt.ahead = judge_ahead(node, found, judge(), template)
     except LockTimeout as refusal:
+        from gpulock.alloc.streaks import note_lock_timeout
+
         note_lock_timeout(node, refusal, template)
         raise
-
-
-def note_claim(node: Node, result: str, template: Owner, waited: float) -> None:
-    """Note what became of a claim; the gate is held."""
-    who = events.format_claimant(template.user, template.job())
-    words = result.replace(" ", "_"), f"{waited:.6f}", who
-    events.note_event(node.store.path, events.CLAIM, *words)
-
-
-def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
-    """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    if refusal.kind == UNKNOWN:
-        who, granted = events.format_claimant(template.user, template.job()), bool(template.token)
-        try:
-            if events.is_unknown_streak(events.read_events(node.store.path), who, granted):
-                escalate_refusal(refusal)
-        except OSError:
-            pass  # nobody can say what came before
-        kind = events.UNDONE if granted else events.UNKNOWN_REQUEST
-        events.note_event(node.store.path, kind, who)
-    note_claim(node, refusal.kind, template, waited)
-
-
-def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
-    """Note that the gate stayed shut; for several owners in a row it is a fault of the node."""
-    who = events.format_claimant(template.user, template.job())
-    events.note_event(node.store.path, events.TIMEOUT, who)
-    try:
-        if events.is_timeout_streak(events.read_events(node.store.path)):
-            escalate_refusal(refusal)
-    except OSError:
-        return
-
-
-def escalate_refusal(refusal: Refusal) -> None:
-    """Make an unknown that several jobs of several owners met a fault of the node."""
-    refusal.kind = BROKEN
-    refusal.why += " (for several jobs in a row)"
-
-
-def count_unknown_refusal(
-    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
-) -> None:
-    """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
-    try:
-        node.store.check(make=True)
-        with Gate(node.store, deadline) as gate:
-            count_refusal(node, refusal, template, gate.waited)
-    except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
-        return
 
 
 def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
@@ -164,7 +118,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
         from gpulock.store import boot
 
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    held = repair_locks(node.store, node.boot_id).held
+    held = repair_locks(node.store, node.boot_id)
     key = template.key()
     mine = [one for one in held.values() if one.owner and one.owner.key() == key]
     if mine:
@@ -189,48 +143,17 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
         held = node.store.read_detailed_locks()
         chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
     if not chosen and not want.asked:
+        from gpulock.alloc.checks import ask_checks_to_end
+
         want.asked = ask_checks_to_end(node, found, held, want)
         if want.asked:
             return None  # once: gpulockd ends them meanwhile
     if not chosen:
+        from gpulock.alloc.shortage import shortage_refusal
+
         raise shortage_refusal(found, held, out, want, node.settings)
     want.check(chosen)
     return lock_devices(node, gate, chosen, template)
-
-
-def ask_checks_to_end(
-    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
-) -> dict[str, str]:
-    """Mark the health checks whose devices would be enough for a claim; return tokens, by lock.
-
-    The mark is the comment of a check's own record, and gpulockd ends it. None is marked where the
-    claim would get nothing by that. The gate is held. Raises Refusal.
-    """
-    owners = {name: lock.owner for name, lock in held.items() if lock.owner}
-    checks = {name: record for name, record in owners.items() if record.gives_way()}
-    if not checks:
-        return {}
-    others = {name: lock for name, lock in held.items() if name not in checks}
-    chosen, _ = pick_free_devices(node, found, others, want)
-    if chosen:
-        want.check(chosen)
-    asked: dict[str, str] = {}
-    for name, record in checks.items():
-        if any([lock_ids_overlap(name, device.id) for device in chosen]):
-            try:
-                grants.rewrite_claim(node.store, record.copy(comment=ENDING_COMMENT))
-            except OSError:
-                continue  # it runs on, and the claim is refused
-            asked[name] = record.token
-    return asked
-
-
-def wait_for_checks(node: Node, asked: dict[str, str], limit: Deadline) -> None:
-    """Wait until gpulockd has released these locks; the gate is not held."""
-    while limit.left() > 0 and any(
-        [node.store.is_held(token, name) for name, token in asked.items()]
-    ):
-        time.sleep(PAUSE)
 
 
 def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) -> Grant:

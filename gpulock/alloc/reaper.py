@@ -141,7 +141,7 @@ class Reaper:
 
     def read_locks(self) -> None:
         """Repair and read all locks, with their details; the gate is held. Raises Refusal."""
-        self.held = repair_locks(self.node.store, self.node.boot_id).held
+        self.held = repair_locks(self.node.store, self.node.boot_id)
         for lock in self.held.values():
             self.node.store.read_details(lock)
 

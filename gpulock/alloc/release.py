@@ -70,7 +70,7 @@ def release_locks(
         reaper.files.look(uid)  # whatever is left of the job: it may end before the gate is taken
     reaper.decide(mine, over)
     with Gate(node.store, deadline):
-        now = repair_locks(node.store, node.boot_id).held
+        now = repair_locks(node.store, node.boot_id)
         mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]
         for outcome in reaper.finish(mine, over, how):
             released.add(outcome)

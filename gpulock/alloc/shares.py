@@ -6,14 +6,8 @@ Hot, loaded where SHARES is set or a share is asked for. The gate is held, but f
 that was claimed.
 """
 
-from gpulock.alloc.holders import (
-    BACK_DO,
-    ENDED_DO,
-    LastingReason,
-    lock_holder,
-    usable_devices,
-    whole_claims,
-)
+from gpulock.alloc.choose import LastingReason, usable_devices, whole_claims
+from gpulock.alloc.holders import BACK_DO, ENDED_DO, lock_holder
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.node.settings import Settings

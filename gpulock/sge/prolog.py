@@ -6,7 +6,7 @@ Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/gri
 
 import errno
 
-from gpulock.alloc.claim import Grant, count_unknown_refusal
+from gpulock.alloc.claim import Grant
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal, UnexpectedError
 from gpulock.hooks.frame import HookRun, format_grant, log_hook_line
@@ -16,7 +16,8 @@ from gpulock.sge import hook, request
 from gpulock.sge.claim import check_isolation, claim_sge_devices, mask_sge_job
 from gpulock.sge.spool import Spool
 from gpulock.sge.spooled_job import LayoutError, SgeJob
-from gpulock.store import events
+from gpulock.store.event_kinds import REFUSED
+from gpulock.store.events import note_event
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -41,13 +42,15 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
         told = site_hook.become_site_prolog(call, environ)
         if told.kind == UNKNOWN and run.settings is not None:
+            from gpulock.alloc.streaks import count_unknown_refusal
+
             count_unknown_refusal(Node(run.settings), told, who, run.deadline)
     if call.limited:
         told = blame_job_limits(told)
     run.log(told.sentence(call.who), error=True)
     if run.settings is not None:
         sentence = told.sentence(call.who)
-        events.note_event(run.settings.lock_dir, events.REFUSED, call.job, sentence)
+        note_event(run.settings.lock_dir, REFUSED, call.job, sentence)
     return sge_hook_exit_code(told, run.settings)
 
 
@@ -65,6 +68,8 @@ def claim_sge_job(
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
+            from gpulock.alloc.streaks import count_unknown_refusal
+
             who.user = who.user or f"job {call.job}"
             count_unknown_refusal(node, refusal, who, deadline)
         raise

@@ -23,7 +23,9 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.node.shares import count_places_by_card
 from gpulock.sge.verdict import make_sge_judge
-from gpulock.store import events
+from gpulock.store.event_kinds import OPEN
+from gpulock.store.event_log import is_gate_in_doubt
+from gpulock.store.events import note_event
 from gpulock.store.gate import Gate
 
 TYPE_CHECKING = False
@@ -75,9 +77,9 @@ def zero_sensor_lines(host: str, complexes: tuple[str, ...]) -> list[str]:
 def read_sensor_rows(node: Node) -> list[DeviceState]:
     """Return the state of every device, judged afresh where no daemon keeps verdicts."""
     devices = node.devices()
-    if events.is_gate_in_doubt(node.store.path):
+    if is_gate_in_doubt(node.store.path):
         with Gate(node.store, deadline.Deadline(GATE_PATIENCE)):
-            events.note_event(node.store.path, events.OPEN)
+            note_event(node.store.path, OPEN)
     view = read_node_view(node, deadline.clock_boottime())
     if view.lost:
         raise lost_records_refusal(node.store.root)

@@ -9,7 +9,7 @@ import os
 import time
 
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
+from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import (
     BROKEN,
@@ -76,6 +76,8 @@ def claim_slurm_job(
         asked = request.list_slurm_job_gres(call, settings)
     except Refusal as refusal:
         if refusal.kind == UNKNOWN and not is_slurmctld_silent(refusal):
+            from gpulock.alloc.streaks import count_unknown_refusal
+
             count_unknown_refusal(node, refusal, who, deadline)
         raise
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)

@@ -12,7 +12,7 @@ import os
 import time
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_records_refusal, one_line, os_error_kind
-from gpulock.store import atomic, events, grants, quarantine
+from gpulock.store import atomic, event_kinds, grants, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner
@@ -42,7 +42,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     """
     check_file_systems(store)
     make_claim_folders(store, state_dir, boot_id)
-    atomic.remove_quietly(f"{store.path}/{events.NAME}")  # they are of one boot
+    atomic.remove_quietly(f"{store.path}/{event_kinds.NAME}")  # they are of one boot
     try:
         finish_earlier_claims(store, boot_id)
         grants.drop_oldest(

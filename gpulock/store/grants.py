@@ -10,7 +10,9 @@ import os
 import time
 
 from gpulock.errors import UNKNOWN, Refusal, one_line
-from gpulock.store import atomic, events, kv, owner
+from gpulock.store import atomic, kv, owner
+from gpulock.store.event_kinds import DROPPED
+from gpulock.store.events import note_event
 from gpulock.store.locks import RECORD, RELEASED, LockStore
 from gpulock.store.owner import Owner
 
@@ -146,7 +148,7 @@ def drop_oldest(store: LockStore, folder: str, cap: int, keep: int) -> None:
         if len(paths) < cap:
             return
         paths.sort(key=lambda path: os.lstat(path).st_mtime)
-        events.note_event(store.path, events.DROPPED, str(len(paths[:-keep])))
+        note_event(store.path, DROPPED, str(len(paths[:-keep])))
         for path in paths[:-keep]:
             atomic.remove_folder(path)
     except OSError:

@@ -14,8 +14,9 @@ import copy
 import time
 from functools import cached_property
 
-from gpulock.alloc.availability import pick_free_devices, shortage_refusal
+from gpulock.alloc.availability import pick_free_devices
 from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.shortage import shortage_refusal
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
@@ -44,7 +45,7 @@ class QueueView:
     @cached_property
     def held(self) -> dict[str, Lock]:
         """Return the locks by id; raise Refusal."""
-        return self.node.store.read_all_locks()
+        return self.node.store.read_detailed_locks()
 
 
 def keeps_free_devices(waited: float) -> bool:

@@ -12,7 +12,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.errors import Refusal
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
 from tests.support.trees import Box, bus, judging, record, soon
 

@@ -34,8 +34,8 @@ from gpulock.report.claims import parse_reported_claim
 from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
 from gpulock.slurm.note import TaskNote, parse_task_note
-from gpulock.store import events, owner
-from gpulock.store.events import count_events, list_refusals, read_events
+from gpulock.store import event_kinds, events, owner
+from gpulock.store.event_log import count_events, list_refusals, read_events
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from gpulock.store.verdicts import SHEPHERD, read_dated_verdicts
@@ -167,10 +167,10 @@ def write_formats(root: Path) -> None:
     for scheduler in OWNERS:
         (root / f"owner.{scheduler}").write_text(encode_owner(make_owner(scheduler)))
     who = events.format_claimant("alice", "12")
-    events.note_event(str(root), events.CLAIM, "granted", "0.25", who)
-    events.note_event(str(root), events.REAPED, SHEPHERD)
-    events.note_event(str(root), events.UNKNOWN_REQUEST, who)
-    events.note_event(str(root), events.REFUSED, "12", "gpulock: job 12: busy: no GPU; wait")
+    events.note_event(str(root), event_kinds.CLAIM, "granted", "0.25", who)
+    events.note_event(str(root), event_kinds.REAPED, SHEPHERD)
+    events.note_event(str(root), event_kinds.UNKNOWN_REQUEST, who)
+    events.note_event(str(root), event_kinds.REFUSED, "12", "gpulock: job 12: busy: no GPU; wait")
     log = (root / "events").read_text()
     (root / "events").write_text(re.sub(r"(?m)^[0-9.]+ ", "990.500 ", log))
     cards = {f"gpu.{CARD}.uuid": UUID, f"gpu.{CARD}.memory_mib": "141", f"gpu.{OTHER}.mig": "1"}

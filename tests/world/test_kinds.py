@@ -7,7 +7,7 @@ import operator
 
 import pytest
 
-from gpulock.alloc import availability, holders
+from gpulock.alloc import availability, choose
 from gpulock.alloc import kinds as kind_choice
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.node.devices import Device
@@ -54,7 +54,7 @@ def choose_twice(free: list[Device], want: ClaimRequest, *_: object) -> list[Dev
 
 
 OVERLAP = (  # an instance or a place leaves its card free
-    (holders, "lock_ids_overlap", operator.eq),
+    (choose, "lock_ids_overlap", operator.eq),
     (availability, "SHARE", "no part of a name"),
 )
 

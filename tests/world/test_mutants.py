@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpulock.alloc import availability, claim, holders, reaper, shares
+from gpulock.alloc import availability, choose, claim, reaper, shares
 from gpulock.alloc import release as alloc_release
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
@@ -18,10 +18,9 @@ from gpulock.alloc.reaper import DIED, Reaper, ReapOutcome
 from gpulock.alloc.shares import CardPlaces
 from gpulock.daemon.history import writer
 from gpulock.node.procfs import Proc
-from gpulock.store import atomic, boot, gate, grants, repair
+from gpulock.store import atomic, boot, gate, grants, repair, restore
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
-from gpulock.store.repair import Repair
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.faults import returning
 from tests.world.actors import Cast
@@ -119,12 +118,10 @@ def count_for_anybody(card: CardPlaces, uid: int | None = None) -> int:
     return COUNT_FREE(card)
 
 
-def repair_by_locks(store: LockStore, boot_id: str) -> Repair:
+def repair_by_locks(store: LockStore, boot_id: str) -> dict[str, Lock]:
     """Repair; a lock that somebody removed is free, whatever its record says."""
-    done = REPAIR(store, boot_id)
-    there = {name for name in done.held if os.path.isdir(f"{store.locks_dir}/{name}")}
-    done.held = {name: lock for name, lock in done.held.items() if name in there}
-    return done
+    held = REPAIR(store, boot_id)
+    return {name: held[name] for name in held if os.path.isdir(f"{store.locks_dir}/{name}")}
 
 
 def begin_with_state(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
@@ -156,7 +153,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
     "living_owner_counts_as_ended": ((Reaper, "finish", finish_living),),
     "share_joins_a_card_that_is_held": ((availability, "whole_claims", returning({})),),
     "card_is_granted_beside_its_shares": (
-        (holders, "lock_ids_overlap", operator.eq),
+        (choose, "lock_ids_overlap", operator.eq),
         (availability, "SHARE", "no part of a name"),
     ),
     "places_are_not_counted": ((shares, "count_free_places", count_all_places),),
@@ -165,7 +162,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
     "state_dir_has_the_boot_id_first": ((boot, "begin_boot", begin_with_state),),
     "record_does_not_shrink": ((grants, "rewrite_claim", returning(None)),),
     "records_alone_do_not_count": (
-        (repair, "put_back_lock", returning(None)),
+        (restore, "put_back_lock", returning(None)),
         (claim, "repair_locks", repair_by_locks),
     ),
     "lost_records_close_no_node": ((boot, "may_be_claimed_boot", returning(False)),),

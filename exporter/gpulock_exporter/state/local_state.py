@@ -16,7 +16,7 @@ from gpulock.alloc.states import NodeView
 from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
 from gpulock.store.verdicts import Verdict

@@ -224,7 +224,7 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
 def refusal_facts(view: StatusView, job: str) -> FactList:
     """Return why a job was refused here: by Grid Engine's prolog the last time, or Slurm's now."""
     from gpulock.slurm import note
-    from gpulock.store.events import list_refusals, read_events
+    from gpulock.store.event_log import list_refusals, read_events
 
     try:
         told = list_refusals(read_events(view.node.store.path)) if job else []

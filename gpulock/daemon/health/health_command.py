@@ -233,7 +233,7 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
     with Gate(store, Deadline(GATE_SECONDS)):
         if store.boot_id() != node.boot_id:
             raise CardTakenError("no claim was made in this boot")
-        held = repair_locks(store, node.boot_id).held
+        held = repair_locks(store, node.boot_id)
         reserved = list_noted_devices(node.settings.state_dir, RESERVE)
         if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
             raise CardTakenError(device.bus)

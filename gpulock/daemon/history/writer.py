@@ -35,7 +35,7 @@ from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import grants
-from gpulock.store.events import count_dropped_claims
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.gate import Gate
 
 LOCK_SECONDS: Final = 5.0  # for another author to finish

@@ -22,7 +22,9 @@ from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.slurm import note
 from gpulock.slurm.steps import EXTERN
-from gpulock.store import atomic, boot, events, quarantine, verdicts
+from gpulock.store import atomic, boot, quarantine, verdicts
+from gpulock.store.event_kinds import REAPED
+from gpulock.store.events import note_event
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -129,15 +131,14 @@ def reconcile_locks(
     reaper = make_reaper(node, judge, devices, driver, held)
     reaper.judge_ahead()
     with Gate(node.store, deadline):
-        restored: list[Owner] = []
+        restored: dict[str, Owner] = {}
         if dry_run:
             reaper.held = node.store.read_all_locks()
         else:
             boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
             boot.make_claim_folders(node.store, node.settings.state_dir, node.boot_id)
-            repair = repair_locks(node.store, node.boot_id, thorough=True)
-            restored, reaper.held = [*repair.restored.values()], repair.held
-        report = ReconcileReport(restored, reap_locks(reaper, dry_run))
+            reaper.held = repair_locks(node.store, node.boot_id, restored)
+        report = ReconcileReport([*restored.values()], reap_locks(reaper, dry_run))
         report.devices, report.driver = devices, driver.why if driver else ""
         mark = f"{node.settings.state_dir}/{quarantine.LOST_MARK}"
         report.notes_lost = os.path.lexists(mark)
@@ -193,7 +194,7 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
         verdicts.write_verdicts(store.path, left, node.boot_id)
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
-            events.note_event(store.path, events.REAPED, outcome.verdict.by)
+            note_event(store.path, REAPED, outcome.verdict.by)
         for record in [outcome.lock.owner for outcome in freed]:
             if record is not None and record.scheduler == "slurm":
                 who = record.slurmd, record.job_id, record.uid, record.restart

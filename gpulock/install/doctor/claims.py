@@ -14,7 +14,7 @@ from gpulock.install.doctor.check import Finding, fault, warning
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import atomic, boot
-from gpulock.store.events import count_dropped_claims
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.grants import FINISHED_CAP
 from gpulock.store.locks import LockStore, check_folder
 

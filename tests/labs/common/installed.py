@@ -21,7 +21,7 @@ from gpulock.node.settings import parse_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
 from tests.labs.common import reaped
 from tests.labs.common.cluster import Machines

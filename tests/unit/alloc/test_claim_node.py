@@ -9,11 +9,13 @@ import shutil
 
 import pytest
 
+from gpulock.alloc import streaks
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices, count_unknown_refusal
+from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.streaks import count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.store import events, quarantine
+from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused, totals
 from tests.support.faults import raising
@@ -210,7 +212,7 @@ def test_where_nobody_can_say_what_came_before_an_unknown_stays_one(
     ask(box)
     (box.records / "claims/x").mkdir()
     (box.records / "claims/x/record").write_text("garbage")
-    monkeypatch.setattr(events, "read_events", raising(OSError(errno.EIO, "broken")))
+    monkeypatch.setattr(streaks, "read_events", raising(OSError(errno.EIO, "broken")))
     kinds = {refused(box, 1, job_id=str(job), user=f"u{job}").kind for job in range(20, 26)}
     assert kinds == {UNKNOWN}
 

@@ -31,7 +31,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import grants
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import RELEASED, LockStore
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.scene import folder, linked_proc

@@ -14,7 +14,8 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.node.procfs import TICKS, Proc
-from gpulock.store.events import REFUSED, note_event
+from gpulock.store.event_kinds import REFUSED
+from gpulock.store.events import note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import Site, dead_process

@@ -20,7 +20,8 @@ from gpulock.deadline import Deadline
 from gpulock.install.hook_script import render_python_hook
 from gpulock.sge import card_map, sensor, verdict
 from gpulock.store import quarantine, verdicts
-from gpulock.store.events import TIMEOUT, note_event
+from gpulock.store.event_kinds import TIMEOUT
+from gpulock.store.events import note_event
 from gpulock.store.gate import Gate
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask

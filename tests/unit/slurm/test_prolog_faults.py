@@ -19,7 +19,7 @@ from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
 from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import gate
-from gpulock.store.events import read_events
+from gpulock.store.event_log import read_events
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at, faulty_settings, raising

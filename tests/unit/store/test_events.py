@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.store import atomic, events
-from gpulock.store.events import (
+from gpulock.alloc.streaks import is_timeout_streak, is_unknown_streak
+from gpulock.store import atomic, event_kinds, event_log, events
+from gpulock.store.event_kinds import (
     CLAIM,
     DROPPED,
     OPEN,
@@ -19,17 +20,17 @@ from gpulock.store.events import (
     REFUSED,
     TIMEOUT,
     UNKNOWN_REQUEST,
+)
+from gpulock.store.event_log import (
     count_dropped_claims,
     count_events,
     fold_events,
     is_gate_in_doubt,
-    is_timeout_streak,
-    is_unknown_streak,
     list_refusals,
-    note_event,
     parse_events,
     read_events,
 )
+from gpulock.store.events import note_event
 from tests.support.faults import disk_full
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +46,7 @@ def counted(lock_dir: str) -> dict[str, float]:
 
 
 def log(lock_dir: str) -> Path:
-    return Path(lock_dir, events.NAME)
+    return Path(lock_dir, event_kinds.NAME)
 
 
 def one_of_each(lock_dir: str) -> None:
@@ -109,7 +110,7 @@ def test_a_log_that_cannot_be_read_begins_anew_once_it_is_too_long(
     lock_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_of_each(lock_dir)
-    monkeypatch.setattr(events, "LIMIT", 10)
+    monkeypatch.setattr(event_log, "LIMIT", 10)
     fold_events(lock_dir)
     assert not log(lock_dir).exists()
 

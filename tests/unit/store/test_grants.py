@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
-from gpulock.store.events import count_dropped_claims
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner, parse_owner
 from tests.support.faults import disk_full, raising, returning

@@ -13,9 +13,9 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.boot import finish_earlier_claims
-from gpulock.store.locks import LockStore
-from gpulock.store.owner import encode_owner
-from gpulock.store.repair import Repair, repair_locks
+from gpulock.store.locks import Lock, LockStore
+from gpulock.store.owner import Owner, encode_owner
+from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
@@ -31,8 +31,8 @@ def store(store: LockStore) -> LockStore:
     return store
 
 
-def holders(repair: Repair) -> dict[str, str]:
-    return {name: lock.owner.token for name, lock in repair.held.items() if lock.owner}
+def holders(held: dict[str, Lock]) -> dict[str, str]:
+    return {name: lock.owner.token for name, lock in held.items() if lock.owner}
 
 
 def refused(store: LockStore) -> Refusal:
@@ -41,16 +41,18 @@ def refused(store: LockStore) -> Refusal:
     return caught.value
 
 
-def restored(repair: Repair) -> dict[str, set[str]]:
-    return {one.token: set(one.devices) for one in repair.restored.values()}
+def repaired(store: LockStore) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Repair as a reconcile does; return who holds what, and what was put back."""
+    back: dict[str, Owner] = {}
+    held = holders(repair_locks(store, BOOT, back))
+    return held, {one.token: set(one.devices) for one in back.values()}
 
 
 ALL = {bus(0): TOKEN, bus(1): TOKEN, bus(2): "cafe"}
 
 
 def assert_whole(store: LockStore) -> None:
-    again = repair_locks(store, BOOT, thorough=True)
-    assert (holders(again), again.restored) == (ALL, {})
+    assert repaired(store) == (ALL, {})
     for name, token in ALL.items():
         text = Path(store.locks_dir, name, "owner").read_text()
         assert text == store.read_record(token)
@@ -63,16 +65,13 @@ def test_what_is_whole_stays(store: LockStore) -> None:
 @pytest.mark.parametrize("what", ["LOCK_DIR", "locks"])
 def test_all_locks_that_are_lost_are_made_again(store: LockStore, what: str) -> None:
     shutil.rmtree(store.path if what == "LOCK_DIR" else store.locks_dir)
-    done = repair_locks(store, BOOT)
-    assert holders(done) == ALL
-    assert restored(done) == {TOKEN: {bus(0), bus(1)}, "cafe": {bus(2)}}
+    assert repaired(store) == (ALL, {TOKEN: {bus(0), bus(1)}, "cafe": {bus(2)}})
     assert_whole(store)
 
 
 def test_one_lock_that_is_lost_is_made_again(store: LockStore) -> None:
     shutil.rmtree(f"{store.locks_dir}/{bus(1)}")
-    done = repair_locks(store, BOOT)
-    assert restored(done) == {TOKEN: {bus(1)}}
+    assert repaired(store)[1] == {TOKEN: {bus(1)}}
     assert_whole(store)
 
 
@@ -85,7 +84,7 @@ def test_an_owner_that_is_lost_or_spoilt_is_written_again(
     if text is not None:
         owner.write_text(text)
     assert holders(repair_locks(store, BOOT)) == ALL, "by its record"
-    assert holders(repair_locks(store, BOOT, thorough=True)) == ALL
+    assert repaired(store)[0] == ALL
     assert_whole(store)
 
 
@@ -100,9 +99,8 @@ def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: 
         text = (folder / "record").read_text()
         spoilt = {"cut short": text[:-1], "zeros": text.replace("user=alice", "user=al\0\0\0")}
         (folder / "record").write_text(spoilt.get(how, "gpulock-owner 2\n"))
-    done = repair_locks(store, BOOT)
-    assert holders(done) == ALL
-    assert TOKEN in restored(done)
+    held, back = repaired(store)
+    assert (held, TOKEN in back) == (ALL, True)
     assert_whole(store)
 
 
@@ -137,14 +135,13 @@ def test_a_lock_that_cannot_be_understood_and_no_record_names_is_held(
     folder = Path(store.locks_dir, bus(3))
     folder.mkdir()
     (folder / "owner").write_text(text)
-    done = repair_locks(store, BOOT)
-    assert done.held[bus(3)].fault != ""
-    assert done.held[bus(3)].owner is None
+    found = repair_locks(store, BOOT)[bus(3)]
+    assert (found.fault != "", found.owner) == (True, None)
 
 
 def test_a_file_in_the_place_of_a_lock_is_held(store: LockStore) -> None:
     Path(store.locks_dir, bus(3)).write_text("a file")
-    assert repair_locks(store, BOOT).held[bus(3)].fault != ""
+    assert repair_locks(store, BOOT)[bus(3)].fault != ""
 
 
 def test_a_record_without_any_copy_that_cannot_be_read_stops_all_claims(store: LockStore) -> None:

@@ -23,7 +23,7 @@ from gpulock.report.scan import add_times
 from gpulock.report.sources import find_local_claims
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
-from gpulock.store.events import count_dropped_claims
+from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.history_site import Ended

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.lock_watch import EVENT, OVERFLOW, LockDirWatch
-from gpulock.store.events import OPEN, note_event
+from gpulock.store.event_kinds import OPEN
+from gpulock.store.events import note_event
 from gpulock.store.locks import LockStore
 from gpulock.store.verdicts import write_verdicts
 from tests.support.locks import place_lock, retire_lock

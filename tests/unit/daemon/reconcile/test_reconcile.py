@@ -12,7 +12,7 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from gpulock.store.gate import Gate
 from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, judge_of, record, soon

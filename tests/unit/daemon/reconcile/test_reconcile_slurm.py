@@ -12,7 +12,7 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import verdicts
-from gpulock.store.events import count_events, read_events
+from gpulock.store.event_log import count_events, read_events
 from tests.support.slurm_site import INVALID, OTHER_UID, ROOT, RUN, SILENT, Site, row
 from tests.support.trees import OTHER_BOOT, bus, soon
 

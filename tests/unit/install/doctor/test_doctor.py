@@ -31,7 +31,8 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
-from gpulock.store.events import DROPPED, note_event
+from gpulock.store.event_kinds import DROPPED
+from gpulock.store.events import note_event
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.install_site import (

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Count the refusals that say nothing of the job: several in a row mean a broken node.
+
+Hot, loaded where a claim is refused as unknown, or found the gate shut.
+"""
+
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.node.context import Node
+from gpulock.store.event_kinds import CLAIM, ENTERED, TIMEOUT, UNDONE, UNKNOWN_REQUEST
+from gpulock.store.event_log import read_events
+from gpulock.store.events import format_claimant, note_claim, note_event
+from gpulock.store.gate import Gate
+from gpulock.store.owner import Owner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpulock.store.event_kinds import Event
+
+STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
+
+
+def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
+    """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
+    who = format_claimant(template.user, template.job())
+    if refusal.kind == UNKNOWN:
+        granted = bool(template.token)
+        try:
+            if is_unknown_streak(read_events(node.store.path), who, granted):
+                escalate_refusal(refusal)
+        except OSError:
+            pass  # nobody can say what came before
+        kind = UNDONE if granted else UNKNOWN_REQUEST
+        note_event(node.store.path, kind, who)
+    note_claim(node.store.path, refusal.kind, who, waited)
+
+
+def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
+    """Note that the gate stayed shut; for several owners in a row it is a fault of the node."""
+    who = format_claimant(template.user, template.job())
+    note_event(node.store.path, TIMEOUT, who)
+    try:
+        if is_timeout_streak(read_events(node.store.path)):
+            escalate_refusal(refusal)
+    except OSError:
+        return
+
+
+def escalate_refusal(refusal: Refusal) -> None:
+    """Make an unknown that several jobs of several owners met a fault of the node."""
+    refusal.kind = BROKEN
+    refusal.why += " (for several jobs in a row)"
+
+
+def count_unknown_refusal(
+    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
+) -> None:
+    """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
+    try:
+        node.store.check(make=True)
+        with Gate(node.store, deadline) as gate:
+            count_refusal(node, refusal, template, gate.waited)
+    except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
+        return
+
+
+def is_unknown_streak(found: "list[Event]", who: str, granted: bool) -> bool:
+    """Return whether another unknown, of `who`, makes jobs of several owners in a row. Pure.
+
+    A grant ends the row, unless it is one that was undone: `granted` says so of this job's.
+    """
+    claimants, undone = {who}, {who} if granted else set[str]()
+    for _, kind, words in reversed(found):
+        if kind in (UNKNOWN_REQUEST, UNDONE):
+            claimants.add(words)
+            if kind == UNDONE:
+                undone.add(words)
+        elif kind == CLAIM and words.startswith("granted "):
+            if words.rpartition(" ")[2] in undone:
+                continue
+            break
+    return is_streak(claimants)
+
+
+def is_timeout_streak(found: "list[Event]") -> bool:
+    """Return whether jobs of several owners found the gate shut since somebody got in. Pure."""
+    claimants: set[str] = set()
+    for _, kind, words in reversed(found):
+        if kind in ENTERED:
+            break
+        if kind == TIMEOUT:
+            claimants.add(words)
+    return is_streak(claimants)
+
+
+def is_streak(claimants: set[str]) -> bool:
+    """Return whether jobs of several owners, each `USER:JOB`, mean a broken node. Pure."""
+    owners = {one.partition(":")[0] for one in claimants}
+    return len(claimants) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS

@@ -89,7 +89,7 @@ class LockStore:
         token, why a record stops every claim: it cannot be read, and no lock has its copy.
         """
         records, faults = self.read_records()
-        held = locks_of_records([record for _, record in records.values()])
+        held = locks_of_records(records)
         for name in list_names(self.locks_dir):
             if name not in held:
                 held[name] = self.read(name)
@@ -107,18 +107,17 @@ class LockStore:
             self.read_details(lock)
         return held
 
-    def read_records(self) -> "tuple[dict[str, tuple[str, Owner]], dict[str, Exception]]":
-        """Return text and record of each claim by token, and why others cannot be read.
+    def read_records(self) -> "tuple[dict[str, Owner], dict[str, Exception]]":
+        """Return the record of each claim by token, and why others cannot be read.
 
         One without a record is being removed, or its removal was cut short. Raises Refusal where
         the folder cannot be read.
         """
-        records: dict[str, tuple[str, Owner]] = {}
+        records: dict[str, Owner] = {}
         faults: dict[str, Exception] = {}
         for token in list_names(self.claims_dir):
             try:
-                text = self.read_record(token)
-                records[token] = text, owner.parse_owner(text)
+                records[token] = owner.parse_owner(self.read_record(token))
             except FileNotFoundError:
                 continue
             except (OSError, kv.MalformedError) as fault:
@@ -146,7 +145,8 @@ class LockStore:
 
     def read_record(self, token: str) -> str:
         """Return the record of a claim as text; raise OSError."""
-        return atomic.read_text(f"{self.claims_dir}/{token}/{RECORD}")
+        data = atomic.read_head(f"{self.claims_dir}/{token}/{RECORD}", atomic.LIMIT)
+        return data.decode("utf-8", "surrogateescape")
 
     def is_held(self, token: str, device: str = "") -> bool:
         """Return whether a claim has a record, which names `device`, or cannot be read."""
@@ -197,10 +197,10 @@ class LockStore:
         atomic.append_file(f"{self.claims_dir}/{token}/{DRAINING}")
 
 
-def locks_of_records(records: list[Owner]) -> dict[str, Lock]:
+def locks_of_records(records: dict[str, Owner]) -> dict[str, Lock]:
     """Return the locks of claims by id; those of a claim share its record."""
     held: dict[str, Lock] = {}
-    for record in records:
+    for record in records.values():
         for name in record.devices:
             if (
                 name not in held

@@ -171,7 +171,9 @@ def parse_owner(text: str) -> Owner:
             raise kv.MalformedError(f"{key} is missing")
     if text[-1] != "\n" or "\0" in text:  # zeros: blocks that a power cut left unwritten
         raise kv.MalformedError("it was cut short")
-    return Owner(**fields)
+    record = Owner()
+    record.__dict__ = fields  # each was looked up: a claim reads a thousand records
+    return record
 
 
 def is_cut_short(text: str) -> bool:

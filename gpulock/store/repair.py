@@ -31,7 +31,7 @@ def repair_locks(
             if not os.path.isdir(folder):
                 atomic.mkdir_if_missing(folder)
         records, whole = read_own_records(store, boot_id)
-        held = locks_of_records([record for _, record in records.values()])
+        held = locks_of_records(records)
         if restored is not None or not whole or held.keys() != {*list_names(store.locks_dir)}:
             from gpulock.store.restore import compare_copies
 
@@ -44,22 +44,21 @@ def repair_locks(
     return dict(sorted(held.items()))
 
 
-def read_own_records(store: LockStore, boot_id: str) -> tuple[dict[str, tuple[str, Owner]], bool]:
-    """Return text and record of each claim of this boot by token, and whether all have one.
+def read_own_records(store: LockStore, boot_id: str) -> tuple[dict[str, Owner], bool]:
+    """Return the record of each claim of this boot by token, and whether all have one.
 
     Those of another boot are finished. Raises OSError or Refusal.
     """
-    found, faults = store.read_records()
+    records, faults = store.read_records()
     for token, fault in faults.items():
         if isinstance(fault, OSError):
             if fault.errno not in NO_CLAIM:
                 raise fault
             path = f"{store.claims_dir}/{token}"
             raise Refusal(UNKNOWN, f"{path} is no claim's", f"rm -r {path}") from fault
-    records: dict[str, tuple[str, Owner]] = {}
-    for token, (text, record) in found.items():
+    for token, record in [*records.items()]:
+        if (record.token, record.boot_id) != (token, boot_id):
+            del records[token]
         if record.boot_id != boot_id:
             grants.finish_claim(store, token)
-        elif record.token == token:
-            records[token] = text, record
     return records, len(records) == len(os.listdir(store.claims_dir))

@@ -15,7 +15,7 @@ from gpulock.store.owner import Owner
 def compare_copies(
     store: LockStore,
     boot_id: str,
-    records: dict[str, tuple[str, Owner]],
+    records: dict[str, Owner],
     restored: dict[str, Owner],
 ) -> dict[str, Lock]:
     """Make every record and every lock's copy of it agree; return what is held, by id.
@@ -23,11 +23,12 @@ def compare_copies(
     `restored` gets what was put back. Raises OSError, Refusal.
     """
     copies = {name: read_owner_copy(store, name) for name in list_names(store.locks_dir)}
-    restore_records(store, boot_id, records, copies, restored)
-    held = locks_of_records([record for _, record in records.values()])
+    texts = {token: store.read_record(token) for token in records}
+    restore_records(store, boot_id, records, texts, copies, restored)
+    held = locks_of_records(records)
     for name, lock in held.items():
         assert lock.owner is not None
-        text = records[lock.owner.token][0]
+        text = texts[lock.owner.token]
         if copies.get(name) != text:
             put_back_lock(store, name, text)
             if not copies.get(name):
@@ -79,7 +80,8 @@ def read_owner_copy(store: LockStore, name: str) -> str:
 def restore_records(
     store: LockStore,
     boot_id: str,
-    records: dict[str, tuple[str, Owner]],
+    records: dict[str, Owner],
+    texts: dict[str, str],
     copies: dict[str, str],
     restored: dict[str, Owner],
 ) -> None:
@@ -88,7 +90,7 @@ def restore_records(
     A folder without a record is one whose removal was cut short, where no lock has a copy; a
     hidden one is of a writer that was killed.
     """
-    known = {text for text, _ in records.values()}
+    known = {*texts.values()}
     for name, text in copies.items():
         record = parse_or_none(text) if text not in known else None
         if record is None or record.boot_id != boot_id or record.token in records:
@@ -98,7 +100,7 @@ def restore_records(
             atomic.replace_file(f"{folder}/{RECORD}", as_bytes(text))
         else:
             grants.write_record_folder(store, record.token, as_bytes(text))
-        records[record.token] = text, record
+        records[record.token], texts[record.token] = record, text
         add_restored(restored, record, name)
     for token in os.listdir(store.claims_dir):
         if token in records:

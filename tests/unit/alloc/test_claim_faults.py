@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulock.alloc import claim
+from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
@@ -208,7 +208,7 @@ def test_a_claim_waits_for_a_check_that_does_not_end_as_long_as_its_patience_is(
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(claim, "time", SimpleNamespace(sleep=sleep, time=time.time))
+    monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=sleep, time=time.time))
     want = ClaimRequest(4)
     with pytest.raises(Refusal) as told:
         claim_devices(box.node(), record(token="", devices=()), want, judging(box.node()), soon())

@@ -62,6 +62,13 @@ def test_what_is_whole_stays(store: LockStore) -> None:
     assert_whole(store)
 
 
+def test_where_the_names_agree_no_copy_is_read(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "read_text", raising(AssertionError))
+    assert holders(repair_locks(store, BOOT)) == ALL
+
+
 @pytest.mark.parametrize("what", ["LOCK_DIR", "locks"])
 def test_all_locks_that_are_lost_are_made_again(store: LockStore, what: str) -> None:
     shutil.rmtree(store.path if what == "LOCK_DIR" else store.locks_dir)

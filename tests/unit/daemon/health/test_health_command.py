@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulock.alloc import claim
+from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
@@ -130,7 +130,7 @@ class Clinic(Ward):
         want = ClaimRequest(count, wanted)
         want.patience = patience
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(claim, "time", SimpleNamespace(sleep=self.pass_time, time=time.time))
+            patch.setattr(checks, "time", SimpleNamespace(sleep=self.pass_time, time=time.time))
             grant = claim_devices(node, own, want, judge or (lambda: judge_of(node)), soon())
         return [device.id for device in grant.devices]
 

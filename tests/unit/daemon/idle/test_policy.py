@@ -59,7 +59,7 @@ class Lab(Ended):
 
     def report(self, act: reaper.ReapAct, state: verdicts.State) -> ReconcileReport:
         """Return what a reconcile says of every lock."""
-        found = self.node().store.read_all_locks().values()
+        found = self.node().store.read_detailed_locks().values()
         return ReconcileReport(
             [], [ReapOutcome(lock, act, Verdict(state, ""), "") for lock in found]
         )

@@ -61,16 +61,14 @@ class Exporter:
         node: Node,
         clock: Callable[[], Moment],
         say: Callable[[str], object] = lambda _: None,
-        hold_folder: Callable[[], None] = lambda: None,
     ) -> None:
         settings = node.settings
         self._node = node
         self._clock = clock
         self._say = say
-        self._hold_folder = hold_folder  # makes it again where it was removed
         self._journal = FaultJournal()
         self._label_user = LabelUser(settings.label_user)
-        self._folder = ExporterFolder(settings.exporter_dir)
+        self.folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
         self.device_list = DeviceList(node.devices)
@@ -83,8 +81,8 @@ class Exporter:
 
     def open(self) -> None:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
-        self._folder.open()
-        now, left = self._clock().boottime, self._folder.last()
+        self.folder.open()
+        now, left = self._clock().boottime, self.folder.last()
         self._book.memory = restore_exporter_memory(left, self._node.boot_id, now)
         self._book.lost = restore_lost_cards(left, self._node.boot_id)
 
@@ -174,10 +172,10 @@ class Exporter:
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
         """Write what the rest of gpulock reads; raise OSError or Refusal."""
-        self._hold_folder()
-        self._folder.write_sample(sample_text(self._book, now, self._fault))
-        self._folder.write_finished(over, self._book.boot_id, now)
-        self._folder.write_inventory(self._book.devices, self._book.boot_id)
+        self.folder.hold()
+        self.folder.write_sample(sample_text(self._book, now, self._fault))
+        self.folder.write_finished(over, self._book.boot_id, now)
+        self.folder.write_inventory(self._book.devices, self._book.boot_id)
 
 
 def name_hung_cards(

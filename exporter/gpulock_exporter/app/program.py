@@ -7,6 +7,7 @@ What it does is set in gpulock.conf; an option of the program counts before its 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -23,7 +24,6 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.app.folder import FolderHold, is_disk_full
 from gpulock_exporter.clock import current_moment
 from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer, WebSettings
@@ -87,10 +87,9 @@ def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> S
 
 def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    hold = FolderHold(settings.exporter_dir)
-    exporter = Exporter(Node(settings), current_moment, write_stderr_line, hold.take)
+    exporter = Exporter(Node(settings), current_moment, write_stderr_line)
     try:
-        for prepare in (hold.take, exporter.open):
+        for prepare in (exporter.folder.hold, exporter.open):
             try:
                 prepare()
             except (OSError, Refusal) as fault:
@@ -99,7 +98,13 @@ def serve_exporter(settings: Settings) -> int:
                 write_stderr_line(f"gpulock-exporter: {fault}; metrics are served without it")
         return serve_exporter_folder(settings, exporter)
     finally:
-        hold.release()
+        exporter.folder.release()
+
+
+def is_disk_full(fault: BaseException) -> bool:
+    """Return whether an error, or its cause, is that a file system has no room left."""
+    number = getattr(fault, "errno", None) or getattr(fault.__cause__, "errno", None)
+    return number in (errno.ENOSPC, errno.EDQUOT)
 
 
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:

@@ -2,7 +2,9 @@
 """The exporter's folder: each file is renamed in whole, by an ordinary user, without privileges.
 
 `sample` once a second, `finished/TOKEN` once a claim, `inventory` when it changes. A folder that
-cannot be written costs the rest of gpulock its advice, never the exporter its answers.
+cannot be written costs the rest of gpulock its advice, never the exporter its answers. One exporter
+writes a folder at a time: it holds the file `lock`, which its user alone may open, since a reader's
+flock would keep it from starting (facts/locking.md).
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, LockTimeout, Refusal
 from gpulock.node.devices import INVENTORY_LINE
 from gpulock.node.sample import (
     FINISHED,
@@ -20,13 +24,14 @@ from gpulock.node.sample import (
     load_sample_file,
 )
 from gpulock.store import atomic, kv
+from gpulock.store.gate import Gate
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.frame_decoder import device_lock_id
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.telemetry import DeviceTelemetry, normalize_bus_id
 
-INVENTORY = "inventory"
+INVENTORY, LOCK = "inventory", "lock"
 FINISHED_CAP = (
     1000  # claims whose history line may be written late; as many as gpulock.store.locks keeps
 )
@@ -46,13 +51,46 @@ class ExporterFolder:
         self._waiting: dict[str, str] = {}
         self._links: dict[str, dict[str, int]] = {}
         self._inventory = ""
+        self._gate: Gate | None = None
+
+    def hold(self) -> None:
+        """Hold the folder, also where it was removed meanwhile: then it is made again.
+
+        Raises Refusal where another exporter writes it, or OSError.
+        """
+        if self._gate is not None and self._gate.is_named():
+            return
+        self.release()  # of a file that is gone
+        self._make()
+        gate = Gate(self.path, Deadline(0.0), name=LOCK)
+        try:
+            self._gate = gate.__enter__()
+        except LockTimeout:
+            raise Refusal(
+                BROKEN,
+                f"another gpulock-exporter writes {self.path}",
+                "give this one a folder of its own (--folder)",
+            ) from None
+
+    def release(self) -> None:
+        """Let another exporter write the folder."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.__exit__()
+
+    def _make(self) -> None:
+        for folder in (self.path, f"{self.path}/{FINISHED}"):
+            try:
+                os.mkdir(folder, 0o755)
+            except FileExistsError:
+                pass
 
     def open(self) -> None:
         """Make the folders, take away what an interrupted write left; raise OSError.
 
-        Only for the owner of the folder: a file that another exporter is writing looks the same.
+        Only for who holds it: a file that another exporter is writing looks the same.
         """
-        make_exporter_folders(self.path)
+        self._make()
         for folder in (self.path, f"{self.path}/{FINISHED}"):
             for name in os.listdir(folder):
                 if name.startswith("."):
@@ -105,15 +143,6 @@ class ExporterFolder:
             atomic.replace_file(path, text.encode("utf-8", "surrogateescape"))
         except OSError as fault:  # a write that fails names nothing
             raise OSError(fault.errno, fault.strerror, path) from None
-
-
-def make_exporter_folders(path: str) -> None:
-    """Make an exporter's folder and what is in it; raise OSError."""
-    for folder in (path, f"{path}/{FINISHED}"):
-        try:
-            os.mkdir(folder, 0o755)
-        except FileExistsError:
-            pass
 
 
 def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINISHED_PRUNE) -> None:

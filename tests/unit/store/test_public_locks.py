@@ -37,7 +37,6 @@ from gpulock.simulate.node import write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from gpulock.workstation.waiting import encode_waiting, write_waiting
-from tests.support.exporter_folder import hold_exporter_folder
 from tests.support.exporter_nodes import Node as Seen
 from tests.support.exporter_nodes import card
 from tests.support.journal import HeardJournal
@@ -55,12 +54,20 @@ def only_gpulockd(settings: Settings) -> Generator[None]:
     lock.release()
 
 
+@contextmanager
+def only_exporter(settings: Settings) -> Generator[None]:
+    folder = ExporterFolder(settings.exporter_dir)
+    folder.hold()
+    yield
+    folder.release()
+
+
 # every lock of the product
 LOCKS: dict[str, Callable[[Settings], AbstractContextManager[object]]] = {
     "gate": lambda settings: Gate(settings.lock_dir, Deadline(0)),
     "gpulockd": only_gpulockd,
     "history": lambda settings: Gate(f"{settings.state_dir}/history", Deadline(0)),
-    "exporter": lambda settings: hold_exporter_folder(settings.exporter_dir),
+    "exporter": only_exporter,
     "installation": lambda settings: lock_installation(Path(settings.state_dir)),
 }
 

@@ -66,6 +66,8 @@ class Site:
 
     def start_exporter(self) -> Exporter:
         """Start an exporter, which goes on from what an earlier one left."""
+        if hasattr(self, "exporter"):
+            self.exporter.folder.release()
         self.exporter = Exporter(self.node, self.now, str)
         self.exporter.open()
         self.exporter.device_list.read()

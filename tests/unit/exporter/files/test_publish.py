@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from gpulock_exporter.files.publish import (
     FINISHED_CAP,
+    LOCK,
     ExporterFolder,
     prune_finished_files,
 )
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.state.claim_accounting import LedgerAccount
 
+from gpulock.errors import Refusal
 from gpulock.node import sample
+from gpulock.node.sample import FINISHED
 from tests.support.exporter_nodes import EPOCH, Node, card, facts
 from tests.support.trees import BOOT, bus
 from tests.unit.exporter.files.test_sample_file import A, scene
@@ -55,6 +59,32 @@ def test_a_claim_that_could_not_be_written_is_written_later(tmp_path: Path) -> N
     folder.open()
     folder.write_finished({}, BOOT, Node().moment)
     assert os.listdir(tmp_path / "run" / "finished") == [A]
+
+
+def test_a_folder_that_was_removed_is_made_again_and_held(tmp_path: Path) -> None:
+    path = str(tmp_path / "exporter")
+    folder, other = ExporterFolder(path), ExporterFolder(path)
+    folder.hold()
+    shutil.rmtree(path)
+    folder.hold()
+    assert sorted(os.listdir(path)) == [FINISHED, LOCK]
+    with pytest.raises(Refusal, match="another gpulock-exporter writes"):
+        other.hold()
+    shutil.rmtree(path)
+    other.hold()
+    with pytest.raises(Refusal, match="another gpulock-exporter writes"):
+        folder.hold()
+    other.release()
+    folder.hold()
+    folder.release()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / LOCK).symlink_to("precious")
+    with pytest.raises(Refusal):
+        ExporterFolder(str(tmp_path)).hold()
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_what_an_interrupted_write_left_is_taken_away(tmp_path: Path) -> None:

@@ -79,9 +79,7 @@ def decode_frame(line: bytes) -> Frame:
 def read_frame(raw: Any) -> Frame:
     """Return the frame in a JSON object; raise one of IMPOSSIBLE."""
     frame = Frame(
-        sequence=int(raw["sequence"]),
         boottime=float(raw["boottime"]),
-        wall=float(raw["wall"]),
         driver=str(raw["driver"]),
         failures={name: str(why) for name, why in raw["failures"].items()},
         complete=raw["complete"] is True,

@@ -158,9 +158,7 @@ class Frame:
     whether NVML was asked for every card: one that is not among `devices` does not answer.
     """
 
-    sequence: int
     boottime: float
-    wall: float
     driver: str = ""
     devices: list[DeviceTelemetry] = field(default_factory=list[DeviceTelemetry])
     failures: dict[str, str] = field(default_factory=dict[str, str])

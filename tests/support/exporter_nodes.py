@@ -147,7 +147,6 @@ class Node:
         self, memory: ExporterMemory | None = None, proc: str = "/nonexistent", **limits: Any
     ) -> None:
         self.now = 1000.0
-        self.sequence = 0
         self.facts = facts()
         self.over: dict[str, Accounts] = {}
         settings = Settings({})
@@ -172,9 +171,8 @@ class Node:
 
     def frame(self, *seen: DeviceTelemetry, **changes: Any) -> Frame:
         """Return a frame of this moment."""
-        self.sequence += 1
         fields: dict[str, Any] = {"driver": "580.1", **changes}
-        frame = Frame(self.sequence, self.now, EPOCH + self.now, devices=list(seen), **fields)
+        frame = Frame(self.now, devices=list(seen), **fields)
         return decode_frame(encode_frame(frame))  # as it comes from a worker
 
     def put_out(self, notes: dict[str, dict[str, str]] | None) -> None:

@@ -43,7 +43,6 @@ class NvmlSource:
         self._wanted = wanted
         self._clock = clock
         self._sys_root = sys_root
-        self._sequence = 0
         self._driver = ""
         self._count = 0
         self._cards: dict[int, NvmlCard] = {}
@@ -63,8 +62,7 @@ class NvmlSource:
     def look(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
         look = PollContext(self._clock(), processes)
-        self._sequence += 1
-        frame = Frame(sequence=self._sequence, boottime=look.now, wall=time.time())
+        frame = Frame(look.now)
         lost = self._refresh(look)
         found = {index: [card.blank_record()] for index, card in self._cards.items()}
         for name, collector in COLLECTORS.items():

@@ -13,7 +13,6 @@ what is otherwise; it is read at each look, and its lists have commas:
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +61,6 @@ class SimulatedSource:
         self._folder = folder
         self._clock = clock
         self._settings = settings.Settings({})
-        self._sequence = 0
         self._now = self._seconds = 0.0  # when a look is, and how long after the last one
         self._totals: dict[str, CardTotals] = {}
         self._locks: Mapping[str, Lock] = {}
@@ -81,8 +79,7 @@ class SimulatedSource:
         """Look once; raise RuntimeError where the node has no driver any more."""
         now = self._clock()
         self._now, self._seconds = now, now - self._now if self._now else 0.0
-        self._sequence += 1
-        frame = Frame(sequence=self._sequence, boottime=now, wall=time.time())
+        frame = Frame(now)
         here = self._settings
         try:
             told = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)

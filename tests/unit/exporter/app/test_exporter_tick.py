@@ -103,7 +103,7 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
 
 def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:
     cards = [card(number, processes=[]) for number in range(4)]
-    found, told = ticking.look(Frame(1, ticking.clock.now, 1.7e9, "580", cards))
+    found, told = ticking.look(Frame(ticking.clock.now, "580", cards))
     rows = view_node(ticking.box.node(), judging=False).rows()
     assert told == ["held", "stale", "quarantined", "free"]
     assert [*told, "missing"] == [row.state for row in rows]
@@ -115,7 +115,7 @@ def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told
 ) -> None:
     ticking.box.proc.add(78)
     cards = [card(3, processes=[Process(78)]), card(0), card(1)]
-    _, before = ticking.look(Frame(1, ticking.clock.now, 1.7e9, "580", cards, complete=True))
+    _, before = ticking.look(Frame(ticking.clock.now, "580", cards, complete=True))
     assert before[2:] == ["missing", "foreign"]
     ticking.clock.now += 60
     found, told = ticking.look()

@@ -63,7 +63,7 @@ class Child(WorkerChild):
         if not self.sends:
             return []
         self.is_heard, self.since = True, now
-        return [Frame(1, now, now)]
+        return [Frame(now)]
 
     def kill(self, now: float) -> None:
         """Die, unless it is undead."""

@@ -28,7 +28,7 @@ class Chatty:
     def look(self, processes):
         os.write(1, b"NVRM: warning {")
         print("looked", flush=True)
-        return Frame(1, 2.0, 3.0, complete=processes)
+        return Frame(2.0, complete=processes)
     def close(self): os.write(1, b"closed")
 
 process.make_frame_source = lambda *_: Chatty()

@@ -6,9 +6,7 @@ Hot, loaded where SHARES is set or a share is asked for. The gate is held, but f
 that was claimed.
 """
 
-from gpulock.alloc.choose import LastingReason, usable_devices, whole_claims
-from gpulock.alloc.holders import BACK_DO, ENDED_DO, lock_holder
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
+from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card, parse_share_word
@@ -161,31 +159,3 @@ def make_chosen_places(
         unheld = [name for name in names if name not in held]
         found += [place_device(card, name, places.get(card.id, 0)) for name in unheld[:count]]
     return found
-
-
-def share_shortage_refusal(
-    found: list[Device],
-    held: dict[str, Lock],
-    out: dict[str, str],
-    want: "ClaimRequest",
-    settings: Settings,
-) -> Refusal:
-    """Return the refusal that says who has the shares; `out` has why a device gives none."""
-    there = list_card_places(found, held, settings.shares)
-    cards = [device for device in found if device.id in (want.wanted or there)]
-    usable = [there[card.id] for card in usable_devices(cards, [*whole_claims(held), *out])]
-    free = sum([count_free_places(card) for card in usable])
-    uid = want.uid if settings.share_users == "one" else None
-    mine = sum([count_free_places(card, uid) for card in usable])
-    alone = ", a card is one user's at a time" if mine < free else ""
-    who = [(card.index, lock_holder(held, card.id, out) or "free") for card in cards]
-    names = "; ".join([f"{index}: {holder}" for index, holder in who])
-    lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
-    good = {card.id: there[card.id].places for card in usable_devices(cards, lasting)}
-    most = len(good) if want.wanted else largest_share_claim(good, settings)
-    total = sum([there[card.id].places for card in cards])
-    return Refusal(
-        BUSY,
-        f"{format_requested_shares(want.count)}, {free} of {total} free{alone} ({names})",
-        BACK_DO if most < want.count else ENDED_DO,
-    )

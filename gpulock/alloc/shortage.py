@@ -5,14 +5,16 @@ Hot, loaded where one is. Pure.
 """
 
 from gpulock.alloc.choose import ClaimRequest, LastingReason, usable_devices, whole_claims
-from gpulock.alloc.holders import BACK_DO, ENDED_DO, lock_holder
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
-from gpulock.node.devices import Device
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.node.settings import Settings
+
+ENDED_DO = "the job can run when others have ended"
+BACK_DO = "the job can run when enough are back in service, see gpulock status"
 
 
 def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
@@ -44,8 +46,6 @@ def shortage_refusal(
 ) -> Refusal:
     """Return the refusal that says who has the devices."""
     if want.share and not want.counted:
-        from gpulock.alloc.shares import share_shortage_refusal
-
         return share_shortage_refusal(found, held, out, want, settings)
     if want.wanted:
         in_the_way = whole_claims(held) if want.share else held
@@ -80,3 +80,57 @@ def wanted_device_refusal(
         f"the job needs GPU {','.join([d.label() for d, _ in who])}, not free: {names}",
         f"see gpulock why {gone[0][0].label() if gone else 'JOB'}",
     )
+
+
+def share_shortage_refusal(
+    found: list[Device],
+    held: dict[str, Lock],
+    out: dict[str, str],
+    want: "ClaimRequest",
+    settings: "Settings",
+) -> Refusal:
+    """Return the refusal that says who has the shares; `out` has why a device gives none."""
+    from gpulock.alloc.shares import (
+        count_free_places,
+        format_requested_shares,
+        largest_share_claim,
+        list_card_places,
+    )
+
+    there = list_card_places(found, held, settings.shares)
+    cards = [device for device in found if device.id in (want.wanted or there)]
+    usable = [there[card.id] for card in usable_devices(cards, [*whole_claims(held), *out])]
+    free = sum([count_free_places(card) for card in usable])
+    uid = want.uid if settings.share_users == "one" else None
+    mine = sum([count_free_places(card, uid) for card in usable])
+    alone = ", a card is one user's at a time" if mine < free else ""
+    who = [(card.index, lock_holder(held, card.id, out) or "free") for card in cards]
+    names = "; ".join([f"{index}: {holder}" for index, holder in who])
+    lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
+    good = {card.id: there[card.id].places for card in usable_devices(cards, lasting)}
+    most = len(good) if want.wanted else largest_share_claim(good, settings)
+    total = sum([there[card.id].places for card in cards])
+    return Refusal(
+        BUSY,
+        f"{format_requested_shares(want.count)}, {free} of {total} free{alone} ({names})",
+        BACK_DO if most < want.count else ENDED_DO,
+    )
+
+
+def lock_holder(held: dict[str, Lock], device: str, out: dict[str, str]) -> str:
+    """Return who has a device, in a word or two; of a shared one everybody; nothing if nobody."""
+    holders = [
+        lock_owner_words(lock) for name, lock in held.items() if lock_ids_overlap(name, device)
+    ]
+    away = [why for name, why in out.items() if lock_ids_overlap(name, device)]
+    return " and ".join(dict.fromkeys(holders)) or "".join(away[:1])
+
+
+def lock_owner_words(lock: Lock) -> str:
+    """Return who has a lock, in a word or two."""
+    if lock.owner is None:
+        return "unknown owner"
+    job = lock.owner.job()
+    if lock.owner.draining:
+        return f"job {job}, which has ended, but not its processes"
+    return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"

@@ -100,7 +100,7 @@ def is_claim_process(
 
 
 def is_mps_process(pid: int, mark: str, tree: ProcessScan) -> bool:
-    """Return whether a process is of the MPS that gpulockd started, by the mark in a lock.
+    """Return whether a process is of the MPS that gpulockd started, by the mark of a claim.
 
     By descent or session, while that very daemon is seen to run: nobody joins the session of a
     process that is not below it. Raises OSError or ValueError where `pid` cannot be seen.

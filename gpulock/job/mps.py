@@ -3,8 +3,8 @@
 
 Hot, loaded where SHARE_MPS is set and a share is held, or a job brings what one had. gpulockd
 starts NVIDIA's MPS for the user of a card. Before that it writes STATE_DIR-mps/CARD/server, and
-`mps` into the lock of each place once it answers (docs/shares.md, MPS). The card is that user's
-until gpulockd has removed CARD.
+`mps` beside the record of each claim of a place once it answers (docs/shares.md, MPS). The card is
+that user's until gpulockd has removed CARD.
 """
 
 import os
@@ -75,13 +75,9 @@ def stale_mps_names(pairs: "Iterable[tuple[str, str]]", mps_dir: str) -> set[str
 
 def wait_for_mps(node: "Node", record: "Owner", deadline: "Deadline") -> None:
     """Return once the MPS of a claim's card answers; raise Refusal where it does not in time."""
-    limit, path = deadline.sooner(READY_SECONDS), ""
+    limit = deadline.sooner(READY_SECONDS)
     while True:
-        path = f"{node.store.locks_dir}/{record.devices[0]}/mps"
-        try:
-            said = atomic.read_text(path).strip()
-        except OSError:
-            said = ""
+        said = node.store.read_mps(record.token)
         if is_mps_mark_running(node, said):
             return
         if said.startswith("!") or limit.left() <= 0:
@@ -93,7 +89,7 @@ def wait_for_mps(node: "Node", record: "Owner", deadline: "Deadline") -> None:
 
 
 def is_mps_mark_running(node: "Node", said: str) -> bool:
-    """Return whether the MPS that a lock's mark names is seen to run."""
+    """Return whether the MPS that a claim's mark names is seen to run."""
     try:
         pid, start = map(int, said.split())
         return node.proc.running(pid, start)

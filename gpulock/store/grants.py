@@ -67,7 +67,7 @@ def remove_lock(store: LockStore, name: str) -> None:
         os.rmdir(folder)
     except FileNotFoundError:
         return
-    except OSError:  # a mark is in it as well
+    except OSError:  # what a killed writer left is in it as well
         atomic.remove_folder(folder)
 
 

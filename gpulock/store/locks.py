@@ -17,7 +17,7 @@ from gpulock.store.owner import Owner
 CLAIMS = ".claims"  # beside LOCK_DIR, and not in it: `rm -rf LOCK_DIR/*` is the likely accident
 RECORD = "record"
 # marks of a claim, beside its record
-DRAINING, SEEN, ANCHORS, RELEASED = "draining", "seen", "anchors", "released"
+DRAINING, SEEN, ANCHORS, RELEASED, MPS = "draining", "seen", "anchors", "released", "mps"
 
 
 def claims_root(lock_dir: str) -> str:
@@ -160,13 +160,10 @@ class LockStore:
 
     def read_details(self, lock: Lock) -> None:
         """Fill in anchors and marks, which only a judge and people need."""
-        try:
-            lock.mps = atomic.read_text(f"{self.locks_dir}/{lock.id}/mps").strip()
-        except OSError:
-            lock.mps = ""
         if lock.owner is None:
             return
         folder = f"{self.claims_dir}/{lock.owner.token}"
+        lock.mps = self.read_mps(lock.owner.token)
         lock.seen = os.access(f"{folder}/{SEEN}", os.F_OK)
         lock.owner.draining = int(os.access(f"{folder}/{DRAINING}", os.F_OK))
         lock.anchors = []
@@ -178,6 +175,13 @@ class LockStore:
             return
         except (OSError, ValueError) as fault:
             lock.fault = f"its anchors: {fault}"
+
+    def read_mps(self, token: str) -> str:
+        """Return gpulockd's word on the MPS of a claim's card, nothing where there is none yet."""
+        try:
+            return atomic.read_text(f"{self.claims_dir}/{token}/{MPS}").strip()
+        except OSError:
+            return ""
 
     def anchor(self, token: str, pid: int, start: int, gid: int) -> None:
         """Let one more shepherd, with the group of its task, keep a claim alive.

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from gpulock.store import atomic, grants
-from gpulock.store.locks import RECORD, Lock, LockStore
+from gpulock.store.locks import MPS, RECORD, Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner, parse_owner
 
 
@@ -72,6 +72,12 @@ def retire_lock(store: LockStore, lock: Lock, how: str) -> None:
     """Release one device of a claim."""
     assert lock.owner
     grants.release_devices(store, lock.owner.token, [lock.id], how, lock.owner.boot_id)
+
+
+def say_mps(store: LockStore, mark: str) -> None:
+    """Say of every claim what gpulockd does of the MPS of its card."""
+    for token in os.listdir(store.claims_dir):
+        Path(store.claims_dir, token, MPS).write_text(mark)
 
 
 def spoil_record(store: LockStore, token: str) -> None:

@@ -33,6 +33,7 @@ from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic
 from gpulock.store.gate import Gate
+from gpulock.store.locks import MPS
 
 POLL: Final = 0.05  # seconds between two looks at systemd's answer
 WATCH: Final = 5.0  # seconds between two looks at a daemon that runs
@@ -55,7 +56,7 @@ def in_background(question: Callable[[], T]) -> Steps[T]:
 class CardMps:
     """The MPS of one card, from its start to its end; `due` is when it goes on (boottime).
 
-    `wanted` are the shares that it serves, by lock id with their tokens. `fault` is why it does
+    `wanted` are the tokens of the claims that it serves. `fault` is why it does
     not run, `stuck` why it does not end; `over` is whether nothing is left of it. One that failed
     stands for a while when it is over: nobody starts it again at once.
     """
@@ -66,7 +67,7 @@ class CardMps:
         self.folder = mps_folder(node.settings.mps_dir, card.bus)
         self.unit = MpsUnit(programs, card.bus, card.uuid, uid, self.folder)
         self.control: tuple[int, int] | None = None  # pid and start of its daemon
-        self.wanted: dict[str, str] = {}
+        self.wanted: set[str] = set()
         self.fault = self.stuck = ""
         self.over = False
         self.due = 0.0
@@ -113,15 +114,16 @@ class CardMps:
 
     def mark(self, text: str) -> None:
         """Tell the jobs that wait; what cannot be told now is told the next time."""
-        new = {name: token for name, token in self.wanted.items() if self._told.get(token) != text}
+        new = [token for token in self.wanted if self._told.get(token) != text]
         if not new:
             return
         store = self.node.store
         try:
             with Gate(store, Deadline(GATE_SECONDS)):
-                for name, token in new.items():
-                    if store.is_held(token, name):
-                        atomic.replace_file(f"{store.locks_dir}/{name}/mps", f"{text}\n".encode())
+                for token in new:
+                    if store.is_held(token):
+                        path = f"{store.claims_dir}/{token}/{MPS}"
+                        atomic.replace_file(path, f"{text}\n".encode())
                     self._told[token] = text
         except (Refusal, OSError):
             return
@@ -162,13 +164,13 @@ class MpsKeeper(Chore):
             self._adopted = True
         shown = {device.id: device for device in report.devices}
         for bus in {*self.cards, *wanted}:
-            uid, shares = wanted.get(bus, (-1, {}))
+            uid, shares = wanted.get(bus, (-1, set[str]()))
             one = self.cards.get(bus)
             if bus in shown and shares and (one is None or (one.over and one.uid != uid)):
                 one = self._add(CardMps(node, shown[bus], uid, self._programs))
             if one is not None:
                 one.node = node
-                one.wanted = shares if uid == one.uid else {}
+                one.wanted = shares if uid == one.uid else set()
                 if one.over:
                     one.mark_failed()
                 else:
@@ -222,13 +224,13 @@ class MpsKeeper(Chore):
                 self._add(CardMps(node, card, uid, self._programs))
 
 
-def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, dict[str, str]]]:
-    """Return by card whose the held places are, and their lock ids with tokens.
+def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, set[str]]]:
+    """Return by card whose the held places are, and the tokens of their claims.
 
     A job that has ended needs none. With SHARE_MPS off only what runs already goes on, until its
-    places are free: `served` by MPS is a place whose lock says so.
+    places are free: `served` by MPS is a place whose claim says so.
     """
-    found: dict[str, tuple[int, dict[str, str]]] = {}
+    found: dict[str, tuple[int, set[str]]] = {}
     for outcome in report.outcomes:
         lock = outcome.lock
         card, share, _ = lock.id.partition(SHARE)
@@ -236,7 +238,7 @@ def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[in
         if not share or outcome.act == FREED or record is None or record.draining:
             continue
         if record.places and (node.settings.share_mps or lock.mps):
-            uid, shares = found.setdefault(card, (record.uid, {}))
+            uid, shares = found.setdefault(card, (record.uid, set()))
             if uid == record.uid:
-                shares[lock.id] = record.token
+                shares.add(record.token)
     return found

@@ -176,7 +176,9 @@ def test_an_mps_is_a_service_of_its_own_from_the_first_share_to_the_last(node: N
     machine.run("systemd-run", "--quiet", "--unit=job", f"--uid={NOBODY}", *line)
 
     mark = wait_until(
-        lambda: machine.run("sh", "-c", "cat /run/gpulock/locks/*/mps", check=False).stdout or None,
+        lambda: (
+            machine.run("sh", "-c", "cat /run/gpulock.claims/*/*/mps", check=False).stdout or None
+        ),
         why="the MPS of the card",
     )
     daemon = node.main_pid(unit)

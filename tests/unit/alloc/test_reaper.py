@@ -20,7 +20,7 @@ from gpulock.store import grants
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import fail_at, raising
-from tests.support.locks import place_lock
+from tests.support.locks import place_lock, say_mps
 from tests.support.trees import OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
 GID = 65400
@@ -236,7 +236,7 @@ def test_the_mps_of_a_card_keeps_no_lock(box: Box) -> None:
     lock(box)
     box.proc.add(700, start=7, fds={9: box.dev / "nvidia0"})
     assert act(box) == ORPHANS
-    (box.lock / "locks" / bus(0) / "mps").write_text("700 7\n")
+    say_mps(box.node().store, "700 7\n")
     assert act(box) == FREED
 
 

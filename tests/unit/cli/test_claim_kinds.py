@@ -13,6 +13,7 @@ from gpulock.job import mps
 from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
+from tests.support.locks import say_mps
 
 ME = ("--pid", str(os.getpid()))
 
@@ -87,7 +88,7 @@ def test_a_share_is_granted_when_its_mps_runs(
     def start_mps(_: float) -> None:
         waited.extend(with_mps.files.lock_dir.glob("locks/*.share1"))
         node = Node(read_settings(with_mps.config))
-        (waited[0] / "mps").write_text(f"{os.getpid()} {node.proc.start(os.getpid())}")
+        say_mps(node.store, f"{os.getpid()} {node.proc.start(os.getpid())}")
 
     monkeypatch.setattr(time, "sleep", start_mps)
     assert len(granted(with_mps, "--share")) == len(waited) == 1

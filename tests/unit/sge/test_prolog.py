@@ -15,6 +15,7 @@ from gpulock.sge import prolog, spool
 from gpulock.store import owner
 from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
+from tests.support.locks import say_mps
 from tests.support.packed_job import PER_JOB
 from tests.support.trees import BOOT, bus
 
@@ -196,8 +197,7 @@ def test_a_job_with_a_share_starts_when_the_mps_of_its_card_runs(
 
     def start_mps(_: float) -> None:
         waited.append("CUDA_VISIBLE_DEVICES" in variables(job.folder))
-        mark = f"{SHEPHERD} {site.node().proc.start(SHEPHERD)}"
-        (site.lock / "locks" / site.locks()[0] / "mps").write_text(mark)
+        say_mps(site.node().store, f"{SHEPHERD} {site.node().proc.start(SHEPHERD)}")
 
     monkeypatch.setattr(time, "sleep", start_mps)
     assert start(site, job, **SHARES, VISIBLE_DEVICES="uuid") == RUN

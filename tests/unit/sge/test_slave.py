@@ -15,6 +15,7 @@ from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
 from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.locks import say_mps
 from tests.support.packed_job import JOB, PER_JOB, Ask, Grant, ResourceRequest, ocs_job
 from tests.support.trees import bus
 
@@ -67,9 +68,7 @@ def test_a_task_with_a_share_waits_for_the_mps_of_its_card(
     def start_mps(seconds: float) -> None:
         waited.append(seconds)
         assert "CUDA_MPS_PIPE_DIRECTORY" not in variables(folder)
-        (site.lock / "locks" / site.locks()[0] / "mps").write_text(
-            f"{FIRST} {site.node().proc.start(FIRST)}"
-        )
+        say_mps(site.node().store, f"{FIRST} {site.node().proc.start(FIRST)}")
 
     monkeypatch.setattr(time, "sleep", start_mps)
     assert start(site, FIRST, **SHARES) == 0

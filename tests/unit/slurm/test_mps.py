@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 from gpulock.slurm.prolog import GO_ON
+from tests.support.locks import say_mps
 from tests.support.slurm_site import Site
 from tests.support.trees import bus
 
@@ -32,7 +32,7 @@ def test_a_job_with_places_starts_when_mps_runs(
     def start_mps(_: float) -> None:
         waited.append(shared.notes())
         mark = f"{SERVER} {shared.node().proc.start(SERVER)}\n"
-        Path(shared.lock, "locks", shared.locks()[0], "mps").write_text(mark)
+        say_mps(shared.node().store, mark)
 
     monkeypatch.setattr(time, "sleep", start_mps)
     assert shared.requested(12, "gpu:share:2") == GO_ON

@@ -162,9 +162,9 @@ def test_a_release_that_cannot_note_when_has_released(
     assert sorted(os.listdir(f"{store.finished_dir}/{TOKEN}")) == ["record", "released"]
 
 
-def test_a_lock_goes_with_the_marks_in_it(store: LockStore) -> None:
+def test_a_lock_goes_with_what_a_killed_writer_left_in_it(store: LockStore) -> None:
     grants.make_claim(store, TWO)
-    Path(f"{store.locks_dir}/{bus(0)}/mps").write_text("700 1000")
+    Path(f"{store.locks_dir}/{bus(0)}/.owner.1.0123456789ab").touch()
     grants.remove_lock(store, bus(0))
     grants.remove_lock(store, bus(0))
     assert os.listdir(store.locks_dir) == [bus(1)]

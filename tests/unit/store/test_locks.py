@@ -12,7 +12,7 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import raising
-from tests.support.locks import place_lock
+from tests.support.locks import place_lock, say_mps
 from tests.support.trees import bus, record
 
 ONE = bus(0)
@@ -41,7 +41,7 @@ def test_anchors_and_marks_are_read_when_asked_for(store: LockStore) -> None:
     place_lock(store, ONE, record())
     store.anchor(record().token, 600, 2000, 65401)
     store.anchor(record().token, 601, 2001, 0)
-    Path(f"{store.locks_dir}/{ONE}/mps").write_text("700 1000\n")
+    say_mps(store, "700 1000\n")
     lock = store.read(ONE)
     assert (lock.shepherds(), lock.mps) == ([(500, 1000)], "")
     store.read_details(lock)
@@ -180,17 +180,9 @@ def test_what_is_held_is_unknown_where_nobody_can_see(tmp_path: Path) -> None:
     assert caught.value.kind == UNKNOWN
 
 
-def test_details_of_a_lock_without_owner_are_its_own(store: LockStore) -> None:
-    os.mkdir(f"{store.locks_dir}/{ONE}")
-    Path(store.locks_dir, ONE, "mps").write_text("7 100\n")
-    lock = store.read(ONE)
-    store.read_details(lock)
-    assert (lock.mps, lock.anchors) == ("7 100", [])
-
-
 def test_mps_that_cannot_be_read_is_not_told(store: LockStore) -> None:
     place_lock(store, ONE, record())
-    os.mkfifo(f"{store.locks_dir}/{ONE}/mps")
+    os.mkfifo(f"{store.claims_dir}/{record().token}/mps")
     lock = store.read(ONE)
     store.read_details(lock)
     assert lock.mps == ""

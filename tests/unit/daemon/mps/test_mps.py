@@ -119,7 +119,7 @@ class Desk(Box):
 
     def ready(self, grant: Grant) -> None:
         """Let gpulockd start MPS, for which the job waits."""
-        self.wait_for((Path(self.lock) / "locks" / grant.owner.devices[0] / "mps").exists)
+        self.wait_for(lambda: self.node().store.read_mps(grant.owner.token))
         wait_for_mps(self.node(), grant.owner, Deadline(0.0))
 
     def gone(self) -> bool:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.install.files import InstallError
 from gpulock.node.procfs import Proc
 
 _NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
@@ -45,6 +48,15 @@ class SchedulerDaemon:
 def trusted_program_owners() -> frozenset[int]:
     """Return whose programs we run in any case."""
     return frozenset((0, os.geteuid()))
+
+
+def check_trusted(path: Path, owners: Collection[int], setting: str) -> None:
+    """Raise InstallError for a program that others than its daemon's owners could have put there.
+
+    Without a daemon (no owners) it is the administrator's own word, as the setting is.
+    """
+    if owners and (why := why_untrusted_program(path, owners)):
+        raise InstallError(f"{path} is not run: {why}; fix it, or set {setting}")
 
 
 def find_scheduler_daemons(name: str, proc: Path = Path("/proc")) -> list[SchedulerDaemon]:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.daemon.core.sge_client import read_cell_ports
-from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
+from gpulock.install.daemons import SchedulerDaemon, check_trusted, find_scheduler_daemons
 from gpulock.install.files import InstallError
 from gpulock.install.sge.qconf import PORTS, Qconf, QconfError
 from gpulock.node.settings import Settings
@@ -79,11 +78,12 @@ def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
     root and the admin user could have put there. Without execd the root is the administrator's
     own word. Raises InstallError.
     """
+    owners = execd.owners if execd else ()
     for folder in program_folders(root, execd):
         if not all(_is_program(folder / name) for name in ("qconf", "qstat")):
             continue
-        for path in [folder / name for name in CLIENTS if execd and (folder / name).exists()]:
-            check_trusted(path, execd, f"the clients in {folder} are", "SGE_BINARIES")
+        for path in [folder / name for name in CLIENTS if (folder / name).exists()]:
+            check_trusted(path, owners, "SGE_BINARIES")
         return str(folder)
     raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
 
@@ -108,7 +108,7 @@ def find_sge_shepherd(
         raise InstallError(missing)
     release = clients = qconf.release()
     if real.name == _SHEPHERD:
-        check_trusted(real, execd, f"{real} is", "SGE_SHEPHERD")
+        check_trusted(real, execd.owners if execd else (), "SGE_SHEPHERD")
         release = qconf.release(real)
     check_release(release)
     if release != clients:
@@ -116,12 +116,6 @@ def find_sge_shepherd(
     if why := minimum_id_fault(release, lines):
         raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
     return real
-
-
-def check_trusted(path: Path, execd: SchedulerDaemon | None, what: str, setting: str) -> None:
-    """Raise InstallError for a program that others than execd's owners could have put there."""
-    if execd and (why := why_untrusted_program(path, execd.owners)):
-        raise InstallError(f"{what} not run: {why}; fix it, or set {setting}")
 
 
 def check_release(release: str) -> None:

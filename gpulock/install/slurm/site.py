@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.daemons import find_scheduler_daemons, trusted_program_owners
+from gpulock.install.daemons import (
+    check_trusted,
+    find_scheduler_daemons,
+    trusted_program_owners,
+)
 from gpulock.install.files import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
 from gpulock.node.settings import Settings
@@ -186,10 +189,9 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
         beside = [slurmd.program.parent] if slurmd else []
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    if slurmd:
-        for one in (slurmd.program, scontrol):
-            if one.parent not in vouched and (why := why_untrusted_program(one, slurmd.owners)):
-                raise InstallError(f"{one} is not run: {why}; fix it, or set SLURM_BINARIES")
+    for one in (slurmd.program, scontrol) if slurmd else ():
+        if one.parent not in vouched:
+            check_trusted(one, slurmd.owners if slurmd else (), "SLURM_BINARIES")
     return SlurmSite(scontrol.parent, path, slurmd)
 
 

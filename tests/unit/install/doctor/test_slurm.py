@@ -119,11 +119,6 @@ def flag_where_slurm_selects(node: SlurmNode) -> None:
         file.write(f"NodeName=node1 name=GPU File={node.device(7)} flags=CountOnly,NO_GPU_ENV\n")
 
 
-def given_out_and_not_listed(node: SlurmNode) -> None:
-    node.install()
-    node.list_gpus()
-
-
 def two_models(node: SlurmNode) -> None:
     """Let gpulock select by positions that Slurm counts, on a node whose last cards are H200."""
     node.set(SLURM_DEVICE_SELECTION="gpulock")
@@ -154,10 +149,6 @@ def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> No
     (node.state / "config").write_text(re.sub(r"PrologEpilogTimeout .*", own, text))
 
 
-def give_shards(node: SlurmNode) -> None:
-    node.give_shards()
-
-
 def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
     """Let the plugin be installed, with these lines of plugstack.conf."""
 
@@ -175,11 +166,6 @@ def pyxis_alone(node: SlurmNode) -> None:
     (node.root / "d").mkdir()
     (node.root / "d/pyxis.conf").write_text("optional /usr/lib/slurm/spank_pyxis.so\n")
     node.stack(f"include {node.root}/d/*")
-
-
-def lose_the_plugin(node: SlurmNode) -> None:
-    by_spank()(node)
-    node.plugin.unlink()
 
 
 def keep_an_older_plugin(node: SlurmNode) -> None:
@@ -201,7 +187,6 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     [
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (by_spank(1, 0, 2), "installation", "not as it must be", "as its first line"),
-        (lose_the_plugin, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (keep_an_older_plugin, "installation", "is of another gpulock", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
@@ -217,8 +202,6 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
         (edit_gres_conf, "installation", "slurm-map", "gpulock install slurm"),
-        (given_out_and_not_listed, "requirements", "slurmd -G lists none here", "install slurm"),
-        (give_shards, "requirements", "SLURM_SHARDS=share", "gpulock install slurm"),
         (older_than_any_tried, "Slurm", "this Slurm is 21.08", "uninstall slurm"),
     ],
 )

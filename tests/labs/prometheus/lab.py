@@ -88,12 +88,9 @@ class Program:
         with log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=dict(env))
 
-    def end(self, *, kill: bool = False) -> None:
+    def end(self) -> None:
         """End it, and wait until it has."""
-        if kill:
-            self.process.kill()
-        else:
-            self.process.terminate()
+        self.process.terminate()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:

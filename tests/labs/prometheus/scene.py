@@ -21,7 +21,6 @@ from gpulock.store.locks import LockStore
 from tests.demo.stage import DemoJob, DemoNode
 from tests.labs.prometheus.lab import (
     ENVIRONMENT,
-    Program,
     Prometheus,
     exporter,
     free_address,
@@ -41,7 +40,6 @@ class Scene:
     stage: DemoNode
     address: str
     server: Prometheus
-    exporter: Program
     plays: list[DemoJob] = field(default_factory=list[DemoJob])
     started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
@@ -168,10 +166,10 @@ def scene(preset: str, settings: str = "") -> Generator[Scene]:
         try:
             rules = shortened(shipped())
             with Prometheus(folder, {"gpulock": [address]}, rules) as server:
-                found = Scene(stage, address, server, running)
+                found = Scene(stage, address, server)
                 yield found
         finally:
-            (found.exporter if found else running).end()
+            running.end()
             for play in found.plays if found else []:
                 play.close()
             for process in found.started if found else []:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import ssl
 from collections.abc import Generator
@@ -108,25 +107,3 @@ def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
     with dial(server.port, context) as one:
         assert isinstance(one, ssl.SSLSocket)
         assert one.selected_alpn_protocol() == "http/1.1"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("says_goodbye", [False, True])
-def test_sessions_are_not_kept_in_memory(says_goodbye: bool, folder: Path) -> None:
-    path = folder / "sessions.yml"
-    path.write_text(TLS)
-    settings = load_web_config(str(path))[0]
-    assert settings.tls is not None
-    context = trusting(folder / "ca.pem")
-    context.options |= ssl.OP_NO_TICKET
-    with running(settings=settings) as server:
-        for _ in range(20):
-            with dial(server.port, context) as one:
-                assert isinstance(one, ssl.SSLSocket)
-                exchange(one, SOUND, 0.02)
-                if says_goodbye:
-                    one.setblocking(False)
-                    with contextlib.suppress(OSError):
-                        one.unwrap()
-    assert settings.tls.session_stats()["accept_good"] == 20
-    assert settings.tls.session_stats()["number"] == 0

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pynvml
@@ -28,7 +27,6 @@ from tests.root.build import MARK
 SOURCES = Path(__file__).resolve().parent
 SONAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror")
-COMPILERS_AT_ONCE = 2
 # Their real parameters do not matter: only a handle that comes first is looked at.
 REFUSED = """#include "double.h"
 static nvmlReturn_t refuse(const char *function, void *first)
@@ -70,11 +68,11 @@ def cache() -> Path:
     return folder
 
 
-def run_compiler(*words: str | Path) -> None:
-    """Run gcc; raise BuildError with its words when it fails."""
+def run_compiler(*words: str | Path, folder: Path = SOURCES) -> None:
+    """Run gcc in a folder; raise BuildError with its words when it fails."""
     compiler = ["cc"] if shutil.which("cc") else [sys.executable, "-m", "ziglang", "cc"]
     command = [*compiler, *map(str, words)]
-    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")
 
@@ -118,14 +116,9 @@ def _objects() -> list[Path]:
             new.mkdir()
             refused = Path(scratch) / "refused.c"
             refused.write_text(refused_source())
-            with ThreadPoolExecutor(COMPILERS_AT_ONCE) as pool:
-                list(pool.map(functools.partial(_compile, new), [*sources(), refused]))
+            run_compiler(*FLAGS, f"-I{SOURCES}", "-c", *sources(), refused, folder=new)
             _publish(new, place)
     return sorted(place.glob("*.o"))
-
-
-def _compile(folder: Path, source: Path) -> None:
-    run_compiler(*FLAGS, f"-I{SOURCES}", "-c", source, "-o", folder / f"{source.stem}.o")
 
 
 def _link(objects: list[Path], hidden: list[str], folder: Path) -> None:

@@ -26,7 +26,7 @@ from gpulock.node.context import Node
 from gpulock.node.sample import read_sample
 from gpulock.node.settings_file import read_settings
 from gpulock.store.quarantine import QUARANTINE, list_noted_devices, read_suspect_cards
-from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double
+from tests.nvml.double import ERROR_UNKNOWN, Double
 from tests.support.claims import never
 from tests.support.exporter_nvml import STOPPED_AT, Eye
 from tests.support.journal import HeardJournal
@@ -199,11 +199,3 @@ def test_an_exporter_that_starts_or_sees_no_card_at_all_makes_none_suspect(tmp_p
             site.tick(frames=False)
         site.round()
         assert (site.lost(), site.suspects()) == ({}, set())
-
-
-def test_a_card_that_the_exporter_may_not_open_is_not_lost(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml:
-        nvml.fail("nvmlDeviceGetHandleByIndex*", ERROR_NO_PERMISSION, gpu=1)
-        with Eye(nvml, stopped=True) as eye:
-            site = Site(nvml, eye)
-            assert (site.lost(), site.suspects()) == ({}, set())

@@ -19,7 +19,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int uses; /* nvmlInit less nvmlShutdown */
 static unsigned long long loaded; /* the key `reload` when the library was initialised */
 static int held = -1; /* locked while the library is in use: README.md, "held" */
-static __thread long long begun; /* by this thread's own clock; 0: not within a call */
+static long long begun, spent; /* by a thread's own clock: this call, and those not yet noted */
 
 static int open_beside(const char *suffix, int flags)
 {
@@ -37,14 +37,16 @@ static long long thread_ns(void)
     return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* How often each function was called, by all processes: a line each, whole by O_APPEND. */
-static void note(const char *word, long long number)
+/* A line for each call of any process, whole by O_APPEND: its name, and the nanoseconds that the
+ * double took of its client's time since the line before. */
+static void note(const char *function)
 {
     int file = open_beside("calls", O_WRONLY | O_APPEND);
     if (file < 0)
         return;
-    dprintf(file, "%s %lld\n", word, number);
+    dprintf(file, "%s %lld\n", function, spent);
     close(file);
+    spent = 0;
 }
 
 /* Neither with the lock, so that other calls go on. */
@@ -78,7 +80,7 @@ static void enter(const char *function)
 {
     pthread_mutex_lock(&lock);
     begun = thread_ns();
-    note(function, 1);
+    note(function);
 }
 
 static nvmlReturn_t begin_without_init(const char *function)
@@ -118,7 +120,7 @@ nvmlReturn_t begin(const char *function, nvmlDevice_t device)
 
 nvmlReturn_t end(nvmlReturn_t status)
 {
-    note("processor", thread_ns() - begun); /* what the double takes of its clients' time */
+    spent += thread_ns() - begun;
     pthread_mutex_unlock(&lock);
     return status;
 }

@@ -32,7 +32,7 @@ ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
 Hang = Literal["sleep", "deaf", "undead"]
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
-_PROCESSOR = "processor"  # what the lines of nanoseconds begin with
+_PROCESSOR = "processor"  # nanoseconds beside the calls
 _LINKS = ("state", "remote.type", "remote.bus_id", "tx_kib", "rx_kib")  # keys of an NVLink
 _UNITS = {"K": 10, "M": 20, "G": 30}  # powers of two
 _PAST = 100  # steps of a number that are remembered
@@ -202,8 +202,8 @@ class Double:
         """Add up what the clients have noted, a line for each call."""
         counts: Counter[str] = Counter()
         for line in (self.control.parent / "control.calls").read_text().splitlines():
-            name, _, number = line.partition(" ")
-            counts[name] += int(number)
+            name, _, spent = line.partition(" ")
+            counts.update({name: 1, _PROCESSOR: int(spent)})
         return counts
 
     def held(self) -> bool:

@@ -76,6 +76,7 @@ def _inventory(device: Device, inventory: Keys, devices: list[Device]) -> Keys:
         names = [
             k[len(start) : -5] for k in inventory if k.startswith(start) and k.endswith(".uuid")
         ]
+        names.sort(key=lambda name: [int(part.lstrip("gic")) for part in name.split(".")])
         for number, name in enumerate(names):
             own = instance_keys(
                 device.model, name, {k: inventory[f"{start}{name}.{k}"] for k in _MIG}

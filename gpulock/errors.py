@@ -13,7 +13,7 @@ BROKEN = "broken"  # a fault of this node that lasts (docs/reliability.md has ea
 UNKNOWN = "unknown"  # the request, or the state of the node, could not be found out
 KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 # Bytes that a daemon of a scheduler is given at once: some of them read a line into a buffer of
-# fixed size, and end with it (facts/grid-engine.md, verifier of submissions).
+# fixed size, and end with it (docs/facts/grid-engine.md, submission verifiers).
 LINE_BYTES = 1000
 WHY_BYTES = 600  # of the reason in it: what to do follows
 VALUE_BYTES = 40  # of a value that a user chose

@@ -14,13 +14,12 @@ HOOKS: Final = {
     "epilog/sge": ("Epilog of Grid Engine", "sge.epilog", "sys.argv, os.environ, CONFIG"),
     "prolog/sge-slave": ("Slave tasks of Grid Engine", "sge.slave", "sys.argv, os.environ, CONFIG"),
     "prolog/sge-sensor": ("Load sensor of Grid Engine", "sge.sensor", "os.environ, CONFIG"),
-    "prolog/sge-jsv": ("Verifier of submissions to Grid Engine", "sge.jsv", "sys.argv, CONFIG"),
     "prolog/slurm": ("Prolog of Slurm", "slurm.prolog", "os.environ, CONFIG"),
     "epilog/slurm": ("Epilog of Slurm", "slurm.epilog", "os.environ, CONFIG"),
     "prolog/slurm-session": ("PAM session of a Slurm step", "slurm.session", "os.environ, CONFIG"),
     "prolog/slurm-task": ("TaskProlog of Slurm", "slurm.task", "os.environ, CONFIG"),
 }
-LASTING: Final = ("prolog/sge-sensor", "prolog/sge-jsv")  # they run for days, and print
+LASTING: Final = "prolog/sge-sensor"  # it runs for days, and prints
 _BRIEF: Final = "gc.disable()  # a hook is over before a cycle would matter: 0.5 ms\n"
 _SCRIPT: Final = '''\
 #!{interpreter} -IS
@@ -58,7 +57,7 @@ def render_python_hook(name: str, interpreter: str, library: str, config: str) -
     One that is over at once leaves by os._exit: nothing is buffered, 2 ms less than sys.exit.
     """
     title, module, words = HOOKS[name]
-    lasting = name in LASTING
+    lasting = name == LASTING
     return _SCRIPT.format(
         interpreter=interpreter,
         title=title,

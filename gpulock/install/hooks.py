@@ -97,7 +97,6 @@ class HookPaths:
         self.prolog = folder / "prolog/sge"
         self.epilog = folder / "epilog/sge"
         self.sensor = folder / "prolog/sge-sensor"
-        self.jsv = folder / "prolog/sge-jsv"
         self.slurm_prolog = folder / "prolog/slurm"
         self.slurm_task = folder / "prolog/slurm-task"
         self.slurm_epilog = folder / "epilog/slurm"

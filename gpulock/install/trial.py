@@ -77,7 +77,6 @@ def try_sge_hooks(paths: HookPaths) -> None:
         both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
         try_hook([paths.drop_env, path, *job, *site], both, "no shepherd", env=_HOSTILE)
     try_hook([paths.sensor], (0,), stdin="quit\n", env=_JOB)
-    try_hook([paths.jsv], (0,), "STARTED", stdin="START\nQUIT\n", env=_JOB)
 
 
 def try_slurm_hooks(paths: HookPaths) -> None:

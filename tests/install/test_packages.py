@@ -42,7 +42,7 @@ for name in later broken; do
 done
 library=usr/lib/gpulock/lib/python/site-packages/gpulock
 echo '# later' >>/tmp/later/$library/errors.py
-echo 'raise RuntimeError' >>/tmp/broken/$library/sge/jsv.py
+echo 'raise RuntimeError' >>/tmp/broken/$library/sge/sensor.py
 for name in later broken; do
     dpkg-deb -b /tmp/$name /tmp/$name.deb
 done

@@ -67,7 +67,6 @@ class SgeChecks:
             Check("load sensor", self.sensor, (*own, "Grid Engine", "complex_values")),
             Check("interactive jobs", self.terminals, own),
             Check("execd_params", self.parameters, own),
-            Check("jsv", self.verifier, own),
         ]
 
     @cached_property
@@ -175,13 +174,6 @@ class SgeChecks:
         elif {"ENABLE_ADDGRP_KILL=FALSE", "ENABLE_ADDGRP_KILL=0"} & {*given}:
             what = "stray processes of a job keep running and keep its GPUs"
             yield warning(what, "remove ENABLE_ADDGRP_KILL=false from execd_params")
-
-    def verifier(self) -> Iterator[Finding]:
-        """Look whether invalid requests are turned away at submission."""
-        host = self.installer.host
-        if "/sge-jsv" not in host.qconf.shared_configuration().get("jsv_url", "none"):
-            what = "jsv_url is not gpulock's: -l gpu=1.5 is accepted, and its job ends in error"
-            yield warning(what, f"qconf -mconf: jsv_url script:{host.current}/prolog/sge-jsv")
 
 
 def split_queues(shown: str) -> list[list[str]]:

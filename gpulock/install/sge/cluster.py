@@ -10,19 +10,16 @@ missing. One attribute is written at a time; the table of complexes is taken who
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import Complexes, check_complexes, cluster_complexes
 from gpulock.install.sge.host import REPORTED
-from gpulock.install.sge.qconf import Qconf, sge_value
+from gpulock.install.sge.qconf import Qconf
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, GroupHook
 from gpulock.install.sge.site import check_release, find_own_execd, find_qmaster
 from gpulock.install.versions import current_hooks
-
-VERIFIER: Final = "prolog/sge-jsv"
 
 
 class HostGroup(Item):
@@ -68,9 +65,6 @@ class ClusterInstaller(NodePart):
             if site := one.site_command():
                 what = f"{one.queue}: the {one.hook} in force keeps running, with gpulock's: {site}"
                 self.note(f"{what}; if it hands out GPUs itself, take it out")
-        if not sge_value(self.qconf.shared_configuration().get("jsv_url")):
-            wanted = f"script:{self.current}/{VERIFIER}"
-            self.note(f"qconf -mconf: jsv_url {wanted} has qmaster refuse invalid requests")
         self.note("on each execution host of the queue, now: gpulock install sge")
         items = [Complexes(self.qconf, lines), HostGroup(self.qconf), *hooks]
         return InstallParts(items, self.notes, on_node=False)

@@ -19,7 +19,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.sge.host import OWN_LINES, SgeHost
 from gpulock.install.sge.qconf import Qconf, parse_host_overrides, sge_value
-from gpulock.install.sge.site import is_master_host
 from gpulock.install.trial import command_program
 
 GROUP: Final = "@gpulock"
@@ -205,10 +204,7 @@ def hooked_queues(host: SgeHost) -> dict[str, Path]:
 
 
 def site_lines_left(host: SgeHost) -> Remainder | None:
-    """Return the lines that the site wrote itself, and that lead to gpulock's files.
-
-    jsv_url leads to qmaster's own.
-    """
+    """Return the lines that the site wrote itself, and that lead to gpulock's files."""
     lines: list[str] = []
     for queue in host.queues():
         shown = host.qconf.show("-sq", queue)
@@ -217,10 +213,9 @@ def site_lines_left(host: SgeHost) -> Remainder | None:
         for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
             if host.is_ours(value) and value not in ours:
                 lines.append(f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}")
-    own, is_master = host.configuration() or {}, is_master_host(host.qconf, host.name)
+    own = host.configuration() or {}
     for key, value in host.effective_configuration().items():
-        is_item = key in own and key in OWN_LINES
-        if host.is_ours(value) and not is_item and (key != "jsv_url" or is_master):
+        if host.is_ours(value) and not (key in own and key in OWN_LINES):
             lines.append(f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}")
     what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
     return Remainder(what, lines) if lines else None

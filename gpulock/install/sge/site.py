@@ -174,15 +174,6 @@ def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
     return same[0] if len(same) == 1 else ""
 
 
-def is_master_host(qconf: Qconf, host: str) -> bool:
-    """Say whether qmaster runs on a host, given by Grid Engine's name of it."""
-    try:
-        name = qconf.common("act_qmaster").read_text().strip().lower()
-    except OSError:
-        return False
-    return name.partition(".")[0] == host.lower().partition(".")[0]
-
-
 def sge_host_name(qconf: Qconf, name: str = "") -> str:
     """Return this machine's name, or `name`, as Grid Engine has it; raise InstallError for none."""
     hosts, node = qconf.names("-sel"), name or os.uname().nodename

@@ -192,7 +192,6 @@ def bare_node(sge: GridEngine, complexes: str = "gpu gpuj") -> Iterator[Node]:
     yield node
     sge.clear_jobs()
     sge.set_hooks("NONE", "NONE")
-    sge.set_conf("jsv_url", "none")
     clear_node(node)
     node.uninstall_cluster()
     sge.set_conf("epilog", "none")

@@ -204,54 +204,35 @@ def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -
         assert not {"HOME", "SHELL", "TMPDIR", "PERL5OPT", "SGE_QMASTER_PORT"} & set(told)
 
 
-@pytest.fixture
-def verified(guarded: Gpulock) -> Iterator[Gpulock]:
-    """Let qmaster ask the verifier about each job that is submitted."""
-    guarded.sge.set_conf("jsv_url", str(guarded.hooks.jsv))
-    yield guarded
-    if not guarded.sge.qmaster_pid():
-        guarded.sge.start_qmaster()
-    guarded.sge.set_conf("jsv_url", "none")
+def test_no_length_of_a_request_ends_qmaster(guarded: Gpulock) -> None:
+    """Tried: a request of 80,000 digits. Stopped by: qmaster keeps a number, which is refused."""
+    sge, before = guarded.sge, guarded.sge.qmaster_pid()
+    asked = on(NODE, "-l", f"gpu=1.{'5' * 80_000}")
+    job = sge.submit("glalice", *asked, "-b", "y", "/bin/true")
 
-
-@pytest.mark.parametrize("length", [10_100, 80_000])
-def test_no_length_of_a_request_ends_qmaster(verified: Gpulock, length: int) -> None:
-    """Tried: a request that the verifier's answer repeated, into a buffer of qmaster's.
-
-    Stopped by: an answer of 1,000 bytes at most, which quotes 40 of a value.
-    """
-    sge, before = verified.sge, verified.sge.qmaster_pid()
-    asked = f"gpu=1.{'5' * length}"
-
-    done = sge.run_as("glalice", [str(PROGRAMS / "qsub"), "-l", asked, "-b", "y", "/bin/true"])
-
-    assert done.returncode != 0
-    assert f"gpulock: -l gpu=1.{'5' * 35}...: ask for a whole number" in done.stderr
-    assert sge.qmaster_pid() == before
-    sge.wait_settled(sge.submit("glalice", *on(NODE, "-l", "gpu=1"), "-b", "y", "/bin/true"))
+    assert settle(guarded, job) == "Eqw"
+    assert "-l gpu=1.55556 is no number of GPUs" in said(guarded, job, "true")
     assert sge.qmaster_pid() == before
 
 
 @pytest.mark.parametrize("forged", ["prolog=root@{evil}", "add_grp_id=0"])
-def test_qalter_forges_nothing_that_the_verifier_does_not_see(
-    verified: Gpulock, forged: str
-) -> None:
-    """Tried: a root prolog, a job without its group. `-M` is in jsv_allowed_mod: no JSV sees it.
+def test_qalter_forges_nothing(guarded: Gpulock, forged: str) -> None:
+    """Tried: a root prolog, a job without its group, in what is changed after submission.
 
     Stopped by: shepherd_cmd reads `config` first.
     """
-    evil, note = root_script(verified)
-    job = verified.sge.submit("glalice", *on(NODE), "-h", "-b", "y", "/bin/true")
+    evil, note = root_script(guarded)
+    job = guarded.sge.submit("glalice", *on(NODE), "-h", "-b", "y", "/bin/true")
     for option, value in (("-M", "x"), ("-N", "x"), ("-A", "x"), ("-o", "/tmp/x")):
         text = f"{value}\n{forged.format(evil=evil)}\ny="
-        verified.sge.run_as("glalice", [str(PROGRAMS / "qalter"), option, text, str(job)])
-    verified.sge.run_as("glalice", [str(PROGRAMS / "qalter"), "-h", "U", str(job)])
-    state = settle(verified, job)
+        guarded.sge.run_as("glalice", [str(PROGRAMS / "qalter"), option, text, str(job)])
+    guarded.sge.run_as("glalice", [str(PROGRAMS / "qalter"), "-h", "U", str(job)])
+    state = settle(guarded, job)
 
     assert note.read_text() == ""
     assert state == "Eqw"
-    assert "is not Grid Engine's" in verified.sge.qstat("-j", str(job))
-    assert stopped_queues(verified) == {}
+    assert "is not Grid Engine's" in guarded.sge.qstat("-j", str(job))
+    assert stopped_queues(guarded) == {}
 
 
 def accounted(gpus: Gpulock, name: str) -> str:
@@ -264,38 +245,38 @@ def accounted(gpus: Gpulock, name: str) -> str:
     return wait_until(look, why=f"{name} in accounting")
 
 
-def test_a_patched_client_forges_no_prolog_in_a_variable(verified: Gpulock) -> None:
-    """Tried: QRSH_PORT with a newline; the verifier sees no variables, qrsh sets its own port.
+def test_a_patched_client_forges_no_prolog_in_a_variable(guarded: Gpulock) -> None:
+    """Tried: QRSH_PORT with a newline; qrsh sets its own port.
 
     A copy of qrsh with another name in it leaves the user's. Stopped by: shepherd_cmd.
     """
-    evil, note = root_script(verified)
-    client = script(verified, "qrsh", "")
+    evil, note = root_script(guarded)
+    client = script(guarded, "qrsh", "")
     real = (PROGRAMS / "qrsh").read_bytes()
     assert real.count(b"QRSH_PORT\0") == 1
     client.write_bytes(real.replace(b"QRSH_PORT\0", b"QRSX_PORT\0"))
     port = f"QRSH_PORT=glmaster:1\nprolog=root@{evil}\nzz="
     words = ["-pty", "no", "-N", "patched", *on(NODE), "-v", port, "/bin/true"]
-    verified.sge.run_as("glalice", ["timeout", "-s", "KILL", "15", str(client), *words])
-    shown = accounted(verified, "patched")
+    guarded.sge.run_as("glalice", ["timeout", "-s", "KILL", "15", str(client), *words])
+    shown = accounted(guarded, "patched")
 
     assert note.read_text() == ""
     assert re.search(r"(?m)^failed +30 ", shown), shown
-    assert stopped_queues(verified) == {}
+    assert stopped_queues(guarded) == {}
 
 
-def test_a_display_forges_no_prolog(verified: Gpulock) -> None:
-    """Tried: DISPLAY of a qsh, whose newline no verifier sees. Stopped by: shepherd_cmd."""
-    evil, note = root_script(verified)
+def test_a_display_forges_no_prolog(guarded: Gpulock) -> None:
+    """Tried: DISPLAY of a qsh with a newline. Stopped by: shepherd_cmd."""
+    evil, note = root_script(guarded)
     display = f"DISPLAY=glmaster:1\nprolog=root@{evil}\nzz="
     words = ["-now", "no", "-N", "shown", *on(NODE), "-v", display]
     line = ["timeout", "-s", "KILL", "15", str(PROGRAMS / "qsh"), *words]
-    verified.sge.run_as("glalice", line)
-    shown = accounted(verified, "shown")
+    guarded.sge.run_as("glalice", line)
+    shown = accounted(guarded, "shown")
 
     assert note.read_text() == ""
     assert re.search(r"(?m)^failed +30 ", shown), shown
-    assert stopped_queues(verified) == {}
+    assert stopped_queues(guarded) == {}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +284,7 @@ def test_a_display_forges_no_prolog(verified: Gpulock) -> None:
     ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"],
 )
 def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> None:
-    """Tried: a folder's name that forges an owner, for a task of `qrsh -inherit`: no JSV is asked.
+    """Tried: a folder's name that forges an owner, for a task of `qrsh -inherit`.
 
     Stopped by: shepherd_cmd reads its `config` as well, and refuses it.
     """
@@ -323,8 +304,8 @@ def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> 
     assert stopped_queues(guarded) == {}
 
 
-def test_an_argument_with_a_newline_forges_nothing_without_a_verifier(guarded: Gpulock) -> None:
-    """Tried: an argument with a newline that names another prolog, where no jsv_url is set.
+def test_an_argument_with_a_newline_forges_nothing(guarded: Gpulock) -> None:
+    """Tried: an argument with a newline that names another prolog.
 
     Stopped by: shepherd_cmd refuses the job.
     """
@@ -357,9 +338,7 @@ FORGED = "x\nprolog=root@{evil}\ny="
     ],
     ids=["-M", "-M host", "-o", "-e", "-i", "-wd", "-S"],
 )
-def test_no_word_of_a_job_forges_a_prolog_without_a_verifier(
-    guarded: Gpulock, words: tuple[str, str]
-) -> None:
+def test_no_word_of_a_job_forges_a_prolog(guarded: Gpulock, words: tuple[str, str]) -> None:
     """Tried: a newline in each option whose text stands in `config`. Stopped by: shepherd_cmd."""
     evil, note = root_script(guarded)
     home = guarded.sge.users["glalice"].home
@@ -384,7 +363,7 @@ def test_no_word_of_a_job_forges_a_prolog_without_a_verifier(
     ],
     ids=["blanks", "another host", "checkpoint", "method"],
 )
-def test_an_argument_stops_no_queue_without_a_verifier(guarded: Gpulock, text: str) -> None:
+def test_an_argument_stops_no_queue(guarded: Gpulock, text: str) -> None:
     """Tried: to hide the rest of `config`, to name another host's queue, half a feature.
 
     Each put queues in error. Stopped by: shepherd_cmd, and execd reads no such config either.

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install.sge.cluster import VERIFIER
 from tests.labs.killed import KILLED_ITEMS, points_of_changes
 from tests.labs.sge import config
-from tests.labs.sge.bare_node import INSTALL, NODE, ON_NODE, PREFIX, Node, bare_node, unwrapped
+from tests.labs.sge.bare_node import INSTALL, NODE, ON_NODE, PREFIX, Node, bare_node
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.lab import GridEngine, without
 from tests.labs.sge.machines import PATH
-from tests.support.wait import LabError, wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SENSOR_PROGRAM = Path(PREFIX, "current/prolog/sge-sensor")
@@ -175,25 +174,17 @@ def test_a_manager_installs_the_clusters_part_from_the_masters_machine(node: Nod
     assert not sge.path_in(sge.master, "/var/lib/gpulock/install.lock").exists()
 
 
-def test_the_verifier_is_named_where_qmaster_is_and_keeps_its_program(node: Node) -> None:
-    """One machine is the whole cluster, as README's reader may have it."""
-    sge, url = node.sge, f"script:{PREFIX}/current/{VERIFIER}"
+def test_one_machine_is_the_whole_cluster(node: Node) -> None:
+    """As README's reader may have it."""
+    sge = node.sge
     with sge.qmaster_on(NODE):
-        assert f"jsv_url {url} has qmaster refuse" in unwrapped(node.install_cluster())
+        node.install_cluster()
         node.install_anew()
-        assert node.doctor()["jsv"][0] == "warning"
-        sge.set_conf("jsv_url", url)
-        assert node.doctor()["jsv"][0] == "ok"
-        with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
-            sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
-
-        assert f"qconf -mconf: jsv_url is {url}\n" in node.uninstall()
-        with pytest.raises(LabError, match=r"gpulock: .*1\.5"):
-            sge.submit("glalice", *ON_NODE, "-l", "gpu=1.5", "-b", "y", "true", node=NODE)
-        sge.set_conf("jsv_url", "none")
+        sge.wait_settled(
+            sge.submit("glalice", *ON_NODE, "-l", "gpu=1", "-b", "y", "true", node=NODE)
+        )
         assert "uninstalled: sge" in node.uninstall()
-        job = sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE)
-        sge.wait_settled(job)
+        sge.wait_settled(sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE))
         # What a sensor reported stands in qmaster's spool until a change of the host: after its
         # next start it would be there again, and keep the complexes.
         assert not reports_sensor(node)

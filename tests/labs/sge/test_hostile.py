@@ -205,39 +205,6 @@ def test_lines_forged_by_newlines_claim_nothing_for_anybody_else(
     assert gpus.sge.state(holder) == "r"
 
 
-@pytest.fixture
-def verified(gpus: Gpulock) -> Iterator[Gpulock]:
-    """Have qmaster ask our verifier for every job."""
-    gpus.sge.set_conf("jsv_url", str(gpus.hooks.jsv))
-    yield gpus
-    gpus.sge.set_conf("jsv_url", "none")
-
-
-def test_the_verifier_turns_away_what_would_replace_the_hooks_themselves(
-    verified: Gpulock,
-) -> None:
-    """Tried: a forged `prolog=root@PROGRAM`, which Grid Engine 8.1.9 runs as root in place of ours.
-
-    Stopped by: the verifier, which rejects a newline in a job's own text.
-    """
-    touched = verified.sge.lab / "touched"
-    touched.unlink(missing_ok=True)
-    program = script(verified, "forged", f"#!/bin/sh\n/usr/bin/id >>{touched}\n")
-    words = on(NODE, "-l", "gpu=1", "-b", "y", "-shell", "n", "/bin/true")
-    bad = f"prolog=root@{program}"
-    lines = [bad, f"epilog=root@{program}", f"={bad}", f" {bad}", "add_grp_id=1", ""]
-    lines += [f"BEGIN\n{bad}", f"{bad}\nSTART", f"{bad}\nQUIT", f"{bad}\nBEGIN"]
-    # without any newline: the shepherd reads 99,999 bytes at once
-    long = "x" * (SHEPHERDS_CONFIG_LINE - len("job_arg1=")) + bad
-    for argument in (long, *(f"x\n{line}" for line in lines)):
-        with pytest.raises(LabError, match="newline"):
-            submit_args(verified, "glalice", [*words, argument], {})
-    plain = submit_args(verified, "glalice", [*words, "x"], kit(verified.sge.lab).odd())
-    verified.sge.wait_settled(plain)
-    assert str(plain) in claims(verified, NODE)
-    assert not touched.exists()
-
-
 def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
     gpus: Gpulock, holder: JobId
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, LINE_BYTES, VALUE_BYTES, Refusal, shorten
 from gpulock.hooks.frame import log_hook_line
 from gpulock.node.settings import parse_settings
-from gpulock.sge import jsv, sensor
+from gpulock.sge import sensor
 from gpulock.slurm import refuse, task
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.request import invalid_gres_request
@@ -70,24 +69,6 @@ def test_what_is_short_stays_as_it_is(text: str) -> None:
 
 def test_a_character_is_never_cut_in_two() -> None:
     assert [shorten("x" * n + "ä" * 40)[-4:] for n in range(2)] == ["ä...", "ä..."]
-
-
-@hostile
-def test_the_verifier_answers_qmaster_in_one_short_line(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = [
-        {"l_hard": f"gpu={value}"},
-        {"l_soft": f"gpu={value}"},
-        {"l_hard": f"gpu=1,gpuj={value}"},
-    ]
-    whys = [jsv.jsv_reject_reason(one, ("gpu", "gpuj"), {}) for one in params]
-    for why in [one for one in whys if one]:
-        line = f"RESULT STATE REJECT gpulock: {why}"
-        answer = sent(monkeypatch, 1, partial(jsv.send_jsv_line, line))
-        assert_one_short_line(answer)
-        assert answer.startswith(b"RESULT STATE REJECT ")
-    assert "a whole number" in whys[0]
 
 
 def test_a_reason_keeps_what_to_do_behind_a_long_why() -> None:
@@ -159,13 +140,3 @@ def test_the_load_sensor_reports_in_short_lines(value: str, tmp_path: Path) -> N
 
     for line in answers.getvalue().split("\n"):
         assert len(line.encode("utf-8", "backslashreplace")) <= LINE_BYTES
-
-
-def test_the_verifiers_words_of_settings_that_it_cannot_read_are_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = str(tmp_path / "/".join(["x" * 200] * 15))
-
-    said = sent(monkeypatch, 2, lambda: jsv.read_jsv_settings(config))
-
-    assert said == b"" or len(said) <= LINE_BYTES + 1

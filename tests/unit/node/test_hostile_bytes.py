@@ -28,9 +28,8 @@ from gpulock.job.mps import LOGS
 from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings import Settings
 from gpulock.report.scan import HistoryFaults, parse_history_line
-from gpulock.sge import jsv
 from gpulock.sge.environment_file import rewrite_env_text
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spool import Spool, count_sge_job_hosts
@@ -126,30 +125,6 @@ def job_environment(data: bytes, _: Path) -> None:
     masks = [one for one in lines.split(b"\n") if one.startswith(b"CUDA_VISIBLE_DEVICES=")]
     assert masks == [b"CUDA_VISIBLE_DEVICES=2"]
     assert all(len(one) <= 9998 for one in lines.split(b"\n"))
-
-
-def two_complexes(_: str) -> Settings:
-    return parse_settings("SGE_COMPLEXES=gpu card=model:h100", "conf")
-
-
-def verifier(data: bytes, _: Path) -> None:
-    """Let the verifier serve what qmaster might send."""
-    source, said, real = os.memfd_create("jsv"), list[str](), jsv.JsvInput
-
-    def opened(_: int) -> jsv.JsvInput:
-        return real(source)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsv, "JsvInput", opened)
-        patch.setattr(jsv, "send_jsv_line", said.append)
-        patch.setattr(jsv, "read_jsv_settings", two_complexes)
-        os.write(source, data)
-        os.lseek(source, 0, os.SEEK_SET)
-        try:
-            jsv.main(["sge-jsv", "gpu"], "/nowhere")
-        finally:
-            os.close(source)
-    assert all(line.startswith(("STARTED", "RESULT STATE ")) for line in said)
 
 
 def process_files(data: bytes, folder: Path) -> None:
@@ -248,11 +223,6 @@ STATUS = (
     b"Groups:\t4 65400 \nNSsid:\t7\nVmSize:\t  100 kB\n"
 )
 AMOUNTS = b"complex_values c=4(a b 0-1),\\\n d=2(x[y=z,u] v)\n"
-SUBMISSION = (
-    b"START\nPARAM N x\nPARAM CMDARG0 y\nPARAM l_hard gpu=2,h_vmem=1G\nBEGIN\n",
-    b"ENV ADD A b\nQUIT\n",
-    b"START\nPARAM l_hard gpu=1,card=2\nPARAM l_soft h_vmem=1M\nBEGIN\nQUIT\n",
-)
 CGROUP = b"12:devices,cpu:/slurm/uid_1000/job_12\n0::/system.slice/slurmstepd.scope/job_12\n"
 CMDLINES = (b"slurmstepd: [12.batch]\0", b"-X\0a\0-m\0gpulock_exporter.app\0")
 MOUNTS = (
@@ -289,7 +259,6 @@ PARSERS = {
     ),
     "environment": Parser(job_environment, (), ((SGE / "array.environment").read_bytes(),)),
     "qconf -se": Parser(complex_values, (ValueError,), (AMOUNTS,)),
-    "verifier": Parser(verifier, (), SUBMISSION),
     "/proc/PID/stat": Parser(of_bytes(parse_stat), (ValueError,), (STAT,)),
     "/proc/PID/status": Parser(process_status, (ValueError,), (STATUS,)),
     "cgroup, cmdline": Parser(process_files, (), (CGROUP, *CMDLINES)),

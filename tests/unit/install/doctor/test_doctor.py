@@ -84,7 +84,7 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
     report = run(site)
 
     assert [one.name for one in report.findings if one.state == FAULT] == []
-    others = ["interactive jobs", "jsv", "gpulockd"]
+    others = ["interactive jobs", "gpulockd"]
     assert [one.name for one in report.findings if one.state == WARNING] == others
     assert "Grid Engine 8.1.9" in report.facts
 

@@ -108,7 +108,6 @@ def test_a_queue_in_error_names_its_job_and_both_commands(
     site = make_site(tmp_path / "root", monkeypatch)
     site.install_all()
     site.edit("se", "load_values           ", "load_values           gpu=8,gpu.free=8,")
-    site.edit("sconf", "jsv_url                      none", "jsv_url /x/prolog/sge-jsv")
     (site.root / "root/default/common/bootstrap").write_text("admin_user none\n")
     (site.state / "states").write_text("E\n")
     run_daemon(site.config, monkeypatch)

@@ -374,15 +374,6 @@ def test_a_hook_of_the_group_that_goes_while_execd_is_awaited_is_told(
         site.install()
 
 
-def test_the_verifier_is_named_once_and_not_over_the_sites_own(site: Site) -> None:
-    """Who writes the global configuration undoes what somebody else writes at the same time."""
-    line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
-    url = f"qconf -mconf: jsv_url script:{site.hooks}/current/prolog/sge-jsv"
-    assert url in "\n".join(site.cluster().parts().notes)
-    site.edit("sconf", line, "jsv_url script:/site/jsv")
-    assert "jsv_url" not in "\n".join(site.cluster().parts().notes)
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [

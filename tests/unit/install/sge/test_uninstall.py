@@ -99,13 +99,11 @@ def test_a_group_of_that_name_with_a_line_of_the_sites_is_left_to_a_person(site:
 
 
 def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None:
-    """qmaster would refuse every submission without its verifier."""
     site.install_all()
     site.set_attribute("prolog", f"{site.hook('prolog')} mine")
     current = site.hooks / "current"
-    line = next(one for one in site.show("sconf").splitlines() if one.startswith("jsv_url"))
-    (site.root / "root/default/common/act_qmaster").write_text("node1.example.org\n")
-    site.edit("sconf", line, f"jsv_url script:{current}/prolog/sge-jsv")
+    (line,) = (one for one in site.show("sconf").splitlines() if one.startswith("rlogin_command"))
+    site.edit("sconf", line, f"rlogin_command {current}/prolog/mine")
     site.edit("sq", "starter_method        NONE", f"starter_method {current}/prolog/sge-starter")
 
     for _ in range(2):
@@ -113,13 +111,13 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
         assert left.page == [
             f"qconf -mq gpu.q: prolog of gpu.q@node1 is {site.hook('prolog')} mine",
             f"qconf -mq gpu.q: starter_method of gpu.q@node1 is {current}/prolog/sge-starter",
-            f"qconf -mconf: jsv_url is script:{current}/prolog/sge-jsv",
+            f"qconf -mconf: rlogin_command is {current}/prolog/mine",
         ]
         assert (current / "prolog/sge").is_file()
 
     site.set_attribute("prolog", "NONE")
     site.edit("sq", f"starter_method {current}/prolog/sge-starter", "starter_method NONE")
-    site.edit("sconf", f"script:{current}/prolog/sge-jsv", "none")
+    site.edit("sconf", f"{current}/prolog/mine", "builtin")
     assert site.uninstall().remainders == []
     assert not current.exists()
 

@@ -147,10 +147,10 @@ class SgeInstaller(NodePart):
         scripts = login.login_script_items(login.PROFILE)
         jobs = held_devices_item(self.settings, SGE, force)
         leading = ByHand("lines of the site's that lead here", lambda: site_lines_left(host))
-        self.note(
-            f"what qmaster has of {host.name} stays: its complex_values (qconf -dattr), and its"
-            f" configuration without gpulock's lines (qconf -dconf {host.name})"
-        )
+        here = host.values("complex_values")
+        for name in [name for name in self.settings.sge_complexes if name in here]:
+            self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
+        self.note(f"its configuration stays without gpulock's lines: qconf -sconf {host.name}")
         settings = FileItem(self.config_path, "", stays=True)
         in_qmaster = [HostConfiguration(host), *epilogs, jobs, leading, *prologs]
         return InstallParts([settings, mark, *shared, *scripts, *in_qmaster], self.notes)

@@ -69,7 +69,7 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     said = node.uninstall()
 
     assert "uninstalled: sge" in said
-    assert f"what qmaster has of {NODE} stays: its complex_values" in said  # the site's own
+    assert f"stays: qconf -dattr exechost complex_values gpu {NODE}\n" in said  # the site's own
     assert "uninstalled: sge --cluster" in node.uninstall_cluster()
     node.forget_complexes()
     assert (node.objects(), node.files()) == (objects, files)

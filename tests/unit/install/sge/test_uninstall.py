@@ -22,7 +22,7 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     site.install_all()
     settings = site.config.read_text()
 
-    assert "(qconf -dconf node1)" in str(site.removal().notes)
+    assert "stays: qconf -dattr exechost complex_values gpu node1" in site.removal().notes
 
     outcome = site.uninstall()
 

@@ -71,10 +71,8 @@ def short_model(model: str) -> str:
 
 def format_device_label(name: str, devices: Iterable[Device]) -> str:
     """Return `GPU 3` for a lock id, a share's too; the id where the driver does not show it."""
-    for device in devices:
-        if device.id == name.partition(SHARE)[0]:
-            return f"GPU {device.label()}"
-    return name
+    card = name.partition(SHARE)[0]
+    return next((f"GPU {one.label()}" for one in devices if one.id == card), name)
 
 
 def format_device_list(ids: Iterable[str], devices: list[Device]) -> str:

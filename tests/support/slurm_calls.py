@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulock.install.slurm.gres import GresSource, slurm_map_text
 from gpulock.node.context import Node
-from gpulock.slurm.gres_map import LINE, NAME, SHARED, VERSION, gres_conf_version
-from gpulock.store import kv
+from gpulock.slurm.gres_map import NAME, gres_conf_version
 
 SLURMD = "n1"
 BATCH = "batch"
@@ -129,16 +129,8 @@ def users_settings(text: str) -> str:
 
 def write_map(node: Node, gres_conf: Path, shared: str = "") -> None:
     """Write gres.conf with every device, and the map of its positions."""
-    devices = node.devices()
-    lines = [f"Name=gpu File=/dev/nvidia{device.minor}\n" for device in devices]
-    gres_conf.write_text("".join(lines))
-    state = Path(node.settings.state_dir)
-    (state / "slurm-gres.conf").write_bytes(gres_conf.read_bytes())  # an earlier commit's hooks
-    version = gres_conf_version(str(gres_conf))
-    pairs = [
-        ("gres_conf", str(gres_conf)),
-        (VERSION, version),
-        *([(SHARED, shared)] if shared else []),
-    ]
-    pairs += [(str(number), str(device.minor)) for number, device in enumerate(devices)]
-    (state / NAME).write_text(f"{LINE}\n{kv.encode_pairs(pairs)}")
+    minors = [str(device.minor) for device in node.devices()]
+    gres_conf.write_text("".join(f"Name=gpu File=/dev/nvidia{minor}\n" for minor in minors))
+    source = GresSource(gres_conf, gres_conf_version(str(gres_conf)), "")
+    text = slurm_map_text(source, minors, shared.split())
+    (Path(node.settings.state_dir) / NAME).write_text(text)

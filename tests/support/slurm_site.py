@@ -25,6 +25,7 @@ from gpulock.slurm.note import TaskNote
 from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
 from tests.support.locks import place_lock
+from tests.support.slurm_calls import SlurmJob
 from tests.support.trees import BOOT, HOST_NS, About, Box, bus
 
 ROOT = os.geteuid()
@@ -132,21 +133,10 @@ class Site(Box):
 
     def environ(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> dict[str, str]:
         """Return what slurmd gives to Prolog and Epilog (docs/facts/slurm.md)."""
-        found = {
-            "SLURMD_NODENAME": "n1",
-            "SLURM_CLUSTER_NAME": "lab",
-            "SLURM_CONF": str(self.root / "slurm.conf"),  # none: no real cluster is ever meant
-            "SLURM_JOB_ID": str(job),
-            "SLURM_JOB_UID": str(UID),
-            "SLURM_JOB_USER": "alice",
-            "SLURM_JOB_PARTITION": "main",
-            "SLURM_JOB_NUM_NODES": "1",
-            "SLURM_JOB_RESTART_COUNT": "0",
-            "SLURM_JOB_STDIN": "/dev/null",
-            "SLURM_SCRIPT_CONTEXT": "prolog_slurmd",
-            **changes,
-        }
-        return found if gpus is None else {**found, "SLURM_JOB_GPUS": gpus}
+        found = SlurmJob(job, gpus or "").prolog()
+        conf = str(self.root / "slurm.conf")  # none: no real cluster is ever meant
+        found |= {"SLURM_CONF": conf, "SLURM_JOB_UID": str(UID), "SLURM_JOB_USER": "alice"}
+        return found | changes | ({"SLURM_JOB_GPUS": ""} if gpus == "" else {})
 
     def prolog(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> int:
         """Run the Prolog of a job; return its exit code."""

@@ -11,23 +11,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from typing_extensions import Unpack
 
-from gpulock.alloc.liveness import Judge, process_verdict
-from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.liveness import Judge
 from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.sge import verdict as sge_verdict
-from gpulock.sge.members import SgeMembers
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot
 from gpulock.store.owner import Owner
-
-if TYPE_CHECKING:
-    from gpulock.alloc.job_processes import JobMembers
-    from gpulock.alloc.liveness import LivenessRule
 
 BOOT = "11111111-1111-1111-1111-111111111111"
 OTHER_BOOT = "22222222-2222-2222-2222-222222222222"
@@ -241,14 +235,9 @@ def record(**changes: object) -> Owner:
     return Owner(**fields)
 
 
-def judge_of(node: Node, scan: ProcessScan | None = None) -> Judge:
+def judge_of(node: Node) -> Judge:
     """Return a judge with all rules that takes one look at /proc when first asked."""
-    rules: dict[str, LivenessRule] = {
-        "sge": sge_verdict.make_sge_rule(node),
-        "process": process_verdict,
-    }
-    members: dict[str, JobMembers] = {"sge": SgeMembers(node)}
-    return Judge(node.boot_id, scan or ProcessScan(node.proc), rules, members)
+    return make_liveness_judge(node)
 
 
 def judging(node: Node) -> Callable[[], Judge]:

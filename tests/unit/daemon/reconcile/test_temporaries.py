@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.store import atomic
@@ -21,10 +20,12 @@ PLACES = (
 )
 
 
-def clean_up(box: Box, scan: ProcessScan | None = None) -> None:
+def clean_up(box: Box, blind: str = "") -> None:
     """Reconcile, then let the chore look."""
     node = box.node()
-    report = reconcile_locks(node, judge_of(node, scan=scan), soon())
+    judge = judge_of(node)
+    judge.scan.blind = blind
+    report = reconcile_locks(node, judge, soon())
     TemporaryRemover().run(node, report, 0.0)
 
 
@@ -85,7 +86,5 @@ def test_what_a_living_process_is_writing_stays_and_so_does_what_has_another_nam
 
 def test_where_processes_cannot_be_seen_nothing_half_written_is_removed(box: Box) -> None:
     killed_while_writing(box.lock / "verdicts")
-    scan = ProcessScan(box.node().proc)
-    scan.blind = "hidden"
-    clean_up(box, scan)
+    clean_up(box, "hidden")
     assert [name for name in os.listdir(box.lock) if name.startswith(".verdicts.")]

@@ -119,19 +119,13 @@ class Whole:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the exporter, as a rule once."""
+        program = [sys.executable, "-c", self._before + PROGRAM, "--config", str(self.config)]
         words = ("--listen", f"127.0.0.1:{self.port}", *self._words)
-        self.process = self.spawn(*words, before=self._before)
-        return self.process
-
-    def spawn(self, *words: str, before: str = "") -> subprocess.Popen[bytes]:
-        """Start the program with these words."""
-        program = [sys.executable, "-c", before + PROGRAM, "--config", str(self.config)]
         with self.errors.open("ab") as errors:
-            return subprocess.Popen(
-                [*self._starter, *program, *words],
-                env=self.environment(),
-                stderr=errors,
+            self.process = subprocess.Popen(
+                [*self._starter, *program, *words], env=self.environment(), stderr=errors
             )
+        return self.process
 
     def environment(self) -> dict[str, str]:
         """Return what the program finds: the double, and no home of anybody."""

@@ -233,7 +233,7 @@ class Double:
     def _every_key(self) -> dict[str, str]:
         """Return each key of each slot, the last that was set last: gpu*, nvlink.* written out."""
         keys: dict[str, str] = {}
-        for key, value in {**self._keys, **self._settings}.items():
+        for key, value in (*self._keys.items(), *self._settings.items()):
             slots = range(self._slots) if key.startswith("gpu*.") else range(1)
             for one in [key.replace("gpu*", f"gpu{slot}", 1) for slot in slots]:
                 keys.pop(one, None)

@@ -8,15 +8,11 @@ from gpulock_exporter.nvml.utilisation_samples import (
     DRY,
     HEAL,
     KEPT,
-    LONGEST,
-    MOST,
     BusyTime,
     Sample,
     UtilizationSamples,
     integrate_samples,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 PERIOD = 166_667  # microseconds, as drivers take samples
 START = 1_700_000_000_000_000
@@ -41,6 +37,8 @@ def buffer(first: int, count: int, percent: float = 50) -> list[Sample]:
         pytest.param([(1_600_000, 100)], 0, 0, id="a gap: nobody looked"),
         pytest.param([(1_600_000, 100), (1_700_000, 100)], 0.1, 0.1, id="after a gap"),
         pytest.param([(10**18, 100), (1_000_000, 10)], 0.1, 1.0, id="from the future"),
+        pytest.param([(1_500_000, 40)], 0.6, 1.5, id="the longest"),
+        pytest.param([(n * 10_000, 100) for n in range(1, 101)], 1, 1, id="as many as there are"),
         pytest.param([(n * 10_000, 100) for n in range(1, 102)], 0, 0, id="too many"),
     ],
 )
@@ -110,15 +108,3 @@ def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None
 def test_a_snapshot_does_not_stand_for_minutes_in_which_a_card_was_lost() -> None:
     source = UtilizationSamples(100.0)
     assert source.snapshot(50, 100 + 600).observed == KEPT
-
-
-@given(st.lists(st.integers(1, int(LONGEST * 1e6)), max_size=MOST), st.integers(0, 100))
-def test_a_sound_list_is_observed_whole(steps: list[int], percent: int) -> None:
-    moment, samples = START, list[Sample]()
-    for step in steps:
-        moment += step
-        samples.append((moment, percent))
-    found, youngest = integrate_samples(samples, START, allowed=LONGEST * MOST + 1)
-    assert youngest == moment
-    assert found.observed == pytest.approx((moment - START) / 1e6)
-    assert found.busy == pytest.approx(found.observed * percent / 100)

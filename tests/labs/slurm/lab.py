@@ -127,7 +127,10 @@ class Slurm(Cluster):
 
     def job(self, job: JobId) -> dict[str, str]:
         """Return what scontrol shows of one job; nothing once it is forgotten."""
-        records = map(fields, wait_until(lambda: self._shown(job), why="slurmctld's answer"))
+        (lines,) = wait_until(  # no line of a job that is forgotten
+            lambda: None if (now := self._shown(job)) is None else (now,), why="slurmctld's answer"
+        )
+        records = map(fields, lines)
         return next(
             (record for record in records if record.get("JobId") == str(job)), dict[str, str]()
         )
@@ -144,10 +147,11 @@ class Slurm(Cluster):
 
     def wait_state(self, job: JobId, *states: str) -> str:
         """Wait until a job is in one of the states; return it."""
-        return wait_until(
-            lambda: now if (now := self.state(job)) in states else None,
-            why=f"job {job} to become {' or '.join(states)}",
+        (state,) = wait_until(  # the state of a job that is forgotten is empty
+            lambda: (now,) if (now := self.state(job)) in states else None,
+            why=f"job {job} to become {' or '.join(one or 'forgotten' for one in states)}",
         )
+        return state
 
     def wait_running(self, job: JobId) -> None:
         """Wait until a batch job or its steps run, which is past Prolog and TaskProlog."""

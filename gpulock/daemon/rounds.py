@@ -52,7 +52,7 @@ class Rounds:
         try:
             self.node.store.check(make=True)
             self.single.take(self.node.store.path)
-            judge = make_liveness_judge(self.node, self.ask_slurmctld)
+            judge = make_liveness_judge(self.node, self.ask_slurmctld())
             report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
             report.cards = self.node.cards
         except AlreadyRunningError:

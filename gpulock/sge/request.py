@@ -16,18 +16,13 @@ SHARE = "share"  # SHARE_KIND of gpulock.node.kinds, whose import would cost eac
 PER_SLOT, PER_JOB = 1, 2  # CE_consumable (sge_centryL.h: CONSUMABLE_YES, CONSUMABLE_JOB)
 
 
-def execd_job_path(job: str, task: str) -> str:
-    """Return the name of execd's file of a job, relative to execd's spool directory."""
-    number = int(job)
-    return f"jobs/{number // 10**8:02}/{number // 10**4 % 10**4:04}/{number % 10**4:04}.{task}"
-
-
 def read_execd_job(spool: Spool, up: str = "../..") -> SgeJob:
     """Return the job from execd's spool; raise Refusal.
 
     `up` leads from the shepherd's directory to execd's.
     """
-    name = f"{up}/{execd_job_path(spool.job, spool.task)}"
+    digits = f"{int(spool.job):010}"  # as execd divides them among its folders
+    name = f"{up}/jobs/{digits[:-8]}/{digits[-8:-4]}/{digits[-4:]}.{spool.task}"
     try:
         job = parse_spooled_job(atomic.read_file(name, JOB_LIMIT, spool.fd))
     except FileNotFoundError as fault:

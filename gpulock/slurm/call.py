@@ -102,13 +102,6 @@ def is_slurm_name(text: str) -> bool:
     return bare.isascii() and bare.isalnum() and not text.startswith(".") and len(text) < 200  # noqa: PLR2004
 
 
-def is_slurm_range(first: str, last: str) -> bool:
-    """Return whether `first-last` is a range of sane length, forwards."""
-    return (
-        is_slurm_number(first) and is_slurm_number(last) and 0 <= int(last) - int(first) < LONGEST
-    )
-
-
 def expand_gpu_list(text: str) -> list[str]:
     """Return the entries of `0,2-3` or of a list of UUIDs; raise Refusal(UNKNOWN)."""
     found: list[str] = []
@@ -116,7 +109,12 @@ def expand_gpu_list(text: str) -> list[str]:
         first, dash, last = entry.partition("-")
         if is_slurm_number(entry):
             found.append(str(int(entry)))
-        elif dash and is_slurm_range(first, last):
+        elif (
+            dash
+            and is_slurm_number(first)
+            and is_slurm_number(last)
+            and 0 <= int(last) - int(first) < LONGEST
+        ):
             found += [str(n) for n in range(int(first), int(last) + 1)]
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
             found.append(entry)

@@ -232,7 +232,7 @@ def report_slurm_refusal(call: "SlurmHookCall | None", run: HookRun) -> int:
         run.log(sentence, error=True)
         return GO_ON
     known = settings or Settings({})
-    if refuse.should_drain_node(refusal, known):
+    if refusal.kind == BROKEN and known.on_broken == "stop":  # never for what one job asked
         refuse.drain_slurm_node(call, known, sentence)
         run.log(sentence, error=True)
         return NODE_BROKEN

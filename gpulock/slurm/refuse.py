@@ -6,7 +6,7 @@ why and exits with REQUEUE_EXIT. A job without a script, or of several nodes, is
 cancelled as a whole; a broken node is drained with our reason, not with Slurm's.
 """
 
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line, shorten
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line, shorten
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import REQUEUE_EXIT
@@ -29,22 +29,17 @@ def task_prolog_exit_code(refusal: Refusal, settings: Settings) -> int:
     return REQUEUE_EXIT
 
 
-def should_drain_node(refusal: Refusal, settings: Settings) -> bool:
-    """Return whether the node is to be drained: never for what one job asked."""
-    return refusal.kind == BROKEN and settings.on_broken == "stop"
-
-
 def drain_slurm_node(call: SlurmHookCall, settings: Settings, sentence: str) -> None:
     """Drain this node with our reason; where slurmctld does not answer, Slurm's stands."""
     control = SlurmctldClient(settings, call.conf)
     notify_slurm_job(call, control, sentence)
-    control.do(
-        "scontrol",
-        "update",
-        f"NodeName={call.slurmd}",
-        "State=DRAIN",
-        f"Reason={quote_scontrol_text(sentence)}",
-    )
+    send_drain(control, call.slurmd, sentence)
+
+
+def send_drain(control: SlurmctldClient, slurmd: str, sentence: str) -> None:
+    """Have slurmctld drain a node, by Slurm's own name of it."""
+    reason = f"Reason={quote_scontrol_text(sentence)}"
+    control.do("scontrol", "update", f"NodeName={slurmd}", "State=DRAIN", reason)
 
 
 def notify_slurm_job(call: SlurmHookCall, control: SlurmctldClient, sentence: str) -> None:

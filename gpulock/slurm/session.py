@@ -62,7 +62,7 @@ def confine_or_free_step(node: Node, who: job.IsolatedJob, user: str, closing: b
 
 def drain_and_requeue(settings: Settings, label: str, sentence: str) -> None:
     """Drain the node, and requeue a batch job: slurmctld takes a script that never ran for done."""
-    from gpulock.slurm.refuse import quote_scontrol_text
+    from gpulock.slurm.refuse import send_drain
     from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
 
     number, _, step = label.partition(".")
@@ -70,8 +70,7 @@ def drain_and_requeue(settings: Settings, label: str, sentence: str) -> None:
     try:
         own = find_note_by_job(Node(settings), number)
         if own and settings.on_broken == "stop":
-            name, reason = f"NodeName={own.slurmd}", f"Reason={quote_scontrol_text(sentence)}"
-            control.do("scontrol", "update", name, "State=DRAIN", reason)
+            send_drain(control, own.slurmd, sentence)
         found = control.job(number) if step == BATCH else None
     except Refusal:
         return  # Slurm drains it for its own reason

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another release of gpulock on a node of a real scheduler whose jobs begin, run and end.
 
-The older release is what older.py reads. A package's files are replaced as dpkg does it: each by a
-rename, beneath the gpulockd that runs from them. The newer release renews the hooks by the command
-of docs/upgrade.md. The older one has no such command: the installer's own place swaps them.
+The older release is this tree under an older number, as none was made yet. A package's files are
+replaced as dpkg does it: each by a rename, beneath the gpulockd that runs from them. The newer
+release renews the hooks by the command of docs/upgrade.md. The older one has no such command: the
+installer's own place swaps them.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from tests.labs.common.installed import CONFIG, SOAK, gate_file, totals
 from tests.labs.common.journal import Journal, doubles
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
-from tests.labs.older import OLDER, PARTS, THIS, read_older_archive
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+PARTS: Final = ("gpulock", "prolog", "epilog")
 JOBS: Final = 200 if SOAK else 10  # that run at the same time through every step
 WAVE: Final = 20 if SOAK else 4  # short ones that begin and end at each step
 # by which the journal knows a job of either scheduler
@@ -49,15 +48,6 @@ from gpulock.cli import main
 sys.argv[1:] = ["--config", sys.argv[2], "install", "hooks"]
 main()
 """
-
-
-def write_older_release(place: Path) -> None:
-    """Write the tree of the older release into a new folder."""
-    if OLDER == THIS:
-        write_this_release(place, "0.0.9")
-        return
-    with tarfile.open(fileobj=io.BytesIO(read_older_archive())) as archive:
-        archive.extractall(place)
 
 
 def write_this_release(place: Path, version: str) -> None:
@@ -167,7 +157,7 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path) -> None:
     well: those fill up what the node's cards do not.
     """
     older, newer, cards = trees / "older", trees / "newer", node.site.count
-    write_older_release(older)
+    write_this_release(older, "0.0.9")
     write_newer_release(newer)
     node.package.put(older)
     gates = [gate_file(node.gpus, f"gate{number}") for number in range(3)]

@@ -232,40 +232,6 @@ def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> 
     node.sge.qconf("-purge", "queue", "epilog", domain)
 
 
-def test_doctor_finds_planted_faults(node: Node) -> None:
-    node.install()
-    sge, domain = node.sge, f"gpu.q@{NODE}"
-    wait_until(lambda: node.doctor()["load sensor"][0] == "ok", why="the sensor's values to arrive")
-    well = node.doctor()
-    assert [name for name, (state, _, _) in well.items() if state == "fault"] == []
-    ours = sge.qconf("-sq", domain).replace("\\\n", " ").partition("epilog")[2].partition("\n")[0]
-
-    def planted(name: str) -> str:
-        state, what, do = node.doctor()[name]
-        assert (state, bool(do)) == ("fault", True), (name, what)
-        return what
-
-    sge.qconf("-rattr", "queue", "epilog", "NONE", domain)
-    assert "alone hide gpulock's" in planted("Grid Engine")
-    sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()).removeprefix("root@"), domain)
-    assert "alone hide gpulock's" in planted("Grid Engine")
-    sge.qconf("-rattr", "queue", "epilog", " ".join(ours.split()), domain)
-    sge.set_exechost(NODE, "gpu=9,gpuj=8,slots=16")
-    assert "gpu=9, but there are 8" in planted("complex_values")
-    sge.set_exechost(NODE, "gpu=8,gpuj=8,slots=16")
-    sge.set_complex("gpu gpu INT <= YES YES 1 0")
-    assert "default is 1" in planted("Grid Engine")
-    sge.set_complex("gpu gpu INT <= YES YES 0 0")
-    sge.set_conf("load_sensor", "none", host=NODE)
-    assert "configuration of host" in planted("Grid Engine")
-    sge.qconf("-rattr", "queue", "prolog", "root@/bin/false", domain)
-    job = sge.submit("glalice", *ON_NODE, "-o", "/dev/null", stdin="true\n")
-    wait_until(lambda: "E" in sge.queue_states()[NODE], why="the queue to be in error")
-    assert planted(f"queue {domain}") == f"in error by job {job}"
-    sge.qdel(str(job))
-    sge.qconf("-purge", "queue", "prolog", domain)
-
-
 def _lasting(environ: str) -> list[str]:
     """Return the variables that do not differ from job to job, without ours."""
     differ = ("JOB_ID=", "JOB_SCRIPT=", "PATH=", "TMP", "SGE_JOB_SPOOL_DIR=", "PWD=", "OLDPWD=")

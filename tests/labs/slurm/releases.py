@@ -26,8 +26,6 @@ FINDS_CARDS: Final = (24, 11)
 FORGETS: Final = (24, 11)
 # From here on a job whose login file fails is requeued and held; one that may not be is cancelled.
 HOLDS_FAILED_LOGINS: Final = (25, 5)
-# From here on Prolog and Epilog have a time limit each.
-HAS_HOOK_TIMEOUTS: Final = (25, 5)
 # From here on the scope of a node's jobs may be in a slice of the site's own (CgroupSlice).
 HAS_SLICE: Final = (25, 11)
 # From here on NamespaceType=namespace/tmpfs says what JobContainerType=job_container/tmpfs said.

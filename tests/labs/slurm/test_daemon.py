@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests.labs.common.installed import gate_file, shut_gate
-from tests.labs.common.processes import end
 from tests.labs.daemon.daemon_lab import (
     Daemon,
     assert_freed,
@@ -26,7 +25,7 @@ from tests.labs.daemon.daemon_lab import (
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
-from tests.labs.slurm.jobs import SLEEP, kill_steps, started, waiting_for
+from tests.labs.slurm.jobs import SLEEP, started, waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
@@ -111,18 +110,6 @@ def test_an_epilog_that_slurmd_ends_at_the_gate_is_made_up_for(
         witness.never_free_too_soon(assert_freed(daemon, claim, "slurmctld says CANCELLED"))
 
 
-def test_a_job_of_which_nothing_is_left_is_held_while_slurmctld_says_that_it_runs(
-    slurm_gpus: Gpulock, daemon: Daemon
-) -> None:
-    job, claim = begun(slurm_gpus, daemon)
-    end(kill_steps(slurm_gpus, job, NODE))
-    assert_held(daemon, claim, "slurmctld says RUNNING")
-    slurm_gpus.slurm.scancel(job)
-    slurm_gpus.slurm.wait_done(job)
-    daemon.goes_round()
-    assert_over(daemon, claim, "", "epilog")
-
-
 # --- the Epilog does not run ----------------------------------------------------------------------
 
 
@@ -193,24 +180,3 @@ def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
 
 
 # --- the Prolog is cut short ----------------------------------------------------------------------
-
-
-def test_a_prolog_that_dies_with_its_slurmd_leaves_what_slurmctld_decides_about(
-    slurm_gpus: Gpulock, hooks: Stops, daemon: Daemon
-) -> None:
-    slurm = slurm_gpus.slurm
-    hooks.set("Prolog", NODE, "after")
-    job = slurm.submit("slalice", "-w", NODE, TWO, script="echo ran\n")
-    prolog = hooks.wait("Prolog", NODE, "after", job)
-    claim = daemon.claim(job)
-    assert_held(daemon, claim, "slurmctld says ")
-    slurm.stop_slurmd(NODE, kill=True)
-    os.killpg(prolog, signal.SIGKILL)
-    hooks.go("Prolog", NODE, "after")
-    wait_until(lambda: not hook_runs("prolog_slurmd"), why="the Prolog to end")
-    assert_held(daemon, claim, "slurmctld says ")
-    slurm.scancel(job)
-    slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=test")
-    slurm.wait_done(job)
-    assert_freed(daemon, claim, "slurmctld says ")
-    slurm.start_slurmd(NODE)

@@ -22,7 +22,6 @@ from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock, by_slurm
 from tests.labs.slurm.releases import (
     FINDS_CARDS,
-    HAS_HOOK_TIMEOUTS,
     HAS_STEPMGR,
     MASKS_BY_UUID,
     NAMES_HOOKS_BY_FOLDER,
@@ -101,17 +100,6 @@ def test_a_job_whose_own_node_manages_its_steps_gets_its_gpus(slurm_gpus: Gpuloc
     by_gpulock(slurm_gpus, extra={**SLURM_CONF, **extra})
 
     check_one_job(slurm_gpus, *(["--stepmgr"] if newer else []))
-
-
-def test_hooks_with_time_limits_of_their_own_are_fit_for_use(site: Gpulock) -> None:
-    newer = site.slurm.release >= HAS_HOOK_TIMEOUTS
-    keys = ("PrologTimeout", "EpilogTimeout") if newer else ("PrologEpilogTimeout",)
-    extra = {**SLURM_CONF, **dict.fromkeys(keys, "120")}
-    by_gpulock(site, hooks=INSTALLED, extra=extra)
-    install(site)
-
-    check_one_job(site)
-    assert "does not block the node" not in check_doctor(site)
 
 
 @pytest.mark.short

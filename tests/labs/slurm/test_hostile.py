@@ -29,7 +29,6 @@ from tests.labs.slurm.jobs import (
     record_of,
     started,
     wait_requeued,
-    waiting_for,
 )
 from tests.labs.slurm.lab import STARTED, JobId
 from tests.labs.slurm.modes import NODE, SLURM_CONF, Mode, by_gpulock, by_slurm, wait_said
@@ -520,24 +519,6 @@ def test_in_doubt_a_task_never_runs(
     assert SPOILED[spoil] in slurm.said(job)
     assert "ran\n" not in slurm.said(job)
     assert not slurm.is_out(NODE)
-
-
-def test_a_step_whose_job_has_lost_its_lock_does_not_run(slurm_gpus: Gpulock) -> None:
-    """Tried: a step of a job whose lock is another's by now.
-
-    Stopped by: each TaskProlog compares the token of its note with the lock's.
-    """
-    by_gpulock(slurm_gpus, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    go = gate_file(slurm_gpus, "go")
-    text = f"srun echo first\n{waiting_for(go)}srun echo second\necho rc=$?\nexec sleep 600\n"
-    job = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1", script=text)
-    wait_said(slurm_gpus, job, "first")
-    without_its_lock(slurm_gpus, job)
-    go.touch()
-    said = wait_said(slurm_gpus, job, "rc=")
-    assert "rc=0" not in said and "second" not in said
-    assert "the lock of GPU 0 is lost" in said
 
 
 def test_a_task_of_a_refused_job_cannot_be_run_by_a_step_that_hides_its_job(

@@ -69,12 +69,6 @@ def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site:
     assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
 
-def test_a_step_without_a_script_opens_its_own_gpus_and_no_other(site: Site) -> None:
-    done = site.slurm.srun("slalice", "-w", NODE, "--gres=gpu:3", *site.probe.split())
-    seen = opened(done.stdout)
-    assert (len(seen["ENXIO"]), len(seen["EPERM"])) == (3 + 1, COUNT - 3), done.stderr
-
-
 def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> None:
     site.slurm.path_in(NODE, "/etc/pam.d/slurm").write_text(
         "account required pam_permit.so\nsession required pam_permit.so\n"

@@ -272,28 +272,3 @@ def test_a_job_of_two_types_fails_for_good_and_is_told_why(slurm_gpus: Gpulock, 
     assert (state, shown["ExitCode"], shown["Restarts"]) == ("FAILED", "1:0", "0")
     assert slurm_gpus.locks(NODE) == {}
     assert not slurm.is_out(NODE)
-
-
-@pytest.mark.short
-def test_nonsense_fails_its_job_alone_however_often(slurm_gpus: Gpulock) -> None:
-    """Slurm counts more than the node has, and types that it has not."""
-    keys = {"SLURM_GRES": "gpux"}
-    by_gpulock(slurm_gpus, keys, gres="count", counts={"v100": 9, "h100": 1, "share": 1})
-    slurm = slurm_gpus.slurm
-    asked = {
-        "gpux:v100:9": "invalid request: 9 of model v100-* asked for",
-        "gpux:h100:1": "invalid request: model h100",
-        "gpux:v100:1,gpux:v100:1": "names gpux twice",
-        "gpux:v100:1,gpux:share:1": "invalid request: a share and other GPUs",
-    }
-    jobs = {
-        slurm.submit(user, "-w", NODE, f"--gres={text}", script="echo ran\n"): why
-        for text, why in asked.items()
-        for user in ("slalice", "slbob")
-    }
-    for job, why in jobs.items():
-        assert slurm.wait_settled(job) == "FAILED"
-        assert why in slurm.said(job)
-        assert "ran\n" not in slurm.said(job)
-    assert not slurm.is_out(NODE)
-    assert slurm_gpus.locks(NODE) == {}

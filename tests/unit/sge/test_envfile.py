@@ -55,11 +55,6 @@ def test_none_of_the_users_own_masks_survives(name: str) -> None:
     ]
 
 
-def test_our_values_are_escaped_and_the_users_stay_as_they_are() -> None:
-    changed = environment_file.rewrite_env_text("A=x\\\\y\\nz\n", [("B", "c\\d")], DROP, "")
-    assert changed == "A=x\\\\y\\nz\nB=c\\\\d\n"
-
-
 @pytest.mark.parametrize("value", ["a\nb", "\n", "a\n"])
 def test_a_newline_never_gets_into_a_variable(value: str) -> None:
     with pytest.raises(ValueError):

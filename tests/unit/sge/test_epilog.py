@@ -10,7 +10,7 @@ import pytest
 from gpulock.alloc.reaper import Reaper
 from gpulock.sge import claim, epilog, hook, prolog, site_hook, spool
 from tests.support.execd import SpooledJob
-from tests.support.faults import disk_full, raising, rename_host
+from tests.support.faults import disk_full, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import OTHER_BOOT, bus
 
@@ -30,16 +30,6 @@ def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) ->
     assert site.locks() == []
     end(site, job)
     assert len(list((site.records / "finished").iterdir())) == 1
-
-
-def test_a_host_name_that_changed_since_the_prolog_keeps_nothing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    rename_host(monkeypatch, "gpu01.cluster.example")
-    end(site, job)
-    assert site.locks() == []
 
 
 def test_an_epilog_that_does_not_know_its_locks_says_so(
@@ -193,21 +183,6 @@ def test_the_sites_epilog_runs_while_the_gpus_are_locked_and_its_exit_code_count
 
     assert epilog.main(words, site.environ(job), site.config()) == code
     assert (held, site.locks()) == ([2], [])
-
-
-def test_an_epilog_of_the_sites_that_failed_keeps_its_say(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    for name in ("exit_status", "job_pid"):
-        (job.folder / name).write_text("15\n")
-
-    monkeypatch.setattr(site_hook, "run_site_epilog", lambda *_: 1)
-    words = ["sge", str(site.pid), "alice", "/site/epi"]
-    assert epilog.main(words, site.environ(job), site.config()) == 1
-
-    assert (job.folder / "exit_status").read_text() == "15\n"
 
 
 @pytest.mark.parametrize(

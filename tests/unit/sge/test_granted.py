@@ -11,11 +11,9 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import granted, prolog, request
-from gpulock.sge.granted import list_other_hosts
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
-from tests.support import packed_job
 from tests.support.jobs import Site, gpus, variables
 from tests.support.packed_job import JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
@@ -42,22 +40,9 @@ def test_the_real_files_are_counted_without_arithmetic(number: int, gpus: int) -
     assert counted(REAL[number], "ocs2") == 0
 
 
-def test_only_what_this_host_granted_counts() -> None:
-    grants = (Grant("gpu", 3), Grant("gpu", 4, "other"), Grant("slots", 9))
-    assert count(grants) == 3
-    assert count(grants, host="NODE") == 3
-    assert count(grants, host="other") == 4
-    assert count(grants, host="third") == 0
-
-
 def test_gpus_of_two_scopes_on_one_host_are_counted_together() -> None:
     asks = (Ask("gpu", 1, scope=MASTER), Ask("gpu", 2, scope=SLAVE))
     assert count((Grant("gpu", 5),), asks) == 5
-
-
-def test_a_job_without_gpus_has_none() -> None:
-    assert count((), ()) == 0
-    assert count((Grant("slots", 2),), (Ask("h_rt", 5, packed_job.NO),)) == 0
 
 
 @pytest.mark.parametrize("amount", [1.5, -1.0, 1e300, float("nan"), float("inf"), 4097.0])
@@ -77,18 +62,6 @@ def test_a_request_that_no_host_granted_is_refused_and_never_none() -> None:
 def test_a_complex_of_the_global_host_is_refused() -> None:
     with pytest.raises(Refusal, match="global"):
         count((Grant("gpu", 2, "global"),))
-
-
-def test_gpus_elsewhere_are_seen() -> None:
-    here, there = Grant("gpu", 1), Grant("gpu", 1, "other")
-    for grants, elsewhere in (
-        ((here,), False),
-        ((here, there), True),
-        ((there,), True),
-        ((), False),
-    ):
-        job = parse_spooled_job(ocs_job((), grants))
-        assert bool(list_other_hosts(job, COMPLEXES, "node")) is elsewhere
 
 
 def asked(site: Site, data: bytes, **about: object) -> int:

@@ -39,13 +39,6 @@ def test_each_complex_counts_its_kind(site: Site) -> None:
     assert wanted(site).kinds == kinds(site)
 
 
-def test_a_kind_that_is_asked_for_with_0_is_none(site: Site) -> None:
-    site.run(gpus(0), gpus(1, "gpu_a100"))
-    assert kinds(site) == (("model:a100*", 1),)
-    site.run(gpus(0, "mig_3g"), pid=501, job_id=13)
-    assert kinds(site) == ()
-
-
 @pytest.mark.parametrize("names", [("gpu", "gpuj"), ("gpu_a100", "gpu_job"), ("gpu", "gpu")])
 def test_one_kind_is_asked_for_once(site: Site, names: tuple[str, str]) -> None:
     site.run(gpus(1, names[0]), gpus(1, names[1]))
@@ -58,14 +51,6 @@ def test_shares_are_counted_and_come_alone(site: Site) -> None:
     assert (found.count, found.share, found.kinds) == (2, True, ())
     site.run(gpus(1, "gpu_share"), gpus(1), pid=501, job_id=13)
     assert why_refused(site) == "a share and other GPUs are asked for in one job"
-
-
-def test_the_slots_of_this_host_count_for_each_kind(site: Site) -> None:
-    hosts = (("node", 2), ("other", 6))
-    site.run(gpus(1), gpus(2, "mig_3g"), pe="mpi", hosts=hosts)
-    assert kinds(site) == (("", 2), ("mig:3g.40gb", 4))
-    site.run(gpus(3, "gpu_job", PER_JOB), pe="mpi", hosts=hosts, pid=501, job_id=13)
-    assert kinds(site) == (("model:a100*", 3),)
 
 
 def test_a_parallel_job_is_counted_by_slot_or_by_job_not_both(site: Site) -> None:

@@ -11,13 +11,12 @@ import time
 import pytest
 
 from gpulock.job import mps
-from gpulock.sge import prolog, spool
-from gpulock.store import owner
+from gpulock.sge import prolog
 from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.locks import say_mps
 from tests.support.packed_job import PER_JOB
-from tests.support.trees import BOOT, bus
+from tests.support.trees import bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 
@@ -46,17 +45,6 @@ def test_a_node_of_one_model_without_shares_pays_for_no_kinds(
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert start(site, site.run(gpus(2))) == RUN
     assert [name for name in names if name in sys.modules] == []
-
-
-def test_the_record_in_the_spool_is_that_of_the_lock(site: Site) -> None:
-    job = site.run(gpus(1), owner="alice", queue="gpu.q")
-    start(site, job)
-    kept = owner.parse_owner((job.folder / spool.RECORD).read_text())
-    lock = site.node().store.read(bus(0)).owner
-    assert lock is not None
-    assert (kept.token, kept.key()) == (lock.token, lock.key())
-    assert (lock.user, lock.queue, lock.pid) == ("alice", "gpu.q", SHEPHERD)
-    assert (lock.spool_dir, lock.boot_id) == (str(job.folder), BOOT)
 
 
 @pytest.mark.parametrize(
@@ -103,18 +91,6 @@ def test_a_job_that_asked_for_none_is_masked_and_locks_nothing(site: Site) -> No
     assert not site.lock.exists()
 
 
-def test_a_job_that_asked_for_none_needs_no_driver(site: Site) -> None:
-    shutil.rmtree(site.driver)
-    assert start(site, site.run(gpus(0))) == RUN
-
-
-def test_a_job_that_asked_for_none_is_left_alone_where_that_is_configured(site: Site) -> None:
-    job = site.run(variables=(("CUDA_VISIBLE_DEVICES", "0"),))
-    before = (job.folder / "environment").read_bytes()
-    assert start(site, job, HIDE_UNREQUESTED="no") == RUN
-    assert (job.folder / "environment").read_bytes() == before
-
-
 def test_a_prolog_shares_nothing_with_an_earlier_run_that_lives(site: Site) -> None:
     """Only a task of a parallel job may."""
     job = site.run(gpus(1))
@@ -122,17 +98,6 @@ def test_a_prolog_shares_nothing_with_an_earlier_run_that_lives(site: Site) -> N
     site.pid = SHEPHERD + 1
     site.proc.shepherd(site.pid, job.folder, uid=os.geteuid())
     assert start(site, job) == REQUEUE
-
-
-def test_the_prolog_run_twice_gives_the_same(site: Site) -> None:
-    job = site.run(gpus(2))
-    assert start(site, job) == RUN
-    before = variables(job.folder)
-    kept = owner.parse_owner((job.folder / spool.RECORD).read_text())
-    assert start(site, job) == RUN
-    assert variables(job.folder) == before
-    again = owner.parse_owner((job.folder / spool.RECORD).read_text())
-    assert (again.token, again.devices) == (kept.token, kept.devices)
 
 
 @pytest.mark.parametrize(("key", "code"), [("requeue", REQUEUE), ("error", JOB_ERROR)])

@@ -138,13 +138,6 @@ def test_what_goes_wrong_under_the_jobs_own_limits_is_the_jobs_and_stops_no_queu
     assert site.locks() == before
 
 
-def test_in_uuid_mode_an_unread_uuid_is_could_not_find_out_and_locks_nothing(site: Site) -> None:
-    for number in range(4):
-        site.gpu(bus(number), number, "GPU-????????-????")
-    assert start(site, site.run(gpus(1)), VISIBLE_DEVICES="uuid") == REQUEUE
-    assert site.locks() == []
-
-
 @pytest.mark.parametrize("place", ["environment", "record"])
 def test_a_job_that_cannot_be_told_keeps_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch, place: str
@@ -199,22 +192,6 @@ def test_what_is_lost_while_a_job_is_told_gives_its_gpu_to_nobody(
     assert holder(site, 0).job_id == "12"
 
 
-def test_a_fault_nobody_foresaw_stops_no_queue_and_says_where(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One job that meets it everywhere would stop queue after queue."""
-    job = site.run(gpus(1))
-    monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x\ny")))
-    assert start(site, job) == REQUEUE
-    told = capfd.readouterr().err
-    assert ("KeyError" in told, "faults.py:" in told, told.count("\n")) == (
-        True,
-        True,
-        1,
-    )
-    assert site.locks() == []
-
-
 @pytest.mark.parametrize(
     "where", [(environment_file, "rewrite_env_text"), (request, "read_sge_job_gpus")]
 )
@@ -229,26 +206,6 @@ def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
     for number, user in ((13, "alice"), (14, "alice"), (15, "alice"), (16, "bob"), (17, "eve")):
         codes.append(start(site, site.run(gpus(1), job_id=number, owner=user)))
     assert codes == [REQUEUE, REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
-
-
-def test_a_job_that_starts_between_ends_the_streak_of_grants_that_were_undone(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, user in ((13, "alice"), (15, "bob"), (17, "eve")):
-        with monkeypatch.context() as fault:
-            fault.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
-            assert start(site, site.run(gpus(1), job_id=number, owner=user)) == REQUEUE
-        assert start(site, site.run(gpus(1), job_id=number + 1, owner=user)) == RUN
-
-
-def test_a_fault_under_the_jobs_own_limits_is_blamed_on_the_job(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = site.run(gpus(1))
-    monkeypatch.setattr(request, "read_sge_job_gpus", raising(MemoryError))
-    assert start(site, job) == REQUEUE
-    environ = {**site.environ(job), "GPULOCK_LIMITED": "1"}
-    assert prolog.main(["sge", str(site.pid)], environ, site.config()) == JOB_ERROR
 
 
 @pytest.mark.parametrize(
@@ -286,27 +243,11 @@ def test_site_prologs_that_cannot_start_for_jobs_of_several_owners_are_a_broken_
     assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR]
 
 
-def test_a_prolog_that_refuses_is_the_last_word(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site_hook, "become_site_prolog", raising(AssertionError))
-    job = site.run(gpus(99))
-
-    assert start(site, job, "alice", "root@/site/pro") == JOB_ERROR
-
-
 def test_a_hook_that_its_shepherd_did_not_start_does_nothing(site: Site) -> None:
     job = site.run(gpus(1))
     site.proc.shepherd(600, job.folder, uid=os.geteuid())
     assert prolog.main(["sge", "600"], site.environ(job), site.config()) == QUEUE_ERROR
     assert not site.lock.exists()
-
-
-def test_a_launcher_may_stand_between(site: Site) -> None:
-    job = site.run(gpus(1))
-    site.proc.add(501, "drop-env", ppid=SHEPHERD)
-    site.pid = 501
-    assert prolog.main(["sge", str(SHEPHERD)], site.environ(job), site.config()) == RUN
 
 
 def test_a_hook_for_another_job_than_the_shepherds_does_nothing(site: Site) -> None:
@@ -336,12 +277,6 @@ def test_settings_that_are_wrong_stop_no_queue_and_start_nothing(
     elif keys:
         path = site.config(**keys)
     assert prolog.main(["sge", str(site.pid)], site.environ(job), path) == REQUEUE
-
-
-@pytest.mark.parametrize("word", ["", "x", "-5", "500x", "\u00b2"])
-def test_without_a_shepherd_named_the_parent_is_it(site: Site, word: str) -> None:
-    job = site.run(gpus(1))
-    assert prolog.main(["sge", word], site.environ(job), site.config()) == RUN
 
 
 def test_what_is_told_never_spoils_the_exit_code(

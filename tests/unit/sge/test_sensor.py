@@ -15,20 +15,17 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.slots.rsmap import bad_card_ids
 from gpulock.deadline import Deadline
 from gpulock.install.hook_script import render_python_hook
-from gpulock.sge import card_map, sensor, verdict
-from gpulock.store import quarantine, verdicts
+from gpulock.sge import sensor, verdict
 from gpulock.store.event_kinds import TIMEOUT
 from gpulock.store.events import note_event
 from gpulock.store.gate import Gate
-from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.claims import ask
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import raising
 from tests.support.jobs import Site
-from tests.support.locks import end_lock, spoil_record
+from tests.support.locks import spoil_record
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 ROOT = Path(__file__).parents[3]
@@ -86,13 +83,6 @@ def test_a_node_nobody_uses_offers_all(site: Site) -> None:
     }
 
 
-def test_what_running_jobs_hold_is_in_qmasters_books_already(site: Site) -> None:
-    site.proc.shepherd(500, site.root)
-    hold(site, 3)
-    found = values(site)
-    assert (found["gpu"], found["gpu.free"]) == ("4", "1")
-
-
 def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     hold(site, 1)
@@ -104,30 +94,6 @@ def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> No
 def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
     site.proc.add(500)
     hold(site, 1, scheduler="process")
-    assert values(site)["gpu"] == "3"
-
-
-def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:
-    site.proc.shepherd(500, site.root)
-    token = hold(site, 1)
-    site.node().store.mark_draining(token)
-    assert values(site)["gpu"] == "3"
-
-
-def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
-    hold(site, 1)
-    end_lock(site.node().store, bus(0))
-    site.settings["EXPECTED_GPUS"] = "5"
-    (site.state / "quarantine" / bus(3)).write_text("")
-    found = values(site)
-    assert (found["gpu"], found["gpu.quarantined"]) == ("3", "2")
-
-
-def test_fresh_verdicts_are_taken_as_they_are(site: Site) -> None:
-    site.proc.shepherd(500, site.root)
-    token = hold(site, 1)
-    assert values(site)["gpu"] == "4"
-    verdicts.write_verdicts(str(site.lock), {token: Verdict(DEAD, "gone")}, BOOT)
     assert values(site)["gpu"] == "3"
 
 
@@ -162,20 +128,6 @@ def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> 
     assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
 
 
-def test_a_lock_that_somebody_removed_is_counted_by_its_record(site: Site) -> None:
-    site.proc.shepherd(500, site.root)
-    hold(site, 3)
-    shutil.rmtree(site.lock / "locks" / bus(0))
-    found = values(site)
-    assert (found["gpu"], found["gpu.free"]) == ("4", "1")
-
-
-def test_a_quarantine_counts_before_the_first_claim_of_a_boot(site: Site) -> None:
-    (site.state / "quarantine").mkdir()
-    (site.state / "quarantine" / bus(3)).write_text("")
-    assert values(site)["gpu"] == "3"
-
-
 def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,32 +136,6 @@ def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
 
     assert sensor.main(EXECD, site.config(), io.StringIO("\n\n"), out) == 0
     assert out.getvalue().count(f"{HOST}:gpu:0\n") == 2, out.getvalue()
-
-
-def test_the_ids_of_an_rsmap_are_counted_as_well(site: Site) -> None:
-    """Measured on 9.1.5: a sensor's 0 keeps jobs away from ids too."""
-    site.settings["SGE_COMPLEXES"] = "gpu card"
-    hold(site, 4, scheduler="process")
-    assert (values(site)["gpu"], values(site)["card"]) == ("0", "0")
-
-
-def test_an_id_is_good_while_its_card_is_free_or_a_job_of_qmasters_has_it(site: Site) -> None:
-    site.proc.shepherd(500, site.root)
-    hold(site, 1)
-    site.proc.add(501)
-    hold(site, 1, scheduler="process", job_id="13", pid=501)
-    cards = {("card", f"GPU{n}"): bus(n) for n in range(4)}
-    (site.state / card_map.NAME).write_text(card_map.format_card_map(HOST, cards))
-    node = site.node()
-    node.name = NODE
-    users = [
-        lock.id
-        for lock in node.store.read_all_locks().values()
-        if lock.owner and lock.owner.scheduler == "process"
-    ]
-    (bad,) = [card for (_, card), device in cards.items() if [device] == users]
-
-    assert bad_card_ids(node) == (HOST, {"card": {bad}})
 
 
 def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(site: Site) -> None:
@@ -224,21 +150,6 @@ def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(si
     assert (values(site)["gpu"], values(site)["gpu_share"]) in (("0", "3"), ("0", "7"))
 
 
-def test_a_share_that_qmaster_has_not_counted_is_not_offered(site: Site) -> None:
-    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4"}
-    site.proc.add(500)
-    hold(site, 1, share=True, scheduler="process")
-    assert values(site)["gpu_share"] == "3"
-
-
-def test_a_card_out_of_service_offers_no_shares(site: Site) -> None:
-    site.settings |= {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "2:4 3:4"}
-    hold(site, 1)
-    end_lock(site.node().store, bus(0))
-    quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(3), "root", "broken")
-    assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "4")
-
-
 KINDS = "gpu gpu_a=model:a100* gpu_h=model:h200"
 
 
@@ -246,15 +157,6 @@ def two_models(site: Site) -> None:
     for number, model in enumerate(("NVIDIA A100-SXM4-80GB",) * 3 + ("NVIDIA H200",)):
         site.gpu(bus(number), number, Model=model)
     site.settings["SGE_COMPLEXES"] = KINDS
-
-
-def test_each_kind_is_reported_by_itself(site: Site) -> None:
-    two_models(site)
-    found = values(site)
-    assert (found["gpu"], found["gpu_a"], found["gpu_h"]) == ("4", "3", "1")
-    site.settings["SGE_COMPLEXES"] = "gpu_x=model:h100 mig=mig:3g.40gb"
-    found = values(site)
-    assert (found["gpu_x"], found["mig"]) == ("0", "0")
 
 
 def test_of_cards_that_two_complexes_count_only_the_free_are_offered(site: Site) -> None:
@@ -266,15 +168,6 @@ def test_of_cards_that_two_complexes_count_only_the_free_are_offered(site: Site)
     site.settings["SGE_COMPLEXES"] = "gpu_a=model:a100* gpu_h=model:h200"
     found = values(site)
     assert (found["gpu_a"], found["gpu_h"]) == ("3", "1")
-
-
-def test_an_instance_is_offered_to_no_plain_request(site: Site) -> None:
-    of = f"mig.{bus(0)}.gi1.ci0"
-    site.inventory(f"gpu.{bus(0)}.mig=1", f"{of}.uuid=MIG-a", f"{of}.profile=3g.40gb")
-    site.settings["SGE_COMPLEXES"] = "gpu mig_3g=mig:3g.40gb"
-    assert (values(site)["gpu"], values(site)["mig_3g"]) == ("3", "1")
-    site.settings["PLAIN_REQUEST"] = "any"
-    assert values(site)["gpu"] == "4"
 
 
 def test_a_card_whose_mps_ends_is_not_offered(site: Site) -> None:
@@ -312,9 +205,4 @@ def test_a_lock_dir_without_room_offers_nothing(
     monkeypatch.setattr(os, "statvfs", statvfs)
     assert values(site) == {"gpu": "0", "gpu.free": "0"}
     left[what] = (4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)  # a tmpfs without limits
-    assert values(site)["gpu"] == "4"
-
-
-def test_a_state_dir_that_the_first_claim_makes_keeps_no_job_away(site: Site) -> None:
-    shutil.rmtree(site.state)
     assert values(site)["gpu"] == "4"

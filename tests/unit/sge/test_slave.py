@@ -76,30 +76,11 @@ def test_a_task_with_a_share_waits_for_the_mps_of_its_card(
     assert variables(folder)["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
 
 
-def test_a_task_of_a_job_without_gpus_is_masked(site: Site) -> None:
-    job = parallel(site, gpus(0))
-    folder = site.task(job, FIRST)
-    assert start(site, FIRST) == 0
-    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == ""
-    assert not site.lock.exists()
-
-
 def test_a_per_job_request_is_the_master_hosts_alone(site: Site) -> None:
     job = parallel(site, gpus(1, consumable=PER_JOB))
     folder = site.task(job, FIRST)
     assert start(site, FIRST) == 0
     assert variables(folder)["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_on_the_master_host_a_task_shares_what_the_prolog_claimed(site: Site) -> None:
-    job = site.run(gpus(1), pe="mpi", hosts=HOSTS)
-    site.settings["SGE_SLAVE_TASKS"] = "yes"
-    argv = ["sge", str(SHEPHERD)]
-    assert prolog.main(argv, site.environ(job), site.config()) == 0
-    folder = site.task(job, FIRST, home=True)
-    assert start(site, FIRST) == 0
-    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert len(site.locks()) == 2
 
 
 def test_on_the_master_host_a_task_claims_nothing_by_itself(site: Site) -> None:

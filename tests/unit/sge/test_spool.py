@@ -12,7 +12,6 @@ from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.sge import spool
 from gpulock.sge.hook import SgeHookCall, find_spool
 from tests.support.clock import replace_clock
-from tests.support.faults import fail_at
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
 ME = os.geteuid()
@@ -22,21 +21,6 @@ def kind(site: Site, pid: int = SHEPHERD) -> str:
     with pytest.raises(Refusal) as caught:
         site.above(pid)
     return caught.value.kind
-
-
-def test_a_shepherd_is_found_with_its_job(site: Site) -> None:
-    job = site.run(gpus(1), task_id=3, owner="alice")
-    found = site.above()
-    assert (found.job, found.task, found.need("job_owner")) == ("12", "3", "alice")
-    assert found.array_task == "3"
-    assert (found.pid, found.start, found.uid) == (SHEPHERD, 1000, ME)
-    assert found.path == str(job.folder)
-
-
-def test_no_array_is_task_one(site: Site) -> None:
-    site.run()
-    found = site.above()
-    assert (found.task, found.array_task) == ("1", "")
 
 
 @pytest.mark.parametrize(
@@ -114,24 +98,6 @@ def test_a_directory_of_somebody_else_is_broken_where_the_shepherd_has_another_u
     assert opened(Moments(site, (ROOT, OTHER, OTHER, OTHER))) == BROKEN
 
 
-def test_a_shepherd_that_ends_while_it_is_root_is_unknown(site: Site) -> None:
-    site.run()
-    proc = Moments(site, (ROOT,) * 4)
-    real = proc.status
-
-    def status(pid: int) -> ProcessStatus:
-        if proc.reads == 3:
-            site.proc.remove(pid)
-        return real(pid)
-
-    proc.status = status  # type: ignore[method-assign]
-    assert opened(proc) == UNKNOWN
-
-
-def test_a_shepherd_that_is_gone_is_unknown(site: Site) -> None:
-    assert kind(site) == UNKNOWN
-
-
 def test_a_shepherd_that_ends_between_the_two_reads_is_unknown(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,25 +115,12 @@ def test_a_shepherd_that_ends_between_the_two_reads_is_unknown(
     assert kind(site) == UNKNOWN
 
 
-def test_a_directory_that_may_not_be_seen_is_unknown(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.run()
-    fail_at(monkeypatch, "open", "/cwd", PermissionError(13, "denied"))
-    assert kind(site) == UNKNOWN
-
-
 @pytest.mark.parametrize(
     "line", ["job_id=13", "ja_task_id=9", "job_owner=root", "queue=x", "host_slots=9", "pe=none"]
 )
 def test_a_line_that_a_jobs_argument_made_is_a_forgery(site: Site, line: str) -> None:
     site.run(gpus(1), command=("/bin/echo", f"x\n{line}\ny"))
     assert kind(site) == INVALID_REQUEST
-
-
-def test_an_argument_with_an_equals_sign_is_an_argument(site: Site) -> None:
-    site.run(gpus(1), command=("/bin/echo", "job_id=13", " job_id=14"))
-    assert site.above().job == "12"
 
 
 @pytest.mark.parametrize(
@@ -179,15 +132,6 @@ def test_a_number_that_is_none_is_unknown(site: Site, value: str) -> None:
     config.write_text(config.read_text().replace("job_id=12\n", f"job_id={value}\n"))
     with pytest.raises(Refusal) as caught:
         site.above()
-    assert caught.value.kind == UNKNOWN
-
-
-def test_a_key_that_is_missing_is_unknown(site: Site) -> None:
-    job = site.run()
-    config = job.folder / "config"
-    config.write_text(config.read_text().replace("job_id=12\n", ""))
-    with pytest.raises(Refusal) as caught:
-        print(site.above().job)
     assert caught.value.kind == UNKNOWN
 
 
@@ -206,13 +150,6 @@ def test_a_config_that_is_none_is_unknown(site: Site, how: str) -> None:
     elif how == "link":
         config.symlink_to(real.name)
     assert kind(site) == UNKNOWN
-
-
-def test_a_config_that_is_no_text_is_read(site: Site) -> None:
-    job = site.run()
-    with (job.folder / "config").open("ab") as file:
-        file.write(b"job_name=\xff\xfe\n")
-    assert site.above().job == "12"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
 from pathlib import Path
 
@@ -12,10 +11,8 @@ import pytest
 from gpulock.sge import spooled_job
 from gpulock.sge.spooled_job import (
     BITS,
-    DOUBLE,
     LIST,
     STRING,
-    ULONG,
     CullReader,
     LayoutError,
     SgeJob,
@@ -26,9 +23,7 @@ from tests.support.packed_job import (
     HOST,
     JOB,
     JOBS,
-    MASTER,
     NO,
-    SLAVE,
     YES,
     Ask,
     Grant,
@@ -136,23 +131,6 @@ def test_each_release_has_a_layout(release: str) -> None:
     assert job.granted == known
 
 
-@pytest.mark.parametrize("release", sorted(JOBS))
-def test_the_requests_of_all_scopes_are_read(release: str) -> None:
-    job = parse_spooled_job(spooled(release, Ask("gpu", 1, YES, MASTER), Ask("gpu", 2, YES, SLAVE)))
-    assert job.requests == [("gpu", 1.0, YES), ("gpu", 2.0, YES)]
-
-
-@each_release
-def test_a_job_without_requests_has_none(release: str) -> None:
-    assert parse_spooled_job(spooled(release)).requests == []
-
-
-@each_release
-@pytest.mark.parametrize("value", [1.5, -1.0, 1024.0, 1e300])
-def test_values_are_read_as_they_stand(release: str, value: float) -> None:
-    assert parse_spooled_job(spooled(release, Ask("gpu", value))).requests == [("gpu", value, YES)]
-
-
 def test_names_that_are_no_text_survive() -> None:
     for sample, name in ((OLD["array"], b"sgealice\0"), (NEW[12], b"alice\0")):
         data = sample.replace(name, name[:-2] + b"\xff\0")
@@ -185,12 +163,6 @@ def test_arguments_variables_and_names_that_look_like_a_request_are_none() -> No
 def test_another_version_is_refused(sample: bytes, version: int) -> None:
     with pytest.raises(LayoutError, match="another version"):
         parse_spooled_job(sample[:4] + version.to_bytes(4, "big") + sample[8:])
-
-
-@pytest.mark.parametrize("sample", [OLD["parallel"], NEW[12]])
-def test_what_does_not_begin_with_zeroes_is_refused(sample: bytes) -> None:
-    with pytest.raises(LayoutError, match="another version"):
-        parse_spooled_job(b"\0\0\0\1" + sample[4:])
 
 
 @pytest.mark.parametrize("version", [0x10020000, 0x10021000])
@@ -263,18 +235,6 @@ def test_a_job_that_brings_its_own_fields_is_read_where_they_are_the_layouts() -
 
 
 # --- any bytes ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [ULONG, DOUBLE, LIST])
-def test_a_value_that_is_cut_short_is_none(kind: int) -> None:
-    with pytest.raises(LayoutError, match="too early"):
-        CullReader(b"\0\0\2", BITS).value(kind)
-
-
-def test_what_ends_with_the_bytes_is_read() -> None:
-    assert CullReader(b"\0\0\0\2", BITS).value(ULONG) == 2
-    assert CullReader(struct.pack(">d", 1.5), BITS).value(DOUBLE) == 1.5
-    assert CullReader(b"\0\0\0\1\0\0\0\1\0\1\0\x08", BITS).descriptor() == [STRING]
 
 
 @pytest.mark.parametrize("kind", [0, 1, 4, 5, 7, 14, 255])

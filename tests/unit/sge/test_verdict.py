@@ -12,7 +12,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
-from gpulock.sge.verdict import make_sge_judge, make_sge_rule
+from gpulock.sge.verdict import make_sge_rule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
@@ -67,11 +67,6 @@ def test_a_name_with_parentheses_hides_no_shepherd(host: Host, name: str) -> Non
     assert host.verdict().state == ALIVE
 
 
-def test_a_zombie_shepherd_is_over(host: Host) -> None:
-    host.fake.add(500, "sge_shepherd", state="Z")
-    assert host.verdict().state == DEAD
-
-
 def test_a_zombie_carrier_is_over_unless_its_threads_go_on(host: Host) -> None:
     host.fake.add(700, state="Z", groups=[GID])
     assert host.verdict().state == DEAD
@@ -89,11 +84,6 @@ def test_an_anchor_keeps_the_job_and_so_does_its_group(host: Host) -> None:
     assert host.verdict().state == ALIVE
     host.fake.shepherd(600, host.spool("1.node1"), start=2001)
     assert host.verdict().state == DEAD
-
-
-def test_a_hidden_execd_is_unknown(host: Host) -> None:
-    host.fake.remove(EXECD)
-    assert host.verdict().state == UNKNOWN
 
 
 def test_a_process_that_a_user_calls_execd_is_none(host: Host) -> None:
@@ -133,12 +123,6 @@ def test_a_stray_beside_the_groups_new_job_is_unknown(host: Host) -> None:
     assert (found.state, "700" in found.proof) == (UNKNOWN, True)
 
 
-def test_a_shepherd_of_another_group_is_no_heir(host: Host) -> None:
-    host.heir(900, 65499)
-    host.fake.add(901, ppid=900, groups=[GID])
-    assert host.verdict().state == ALIVE
-
-
 @pytest.mark.parametrize("config", ["", "add_grp_id=\n", "add_grp_id=x\n", "job_id=3\n"])
 def test_a_shepherd_whose_group_cannot_be_read_is_no_heir(host: Host, config: str) -> None:
     host.fake.shepherd(900, host.spool("900.1", config))
@@ -174,12 +158,3 @@ def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
     host.fake.shepherd(500, host.spool("12.1"))
     assert host.verdict().state == ALIVE
-
-
-def test_a_node_of_grid_engine_judges_what_a_process_holds_as_well(host: Host) -> None:
-    """`gpulock run` beside jobs: who is dead holds no GPU that a job is short of."""
-    host.lock.owner = record(scheduler="process", pid=900, add_grp_id=0)
-    node = Node(Settings({"PROC_ROOT": str(host.fake.root), "SYS_ROOT": str(host.root / "sys")}))
-    judge = make_sge_judge(node)
-    judge.boot_id = BOOT
-    assert judge.verdict(host.lock).state == DEAD

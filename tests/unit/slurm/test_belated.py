@@ -72,11 +72,6 @@ def test_a_claim_that_follows_within_a_millisecond_is_a_later_one(
     assert release(site, 100.0007).freed == freed
 
 
-def test_an_epilog_began_with_the_leader_of_its_group(proc: FakeProc) -> None:
-    proc.add(60, name="site-epilog", ppid=1, start=1000)
-    assert epilog.epilog_launch_time(Proc(str(proc.root)), 60) == 1000 / TICKS
-
-
 def test_a_claim_of_the_same_tick_may_be_the_next_runs(site: Site) -> None:
     """The world found it: the Epilog looked before that claim, and freed it when its job ran."""
     site.proc.add(60, name="site-epilog", ppid=1, start=1000)

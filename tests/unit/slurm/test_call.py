@@ -7,29 +7,10 @@ import pytest
 
 from gpulock.errors import UNKNOWN
 from gpulock.slurm.call import SlurmHookCall
-from gpulock.store import owner
 from tests.support.slurm_site import UID, Site, refusal
-from tests.support.trees import BOOT, HOST_NS
 
 NUMBERS = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_NUM_NODES")
 NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")
-
-
-def test_a_call_is_what_slurmd_says(site: Site) -> None:
-    call = site.call(12, "0,1", SLURM_JOB_RESTART_COUNT="2")
-    assert (call.job, call.uid, call.restart, call.who) == ("12", UID, 2, "job 12")
-    assert (call.slurmd, call.cluster, call.partition) == ("n1", "lab", "main")
-    assert call.user == "alice"
-    told = (1, "0,1", str(site.root / "slurm.conf"), True)
-    assert (call.nodes, call.gpus, call.conf, call.batch) == told
-
-
-@pytest.mark.parametrize("key", ["SLURM_JOB_ID", "SLURM_JOB_UID", *NAMES])
-def test_what_names_the_job_and_its_node_must_be_there(site: Site, key: str) -> None:
-    environ = site.environ()
-    del environ[key]
-    found = refusal(lambda: SlurmHookCall(environ))
-    assert (found.kind, key in found.why) == (UNKNOWN, True)
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -52,11 +33,6 @@ def test_a_name_that_is_no_plain_name_is_refused(site: Site, key: str, text: str
     assert (found.kind, key in found.why) == (UNKNOWN, True)
 
 
-@pytest.mark.parametrize("text", ["n1", "gpu-node_7.example.org", "7"])
-def test_host_names_as_they_are_found_are_taken(site: Site, text: str) -> None:
-    assert site.call(SLURMD_NODENAME=text).slurmd == text
-
-
 def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
     environ = site.environ(gpus=None)
     for key in ("SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_RESTART_COUNT"):
@@ -66,32 +42,6 @@ def test_what_may_be_missing_has_a_meaning(site: Site) -> None:
     call = SlurmHookCall(environ)
     assert (call.user, call.partition, call.restart, call.nodes) == (str(UID), "", 0, 1)
     assert (call.gpus, call.positions(), call.conf, call.batch) == (None, [], "", False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "leader"),
-    [
-        ({}, ""),
-        ({"SLURM_HET_JOB_ID": "12"}, ""),
-        ({"SLURM_HET_JOB_ID": "11"}, "11"),
-        ({"SLURM_HET_JOB_ID": "x\n"}, ""),
-        ({"SLURM_HET_JOB_ID": "-1"}, ""),
-    ],
-)
-def test_a_component_of_a_heterogeneous_job_names_its_leader(
-    site: Site, changes: dict[str, str], leader: str
-) -> None:
-    assert site.call(12, **changes).make_owner(site.node()).het_leader == leader
-
-
-def test_the_record_holds_the_job_and_can_be_written(site: Site) -> None:
-    node = site.node()
-    call = site.call(12, SLURM_JOB_USER="al\nice\udcff", SLURM_JOB_PARTITION="ma\x1bin")
-    made = call.make_owner(node).copy(token="t", devices=("0",))
-    found = owner.parse_owner(owner.encode_owner(made))
-    assert found.key() == ("slurm", "lab", "n1", "12", "")
-    assert (found.user, found.queue, found.uid) == ("al?ice?", "ma?in", UID)
-    assert (found.node, found.boot_id, found.pid_ns) == (node.name, BOOT, HOST_NS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gpulock.alloc import environs
-from gpulock.alloc.environs import StartedAs, environ_value
+from gpulock.alloc.environs import environ_value
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
@@ -32,13 +32,6 @@ from tests.support.slurm_site import OTHER_UID, UID, Site, slurm_lock
 )
 def test_a_variable_is_what_stands_between_two_zeros(environ: bytes, value: bytes) -> None:
     assert environ_value(environ, b"SLURM_JOB_ID=") == value
-
-
-def test_a_job_is_known_by_its_id_on_this_node_and_no_job_by_an_empty_one() -> None:
-    started = StartedAs(b"SLURM_JOB_ID=12\0SLURMD_NODENAME=n1\0")
-    assert started.is_of("12", "n1")
-    assert not any([started.is_of("1", "n1"), started.is_of("12", "n"), started.is_hook()])
-    assert not StartedAs(b"SLURM_JOB_ID=\0SLURMD_NODENAME=n1\0").is_of("", "n1")
 
 
 def reasons(site: Site, *uids: int) -> list[str]:

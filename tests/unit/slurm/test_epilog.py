@@ -9,11 +9,9 @@ import pytest
 
 from gpulock.alloc.reaper import Reaper
 from gpulock.deadline import Deadline
-from gpulock.hooks.frame import HookRun
 from gpulock.slurm import epilog
 from gpulock.store import gate
 from gpulock.store.gate import Gate
-from tests.support.clock import replace_clock
 from tests.support.faults import raising
 from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus
@@ -137,15 +135,6 @@ def test_an_epilog_frees_what_the_records_tell_though_the_lock_directory_is_gone
     assert site.granted(8) == site.locks() == [bus(0), bus(1)]
 
 
-def test_a_job_that_was_refused_or_asked_for_none_leaves_no_note(site: Site) -> None:
-    site.prolog(12, "x")
-    site.prolog(13, None)
-    assert site.notes() == ["n1.12", "n1.13"]
-    site.epilog(12)
-    site.epilog(13, None)
-    assert site.notes() == []
-
-
 @pytest.mark.parametrize("what", ["cgroup", "marked"])
 def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str) -> None:
     site.prolog()
@@ -160,20 +149,6 @@ def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str
     shutil.rmtree(site.proc.root / "900", ignore_errors=True)
     site.epilog()
     assert (site.locks(), site.claims()) == ([], [])
-
-
-def test_what_is_kept_is_said_with_the_reason(
-    site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.prolog()
-    site.process(900, "python", fds={9: site.dev / "nvidia1"})
-    told = list[str]()
-    monkeypatch.setattr(HookRun, "log", lambda _, line: told.append(line))
-    monkeypatch.setattr(HookRun, "seconds", lambda _: 0.001)
-    epilog.release_slurm_job(site.node(), site.call(), HookRun())
-    assert told[0] == f"job 12: released {bus(0)} in 1.0 ms"
-    assert told[1].startswith(f"job 12: {bus(1)} is kept for now: ") and "900" in told[1]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: Site) -> None:
@@ -193,18 +168,6 @@ def test_a_process_that_only_looks_like_another_jobs_keeps_it(site: Site) -> Non
     site.process(701, "python", ppid=700, fds={9: site.dev / "nvidia0"})
     site.epilog(12)
     assert draining(site, 0) == [1]
-
-
-def test_the_draining_lock_of_a_requeued_job_is_freed_before_its_next_run(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = replace_clock(monkeypatch)
-    site.prolog()
-    site.process(900, "python", fds={9: site.dev / "nvidia0"})
-    site.epilog(SLURM_JOB_RESTART_COUNT="1")
-    clock.then[2] = lambda: site.proc.remove(900)
-    assert site.prolog(SLURM_JOB_RESTART_COUNT="1") == RUN
-    assert (site.granted(), draining(site, 0, 1)) == ([bus(0), bus(1)], [0, 0])
 
 
 def test_a_gate_that_stays_shut_leaves_it_to_the_reaper(

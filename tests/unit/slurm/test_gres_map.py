@@ -38,18 +38,6 @@ def test_a_position_is_neither_the_minor_nor_the_index(site: Site) -> None:
     assert (indexes, minors) == ([0, 1, 2, 3], [3, 1, 0, 2])
 
 
-def test_a_boot_that_reorders_the_cards_changes_nothing(site: Site) -> None:
-    site.map("2", "0")
-    site.gpu("0000:00:01.0", 7)  # before all others: every index moves
-    assert at(site, "0", "1") == [bus(2), bus(0)]
-
-
-def test_a_uuid_needs_no_map(site: Site) -> None:
-    (site.state / "slurm-map").unlink()
-    assert at(site) == []
-    assert at(site, "GPU-00000002-aaaa", "GPU-00000000-aaaa") == [bus(2), bus(0)]
-
-
 @pytest.mark.parametrize("entry", ["GPU-9", "MIG-9", "GPU-", UNTOLD])
 def test_a_uuid_that_nothing_tells_is_nobodys_and_breaks_no_node(site: Site, entry: str) -> None:
     site.gpu(bus(0), 0, UNTOLD)
@@ -61,45 +49,26 @@ def test_positions_and_uuids_may_stand_together(site: Site) -> None:
     assert at(site, "3", "GPU-00000000-aaaa") == [bus(3), bus(0)]
 
 
-def missing(site: Site) -> None:
-    (site.state / "slurm-map").unlink()
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-def other_version(site: Site) -> None:
-    path = site.state / "slurm-map"
-    path.write_text(path.read_text().replace("map 1", "map 2"))
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "another version": lambda path: path.write_text(path.read_text().replace("map 1", "map 2")),
+    "empty": lambda path: path.write_text(""),
+    "garbage": lambda path: path.write_bytes(b"gpulock-slurm-map 1\n\0\xff\n"),
+    "twice": lambda path: path.write_text(f"{path.read_text()}0=3\n"),
+    "link": lambda path: path.symlink_to(path.rename(path.with_name("real"))),
+    "fifo": fifo,
+}
 
 
-def empty(site: Site) -> None:
-    (site.state / "slurm-map").write_text("")
-
-
-def garbage(site: Site) -> None:
-    (site.state / "slurm-map").write_bytes(b"gpulock-slurm-map 1\n\0\xff\n")
-
-
-def twice(site: Site) -> None:
-    with (site.state / "slurm-map").open("a") as file:
-        file.write("0=3\n")
-
-
-def link(site: Site) -> None:
-    path = site.state / "slurm-map"
-    path.rename(site.state / "real")
-    path.symlink_to("real")
-
-
-def fifo(site: Site) -> None:
-    (site.state / "slurm-map").unlink()
-    os.mkfifo(site.state / "slurm-map")
-
-
-@pytest.mark.parametrize("spoil", [missing, other_version, empty, garbage, twice, link, fifo])
-def test_a_map_that_cannot_be_believed_is_a_broken_node(
-    site: Site, spoil: Callable[[Site], None]
-) -> None:
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_a_map_that_cannot_be_believed_is_a_broken_node(site: Site, spoil: str) -> None:
     assert at(site, "0") == [bus(0)]
-    spoil(site)
+    SPOILS[spoil](site.state / "slurm-map")
     assert "gpulock install slurm" in broken(site, "0").do
 
 
@@ -144,26 +113,9 @@ def test_a_gres_conf_of_the_same_size_and_time_is_another_version(site: Site) ->
     unknown(site, "1")
 
 
-def test_a_gres_conf_may_be_a_link_to_where_the_site_keeps_it(site: Site) -> None:
-    (site.root / "shared").mkdir()
-    (site.root / "shared/gres.conf").write_text("Name=gpu File=/dev/nvidia[0-1]\n")
-    (site.root / "gres.conf").symlink_to("shared/gres.conf")
-    site.map("0", "1", gres_conf=str(site.root / "gres.conf"))
-    assert at(site, "1") == [bus(1)]
-    (site.root / "shared/gres.conf").write_text("other\n")
-    unknown(site, "1")
-
-
 def test_a_gres_conf_that_is_gone_breaks_no_node(site: Site) -> None:
     compared_map(site).unlink()
     unknown(site, "1")
-
-
-def test_a_card_that_is_gone_is_a_broken_node_and_named_by_its_minor(site: Site) -> None:
-    site.shuffled()
-    (site.driver / "gpus" / bus(3) / "information").unlink()
-    assert at(site, "1", "2") == [bus(2), bus(0)]
-    assert "/dev/nvidia2" in broken(site, "1", "0").why
 
 
 def test_a_card_that_the_driver_excludes_is_a_broken_node(site: Site) -> None:
@@ -176,13 +128,6 @@ def test_a_card_whose_file_is_garbage_is_a_broken_node(site: Site) -> None:
     (site.driver / "gpus" / bus(1) / "information").write_text("garbage")
     broken(site, "1")
     assert refusal(lambda: at(site, "GPU-00000001-aaaa")).kind == UNKNOWN
-
-
-def test_an_instance_is_recognised_by_its_card_and_its_own_numbers(site: Site) -> None:
-    first, second = site.mig()
-    site.map("0.gi2.ci0", "0.gi1.ci0", "1")
-    assert at(site, "0", "1", "2") == [second, first, bus(1)]
-    assert at(site, "MIG-2") == [second]
 
 
 @pytest.mark.parametrize("place", ["0.gi7.ci0", "1.gi1.ci0", "0.gi1"])

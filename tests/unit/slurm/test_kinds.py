@@ -35,29 +35,9 @@ def refused(site: Site, gres: str, job: int = 12) -> str:
     return site.note(job).refused
 
 
-def test_the_type_of_a_request_is_the_model_that_is_given(two_models: Site) -> None:
-    assert granted(two_models, "gres:gpu:h200:2") == [bus(2), bus(3)]
-    assert granted(two_models, "gres:gpu:nvidia_a100:1", 13) == [bus(0)]
-
-
-def test_several_types_are_given_to_one_job(two_models: Site) -> None:
-    assert granted(two_models, "gpu:h200:1,gpu:a100:2") == [bus(0), bus(1), bus(2)]
-
-
-def test_a_type_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
-    text = refused(two_models, "gpu:h100:1")
-    assert "model h100: this node has a100-sxm4-80gb (2), h200 (2)" in text
-
-
 def test_a_type_that_is_no_name_of_a_model_is_the_requests_fault(two_models: Site) -> None:
     assert granted(two_models, "gpu:a100:1", 13) == [bus(0)]
     assert "invalid request: the request" in refused(two_models, "gpu:\u00e4100:1")
-
-
-def test_an_instance_is_given_by_its_profile(two_models: Site) -> None:
-    told = f"mig.{bus(0)}.gi1.ci0"
-    two_models.inventory(f"gpu.{bus(0)}.mig=1", f"{told}.uuid=MIG-a", f"{told}.profile=3g.40gb")
-    assert granted(two_models, "gpu:3g.40gb:1") == [f"{bus(0)}.gi1.ci0"]
 
 
 def test_a_share_is_a_place_on_a_card(two_models: Site) -> None:

@@ -38,8 +38,3 @@ def test_a_job_with_places_starts_when_mps_runs(
     assert shared.requested(12, "gpu:share:2") == GO_ON
     assert waited == [[]], "its tasks were told before"
     assert shared.granted() == [f"{bus(3)}.share1", f"{bus(3)}.share2"]
-
-
-def test_a_job_of_whole_cards_waits_for_no_mps(shared: Site) -> None:
-    assert shared.requested(12, "gpu:1") == GO_ON
-    assert shared.granted() == [bus(0)]

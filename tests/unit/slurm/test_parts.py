@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from gpulock.errors import INVALID_REQUEST
-from gpulock.slurm import request
 from tests.support.slurm_site import RUN, Site, row
 
 MPS = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
@@ -50,19 +49,3 @@ def test_a_job_without_gpus_asks_nobody(site: Site) -> None:
     sharing(site)
     assert site.prolog(12, None) == RUN
     assert site.calls() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", []),
-        ("gres:", []),
-        ("N/A", ["N/A"]),
-        ("gres:gpu:2,gres:shard:1", ["gpu", "shard"]),
-        ("shard", ["shard"]),
-        ("gres:gpu:shard:2", ["gpu"]),
-        ("gres/mps=50, gres:gpu", ["mps", "gpu"]),
-    ],
-)
-def test_a_request_is_known_by_its_names(text: str, names: list[str]) -> None:
-    assert request.requested_gres_names(text) == names

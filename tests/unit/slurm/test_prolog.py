@@ -29,14 +29,6 @@ def test_slurms_own_positions_are_locked_and_noted(
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_word_is_spoken_to_slurmctld(site: Site) -> None:
-    site.prolog()
-    site.prolog(13, None)
-    site.epilog()
-    site.epilog(13, None)
-    assert site.calls() == []
-
-
 def test_the_record_says_whose_it_is(site: Site) -> None:
     site.prolog(12, "1", SLURM_JOB_RESTART_COUNT="2", SLURM_HET_JOB_ID="11")
     found = site.holder(1)
@@ -118,16 +110,6 @@ def test_the_first_hook_of_a_boot_may_be_of_a_job_without_gpus(site: Site) -> No
         assert (site.notes(), site.granted()) == (["n1.12"], [])
         assert site.prolog(13) == RUN
         assert site.granted(13) == site.locks() == [bus(0), bus(1)]
-
-
-def test_the_drivers_files_are_noted_for_the_tasks(site: Site) -> None:
-    (site.driver / "version").write_text("NVRM version: NVIDIA Kernel Module  535.5.1  Thu\n")
-    for part in ("bin", "lib"):
-        (site.root / "drivers/535.5.1" / part).mkdir(parents=True)
-    site.set(DRIVER_DIR=str(site.root / "drivers"))
-    assert site.prolog() == RUN
-    folder = site.root / "drivers/535.5.1"
-    assert site.note().binds == f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
 
 
 def test_everybody_may_read_what_a_task_needs_whatever_slurmds_umask(site: Site) -> None:

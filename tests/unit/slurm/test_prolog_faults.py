@@ -48,12 +48,6 @@ def no_map(site: Site) -> None:
     (site.state / "slurm-map").unlink()
 
 
-def no_state_dir(site: Site) -> None:
-    site.map("0", "1")
-    shutil.rmtree(site.state)
-    site.set(**OURS)
-
-
 def no_driver_set(site: Site) -> None:
     site.set(DRIVER_DIR=str(site.root))
 
@@ -94,17 +88,6 @@ def test_a_broken_node_is_drained_with_our_reason_and_the_job_does_not_start(
     assert (told.err.startswith(shown), told.err.count("\n"), told.out) == (True, 1, "")
     assert reason.startswith("gpulock: job 12: broken: ")
     assert (site.locks(), site.notes()) == ([], [])
-
-
-@pytest.mark.parametrize("spoil", BREAKS)
-def test_where_the_site_wants_it_the_job_is_requeued_and_the_node_stays(
-    site: Site, spoil: Callable[[Site], None]
-) -> None:
-    spoil(site)
-    site.set(ON_BROKEN="requeue")
-    assert site.prolog() == RUN
-    site.refused(12, "broken")
-    assert (site.calls(), site.locks()) == ([], [])
 
 
 def write_nothing(patch: pytest.MonkeyPatch, number: int) -> None:
@@ -171,15 +154,6 @@ def test_what_cannot_be_found_out_is_requeued_and_never_drains(
     assert site.prolog() == RUN
     site.refused(12, "unknown")
     assert (site.drained(), site.locks(), site.claims()) == ([], [], [])
-
-
-@pytest.mark.parametrize("gpus", ["", "x", "0,", "0,0", "0\n1", "9" * 30])
-def test_a_list_of_gpus_that_is_garbage_is_could_not_be_found_out(
-    site: Site, gpus: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert site.prolog(12, gpus) == RUN
-    assert capfd.readouterr() == ("", site.refused(12, "unknown") + "\n")
-    assert site.locks() == []
 
 
 def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
@@ -258,15 +232,6 @@ def test_a_job_that_runs_again_without_settings_is_given_back_by_name(
     assert given == [True, False]
 
 
-def test_only_root_or_a_simulations_user_runs_a_hook(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uid = os.geteuid() or 1000
-    path = site.config(SIMULATION="")
-    monkeypatch.setattr(os, "geteuid", lambda: uid)
-    assert prolog.main(site.environ(), path) == NODE_BROKEN
-
-
 def test_a_refusal_that_cannot_be_told_starts_nothing(
     site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,16 +241,6 @@ def test_a_refusal_that_cannot_be_told_starts_nothing(
     assert site.prolog(12, "0") == NODE_BROKEN
     busy, broken = capfd.readouterr().err.splitlines()
     assert ("busy" in busy, "broken" in broken) == (True, True)
-
-
-def test_a_refusal_of_a_boots_first_minutes_is_not_forgotten(site: Site) -> None:
-    """It is written before the first claim makes the lock directory ready."""
-    site.set(**OURS, EXPECTED_GPUS="4")
-    site.prolog(12, "0-8")
-    site.prolog(13, None)
-    site.prolog(14, "0")
-    site.refused(12, "invalid request", 1)
-    assert site.notes() == ["n1.12", "n1.13", "n1.14"]
 
 
 def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> None:

@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.store import quarantine
 from tests.support.clock import VirtualClock
 from tests.support.slurm_site import OTHER_UID, RUN, Site, freezer
 from tests.support.trees import OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
-
-
-def test_a_later_run_takes_what_the_earlier_one_left_and_other_devices_too(site: Site) -> None:
-    site.prolog(12, "0,1")
-    assert site.prolog(12, "1,2", SLURM_JOB_RESTART_COUNT="1") == RUN
-    assert site.granted() == site.locks() == [bus(1), bus(2)]
-    assert site.holder(1).restart == 1
-    assert site.claims() == [site.note().token]
 
 
 @pytest.mark.parametrize("keys", [{}, OURS])
@@ -42,15 +33,6 @@ def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
     assert ("700" if what == "daemon" else "900") in site.refused()
     assert clock.slept == pytest.approx(15)
     assert (bus(0) in site.locks(), site.holder(0).restart) == (True, 0)
-
-
-def test_a_step_daemon_that_goes_in_time_is_waited_for(site: Site, clock: VirtualClock) -> None:
-    site.prolog()
-    site.stepd(700, "12.extern")
-    clock.then[3] = lambda: site.proc.remove(700)
-    assert site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1") == RUN
-    assert (site.granted(), site.holder(0).restart) == ([bus(0), bus(1)], 1)
-    assert len(clock.sleeps) == 3
 
 
 def test_what_another_user_holds_under_the_same_id_stays_that_users(
@@ -87,20 +69,6 @@ def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     assert site.claims() == [site.note(7).token]
 
 
-def test_the_refusal_says_which_of_the_jobs_devices_is_held_and_by_whom(
-    site: Site, clock: VirtualClock
-) -> None:
-    site.prolog(7, "0")
-    site.prolog(8, "2")
-    site.prolog(12, "0,1")
-    assert "needs GPU 0,1, not free: 0: job 7;" in site.refused(12)
-    site.process(900, "python", fds={9: site.dev / "nvidia0"})
-    site.epilog(7)
-    site.prolog(12, "0-2")
-    words = "not free: 0: job 7, which has ended, but not its processes; 2: job 8;"
-    assert words in site.refused(12)
-
-
 def test_how_long_is_waited_is_the_sites(site: Site, clock: VirtualClock) -> None:
     site.set(SLURM_WAIT="3")
     site.hold(0)
@@ -109,42 +77,11 @@ def test_how_long_is_waited_is_the_sites(site: Site, clock: VirtualClock) -> Non
     assert clock.slept == pytest.approx(3)
 
 
-@pytest.mark.parametrize("keys", [{}, OURS])
-def test_a_device_that_is_freed_meanwhile_is_granted(
-    tmp_path: Path, clock: VirtualClock, keys: dict[str, str]
-) -> None:
-    site = Site(tmp_path, 1, **keys)
-    site.prolog(7, "0")
-    clock.then[2] = lambda: site.epilog(7)
-    assert site.prolog(12, "0") == RUN
-    assert (site.granted(), len(clock.sleeps)) == ([bus(0)], 2)
-
-
-def test_only_what_is_held_is_waited_for(site: Site, clock: VirtualClock) -> None:
-    site.set(ON_BROKEN="requeue")
-    site.prolog(12, "9")
-    site.refused(12, "unknown")
-    site.set(**OURS)
-    site.prolog(13, "0-8")
-    site.refused(13, "invalid request", 1)
-    assert clock.sleeps == []
-
-
 def test_the_gate_is_not_held_while_a_device_is_waited_for(site: Site, clock: VirtualClock) -> None:
     site.hold(0)
     clock.then[1] = lambda: site.prolog(13, "2")
     site.prolog(12, "0")
     assert site.granted(13) == [bus(2)]
-
-
-def test_no_other_job_of_this_boot_is_judged_though_nothing_of_it_is_to_be_seen(
-    site: Site, clock: VirtualClock
-) -> None:
-    """Between a Prolog and the first step there is nothing of a living job on the node."""
-    site.prolog(7, "0")
-    site.prolog(12, "0")
-    assert site.holder(0).job_id == "7"
-    assert site.calls() == []
 
 
 def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(
@@ -186,13 +123,3 @@ def test_others_are_judged_by_their_own_rules(
     site.prolog(12, "0")
     assert (site.holder(0).token != "t7") is taken
     assert (site.note().refused == "") is taken
-
-
-def test_a_quarantined_device_is_not_given(site: Site, clock: VirtualClock) -> None:
-    site.prolog(7, "3")
-    quarantine.write_device_note(str(site.state), quarantine.QUARANTINE, bus(0), "root", "ECC")
-    site.prolog(12, "0")
-    assert "quarantined" in site.refused()
-    site.set(**OURS)
-    site.prolog(12, "0")
-    assert site.granted() == [bus(1)]

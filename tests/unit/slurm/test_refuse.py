@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
-from gpulock.hooks.subprocess import KILL_SECONDS
+from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.slurm import refuse
 from gpulock.slurm.call import SlurmHookCall
-from gpulock.slurm.scontrol import ANSWER_SECONDS
-from tests.support.clock import VirtualClock
-from tests.support.slurm_site import INVALID, REQUEUE_EXIT, SILENT, Site, row
+from tests.support.slurm_site import SILENT, Site, row
 
-KINDS = (BUSY, INVALID_REQUEST, BROKEN, UNKNOWN)
 SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
 
 
@@ -41,41 +37,6 @@ def asked(site: Site) -> list[list[str]]:
     """Return what was done, without what was asked and said."""
     quiet = (["squeue"], ["scontrol", "notify"], ["scontrol", "update"])
     return [c for c in site.calls() if c[:1] not in quiet and c[:2] not in quiet]
-
-
-@pytest.mark.parametrize(
-    ("kind", "keys", "code"),
-    [
-        (BUSY, {}, REQUEUE_EXIT),
-        (BUSY, {"ON_BUSY": "error"}, 1),
-        (UNKNOWN, {}, REQUEUE_EXIT),
-        (UNKNOWN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
-        (BROKEN, {}, REQUEUE_EXIT),
-        (BROKEN, {"ON_BUSY": "error"}, REQUEUE_EXIT),
-        (INVALID_REQUEST, {}, 1),
-    ],
-)
-def test_a_task_fails_its_job_or_has_it_requeued(
-    site: Site, kind: str, keys: dict[str, str], code: int
-) -> None:
-    settings = Settings({**site.settings, **keys})
-    assert refuse.task_prolog_exit_code(refusal(kind), settings) == code
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", ["stop", "requeue"])
-def test_a_node_is_drained_only_when_it_is_broken_itself_and_the_site_wants_it(
-    site: Site, kind: str, policy: str
-) -> None:
-    settings = Settings({**site.settings, "ON_BROKEN": policy})
-    drained = refuse.should_drain_node(refusal(kind), settings)
-    assert drained is (kind == BROKEN and policy == "stop")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_job_of_one_node_needs_no_word_to_slurmctld(site: Site, kind: str) -> None:
-    assert act(site, site.call(), kind) == ""
-    assert site.calls() == []
 
 
 @pytest.mark.parametrize(("job", "task"), [(15, "1"), (14, "3")])
@@ -111,12 +72,6 @@ def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batc
     assert ["scontrol", "notify", "12", SENTENCE] in site.calls(), "its user waits at a terminal"
 
 
-def test_a_component_of_a_heterogeneous_job_is_given_back_with_its_leader(site: Site) -> None:
-    site.answers(row(12, BatchFlag="0"))
-    assert act(site, interactive(site, 13, SLURM_HET_JOB_ID="12")) == "it is cancelled"
-    assert asked(site) == [["scancel", "12"]]
-
-
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
@@ -133,13 +88,6 @@ def test_what_would_be_refused_again_is_cancelled(
     assert asked(site) == [["scancel", "12"]]
 
 
-def test_a_job_that_may_not_be_requeued_is_cancelled(site: Site) -> None:
-    site.answers(row(12, Requeue="0"))
-    site.program("scontrol", "[ $1 != requeue ]")
-    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == "it is cancelled"
-    assert asked(site) == [["scontrol", "requeue", "12"], ["scancel", "12"]]
-
-
 def test_a_job_that_cannot_be_cancelled_either_is_said_to_run_on(site: Site) -> None:
     site.answers(row(12))
     site.fails("denied", "scontrol", "scancel")
@@ -150,12 +98,6 @@ def test_a_job_that_cannot_be_cancelled_either_is_said_to_run_on(site: Site) -> 
 def test_where_slurmctld_is_silent_nothing_is_done_and_that_is_said(site: Site, body: str) -> None:
     site.program("squeue", body)
     assert act(site, site.call(SLURM_JOB_NUM_NODES="2")).startswith("it stays as it is: squeue")
-    assert asked(site) == []
-
-
-def test_a_job_that_is_gone_already_is_left_alone(site: Site) -> None:
-    site.fails(INVALID)
-    assert act(site, interactive(site)) == ""
     assert asked(site) == []
 
 
@@ -197,10 +139,3 @@ def test_a_user_waiting_at_a_terminal_learns_of_a_broken_node(site: Site) -> Non
     notify, update = site.calls()
     assert notify == ["scontrol", "notify", "12", SENTENCE]
     assert update[3] == "State=DRAIN"
-
-
-def test_a_drain_that_nobody_answers_ends_in_time(site: Site, clock: VirtualClock) -> None:
-    site.program("scontrol", "exec sleep 600")
-    begun, settings = clock(), site.node().settings
-    refuse.drain_slurm_node(site.call(), settings, "x")
-    assert clock() - begun <= ANSWER_SECONDS + KILL_SECONDS

@@ -77,10 +77,6 @@ def test_a_request_that_cannot_be_read_is_unknown(text: str) -> None:
     assert (found.kind, len(found.why) < 140) == (INVALID_REQUEST, True)
 
 
-def test_a_request_of_control_characters_is_refused_in_one_line() -> None:
-    refusal(lambda: gres_count("gpu:a:b:c:\n\x1b[2J\udcff", ("gpu",)))
-
-
 @pytest.mark.parametrize(("gres", "count"), [("gres:gpu:3", 3), ("gpu", 1), ("N/A", 0), ("", 0)])
 def test_slurmctlds_word_is_the_count_and_no_comment(site: Site, gres: str, count: int) -> None:
     site.answers(row(12, Gres=gres))

@@ -8,12 +8,8 @@ import pytest
 from gpulock.errors import UNKNOWN
 from gpulock.slurm import scontrol
 from gpulock.slurm.scontrol import SlurmctldClient
-from tests.support.slurm_site import INVALID, SILENT, UID, Site, refusal, row
+from tests.support.slurm_site import SILENT, UID, Site, refusal, row
 
-FORMAT = (
-    "JobID:24,UserID:24,State:24,RestartCnt:24,ArrayJobID:24,ArrayTaskID:24,BatchFlag:24,"
-    "Requeue:24,tres-per-job:400,tres-per-socket:400,tres-per-task:400,tres-per-node:400"
-)
 NOISE = "squeue: error: Configuration option X is deprecated"
 
 
@@ -29,12 +25,6 @@ def unknown(site: Site, job: int = 12) -> str:
     found = refusal(lambda: ask(site, job))
     assert found.kind == UNKNOWN
     return found.why
-
-
-def test_it_is_asked_for_this_job_in_columns_whose_width_is_known(site: Site) -> None:
-    site.answers(row())
-    ask(site)
-    assert site.calls() == [["squeue", "-h", "-t", "all", "-j", "12", "-O", FORMAT]]
 
 
 def test_every_field_is_read_from_its_column(site: Site) -> None:
@@ -59,12 +49,6 @@ def test_the_other_tasks_of_an_array_are_not_this_job(site: Site) -> None:
     assert found is not None and (found["State"], found["Task"]) == ("COMPLETED", "3")
     site.answers(*siblings)
     assert ask(site, 14) is None
-
-
-def test_a_job_whose_number_begins_alike_is_not_this_job(site: Site) -> None:
-    site.answers(row(123), row(12, State="PENDING"))
-    found = ask(site)
-    assert found is not None and found["State"] == "PENDING"
 
 
 @pytest.mark.parametrize(
@@ -93,13 +77,6 @@ def test_an_answer_of_a_program_that_fails_is_unknown(site: Site, end: str) -> N
     unknown(site)
 
 
-def test_a_warning_before_the_answer_hides_it_not(site: Site) -> None:
-    site.answers(row(12, State="COMPLETED"))
-    site.program("squeue", f"echo '{NOISE}' >&2; cat {site.root}/answer")
-    found = ask(site)
-    assert found is not None and found["State"] == "COMPLETED"
-
-
 def test_a_row_cut_short_is_unknown(site: Site) -> None:
     whole = row(12, State="COMPLETED")
     for end in (2, 24, 40, 48, 60, 100, 190, 1791):
@@ -115,27 +92,12 @@ def test_one_that_hangs_is_unknown_at_the_deadline(site: Site, body: str) -> Non
     assert "in time" in unknown(site)
 
 
-def test_a_program_that_is_not_there_is_unknown(site: Site) -> None:
-    (site.binaries / "squeue").unlink()
-    assert str(site.binaries) in unknown(site)
-
-
 def test_where_it_is_silent_it_is_asked_once_for_all_jobs(site: Site) -> None:
     site.fails(SILENT)
     asked = control(site)
     first = refusal(lambda: asked.job("12"))
     assert refusal(lambda: asked.job("13")) is first
     assert len(site.calls()) == 1
-
-
-def test_an_answer_is_asked_for_once(site: Site) -> None:
-    asked = control(site)
-    site.answers(row(12), row(13))
-    assert asked.job("12") == asked.job("12")
-    assert asked.job("13") != asked.job("12")
-    site.fails(INVALID)
-    assert asked.job("14") is None and asked.job("14") is None
-    assert [call[5] for call in site.calls()] == ["12", "13", "14"]
 
 
 @pytest.mark.parametrize(
@@ -168,25 +130,3 @@ def test_a_command_was_obeyed_only_where_slurm_says_so(
     site.program("scontrol", body)
     assert control(site).do("scontrol", "requeue", "12_3") is obeyed
     assert site.calls() == [["scontrol", "requeue", "12_3"]]
-
-
-def test_a_command_that_is_not_there_was_not_obeyed(site: Site) -> None:
-    assert not control(site).do("sbcast", "x")
-
-
-@pytest.mark.parametrize(
-    ("job", "array", "task", "name"),
-    [
-        ("12", "12", "N/A", "12"),
-        ("15", "14", "1", "14_1"),
-        ("14", "14", "3", "14_3"),
-        ("14", "14", "1-3", "14"),
-        ("14", "14", "1,3%2", "14"),
-        ("12", "", "", "12"),
-        ("12", "N/A", "3", "12"),
-    ],
-)
-def test_one_task_of_an_array_has_a_name_of_its_own(
-    job: str, array: str, task: str, name: str
-) -> None:
-    assert scontrol.slurm_array_task_name({"JobID": job, "Array": array, "Task": task}) == name

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.history.writer import HistoryWriter
-from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.deadline import clock_boottime
 from gpulock.errors import INVALID_REQUEST
-from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.store import quarantine
 from tests.support.clock import VirtualClock
-from tests.support.history_site import read_history
-from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, UID, Site, freezer, row
-from tests.support.trees import bus, soon
+from tests.support.slurm_site import OTHER_UID, ROOT, RUN, SILENT, Site, freezer, row
+from tests.support.trees import bus
 
 SHARD, WHOLE = "gres:shard:1", "gres:gpu:1"
 FIRST, SECOND = f"{bus(0)}.share1", f"{bus(0)}.share2"
@@ -36,14 +30,6 @@ def site(tmp_path: Path, clock: VirtualClock) -> Site:
     return made
 
 
-def again(site: Site) -> ReconcileReport:
-    """Reconcile; slurmctld is not asked of a job that is seen."""
-    node = site.node()
-    report = reconcile_locks(node, make_liveness_judge(node), soon())
-    assert report.fault == ""
-    return report
-
-
 def both(site: Site) -> None:
     """Let jobs 12 and 13 share the first card."""
     assert site.prolog(12, "0") == site.prolog(13, "0", SLURM_JOB_UID=str(OTHER_UID)) == RUN
@@ -55,17 +41,6 @@ def end_other(site: Site) -> None:
 
 
 # --- who gets in ----------------------------------------------------------------------------------
-
-
-def test_two_shard_jobs_of_one_card_hold_a_place_each(site: Site) -> None:
-    both(site)
-    assert site.locks() == [FIRST, SECOND]
-    owners = [site.node().store.read(name).owner for name in site.locks()]
-    assert [(o.job_id, o.uid, o.minors, o.devices) for o in owners if o] == [
-        ("12", UID, ("0",), (FIRST,)),
-        ("13", OTHER_UID, ("0",), (SECOND,)),
-    ]
-    assert [d.index for d in site.note(13).devices] == [0]
 
 
 def test_the_card_is_free_for_a_whole_job_when_the_last_has_gone(site: Site) -> None:
@@ -87,23 +62,6 @@ def test_a_shard_job_never_joins_a_card_that_is_held_whole(site: Site) -> None:
     assert site.prolog(12, "0") == RUN
     assert "not free: 0: job 20" in site.refused(12)
     assert site.locks() == [bus(0)]
-
-
-def test_a_place_that_became_free_is_taken_again(site: Site) -> None:
-    both(site)
-    site.epilog(12, "0")
-    assert site.prolog(14, "0") == RUN
-    assert site.granted(14) == [FIRST]
-    assert site.prolog(15, "1") == RUN
-    assert site.granted(15) == [f"{bus(1)}.share1"]
-
-
-def test_a_card_that_is_out_of_service_is_given_to_no_shard_job(site: Site) -> None:
-    both(site)
-    folder = quarantine.QUARANTINE
-    quarantine.write_device_note(str(site.state), folder, bus(0), "root", "its fan died")
-    assert site.prolog(14, "0") == RUN
-    site.refused(14)
 
 
 @pytest.mark.parametrize(
@@ -182,33 +140,3 @@ def test_the_cgroup_of_one_job_keeps_its_own_place_alone(site: Site) -> None:
 
 
 # --- history, other exporters -------------------------------------------------------------
-
-
-def test_the_history_has_a_line_a_holder_and_bills_the_card_to_none(site: Site) -> None:
-    both(site)
-    site.epilog(12, "0")
-    end_other(site)
-    site.fails(SILENT)
-    HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
-    lines = read_history(site.state)
-    assert sorted(line["job_id"] for line in lines) == ["12", "13"]
-    for line in lines:
-        assert (line["gpu_seconds"], line["busy_seconds"]) == (None, None)
-        assert line["held_seconds"] is not None
-        (device,) = line["devices"]
-        assert (device["id"], device["share"], device["index"]) == (bus(0), True, 0)
-        assert device["places"] is None
-
-
-def test_of_a_place_that_gpulock_counts_the_history_has_its_part(site: Site) -> None:
-    site.set(SHARES="0:4", SHARE_USERS="many")
-    both(site)
-    site.epilog(12, "0")
-    end_other(site)
-    site.fails(SILENT)
-    HistoryWriter(list[str]().append).run(site.node(), again(site), clock_boottime())
-    lines = read_history(site.state)
-    assert len(lines) == 2
-    for line in lines:
-        assert line["gpu_seconds"] == pytest.approx(line["held_seconds"] / 4, abs=0.001)
-        assert [device["places"] for device in line["devices"]] == [4]

@@ -106,10 +106,6 @@ def test_a_mask_of_what_is_not_locked_is_refused(text: str) -> None:
     assert refusal(lambda: mask(text, "1", "3")).kind == UNKNOWN
 
 
-def test_the_refusal_of_a_mask_tells_what_is_locked() -> None:
-    assert "(1,3)" in refusal(lambda: mask("2", "1", "3")).why
-
-
 def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0() -> None:
     """SLURM_STEP_GPUS of a bound task names another task's device there (facts/slurm.md)."""
     for told in ("1", "2", ""):
@@ -117,11 +113,6 @@ def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0
         assert confined("0", told, "1", "1", "2", "3", denied=True) == ([101], "0")
     assert confined("0,1", "1,3", "1,3", "1", "2", "3", denied=True) == ([101, 103], "0,1")
     assert confined("0", "1", "1", "0", "1", denied=True) == ([101], "0")
-
-
-def test_a_mask_of_positions_stands_where_the_task_may_open_just_these() -> None:
-    assert confined("2", "2", "2", "1", "2", "3") == ([102], "2")
-    assert confined("0,1", "0,1", "0,1", "0", "1", "2") == ([100, 101], "0,1")
 
 
 @pytest.mark.parametrize(
@@ -172,23 +163,6 @@ def test_a_step_without_a_mask_asked_for_none_but_a_shell_has_all() -> None:
         assert see(note("1", "3"), {}, step) == ([101, 103], None)
 
 
-def test_without_uuids_slurms_mask_stands() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "3"}
-    found = note("1", "3", uuids=False)
-    assert see(found, environ, VISIBLE_DEVICES="uuid") == ([103], "3")
-
-
-def test_where_gpulock_chooses_slurms_mask_is_not_looked_at() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "7\nexport A=b", "SLURM_STEP_GPUS": "1,3"}
-    assert ours(["1", "3"], environ) == ([101, 103], None)
-
-
-def test_a_step_sees_what_it_asked_for_of_its_job() -> None:
-    assert ours(["1", "3"], {"SLURM_STEP_GPUS": "3"}) == ([103], None)
-    assert ours(["1", "2", "3"], {"SLURM_STEP_GPUS": "1-2"}) == ([101, 102], None)
-    assert ours(["1", "3"], {}) == ([], None)
-
-
 def test_a_step_with_another_jobs_gpus_is_refused() -> None:
     found = refusal(lambda: ours(["1", "3"], {"SLURM_STEP_GPUS": "2"}))
     assert (found.kind, "1,3" in found.why) == (UNKNOWN, True)
@@ -199,13 +173,6 @@ def test_what_a_batch_script_exports_is_not_believed(step: str) -> None:
     """slurmstepd sets SLURM_STEP_GPUS in a step alone (facts/slurm.md, environment of a task)."""
     for forged in ("31337", "3", "x\n", "0-"):
         assert ours(["1", "3"], {"SLURM_STEP_GPUS": forged}, step) == ([101, 103], None)
-
-
-def test_of_a_gres_that_is_only_counted_every_step_sees_all() -> None:
-    found = note("0", "1")
-    found.positions = []
-    keys = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
-    assert see(found, {}, **keys) == ([100, 101], None)
 
 
 @pytest.mark.parametrize("selection", ["slurm", "gpulock"])
@@ -227,12 +194,6 @@ def test_a_task_that_slurm_gave_another_number_than_is_locked_is_refused(
         assert seen == [101, 103]
 
 
-def test_what_a_step_without_gpus_inherits_of_another_node_does_not_count() -> None:
-    environ = {"SLURM_GPUS_ON_NODE": "8"}
-    assert see(note("1", "3"), environ) == ([], None)
-    assert ours(["1", "3"], environ) == ([], None)
-
-
 @pytest.mark.parametrize(
     ("bound", "on_node", "expected"),
     [("1,2", "4", [101, 102]), ("3", "4", [103]), ("0-3", "4", [100, 101, 102, 103])],
@@ -241,8 +202,3 @@ def test_a_task_sees_what_slurm_bound_to_it(bound: str, on_node: str, expected: 
     """With --gpus-per-task each task has its own SLURM_STEP_GPUS, fewer than are on the node."""
     told = {"SLURM_GPUS_ON_NODE": on_node, "SLURM_STEP_GPUS": bound}
     assert ours(["0", "1", "2", "3"], told) == (expected, None)
-
-
-@pytest.mark.parametrize("text", ["x", "1,,3", "1\n3", "GPU-\x1b"])
-def test_a_step_that_slurm_describes_by_garbage_is_refused(text: str) -> None:
-    assert refusal(lambda: Task({"SLURM_STEP_GPUS": text}, "0")).kind == UNKNOWN

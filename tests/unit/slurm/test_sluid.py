@@ -107,12 +107,6 @@ def test_where_no_folder_is_found_the_kernels_word_of_a_process_counts(
     assert left(site, SLUID) == "process 900 is in the job's cgroup"
 
 
-@pytest.mark.parametrize("path", ["user.slice/job_12", f"{SCOPE}/job_123", "n2_slurmstepd.scope/x"])
-def test_another_name_is_nobodys(site: Site, path: str) -> None:
-    hidden(site, path)
-    assert left(site, SLUID) == ""
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [

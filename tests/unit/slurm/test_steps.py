@@ -75,21 +75,6 @@ def test_a_title_names_job_and_step(cmdline: bytes, expected: tuple[str, str]) -
     assert parse_stepd_title(cmdline) == expected
 
 
-@pytest.mark.parametrize("step", ["extern", "batch", "0", "17", "interactive"])
-def test_a_step_daemon_of_the_job_is_known_with_its_step(site: Site, step: str) -> None:
-    site.stepd(700, f"12.{step}")
-    site.stepd(701, "13.0")
-    assert daemons(site) == {700: step}
-    assert "700" in left_or_step(site)
-
-
-@pytest.mark.parametrize("title", ["1.extern", "123.extern", "112.0", ""])
-def test_a_step_daemon_of_another_job_is_not(site: Site, title: str) -> None:
-    site.stepd(700, title)
-    assert daemons(site) == {}
-    assert left_or_step(site) == ""
-
-
 @pytest.mark.parametrize("words", ["/usr/sbin/slurmstepd\x00infinity", "slurmstepd\x00getenv\x000"])
 def test_what_slurmd_starts_for_itself_is_no_step_and_none_that_is_starting(
     site: Site, words: str
@@ -142,16 +127,6 @@ def test_what_a_user_calls_slurmstepd_is_no_step_daemon(
     assert sight.daemons(scan) == {}
 
 
-def test_roots_process_of_another_name_is_no_step_daemon(site: Site) -> None:
-    site.process(700, "bash", "slurmstepd: [12.extern]", ROOT)
-    assert daemons(site) == {}
-
-
-def test_a_dead_step_daemon_is_none(site: Site) -> None:
-    site.stepd(700, "12.extern", state="Z")
-    assert daemons(site) == {}
-
-
 def test_a_step_daemon_that_ends_meanwhile_may_be_of_any_job(site: Site) -> None:
     """What it started since is in no list."""
     site.stepd(700, "12.extern")
@@ -164,18 +139,6 @@ def test_a_step_daemon_that_ends_meanwhile_may_be_of_any_job(site: Site) -> None
 def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> None:
     """One of that id is then another node's on the same machine."""
     site.stepd(700, "12.extern")
-    assert left(site) == ""
-
-
-def test_a_process_that_slurmstepd_started_is_left_where_there_is_no_cgroup(site: Site) -> None:
-    site.left_by(900)
-    assert "900" in left(site)
-
-
-@pytest.mark.parametrize("name", ["srun", "salloc", "sbatch"])
-def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str) -> None:
-    site.process(900, name)
-    site.started_with(900, SLURM_JOB_ID="12", SLURMD_NODENAME="n1")
     assert left(site) == ""
 
 
@@ -238,14 +201,6 @@ def test_only_roots_slurmd_is_slurmd(site: Site, name: str) -> None:
     assert sight.is_slurmd_seen(found(site)[1])
 
 
-def test_on_a_real_node_root_is_uid_0(site: Site) -> None:
-    site.set(SIMULATION="")
-    site.stepd(700, "12.extern", 0)
-    assert daemons(site) == {700: "extern"}
-    site.stepd(700, "12.extern", 4711)
-    assert daemons(site) == {}
-
-
 def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site: Site) -> None:
     """slurmstepd opens the user's files so (_drop_privileges of its mgr.c)."""
     site.set(SIMULATION="")
@@ -284,20 +239,6 @@ def test_a_users_hanging_process_affects_only_that_users_jobs(site: Site, hung: 
     assert "process 900 hangs" in find_job_processes(slurm_lock(), scan, sight.add_members).doubt
     other = slurm_lock(uid=OTHER_UID)
     assert find_job_processes(other, scan, sight.add_members).reason() == ""
-
-
-def test_a_step_daemon_that_hangs_is_of_any_job(site: Site, hung: Hung) -> None:
-    hung(900, ROOT, "slurmstepd")
-    sight, scan = found(site)
-    assert sight.daemons(scan) == {"": {900: ""}}
-
-
-def test_what_a_user_runs_in_the_jobs_cgroup_is_left_whatever_it_hangs_in(
-    site: Site, hung: Hung
-) -> None:
-    hung(900, UID)
-    site.cgroup(f"{freezer()}/step_0", 900)
-    assert left(site) == "process 900 is in the job's cgroup"
 
 
 def record_of(**changes: object) -> Owner:

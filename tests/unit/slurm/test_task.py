@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.job import environment
-from gpulock.slurm import note, task
-from gpulock.slurm.note import TaskNote
+from gpulock.slurm import task
 from tests.support.faults import fail_at
 from tests.support.slurm_site import RUN, STEPD, UID
 from tests.support.slurm_tasks import TWINS, TaskSite, stopped
@@ -105,14 +104,6 @@ def test_a_job_of_position_minor_and_index_all_different(site: TaskSite) -> None
     assert "GPU_DEVICE_ORDINAL" in told.unset
 
 
-def test_a_device_cgroups_own_numbers_stand(site: TaskSite) -> None:
-    site.prolog(12, "1,3")
-    told = site.run(CUDA_VISIBLE_DEVICES="0,1", GPU_DEVICE_ORDINAL="0,1")
-    assert told.mask == "0,1"
-    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000001-aaaa,GPU-00000003-aaaa"
-    assert "GPU_DEVICE_ORDINAL" not in told.unset
-
-
 def test_a_step_is_told_the_names_of_the_devices_that_it_may_open(site: TaskSite) -> None:
     """Root may open all that has a node, so one that leads nowhere stands for a denied one."""
     site.set(CDI_DIR="/run/cdi")
@@ -134,12 +125,6 @@ def test_a_device_is_open_to_a_task_that_may_read_it_and_write_it(
     monkeypatch.setattr(os, "access", lambda _, asked: asked & allowed == asked)
     devices = site.node().devices()[:1]
     assert len(task.probe_devices(str(site.dev), devices)[0]) == count
-
-
-def test_a_node_that_is_missing_is_denied_to_nobody(site: TaskSite) -> None:
-    (site.dev / "nvidia0").unlink(missing_ok=True)
-    devices = site.node().devices()[:1]
-    assert task.probe_devices(str(site.dev), devices) == (devices, [])
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
@@ -187,38 +172,12 @@ def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
         assert (told.mask, told.exported["GPU_DEVICE_ORDINAL"]) == ("1,3", "1,3")
 
 
-def test_an_instance_is_recognised_by_its_uuid(site: TaskSite) -> None:
-    site.set(**OURS, PLAIN_REQUEST="any")
-    site.mig()
-    site.map("0.gi1.ci0", "0.gi2.ci0", "1", "2", "3")
-    site.prolog(12, "0,1,2,3,4")
-    told = site.run(SLURM_STEP_GPUS="1")
-    assert told.mask == told.exported["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
-    assert "GPU_DEVICE_ORDINAL" in told.unset
-
-
-def test_a_uuid_that_is_not_known_is_left_out_and_the_users_own_is_unset(site: TaskSite) -> None:
-    site.gpu(bus(1), 1, "GPU-????????-????")
-    site.prolog(12, "1")
-    told = site.run(CUDA_VISIBLE_DEVICES="1", NVIDIA_VISIBLE_DEVICES="all")
-    assert told.mask == "1"
-    assert {"NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= told.unset
-
-
 @pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_job_without_gpus_gets_an_empty_mask(site: TaskSite, keys: dict[str, str]) -> None:
     site.set(**keys)
     site.prolog(12, None)
     told = site.run(CUDA_VISIBLE_DEVICES="0,1,2,3", NVIDIA_VISIBLE_DEVICES="all")
     assert (told.code, told.mask, told.exported["NVIDIA_VISIBLE_DEVICES"]) == (RUN, "", "void")
-
-
-def test_a_job_without_gpus_is_left_alone_where_that_is_configured(site: TaskSite) -> None:
-    site.set(HIDE_UNREQUESTED="no")
-    site.prolog(12, None)
-    assert (site.run().lines, site.run().code) == ([], RUN)
-    site.epilog(12)
-    assert (site.run().lines, site.run().code) == ([], RUN)
 
 
 def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> None:
@@ -229,25 +188,9 @@ def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> 
     assert "invalid request" in stopped(site.run(), 1)
 
 
-def test_a_refusal_without_a_code_stops_the_task_all_the_same(site: TaskSite) -> None:
-    site.node().store.check(make=True)
-    own = TaskNote("n1", "12", UID, 0)
-    own.refused = "gpulock: because"
-    note.write_task_note(site.node().store, own)
-    assert stopped(site.run(), 1) == "gpulock: because"
-
-
 def test_a_component_of_a_heterogeneous_job_is_recognised_by_the_title(site: TaskSite) -> None:
     """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (docs/facts/slurm.md)."""
     site.prolog(13, "2", SLURM_HET_JOB_ID="12")
     site.stepd(STEPD, "13.0", UID)
     told = site.run(SLURM_JOB_ID="12", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES="2")
-    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
-
-
-def test_each_of_two_nodes_on_one_machine_gives_its_own(site: TaskSite) -> None:
-    site.prolog(12, "1")
-    site.prolog(12, "2", SLURMD_NODENAME="n2")
-    assert site.run(CUDA_VISIBLE_DEVICES="1").exported["GPULOCK_DEVICES"] == "GPU-00000001-aaaa"
-    told = site.run(CUDA_VISIBLE_DEVICES="2", SLURMD_NODENAME="n2")
     assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"

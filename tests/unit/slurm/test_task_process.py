@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,13 +32,6 @@ def prolog(site: Site, gpus: str | None) -> None:
     assert site.prolog(12, gpus, SLURM_JOB_UID=str(ROOT)) == RUN
 
 
-def test_the_lines_go_to_slurmstepd(site: Site) -> None:
-    prolog(site, "1")
-    done = start(site, CUDA_VISIBLE_DEVICES="1")
-    assert (done.returncode, done.stderr) == (RUN, "")
-    assert "export CUDA_VISIBLE_DEVICES=1\n" in done.stdout
-
-
 @pytest.mark.parametrize("redirect", [">&-", ">/dev/full", ">&- 2>&- <&-"])
 @pytest.mark.parametrize("gpus", ["1", None])
 def test_a_task_that_cannot_be_told_does_not_start(
@@ -52,12 +44,3 @@ def test_a_task_that_cannot_be_told_does_not_start(
 @pytest.mark.parametrize("redirect", [">&-", ">/dev/full"])
 def test_a_task_that_is_stopped_is_so_although_nobody_reads_why(site: Site, redirect: str) -> None:
     assert start(site, redirect, SLURM_GPUS_ON_NODE="1").returncode == 213
-
-
-def test_bytes_that_are_no_text_are_no_lines(site: Site) -> None:
-    prolog(site, "1")
-    given = {b"SLURMD_NODENAME": b"n1", b"SLURM_JOB_ID": b"12", b"CUDA_VISIBLE_DEVICES": b"\xff\n1"}
-    command = [sys.executable, "-IS", "-c", PROGRAM, str(HERE), site.config()]
-    done = subprocess.run(command, env=given, capture_output=True, check=False)
-    assert (done.returncode, done.stdout.count(b"\n")) == (213, 1)
-    assert os.fsencode("print gpulock: job 12: unknown: ") in done.stdout

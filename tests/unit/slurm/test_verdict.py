@@ -11,7 +11,7 @@ import pytest
 from gpulock.alloc.liveness import Judge
 from gpulock.node.context import Node
 from gpulock.schedulers.liveness import make_liveness_judge
-from gpulock.slurm import epilog, prolog, scontrol
+from gpulock.slurm import epilog, prolog
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
 from tests.support.slurm_site import (
@@ -76,13 +76,6 @@ def test_a_step_daemon_without_a_title_may_be_anybodys(site: Site) -> None:
     assert state(site, True) == UNKNOWN
 
 
-def test_a_users_look_alike_keeps_no_job_alive_and_none_unknown(site: Site) -> None:
-    site.answers(row(12, State="COMPLETED"))
-    site.stepd(700, "12.extern", UID)
-    site.stepd(701, "", UID)
-    assert state(site, True) == DEAD
-
-
 def test_a_job_lives_while_a_process_of_it_is_there(site: Site) -> None:
     site.fails(INVALID)
     folder = site.cgroup(freezer(), 900)
@@ -135,11 +128,6 @@ def test_where_nothing_is_to_be_seen_slurmctld_says_it(
     assert len(site.calls()) == 1
 
 
-def test_a_run_before_the_one_that_waits_is_over_and_that_one_itself_is_not(site: Site) -> None:
-    site.answers(row(12, State="PENDING", RestartCnt="2"))
-    assert [state(site, restart=n) for n in (0, 1, 2, 3)] == [DEAD, DEAD, ALIVE, ALIVE]
-
-
 def test_a_job_of_roots_is_judged_like_any_other(site: Site) -> None:
     site.answers(row(12, UserID="0"))
     assert state(site, uid=0) == ALIVE
@@ -152,18 +140,6 @@ def test_a_job_that_slurmctld_does_not_know_is_dead_unless_its_epilog_gave_it_up
 ) -> None:
     site.fails(INVALID)
     assert (state(site), state(site, draining=1)) == (DEAD, ALIVE)
-
-
-def test_the_other_tasks_of_an_array_keep_the_last_one_not_alive(site: Site) -> None:
-    site.answers(row(13, ArrayJobID="12", ArrayTaskID="1"))
-    assert state(site) == DEAD
-
-
-@pytest.mark.parametrize("body", ["exit 1", "exit 0", "exec sleep 60", "kill -9 $$"])
-def test_silence_is_no_answer(site: Site, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr(scontrol, "ANSWER_SECONDS", 0.2)
-    site.program("squeue", body)
-    assert state(site) == UNKNOWN
 
 
 def test_in_silence_absence_counts_only_after_the_extern_step_was_seen(site: Site) -> None:

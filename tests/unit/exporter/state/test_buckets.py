@@ -7,8 +7,6 @@ import math
 
 import pytest
 from gpulock_exporter.state.buckets import Buckets, restore_buckets
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.node.sample import BUCKETS
 
@@ -53,17 +51,3 @@ def test_an_invalid_width_starts_empty_buckets(width: float | None) -> None:
 
 def test_more_use_than_was_observed_is_cut() -> None:
     assert restore_buckets(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
-
-
-@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.floats(0, 300)), max_size=60))
-def test_nothing_is_lost_in_any_order_of_looks(
-    looks: list[tuple[float, float, float]],
-) -> None:
-    buckets, at, work, seen = Buckets(0.0), 0.0, 0.0, 0.0
-    for passed, use, covered in looks:
-        at += passed
-        buckets.add(at, use * covered, covered)
-        work, seen = work + use * covered, seen + covered
-    assert sum(buckets.used) == pytest.approx(work)
-    assert sum(buckets.covered) == pytest.approx(seen)
-    assert len(buckets.used) == len(buckets.covered) <= BUCKETS

@@ -30,17 +30,6 @@ def working(busy: float = 0.5, **changes: Any) -> DeviceTelemetry:
     return card(busy=busy, observed=1.0, **changes)
 
 
-def test_a_claim_that_is_seen_for_the_first_time_starts_at_nothing() -> None:
-    node = Node()
-    for energy in (100.0, 400.0, 700.0):
-        node.tick(working(energy=energy))
-    held(node, lock(0, A))
-    node.tick(working(energy=1000.0))
-    assert (account(node).busy, account(node).observed, account(node).energy) == (0.0, 0.0, None)
-    node.tick(working(energy=1300.0))
-    assert (account(node).busy, account(node).observed, account(node).energy) == (0.5, 1.0, 300.0)
-
-
 def test_a_claim_that_goes_has_its_last_second_in_its_account() -> None:
     node = Node()
     held(node, lock(0, A, claimed_boottime=node.now + 1))

@@ -131,19 +131,3 @@ def test_no_readings_make_a_counter_fall_or_run_faster_than_it_can(
         # each step has a second of slack
         room = kind.fastest * (at - begun[0] + len(readings))
         assert total - begun[1] <= room * 1.001
-
-
-@given(
-    st.lists(st.integers(0, 4000), min_size=3, max_size=40),
-    st.dictionaries(st.integers(1, 38), st.sampled_from([2**64 - 1, 2**50, math.nan]), max_size=5),
-)
-def test_garbage_between_sound_readings_costs_nothing(
-    steps: list[int], garbage: dict[int, float]
-) -> None:
-    counter, true, begun = MonotonicCounter(), 10_000, 0.0
-    for number, much in enumerate(steps):
-        true += much
-        counter.advance(garbage.get(number, true), BOOTED + number, ENERGY)
-        begun = begun or counter.total
-    counter.advance(true, BOOTED + len(steps), ENERGY)
-    assert counter.total == true

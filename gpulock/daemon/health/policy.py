@@ -117,8 +117,11 @@ class HealthPolicy(Chore):
         if self._seen is None:
             return
         node, report = self._seen
+        sample = read_fresh_sample(node, self._clock())
+        if sample is None:
+            return  # what was told last stands
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        self._name_suspects(node, report, read_fresh_sample(node, self._clock()), cards)
+        self._name_suspects(node, report, sample, cards)
         with suppress(Refusal):  # the gate is held: it is looked at again
             save_changed_cards(node.store, node.settings.state_dir, cards)
 

@@ -239,31 +239,18 @@ def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
     assert len(reports[1].devices) == 8
 
 
-def reload_with(field: Field, line: str) -> str:
-    """Add a line to the settings of a gpulockd that runs; return what it says."""
-
+def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
     def change() -> None:
         with open(field.config, "a") as file:
-            file.write(f"{line}\n")
+            file.write("COLOUR=green\n")
         field.signals.reload = True
 
     reports = field.run(change)
     assert [len(report.devices) for report in reports] == [8, 8]
-    return field.said()
-
-
-def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
-    said = reload_with(field, "COLOUR=green")
+    said = field.said()
     assert "unknown key 'COLOUR'" in said
     assert "the settings were read again" in said
     assert "RELOADING=1" in field.told()
-
-
-def test_a_reload_of_a_malformed_file_takes_what_was_obeyed_last(field: Field) -> None:
-    read_settings(field.config, keep=True)
-    said = reload_with(field, "green")
-    assert "not KEY=VALUE: 'green': the settings obeyed last stay in force" in said
-    assert "the settings stay as they were" not in said
 
 
 @pytest.mark.parametrize(

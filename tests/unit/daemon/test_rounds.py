@@ -188,14 +188,9 @@ def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> No
     assert not needs_recheck(one.go(), one.rounds.node)
 
 
-def test_a_job_that_runs_is_no_cause_for_haste(one: Round) -> None:
+def test_a_job_that_runs_and_an_unknown_owner_are_no_cause_for_haste(one: Round) -> None:
     one.go()
     one.box.proc.shepherd(500, one.box.root)
     one.hold(0, 500)
-    assert not needs_recheck(one.go(), one.rounds.node)
-
-
-def test_a_lock_of_an_unknown_owner_is_no_cause_for_haste(one: Round) -> None:
-    one.go()
-    one.hold(0, 501, pid_ns="pid:[99]")
+    one.hold(1, 501, pid_ns="pid:[99]")
     assert not needs_recheck(one.go(), one.rounds.node)

@@ -137,13 +137,6 @@ def test_a_line_over_time_of_a_card_without_an_index_is_cut_at_80_columns() -> N
     assert max(len(line) for line in found if "###" in line) == 80
 
 
-def test_of_a_claim_that_stands_it_may_not_be_known_for_how_long() -> None:
-    stands = {"released_at": None, "how": None}
-    assert text_of(claim(card(0), **stands))[1].endswith(", for 1h00m so far")
-    unknown = claim(card(0, held=0.0), held_seconds=None, **stands)
-    assert text_of(unknown)[1].endswith(", for how long is not known")
-
-
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
     assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]

@@ -95,18 +95,6 @@ def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_pa
     assert ward.out() == []
 
 
-def test_the_word_health_puts_a_degraded_card_out_until_it_is_good(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, 2, QUARANTINE_ON="health")
-    ward.tell(1, *WORDS)
-    ward.tell(0, *WORDS, "pcie_width=8")
-    ward.round()
-    assert ward.out() == [bus(0)]
-    assert ward.reason(0) == "health: x8 on PCIe, and its neighbours have x16"
-    ward.tell(0, *WORDS)
-    ward.round(3)
-    assert ward.out() == []
-
-
 def test_a_card_that_degrades_each_job_does_not_come_back_whatever_put_it_out(
     tmp_path: Path,
 ) -> None:

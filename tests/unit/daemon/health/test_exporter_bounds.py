@@ -158,31 +158,6 @@ def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -
     assert len(node.claim(CARDS // 2)) == CARDS // 2
 
 
-def test_a_card_that_has_instances_is_split_whoever_says_so(node: Hostile) -> None:
-    for number in range(CARDS):
-        node.instances(number, "gi1.ci0")
-    node.invent(f"gpu.{bus(0)}.mig=0", f"link.{bus(0)}\r{bus(1)}=1", "x\r=1")
-    node.turn()
-    assert node.usable() == 0, "none is granted whole beside its own instances"
-
-
-def test_an_instance_has_no_uuid_of_another(node: Hostile) -> None:
-    node.gpu(bus(2), 2, "GPU-22222222-aaaa")
-    node.instances(0, "gi1.ci0", "gi2.ci0")
-    node.instances(1, "gi1.ci0")
-    node.invent(
-        *[f"gpu.{bus(number)}.mig=1" for number in (0, 1)],
-        f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1",
-        f"mig.{bus(0)}.gi2.ci0.uuid=MIG-2",
-        f"mig.{bus(1)}.gi1.ci0.uuid=MIG-1",
-        f"gpu.{bus(3)}.uuid=GPU-22222222-aaaa",
-    )
-    node.turn()
-    devices = {device.id: device.uuid for device in node.node().devices() if device.uuid}
-    assert len(set(devices.values())) == len(devices)
-    assert devices[f"{bus(0)}.gi2.ci0"] == "MIG-2"
-
-
 @pytest.mark.parametrize(
     ("by", "reason", "counts"),
     [

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock why` says what is out, why, and what brings it back."""
+"""What is told of a device that is out, and what brings it back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 
 from gpulock.cli.status.attention import quarantine_end_condition
-from gpulock.cli.why.why import explain_subject
 from gpulock.daemon.health.recovery import (
     ADMIN_RESTORE_ONLY,
     describe_recovery,
@@ -20,11 +18,6 @@ from gpulock.install.doctor.daemon import check_quarantine_policy
 from tests.support.health_site import Ward
 
 AFTER = "a reboot or a reload of the driver, then 3 clean checks"
-
-
-def plain(lines: list[str]) -> str:
-    """Return lines as one, without colours."""
-    return " ".join(click.unstyle(" ".join(lines)).split())
 
 
 def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
@@ -51,18 +44,6 @@ def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> Non
 )
 def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
     assert quarantine_end_condition(reason).startswith(back)
-
-
-def test_why_tells_the_cause_of_a_device_and_what_brings_it_back(tmp_path: Path) -> None:
-    ward = Ward(tmp_path)
-    ward.log_xid(1)
-    ward.round()
-    ward.by_hand(2)
-    policy = plain(explain_subject(ward.node(), "1", 200)[0])
-    assert "reason xid: XID 79 (GPU has fallen off the bus) (gpulock)" in policy
-    assert f"back by {AFTER}" in policy and "next gpulock restore 1" in policy
-    hand = plain(explain_subject(ward.node(), "2", 200)[0])
-    assert "reason its fan died (root)" in hand and "back by an administrator" in hand
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:

@@ -213,16 +213,6 @@ def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site
     assert (site.write(), site.waiting()) == (1, [])
 
 
-def test_a_new_month_begins_a_new_file(site: Ended) -> None:
-    site.claim(0)
-    site.write()
-    before = site.path.rename(site.path.with_name("2025-12.jsonl"))
-    site.claim(1, token="beef")
-    site.write()
-    assert site.tokens() == ["feed", "beef"]
-    assert [len(path.read_bytes().splitlines()) for path in (before, site.path)] == [1, 1]
-
-
 def test_the_file_of_a_moment_is_that_of_its_month_in_utc() -> None:
     assert name_month(1793491199.9) == "2026-10.jsonl"
     assert name_month(1793491200.0) == "2026-11.jsonl"

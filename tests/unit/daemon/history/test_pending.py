@@ -123,16 +123,6 @@ def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
 # --- there is a record of the claim ---------------------------------------------------------------
 
 
-def test_a_claim_that_ends_takes_its_record_along(site: Ended) -> None:
-    site.run_job(0, 1)
-    assert (site.write(), site.owed()) == (0, ["feed"])
-    site.end(0)
-    assert (site.write(), site.owed()) == (0, ["feed"])
-    site.end(1)
-    assert (site.write(), site.owed()) == (1, [])
-    assert [found["how"] for found in site.lines()] == ["epilog"]
-
-
 def test_a_release_that_was_killed_after_its_note_shows_no_device_twice(site: Ended) -> None:
     own = site.run_job(0, 1)
     grants.note_released(f"{site.records}/claims/feed/released", own, "epilog", BOOT)
@@ -219,16 +209,6 @@ def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> 
     assert (site.owed(), site.told) == ([], [])
 
 
-def test_what_the_exporter_kept_of_it_counts(site: Ended) -> None:
-    own = site.run_job(0)
-    site.finish(own, site.account(own, 0))
-    site.reboot()
-    os.utime(site.state / "owed/feed")
-    site.write()
-    (found,) = site.lines()
-    assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 80.0)
-
-
 def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
     path = site.state / "owed/feed"
     own = site.run_job(0)
@@ -286,22 +266,6 @@ def test_a_clock_that_is_set_after_a_claim_changes_no_time_held(
     assert found["claimed_at"] == claimed_at
     assert found["released_at"] == pytest.approx(min(claimed_at + 500, time.time()), abs=5)
     assert found["gpus"] == 2
-
-
-def test_a_clock_that_was_set_back_over_the_reboot_makes_no_end_to_come(site: Ended) -> None:
-    own = site.run_job(0, claimed_at=time.time() + 1e6)
-    os.utime(site.state / "owed/feed", (own.claimed_at + 300, own.claimed_at + 300))
-    found = lose_power(site)
-    assert found["held_seconds"] == pytest.approx(300, abs=0.01)
-    assert found["released_at"] <= time.time() + 0.001, "it is told to the millisecond"
-
-
-def test_a_clock_that_was_set_back_before_it_was_seen_leaves_the_time_unknown(
-    site: Ended,
-) -> None:
-    site.run_job(0, claimed_at=time.time() + 1e6)
-    found = lose_power(site)
-    assert found["held_seconds"] is None
 
 
 def test_a_record_that_a_power_cut_brought_back_gives_no_second_line(site: Ended) -> None:

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
-from gpulock.report.claims import ReportedClaim, parse_reported_claim, sum_times
-from gpulock.report.text import format_claim_heading, format_claim_times, report_device_cells
 from tests.support.trees import BOOT, bus, record
 
 DAY = 86400.0
@@ -104,24 +102,3 @@ def test_of_a_place_that_nobody_counts_no_time_is_known() -> None:
     made = share_record(bus(0), Stay((1,), 0, 1000.0), busy=400.0, observed=800.0)
     assert [made[name] for name in SUMS] == [None, None, 0.0]
     assert made["held_seconds"] == 1000.0
-
-
-def claim_of(*places: int, **told: float) -> ReportedClaim:
-    """Return a claim of an hour as a report sees it."""
-    return parse_reported_claim(share_record(bus(0), Stay(places, 4, 3600.0), **told))
-
-
-def test_a_report_says_for_how_long_a_share_was_held_and_what_it_did() -> None:
-    claim = claim_of(1, busy=900.0, observed=3600.0)
-    assert (claim.held, claim.cards[0].times.held) == (3600.0, 900.0)
-    assert format_claim_times(claim)[0].endswith("for 1h00m so far")
-    (card,) = claim.cards
-    assert (card.times.utilization, card.times.parts[2]) == (0.25, 0.0)
-
-
-def test_places_of_one_card_are_a_row_each_and_one_gpu() -> None:
-    claim = claim_of(2, 4, busy=900.0, observed=1800.0, memory_peak=1 << 30)
-    times = sum_times(claim.cards)
-    assert (times.held, times.observed, times.busy) == (1800.0, 900.0, 450.0)
-    assert " 1 GPU" in format_claim_heading(claim)
-    assert [report_device_cells(card)[0].text for card in claim.cards] == [f"{bus(0)} (1/4)"] * 2

@@ -61,15 +61,6 @@ def configured(site: Site, **keys: str) -> Settings:
     return read_settings(site.config)
 
 
-def test_a_card_is_called_by_its_lock_id(tmp_path: Path) -> None:
-    site = Site(tmp_path, "dgx-h200")
-
-    spec = told(site)
-    assert nodes(spec) == {gpu.bus: [f"/dev/nvidia{gpu.minor}"] for gpu in site.files.machine.gpus}
-    (node,) = spec["devices"][0]["containerEdits"]["deviceNodes"]
-    assert node["hostPath"] == f"{dev_of(site)}/{node['path'].removeprefix('/dev/')}"
-
-
 def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_whole(
     tmp_path: Path,
 ) -> None:
@@ -127,6 +118,7 @@ def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path)
 
     edits = told(site)["containerEdits"]
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert edits["deviceNodes"][0]["hostPath"] == f"{dev_of(site)}/nvidiactl"
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.reconcile.reconcile import DaemonNode, reconcile_locks
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, Refusal
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from tests.support.locks import place_lock
@@ -66,16 +65,6 @@ def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
 def test_a_fault_of_the_driver_rises(node: Hanging) -> None:
     node.answer(b"!")
     assert silent(node).kind == BROKEN
-
-
-def test_a_driver_that_does_not_answer_is_unknown_and_asked_once(box: Box) -> None:
-    node = Hanging(box, 0.001)
-    asked: set[BackgroundCall[list[Device]] | None] = set()
-    for _ in range(3):
-        assert silent(node).kind == UNKNOWN
-        asked.add(node.caller.late)
-    assert len(asked) == 1
-    node.answer()
 
 
 def test_when_it_comes_back_it_is_asked_afresh(box: Box) -> None:

@@ -148,18 +148,6 @@ def test_what_has_not_changed_is_not_written_again(site: Site) -> None:
     assert (site.box.lock / "inventory").stat().st_ino == before
 
 
-def test_without_an_exporter_an_instance_that_is_gone_goes(site: Site) -> None:
-    folder = site.box.driver / "capabilities/gpu0/mig/gi1/ci0"
-    folder.mkdir(parents=True)
-    site.tell(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1234")
-    assert f"mig.{bus(0)}.gi1.ci0.uuid" in site.run()
-    (site.exporter / "inventory").unlink()
-    folder.rmdir()
-    folder.parent.rmdir()
-    assert f"mig.{bus(0)}.gi1.ci0.uuid" not in site.run()
-    assert site.said() == []
-
-
 def test_what_was_told_in_another_boot_is_not_published(site: Site) -> None:
     site.tell(f"gpu.{bus(0)}.memory_mib=32768", boot_id=OTHER_BOOT)
     assert site.run() == {}

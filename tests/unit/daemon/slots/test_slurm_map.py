@@ -145,13 +145,6 @@ def test_a_map_that_is_made_while_gpulockd_runs_is_compared_within_seconds(
     assert compared.later() == [False]
 
 
-def test_a_map_that_is_broken_ends_no_daemon(compared: Compared) -> None:
-    (compared.site.state / "slurm-map").write_text("something else\n")
-    compared.round()
-    compared.later()
-    assert "not renewed" in compared.journal.said()[0]
-
-
 @pytest.mark.parametrize("foreseen", [True, False])
 def test_a_comparison_that_cannot_be_started_is_tried_again(
     compared: Compared, monkeypatch: pytest.MonkeyPatch, *, foreseen: bool

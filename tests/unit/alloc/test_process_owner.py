@@ -48,16 +48,30 @@ def in_cgroup(proc: FakeProc, pid: int, text: str) -> None:
     (proc.root / str(pid) / "cgroup").write_text(text)
 
 
-def test_a_process_on_a_free_device_is_foreign(proc: FakeProc) -> None:
-    proc.add(JOB)
-    assert judged(proc, JOB) == FOREIGN
+PROCESS: dict[str, Any] = {"scheduler": "process", "pid": 300, "add_grp_id": 0}
+SHEPHERDS: dict[str, Any] = {"pid": SHEPHERD, "add_grp_id": 0}
 
 
-def test_the_jobs_group_tells_its_processes(proc: FakeProc) -> None:
-    proc.add(JOB, groups=(100, 65400))
-    proc.add(JOB + 1, groups=(100, 65401))
-    assert judged(proc, JOB, lock(add_grp_id=65400)) == OWNERS
-    assert judged(proc, JOB + 1, lock(add_grp_id=65400)) == FOREIGN
+@pytest.mark.parametrize(
+    ("claim", "about", "whose"),
+    [
+        (None, {}, FOREIGN),
+        ({"add_grp_id": 65400}, {"groups": (100, 65400)}, OWNERS),
+        ({"add_grp_id": 65400}, {"groups": (100, 65401)}, FOREIGN),
+        ({**SHEPHERDS, "start": 1000}, {"ppid": SHEPHERD + 1}, OWNERS),
+        ({**SHEPHERDS, "start": 999}, {"ppid": SHEPHERD}, FOREIGN),
+        ({**PROCESS, "sid": 300}, {"session": 300}, OWNERS),
+        ({**PROCESS, "sid": 301}, {"session": 300}, FOREIGN),
+        ({"add_grp_id": 0, "sid": 0}, {"session": 0, "groups": (0,)}, FOREIGN),
+    ],
+)
+def test_group_descent_or_session_tell_whose_a_process_is(
+    proc: FakeProc, claim: dict[str, Any] | None, about: dict[str, Any], whose: str
+) -> None:
+    proc.add(SHEPHERD, "sge_shepherd", start=1000, uids=ROOT)
+    proc.add(SHEPHERD + 1, ppid=SHEPHERD)
+    proc.add(JOB, **about)
+    assert judged(proc, JOB, *([] if claim is None else [lock(**claim)])) == whose
 
 
 def test_the_group_of_a_slave_task_counts_as_well(proc: FakeProc) -> None:
@@ -65,27 +79,6 @@ def test_the_group_of_a_slave_task_counts_as_well(proc: FakeProc) -> None:
     held = lock(add_grp_id=65400)
     held.anchors = [(501, 1000, 65401)]
     assert judged(proc, JOB, held) == OWNERS
-
-
-def test_what_descends_from_the_shepherd_is_the_owners(proc: FakeProc) -> None:
-    proc.add(SHEPHERD, "sge_shepherd", start=1000, uids=ROOT)
-    proc.add(JOB, ppid=SHEPHERD)
-    proc.add(JOB + 1, ppid=JOB)
-    assert judged(proc, JOB + 1, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == OWNERS
-
-
-def test_another_process_of_the_shepherds_pid_is_no_shepherd(proc: FakeProc) -> None:
-    proc.add(SHEPHERD, start=2000)
-    proc.add(JOB, ppid=SHEPHERD)
-    assert judged(proc, JOB, lock(pid=SHEPHERD, start=1000, add_grp_id=0)) == FOREIGN
-
-
-def test_the_session_of_a_claim_of_a_process_is_its(proc: FakeProc) -> None:
-    proc.add(JOB, session=300)
-    claim: dict[str, Any] = {"scheduler": "process", "pid": 300, "sid": 300, "add_grp_id": 0}
-    other: dict[str, Any] = {**claim, "sid": 301}
-    assert judged(proc, JOB, lock(**claim)) == OWNERS
-    assert judged(proc, JOB, lock(**other)) == FOREIGN
 
 
 def test_the_token_in_its_environment_tells_what_a_claim_started(
@@ -102,11 +95,6 @@ def test_the_token_in_its_environment_tells_what_a_claim_started(
     proc.add(JOB)
     fail_at(monkeypatch, "open", "/environ", PermissionError(13, "denied"))
     assert judged(proc, JOB, claim) == UNSEEN
-
-
-def test_no_group_and_no_session_tell_nothing(proc: FakeProc) -> None:
-    proc.add(JOB, session=0, groups=(0,))
-    assert judged(proc, JOB, lock(add_grp_id=0, sid=0)) == FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -164,6 +152,7 @@ def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
         ("nvidia-persiste", {"uids": (143,) * 4}, SERVICE),
         ("gpulock-exporte", {"uids": (998,) * 4}, SERVICE),
         ("Xorg", {"uids": (1000,) * 4}, FOREIGN),
+        ("Xorg", {"uids": (999, 0, 0, 0)}, SERVICE),
         ("Xorg", {"uids": (1000, 0, 0, 0)}, FOREIGN),
         ("Xorg", {"uids": (0, 1000, 0, 0)}, FOREIGN),
         ("Xorg", {"uids": (0, 0, 1000, 0)}, FOREIGN),
@@ -249,14 +238,6 @@ def test_a_process_of_the_claim_itself_is_not_of_another(proc: FakeProc) -> None
     assert not belongs(proc, 700, add_grp_id=65400)
     proc.add(701, groups=[65401])  # a task of the same grant
     assert not belongs(proc, 701, token=record().token, add_grp_id=65401)
-
-
-def test_a_system_user_is_one_by_all_its_uids(proc: FakeProc) -> None:
-    proc.add(10, uids=(999, 0, 0, 0))
-    proc.add(11, uids=(1000, 0, 0, 0))
-    tree = ProcessScan(Proc(str(proc.root)))
-    assert process_owner.is_service_process(10, tree, ["sh"])
-    assert not process_owner.is_service_process(11, tree, ["sh"])
 
 
 @pytest.mark.parametrize("sid", [0, 300])

@@ -52,21 +52,26 @@ def too_late(root: Path, body: str, seconds: float = 5) -> None:
     assert found.why.startswith("ask")
 
 
-@pytest.mark.parametrize("code", [0, 1, 75, 255])
-def test_its_exit_code_and_all_its_words_are_the_answer(tmp_path: Path, code: int) -> None:
-    found = answer(tmp_path, f"echo out; echo err >&2; echo more; exit {code}")
-    assert found == (code, b"out\nerr\nmore\n")
+WORDS = ("a b", "", "$(id)", "-x\ny", "ä")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_one_that_a_signal_ended_has_a_code_below_0(tmp_path: Path, number: int) -> None:
-    assert answer(tmp_path, f"echo x; kill -{int(number)} $$") == (-number, b"x\n")
-
-
-def test_words_reach_it_as_they_are(tmp_path: Path) -> None:
-    words = ("a b", "", "$(id)", "-x\ny", "ä")
-    _, output = answer(tmp_path, 'for word in "$@"; do printf "[%s]" "$word"; done', *words)
-    assert output.decode() == "[a b][][$(id)][-x\ny][ä]"
+@pytest.mark.parametrize(
+    ("body", "code", "output"),
+    [
+        ("echo out; echo err >&2; echo more; exit 0", 0, "out\nerr\nmore\n"),
+        ("exit 255", 255, ""),
+        (f"echo x; kill -{signal.SIGKILL:d} $$", -signal.SIGKILL, "x\n"),
+        (f"kill -{signal.SIGTERM:d} $$", -signal.SIGTERM, ""),
+        ('for word in "$@"; do printf "[%s]" "$word"; done', 0, "[a b][][$(id)][-x\ny][ä]"),
+        ("cat; echo end", 0, "end\n"),
+        ("head -c 1000000 /dev/zero", 0, "\0" * 1000000),
+    ],
+    ids=["words", "code", "killed", "ended", "arguments", "no input", "a long answer"],
+)
+def test_its_exit_code_and_all_its_words_are_the_answer(
+    tmp_path: Path, body: str, code: int, output: str
+) -> None:
+    assert answer(tmp_path, body, *WORDS) == (code, output.encode())
 
 
 def test_its_environment_and_its_files_are_ours(
@@ -80,21 +85,19 @@ def test_its_environment_and_its_files_are_ours(
     assert b"LD_PRELOAD_X" not in output and b"secret" not in output
 
 
-def test_its_standard_input_is_empty(tmp_path: Path) -> None:
-    assert answer(tmp_path, "cat; echo end") == (0, b"end\n")
-
-
-def test_a_long_answer_is_whole(tmp_path: Path) -> None:
-    code, output = answer(tmp_path, "head -c 1000000 /dev/zero")
-    assert (code, len(output)) == (0, 1000000)
-
-
-def test_one_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    too_late(tmp_path, "exec sleep 600")
-
-
-def test_one_that_answers_and_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    too_late(tmp_path, "echo x; exec >&- 2>&-; exec sleep 600")
+@pytest.mark.parametrize(
+    ("body", "seconds"),
+    [
+        ("exec sleep 600", 5),
+        ("exec sleep 600", 0),
+        ("echo x; exec >&- 2>&-; exec sleep 600", 5),
+    ],
+    ids=["hangs", "no time", "answers and hangs"],
+)
+def test_one_that_does_not_end_is_ended_at_the_deadline(
+    tmp_path: Path, body: str, seconds: float
+) -> None:
+    too_late(tmp_path, body, seconds)
 
 
 class AlwaysReady:
@@ -129,10 +132,6 @@ def test_one_that_floods_us_is_ended_at_once(
 ) -> None:
     monkeypatch.setattr(subprocess, "ANSWER_LIMIT", 1 << 16)
     too_late(tmp_path, "exec cat /dev/zero", 30)
-
-
-def test_time_that_is_up_is_a_refusal_and_no_hang(tmp_path: Path) -> None:
-    too_late(tmp_path, "exec sleep 600", 0)
 
 
 @pytest.mark.parametrize("spoil", ["gone", "mode", "interpreter", "folder"])

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,11 +107,7 @@ def test_a_killed_holder_lets_go(tmp_path: Path, holder: subprocess.Popen[str]) 
 def test_two_gates_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     with Gate(str(tmp_path), Deadline(1)):
         assert refusal(tmp_path).kind == UNKNOWN
-    enter(tmp_path)
-
-
-def test_a_gate_without_time_left_is_still_tried_once(tmp_path: Path) -> None:
-    enter(tmp_path, 0)
+    enter(tmp_path, 0)  # a gate without time left is still tried once
 
 
 def test_the_file_is_private_and_stays(tmp_path: Path) -> None:
@@ -123,11 +119,29 @@ def test_the_file_is_private_and_stays(tmp_path: Path) -> None:
     assert (tmp_path / NAME).stat().st_ino == before
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o620, 0o602, 0o660])
-def test_a_gate_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
-    (tmp_path / NAME).touch()
-    (tmp_path / NAME).chmod(mode)
+def mode(number: int) -> Callable[[Path], object]:
+    def make(gate: Path) -> None:
+        gate.touch()
+        gate.chmod(number)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(mode(0o644), mode(0o620), mode(0o602), mode(0o660)),
+        lambda gate: gate.symlink_to("target"),
+        lambda gate: os.mkfifo(gate, 0o600),
+        lambda gate: gate.mkdir(0o700),
+    ],
+)
+def test_what_others_may_open_and_what_is_no_file_is_no_gate_and_not_followed(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / NAME)
     assert refusal(tmp_path).kind == BROKEN
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_gate_of_somebody_else_is_refused(
@@ -136,20 +150,6 @@ def test_a_gate_of_somebody_else_is_refused(
     enter(tmp_path)
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    assert refusal(tmp_path).kind == BROKEN
-
-
-def test_a_link_a_fifo_and_a_folder_are_refused_and_not_followed(tmp_path: Path) -> None:
-    gate = tmp_path / NAME
-    target = tmp_path / "target"
-    gate.symlink_to(target)
-    assert refusal(tmp_path).kind == BROKEN
-    assert not target.exists()
-    gate.unlink()
-    os.mkfifo(gate, 0o600)
-    assert refusal(tmp_path).kind == BROKEN
-    gate.unlink()
-    gate.mkdir(0o700)
     assert refusal(tmp_path).kind == BROKEN
 
 

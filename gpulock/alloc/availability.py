@@ -18,6 +18,7 @@ from gpulock.alloc.choose import (
 )
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.node.device_list import nvlink_counts
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import quarantine
 from gpulock.store.event_kinds import REAPED
@@ -113,8 +114,9 @@ def pick_free_devices(
             return choose_share_places(free, held, want, last, node.settings), out
         shared = count_places_by_card(free, node.settings.shares)
         last = dict.fromkeys(shared, LATE) | last
+    links = nvlink_counts(node.inventory)
     if want.kinds:
         from gpulock.alloc.kinds import choose_by_kind
 
-        return choose_by_kind(free, want, last, node.links), out
-    return choose_unused_first(free, want.count, last, node.links), out
+        return choose_by_kind(free, want, last, links), out
+    return choose_unused_first(free, want.count, last, links), out

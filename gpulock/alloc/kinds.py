@@ -8,7 +8,8 @@ model a plain request never comes here.
 from gpulock.alloc.choose import choose_unused_first
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
-from gpulock.node.devices import Device, has_untold_instances
+from gpulock.node.device_list import has_untold_instances
+from gpulock.node.devices import Device
 from gpulock.node.kinds import (
     ANY,
     CARD,

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
 from gpulock.install.items import FileItem
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
@@ -67,7 +67,7 @@ class NodePart:
         """
         stated = self.settings.expected_gpus
         try:
-            shown = len(devices.read_devices(self.settings.driver_root, self.settings.sys_root))
+            shown = len(device_list.read_devices(self.settings.driver_root, self.settings.sys_root))
         except Refusal as refusal:
             self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
             return stated

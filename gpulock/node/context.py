@@ -7,7 +7,6 @@ Hot.
 import os
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.node import devices
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -27,7 +26,6 @@ class Node:
         except OSError as fault:
             raise Refusal(UNKNOWN, f"boot id: {fault}", "is /proc mounted?") from fault
         self.inventory: dict[str, str] = {}
-        self.links: dict[tuple[str, str], int] = {}
         self._known: list[Device] = []
 
     def devices(self, cards: "list[Device] | None" = None) -> list[Device]:
@@ -35,12 +33,13 @@ class Node:
 
         `cards` are those that the driver shows, where they were read already.
         """
+        from gpulock.node import device_list  # not for a release
+
         settings = self.settings
-        self.inventory = devices.read_nvml_inventory(settings.lock_dir, self.boot_id)
-        self.links = devices.nvlink_counts(self.inventory)
+        self.inventory = device_list.read_nvml_inventory(settings.lock_dir, self.boot_id)
         if cards is None:
-            cards = devices.read_devices(settings.driver_root, settings.sys_root)
-        self._known = devices.apply_nvml_inventory(cards, self.inventory)
+            cards = device_list.read_devices(settings.driver_root, settings.sys_root)
+        self._known = device_list.apply_nvml_inventory(cards, self.inventory)
         return self._known
 
     def known_devices(self) -> list[Device]:

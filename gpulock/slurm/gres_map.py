@@ -10,7 +10,8 @@ compared. What another version means, gpulockd finds out; no hook reads a site's
 import os
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
-from gpulock.node.devices import Device, has_untold_instances
+from gpulock.node.device_list import has_untold_instances
+from gpulock.node.devices import Device
 from gpulock.store import atomic, kv
 
 TYPE_CHECKING = False

@@ -23,6 +23,7 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
+from gpulock.node.device_list import nvlink_counts
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.text import table
 from gpulock.text.words import format_count
@@ -119,7 +120,9 @@ class Demo:
         """Say how fast the two GPUs of a job talk."""
         node, mask = self.stage.node(), pair.variables()["CUDA_VISIBLE_DEVICES"].split(",")
         first, second = [device for device in node.devices() if str(device.index) in mask]
-        links = format_count(node.links.get((first.bus, second.bus), 0), "NVLink")
+        links = format_count(
+            nvlink_counts(node.inventory).get((first.bus, second.bus), 0), "NVLink"
+        )
         self.text(
             f"GPU {first.index} and GPU {second.index} share {links}; "
             f"most pairs of this machine have one or none."

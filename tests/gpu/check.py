@@ -21,7 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gpulock.node.devices import Device, read_devices
+from gpulock.node.device_list import read_devices
+from gpulock.node.devices import Device
 from tests.gpu.compare import (
     ASKED,
     Finding,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpulock.node.devices import INVENTORY_LINE, Device, read_devices
+from gpulock.node.device_list import INVENTORY_LINE, read_devices
+from gpulock.node.devices import Device
 from gpulock.store import kv
 from tests.nvml.cards import CARDS, NEWER_KEYS, WITHOUT_COUNTERS
 from tests.nvml.drivers import has_wide_entries

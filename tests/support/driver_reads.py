@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.devices import Device
 
 
@@ -29,11 +29,11 @@ def is_gate_held(records: Path) -> bool:
 def observe_driver_reads(records: Path, patch: pytest.MonkeyPatch) -> list[bool]:
     """Return for each read of the driver from now on whether the gate was held."""
     reads: list[bool] = []
-    read = devices.read_devices
+    read = device_list.read_devices
 
     def observed(*args: Any) -> list[Device]:
         reads.append(is_gate_held(records))
         return read(*args)
 
-    patch.setattr(devices, "read_devices", observed)
+    patch.setattr(device_list, "read_devices", observed)
     return reads

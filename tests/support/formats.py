@@ -28,7 +28,8 @@ from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inven
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, save_withdrawn_ids
 from gpulock.install.slurm.gres import slurm_map_text
 from gpulock.node import sample, settings
-from gpulock.node.devices import Device, read_nvml_inventory
+from gpulock.node.device_list import read_nvml_inventory
+from gpulock.node.devices import Device
 from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE, parse_sample
 from gpulock.report.claims import parse_reported_claim
 from gpulock.sge.card_map import format_card_map, read_card_map

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from gpulock.errors import Refusal
-from gpulock.node.devices import INVENTORY_LINE
-from gpulock.node.devices import read_nvml_inventory as read_inventory
+from gpulock.node.device_list import INVENTORY_LINE
+from gpulock.node.device_list import read_nvml_inventory as read_inventory
 from gpulock.store import grants
 from tests.support.history_site import read_history
 from tests.support.trees import OTHER_BOOT, record

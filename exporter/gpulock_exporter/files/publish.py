@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, LockTimeout, Refusal
-from gpulock.node.devices import INVENTORY_LINE
+from gpulock.node.device_list import INVENTORY_LINE
 from gpulock.node.sample import (
     FINISHED,
     SAMPLE,

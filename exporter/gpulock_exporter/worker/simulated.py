@@ -19,8 +19,9 @@ from typing import Any
 
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
-from gpulock.node import devices, settings, settings_file
-from gpulock.node.devices import INVENTORY_LINE, SHARE, Device, mig_instances, nvlink_counts
+from gpulock.node import device_list, settings, settings_file
+from gpulock.node.device_list import INVENTORY_LINE, mig_instances, nvlink_counts
+from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
@@ -83,7 +84,7 @@ class SimulatedSource:
         here = self._settings
         try:
             told = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)
-            cards = devices.read_devices(here.driver_root, here.sys_root)
+            cards = device_list.read_devices(here.driver_root, here.sys_root)
             version = atomic.read_text(f"{here.driver_root}/version").split("\n", 1)[0]
             store = LockStore(here.lock_dir)
             self._locks = store.read_all_locks()

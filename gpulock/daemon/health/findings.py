@@ -26,7 +26,8 @@ from typing import Final, NamedTuple
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.errors import one_line
 from gpulock.node import sample
-from gpulock.node.devices import EXCLUDED, Device
+from gpulock.node.device_list import EXCLUDED
+from gpulock.node.devices import Device
 
 XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON

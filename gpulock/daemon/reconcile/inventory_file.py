@@ -20,7 +20,8 @@ from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import Chore, DriverCard, ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
-from gpulock.node.devices import INVENTORY_LINE, Device, card_bus_id, driver_mig_instances
+from gpulock.node.device_list import INVENTORY_LINE, driver_mig_instances
+from gpulock.node.devices import Device, card_bus_id
 from gpulock.store import atomic, kv, quarantine
 from gpulock.store.quarantine import POLICY
 

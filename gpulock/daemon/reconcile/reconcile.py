@@ -16,7 +16,7 @@ from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_devic
 from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.node import devices as driver_devices
+from gpulock.node import device_list
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
@@ -58,7 +58,7 @@ class DaemonNode(Node):
     def ask_driver(self) -> list[Device]:
         """Return what the driver shows, which may take for ever; raise Refusal."""
         settings = self.settings
-        return driver_devices.read_devices(settings.driver_root, settings.sys_root)
+        return device_list.read_devices(settings.driver_root, settings.sys_root)
 
     def devices(self, cards: list[Device] | None = None) -> list[Device]:
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""

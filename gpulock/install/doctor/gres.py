@@ -11,7 +11,7 @@ from gpulock.install.slurm import gres
 from gpulock.install.slurm.install import NO_GRES
 from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import gres_map_device_name
@@ -95,7 +95,7 @@ class GresChecks:
             what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
             yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
             return
-        shown = devices.read_devices(self.settings.driver_root, self.settings.sys_root)
+        shown = device_list.read_devices(self.settings.driver_root, self.settings.sys_root)
         index = {device.minor: device.index for device in shown}
         real = [index.get(int(place), -1) for place in places]
         if real == list(range(len(real))):

@@ -27,7 +27,7 @@ from gpulock.install.doctor.claims import (
     why_unwritable,
 )
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.node import devices
+from gpulock.node import device_list, devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
@@ -86,7 +86,7 @@ def check_state_dir(settings: Settings) -> Iterator[Finding]:
 def check_driver(settings: Settings) -> Iterator[Finding]:
     """Look at the devices that the driver shows, and at their UUIDs."""
     try:
-        shown = devices.read_devices(settings.driver_root, settings.sys_root)
+        shown = device_list.read_devices(settings.driver_root, settings.sys_root)
     except Refusal as refusal:
         yield fault(refusal.why, refusal.do)
         return
@@ -124,7 +124,7 @@ def check_mps(settings: Settings, programs: MpsPrograms | None = None) -> Iterat
 def check_gpu_number(settings: Settings) -> Iterator[Finding]:
     """Compare the number of GPUs with EXPECTED_GPUS."""
     wanted = settings.expected_gpus
-    there = len(devices.read_devices(settings.driver_root, settings.sys_root))
+    there = len(device_list.read_devices(settings.driver_root, settings.sys_root))
     if not wanted:
         what = f"not set: a card that falls out ({there} are there) is not missed"
         yield warning(what, f"set EXPECTED_GPUS={there} in the settings")
@@ -137,7 +137,7 @@ def check_gpu_number(settings: Settings) -> Iterator[Finding]:
 
 def check_device_nodes(settings: Settings) -> Iterator[Finding]:
     """Look at the device nodes; a simulated node's are no devices."""
-    shown = devices.read_devices(settings.driver_root, settings.sys_root)
+    shown = device_list.read_devices(settings.driver_root, settings.sys_root)
     whole = [device for device in shown if not device.fault]
     if wrong := [*find_wrong_nodes(settings.dev_root, whole)]:
         yield fault("; ".join(wrong), "run nvidia-modprobe -u -c0, or nvidia-smi as root")

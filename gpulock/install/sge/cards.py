@@ -14,7 +14,7 @@ from gpulock.daemon.slots.rsmap import load_withdrawn_ids, parse_rsmap, sync_car
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, Wanted
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, read_card_map
@@ -76,7 +76,7 @@ def mapped_cards(settings: Settings, name: str, value: str, option: str) -> Card
     """
     try:
         ids = [*parse_rsmap(value)]
-        here = devices.read_devices(settings.driver_root, settings.sys_root)
+        here = device_list.read_devices(settings.driver_root, settings.sys_root)
         _, known = read_card_map(settings.state_dir)
     except (OSError, ValueError) as fault:
         raise InstallError(f"the ids of {name}: {fault}; correct it") from fault

@@ -22,7 +22,7 @@ from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
 from gpulock.install.slurm.site import Slurmd, SlurmError, SlurmSite, split_nodes
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
-from gpulock.node import devices
+from gpulock.node import device_list, devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import (
@@ -142,7 +142,7 @@ def devices_of_positions(settings: Settings, wanted: Sequence[tuple[str, ...]]) 
     if not wanted:
         return []
     try:
-        found = devices.read_devices(settings.driver_root, settings.sys_root)
+        found = device_list.read_devices(settings.driver_root, settings.sys_root)
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}, then run it again") from refusal
     shown = {device.minor for device in found if not device.fault}
@@ -179,7 +179,7 @@ def device_of_position(settings: Settings, files: tuple[str, ...]) -> str:
     table = read_mig_capabilities(f"{settings.driver_root}-caps/mig-minors")
     minors = [_device_minor(settings, name, _CAPABILITY) for name in capabilities]
     opened = {table.get(minor, "unknown") for minor in minors}
-    for instance in devices.driver_mig_instances(settings.driver_root, card):
+    for instance in device_list.driver_mig_instances(settings.driver_root, card):
         compute = f"gpu{card}/{instance.replace('.', '/')}"
         if compute in opened and opened <= {compute, os.path.dirname(compute)}:
             return f"{card}.{instance}"

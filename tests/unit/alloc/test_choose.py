@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpulock.alloc import choose
 from gpulock.alloc.choose import choose_best_set, score_pairs
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.devices import Device
 from gpulock.simulate.node import write_simulated_node
 from gpulock.simulate.presets import PRESETS
@@ -33,9 +33,9 @@ def machine(preset: str) -> tuple[list[Device], Links]:
     with tempfile.TemporaryDirectory() as folder:
         node = write_simulated_node(Path(folder) / "n", preset)
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        told = devices.read_nvml_inventory(str(node.lock_dir), boot_id)
-        found = devices.read_devices(str(node.driver_root), str(node.sys_root))
-    return devices.apply_nvml_inventory(found, told), devices.nvlink_counts(told)
+        told = device_list.read_nvml_inventory(str(node.lock_dir), boot_id)
+        found = device_list.read_devices(str(node.driver_root), str(node.sys_root))
+    return device_list.apply_nvml_inventory(found, told), device_list.nvlink_counts(told)
 
 
 def best(scores: list[list[int]], count: int) -> list[int]:

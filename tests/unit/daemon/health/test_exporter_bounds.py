@@ -40,7 +40,8 @@ from gpulock.daemon.reconcile.inventory_file import (
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, DriverCard, reconcile_locks
 from gpulock.errors import BUSY, Refusal
 from gpulock.node import sample
-from gpulock.node.devices import Device, apply_nvml_inventory, nvlink_counts
+from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
+from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import kv
 from tests.support.health_site import Ward

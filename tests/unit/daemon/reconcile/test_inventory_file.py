@@ -13,8 +13,8 @@ from gpulock.daemon.reconcile.inventory_file import (
     check_inventory,
 )
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, ReconcileReport
-from gpulock.node.devices import driver_mig_instances
-from gpulock.node.devices import read_nvml_inventory as read_inventory
+from gpulock.node.device_list import driver_mig_instances
+from gpulock.node.device_list import read_nvml_inventory as read_inventory
 from gpulock.node.settings import Settings
 from tests.support.journal import HeardJournal
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, Box, bus

@@ -9,7 +9,7 @@ from gpulock_exporter.files.publish import (
     ExporterFolder,
 )
 
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.devices import Device as DriverDevice
 from tests.support.exporter_nodes import card, instance, uuid
 from tests.support.trees import BOOT, bus
@@ -26,11 +26,11 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
-    pairs = devices.read_nvml_inventory(str(tmp_path), BOOT)
-    assert devices.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
+    pairs = device_list.read_nvml_inventory(str(tmp_path), BOOT)
+    assert device_list.nvlink_counts(pairs) == {(bus(0), bus(1)): 3, (bus(1), bus(0)): 3}
     assert f"gpu.{bus(2)}.nvswitch" not in pairs, "in MIG mode its links are off"
     plain = [DriverDevice(bus(number), number) for number in range(3)]
-    found = devices.apply_nvml_inventory(plain, pairs)
+    found = device_list.apply_nvml_inventory(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
     assert [one.switched for one in found] == [True, False, False]
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)

@@ -16,7 +16,7 @@ from gpulock.install.slurm.gres import (
     slurm_map_text,
 )
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges
-from gpulock.node import devices
+from gpulock.node import device_list
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -117,7 +117,7 @@ def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
     Path(settings.state_dir, "slurm-map").write_text(text)
 
     assert text == "gpulock-slurm-map 1\ngres_conf=\n0=4\n1=0\n2=7\n"
-    shown = devices.read_devices(settings.driver_root, settings.sys_root)
+    shown = device_list.read_devices(settings.driver_root, settings.sys_root)
     assert [d.minor for d in resolve_gres_devices(settings.state_dir, ["0", "2"], shown)] == [4, 7]
 
 

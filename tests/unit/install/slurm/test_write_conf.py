@@ -161,21 +161,6 @@ def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remove", [False, True])
-def test_what_an_administrator_wrote_into_the_block_is_not_lost(
-    node: SlurmNode, remove: bool
-) -> None:
-    install(node)
-    node.conf.write_text(node.conf.read_text().replace("Flags=", "Flags=X11,"))
-    before = node.conf.read_text()
-
-    with pytest.raises(InstallError, match="somebody changed gpulock's block"):
-        node.uninstall(write_conf=True) if remove else install(node)
-
-    assert node.conf.read_text() == before
-
-
-@pytest.mark.slow
 def test_the_epilog_stays_in_slurm_conf_while_jobs_hold_gpus(node: SlurmNode) -> None:
     install(node)
     shown = node.state / "node"

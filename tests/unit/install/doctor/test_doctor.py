@@ -111,19 +111,6 @@ def no_device_node(site: Site) -> None:
     (site.root / "node/dev/nvidia3").unlink()
 
 
-def open_lock_dir(site: Site) -> None:
-    folder = site.root / "node/run/gpulock"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o777)
-
-
-def open_gate(site: Site) -> None:
-    folder = site.root / "node/run/gpulock.claims"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gate").touch()
-    (folder / "gate").chmod(0o644)
-
-
 def lose_records(site: Site) -> None:
     (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
 
@@ -189,14 +176,6 @@ def no_state_dir(site: Site) -> None:
     (site.root / "node/state").rename(site.root / "elsewhere")
 
 
-def lost_quarantine(site: Site) -> None:
-    (site.root / "node/state/quarantine.lost").touch()
-
-
-def queue_error(site: Site) -> None:
-    (site.state / "states").write_text("E\n")
-
-
 def silent_sensor(site: Site) -> None:
     (site.state / "deaf").touch()
     site.edit("se", "gpu.free=8", "slots=8")
@@ -213,10 +192,7 @@ def no_driver(site: Site) -> None:
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
-        (open_lock_dir, "LOCK_DIR", "mode 777", "writable by no other user"),
-        (open_gate, "gate", "any user can block it", "chmod 600"),
         (no_state_dir, "quarantine", "quarantine was lost", "quarantine again what was out"),
-        (lost_quarantine, "quarantine", "GPUs that were out of service may be", "rm -f"),
         (lose_records, "boot", "records of this boot's claims were lost", "forget-locks"),
         (lose_lock_dir_and_state_dir, "quarantine", "quarantine was lost", "quarantine again"),
         (spoil_record, "locks", "): nothing is granted", "once no job is left: rm -r"),
@@ -225,7 +201,7 @@ def no_driver(site: Site) -> None:
         (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
         (damage, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
-        (break_link, "hooks", "leads nowhere", "gpulock install sge"),
+        (break_link, "hooks", "drains the node", "gpulock install sge"),
         (
             replace_in("sq", "epilog                NONE,[@gpulock=", "epilog NONE,[nodex="),
             "Grid Engine",
@@ -239,7 +215,6 @@ def no_driver(site: Site) -> None:
             "gpu=8 node1",
         ),
         (replace_in("sconf-node1", "sge-sensor", "no"), "Grid Engine", "configuration", "sge"),
-        (queue_error, "queue gpu.q@node1", "in error by job 4711", "qmod -cq gpu.q@node1"),
         (no_shepherd, "Grid Engine", "no job would start", "install sge"),
         (replace_in("release", "8.1.9", "6.2u5"), "qmaster", "SGE 6.2u5", "taken out"),
     ],

@@ -133,15 +133,6 @@ def a_private_task_prolog(node: SlurmNode) -> None:
     node.put("TaskProlog", str(script))
 
 
-def break_link(node: SlurmNode) -> None:
-    (node.hooks / "current").unlink()
-
-
-def no_interpreter(node: SlurmNode) -> None:
-    text = node.paths.slurm_prolog.read_text()
-    node.paths.slurm_prolog.write_text("#!/nowhere/python3 -IS\n" + text.partition("\n")[2])
-
-
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
     """Print what 25.05 and later do where the two differ."""
     text = (node.state / "config").read_text()
@@ -168,11 +159,6 @@ def pyxis_alone(node: SlurmNode) -> None:
     node.stack(f"include {node.root}/d/*")
 
 
-def keep_an_older_plugin(node: SlurmNode) -> None:
-    by_spank()(node)
-    node.plugin.write_bytes(b"gpulock-spank-build 0123456789ab\0")
-
-
 def older_than_any_tried(node: SlurmNode) -> None:
     (node.state / "release").write_text("21.08.8\n")
 
@@ -187,13 +173,9 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     [
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
         (by_spank(1, 0, 2), "installation", "not as it must be", "as its first line"),
-        (keep_an_older_plugin, "installation", "is of another gpulock", "make -C "),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
-        (put("TaskProlog", "(null)"), "slurm.conf", "TaskProlog not in force", "--dry-run"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
-        (break_link, "hooks", "drains the node", "gpulock install slurm"),
-        (no_interpreter, "hooks", "damaged: prolog/slurm", "gpulock install hooks"),
         (put("RequeueExit", "75"), "slurm.conf", "RequeueExit=75,213", "reconfigure"),
         (own_timeouts, "slurm.conf", "PrologTimeout=120", "--dry-run"),
         (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),

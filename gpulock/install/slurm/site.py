@@ -135,11 +135,8 @@ class SlurmSite:
     ) -> subprocess.CompletedProcess[str]:
         """Run slurmd, with the libraries of the one that runs; raise InstallError for none."""
         beside = with_sibling_folders([self.binaries])
-        program = (
-            self.slurmd.program
-            if self.slurmd
-            else find_slurm_program(NAME, beside, "install slurmd")
-        )
+        own = self.slurmd.program if self.slurmd else None
+        program = own or find_slurm_program(NAME, beside, "install slurmd")
         # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
         return self.run_client([NAME, *words], seconds, program)
 
@@ -189,9 +186,9 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
         beside = [slurmd.program.parent] if slurmd else []
         clients = with_sibling_folders([*beside, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    for one in (slurmd.program, scontrol) if slurmd else ():
-        if one.parent not in vouched:
-            check_trusted(one, slurmd.owners if slurmd else (), "SLURM_BINARIES")
+    if slurmd:
+        for one in [one for one in (slurmd.program, scontrol) if one.parent not in vouched]:
+            check_trusted(one, slurmd.owners, "SLURM_BINARIES")
     return SlurmSite(scontrol.parent, path, slurmd)
 
 

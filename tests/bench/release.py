@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a release looks at processes, among 200, 3,000 and 30,000: a part of `make bench`.
+"""How long a release looks at processes, among 200, 3,000 and 30,000, and a claim at many places.
 
-Usage: python -m tests.bench.release. Measured within a process that has all loaded.
+Usage: python -m tests.bench.release, a part of `make bench`. Measured within a process that has all
+loaded.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node.devices import Device
+from gpulock.node.context import Node
+from gpulock.node.devices import SHARE, Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.store import boot, grants
 from tests.bench.harness import Samples, Target, median, print_rows, run_bench, timed, undisturbed
+from tests.support.claims import never
 from tests.support.scene import Scene
+from tests.support.trees import record, soon
 
 GONE, ELSEWHERE = "the owner is gone", "the owner runs elsewhere"
 # milliseconds by the number of processes
@@ -29,6 +37,7 @@ LIMITS = {
 }
 OWNER, GROUP = 64_001, 65_400  # of the job that ended
 ROUNDS = 21
+HELD, CLAIM_LIMIT = 1023, 15.0  # places of others, milliseconds of a claim beside them
 SPARE, PID_MAX = 1500, 1 << 22  # pids; the most there can be
 CROWD = """\
 import os, signal, sys
@@ -54,8 +63,9 @@ def measure(root: Path) -> list[Target]:
 
     Raises RuntimeError where this machine has no pids for so many.
     """
-    targets: list[Target] = []
-    devices = Scene(root).node().devices()
+    node = Scene(root).node()
+    devices = node.devices()
+    targets = [Target(f"a claim, {HELD} places held, ms", claim_beside(node, HELD), CLAIM_LIMIT)]
     for count in LIMITS[GONE]:
         with crowd(max(0, count - process_count())):
             rows = look_rows(devices)
@@ -65,6 +75,25 @@ def measure(root: Path) -> list[Target]:
             for name, limits in LIMITS.items()
         ]
     return targets
+
+
+def claim_beside(node: Node, held: int) -> float:
+    """Return the least milliseconds of processor time of a claim, so many places being held."""
+    node.store.check(make=True)
+    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
+    own, card = record(boot_id=node.boot_id, token="", devices=()), node.devices()[0].id
+    for number in range(1, held + 1):
+        place = own.copy(
+            job_id=f"9{number}", token=f"t{number}", devices=(f"{card}{SHARE}{number}",)
+        )
+        grants.make_claim(node.store, place)
+    taken: list[float] = []
+    for _ in range(ROUNDS):
+        begun = time.thread_time()
+        grant = claim_devices(node, own, ClaimRequest(1), never, soon())
+        taken.append(1e3 * (time.thread_time() - begun))
+        grants.undo_claim(node.store, grant.owner.token, grant.owner.devices)
+    return min(taken)
 
 
 def look_rows(devices: list[Device]) -> Samples:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -136,40 +135,17 @@ def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode
 # --- beside Grid Engine --------------------------------------------------------------------------
 
 
-def install_for_sge(node: SlurmNode) -> Path:
-    """Have Grid Engine installed here as well, with the same hooks; return its map."""
+def test_the_hooks_stay_while_grid_engine_uses_them_and_go_with_the_last(node: SlurmNode) -> None:
+    hook = container_hooks.ENROOT_HOOKS / container_hooks.ENROOT_HOOK
+    hook.parent.mkdir(parents=True)
+    node.install(enroot=True)
     sge = node.map.with_name("sge-map")
     sge.write_text(format_card_map("node1", {}))
-    return sge
-
-
-def test_slurm_leaves_the_hooks_that_grid_engine_uses(
-    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = node.root / "enroot"
-    folder.mkdir()
-    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", folder)
-    node.install(enroot=True)
-    install_for_sge(node)
 
     assert node.uninstall().clauses() == []
+    assert node.paths.prolog.is_file() and hook.exists() and not node.map.exists()
 
-    assert node.paths.prolog.is_file()
-    assert [path.name for path in folder.iterdir()] == [container_hooks.ENROOT_HOOK]
-    assert not node.map.exists()
-
-
-def test_enroots_hook_goes_with_slurms_and_another_installation_keeps_it(
-    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = node.root / "enroot"
-    folder.mkdir()
-    monkeypatch.setattr(container_hooks, "ENROOT_HOOKS", folder)
-    node.install(enroot=True)
-    hook = folder / container_hooks.ENROOT_HOOK
-    hook.write_text("older\n")
-
-    assert node.install().changed == [f"file {hook}"]
-    assert hook.read_text() == container_hooks.enroot_items()[0].text
+    sge.unlink()
+    node.install()
     assert node.uninstall().clauses() == []
-    assert not hook.exists()
+    assert not hook.exists() and not node.hooks.exists()

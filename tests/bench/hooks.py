@@ -95,7 +95,7 @@ def alone(scene: Scene, hook: Path, pid: int) -> str:
 
 def grid_engine(scene: Scene, shepherd: Shepherd, samples: Samples) -> list[Act]:
     """Return the claims and releases of a job under Grid Engine: plainly, and as configured."""
-    env, pid = shepherd.environment(), str(shepherd.pid)
+    env, pid = shepherd.job.hook_environ(), str(shepherd.pid)
     prolog, epilog = str(scene.hooks.prolog), str(scene.hooks.epilog)
     start = str(scene.hooks.drop_env)
     job = (env["JOB_ID"], env["SGE_TASK_ID"], env["QUEUE"])
@@ -113,7 +113,7 @@ def grid_engine(scene: Scene, shepherd: Shepherd, samples: Samples) -> list[Act]
 
 def beside(scene: Scene, shepherd: Shepherd, samples: Samples) -> list[Act]:
     """Return what Grid Engine's hooks are held against, and the epilog that sees one process."""
-    env, pid = shepherd.environment(), str(shepherd.pid)
+    env, pid = shepherd.job.hook_environ(), str(shepherd.pid)
     locks, answer = scene.root / "peer", scene.root / "qstat.txt"
     answer.write_text(QSTAT_ANSWER)
     gpus = str(len(scene.simulated.machine.gpus))

@@ -92,10 +92,10 @@ def prolog_calls(root: Path) -> Calls:
     wait_until(lambda: time.time() > settled, why="the settings to be a second old")
     with Shepherd(scene.spool(1, 2)) as shepherd:
         for path in (scene.hooks.prolog, scene.hooks.epilog):  # the first claim of a boot does more
-            shepherd.run([str(path), str(shepherd.pid)], shepherd.environment())
+            shepherd.run([str(path), str(shepherd.pid)], shepherd.job.hook_environ())
         program = [scene.interpreter, "-IS", "-c", PROFILED_HOOK]
         hook = [str(scene.hooks.prolog), str(shepherd.pid)]
-        run = shepherd.run([*program, *hook], shepherd.environment(), stderr=str(told))
+        run = shepherd.run([*program, *hook], shepherd.job.hook_environ(), stderr=str(told))
     if run.status != 0:
         raise RuntimeError(f"the prolog exits {run.status}: {told.read_text()}")
     return {(module_of(path), name) for path, name in json.loads(told.read_text())}

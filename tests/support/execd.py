@@ -72,6 +72,12 @@ class SpooledJob:
     tmpdir: Path
     output: Path
 
+    def hook_environ(self) -> dict[str, str]:
+        """Return what the configured `env -i` leaves of a hook's environment."""
+        job = self.job
+        own = {"JOB_ID": str(job.job_id), "SGE_TASK_ID": str(job.task_id), "QUEUE": job.queue}
+        return {"PATH": "/usr/bin:/bin", **own}
+
     def read_environment(self) -> dict[str, str]:
         """Return the job's environment file, as the prolog may have left it."""
         lines = (self.folder / "environment").read_text().splitlines()

@@ -66,11 +66,6 @@ class Ward(Box):
         self.lost[number] = why
         self.facts[number] = f"looked={self.now} {self.facts.get(number, '')}"
 
-    def find(self, number: int) -> None:
-        """Let a GPU answer again."""
-        del self.lost[number]
-        self.facts[number] = ""
-
     def sample(self, *lines: str, ago: float = 0.0) -> None:
         """Let the exporter write how things stand."""
         at = self.now - ago

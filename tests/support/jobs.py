@@ -65,12 +65,7 @@ class Site(Box):
 
     def environ(self, job: SpooledJob) -> dict[str, str]:
         """Return what `env -i` leaves of a hook's environment."""
-        about = job.job
-        return {
-            "JOB_ID": str(about.job_id),
-            "SGE_TASK_ID": str(about.task_id),
-            "QUEUE": about.queue,
-        }
+        return job.hook_environ()
 
 
 def child_of(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:

@@ -104,19 +104,10 @@ class Shepherd(Starter):
         self.job = job
         super().__init__(job.folder, SHEPHERD)
 
-    def environment(self) -> dict[str, str]:
-        """Return what the configured `env -i` leaves of a hook's environment."""
-        job = self.job.job
-        return {
-            "PATH": "/usr/bin:/bin",
-            "JOB_ID": str(job.job_id),
-            "SGE_TASK_ID": str(job.task_id),
-            "QUEUE": job.queue,
-        }
-
     def run_hook(self, path: str) -> int:
         """Run a hook whose output is the job's; return its exit status."""
-        return self.run([path], self.environment(), stderr=str(self.job.output), append=True).status
+        env, output = self.job.hook_environ(), str(self.job.output)
+        return self.run([path], env, stderr=output, append=True).status
 
     def start_job(self) -> int:
         """Start the job with the environment that the prolog left; return its pid."""

@@ -52,7 +52,7 @@ class SgeStage(Stage):
 
     def run(self, shepherd: Shepherd, argv: Sequence[str]) -> int:
         """Run a program as a child of a shepherd; return the exit code."""
-        env = shepherd.environment()
+        env = shepherd.job.hook_environ()
         return shepherd.run(argv, env, proc=str(self.proc), stderr=str(self.stderr)).status
 
     def leave_dead_locks(self, gpus: int) -> None:

@@ -106,10 +106,8 @@ def claim_note(view: StatusView, record: Owner) -> str:
     """Return what a claim's user wrote beside it, and the end that the user chose."""
     if not record.until:
         return record.note
-    end = format_local_time(view.now + record.until - view.boottime)
-    words = (
-        f"until {end[ENDS_AT]}" if record.until > view.boottime else f"over since {end[ENDS_AT]}"
-    )
+    end = format_local_time(view.now + record.until - view.boottime)[ENDS_AT]
+    words = f"until {end}" if record.until > view.boottime else f"over since {end}"
     return f"{record.note}, {words}" if record.note else words
 
 
@@ -146,9 +144,7 @@ def memory_use_cell(used: int | None, total: int | None) -> Cell:
     if used is None or not total:
         return UNKNOWN
     share = used / GIB
-    return Cell(
-        f"{share:.1f}/{total / GIB:.0f}" if share < SMALL else f"{share:.0f}/{total / GIB:.0f}"
-    )
+    return Cell(f"{share:.{int(share < SMALL)}f}/{total / GIB:.0f}")
 
 
 def last_busy_cell(use: SampleView, device: str, lock: Lock | None) -> Cell:

@@ -118,13 +118,8 @@ class ProcessView:
                 and not (lock.owner.scheduler == "slurm" and lock.owner.token in known)
             ]
             view.verdicts.update(sorted(found, key=lambda one: bool(one[1].orphans)))
-        taken = [
-            device.id
-            for device in view.devices
-            for name in held
-            if lock_ids_overlap(name, device.id)
-        ]
-        free = [device.id for device in view.devices if device.id not in taken]
+        ids = [device.id for device in view.devices]
+        free = [one for one in ids if not any(lock_ids_overlap(name, one) for name in held)]
         view.foreign = frozenset([name for name in free if self.find_foreign_pids(name)])
 
 

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.reconcile import cdi
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, run_checks
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.doctor import run_doctor
+from gpulock.node.context import Node as Seen
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -65,56 +66,25 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-@pytest.fixture
-def folder(node: Node) -> Path:
-    return node.root / "run/cdi"
-
-
-def test_a_whole_driver_set_is_well(node: Node) -> None:
+def test_a_driver_set_is_whole_for_the_driver_that_is_loaded(node: Node) -> None:
     node.with_set()
     assert node.of("driver set").state == OK
 
-
-def no_set(node: Node) -> None:
     node.set.rename(node.set.with_name("535.5.1"))
-
-
-def two_binds(node: Node) -> None:
-    node.keys["DRIVER_DIR"] += ",/evil"
-
-
-@pytest.mark.parametrize(
-    ("plant", "says", "do"),
-    [
-        (no_set, "no driver set for this node's driver 570.172.08", "put the driver's files"),
-        (two_binds, "cannot be bound", "plain path"),
-    ],
-)
-def test_a_fault_of_the_driver_set_is_found(
-    node: Node, plant: Callable[[Node], None], says: str, do: str
-) -> None:
-    node.with_set()
-    plant(node)
-
     check = node.of("driver set")
-    assert (check.state, says in check.what, do in check.do) == (FAULT, True, True)
+    assert check.state == FAULT and "put the driver's files" in check.do
+    assert "no driver set for this node's driver 570.172.08" in check.what
+
+    node.keys["DRIVER_DIR"] += ",/evil"
+    check = node.of("driver set")
+    assert check.state == FAULT and "cannot be bound" in check.what and "plain path" in check.do
 
 
-def spec_in(node: Node, folder: Path) -> None:
-    from gpulock.daemon.reconcile import cdi
-    from gpulock.node.context import Node as Seen
-
-    node.keys["CDI_DIR"] = str(folder)
+def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(node: Node) -> None:
+    node.keys["CDI_DIR"] = str(node.root / "run/cdi")
+    assert (node.of("CDI").state, "is missing" in node.of("CDI").what) == (WARNING, True)
     settings = Settings(dict(node.keys))
     cdi.update_cdi_spec(settings, cdi.format_cdi_spec(settings, Seen(settings).devices()))
-
-
-def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(
-    node: Node, folder: Path
-) -> None:
-    node.keys["CDI_DIR"] = str(folder)
-    assert (node.of("CDI").state, "is missing" in node.of("CDI").what) == (WARNING, True)
-    spec_in(node, folder)
     assert node.of("CDI").state == OK
     (Path(node.keys["DEV_ROOT"]) / "nvidia-uvm").unlink()
 
@@ -123,8 +93,8 @@ def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(
     assert "gpulock cdi --write" in check.do
 
 
-def test_without_its_driver_set_a_node_has_no_spec(node: Node, folder: Path) -> None:
-    node.keys |= {"CDI_DIR": str(folder), "DRIVER_DIR": str(node.root)}
+def test_without_its_driver_set_a_node_has_no_spec(node: Node) -> None:
+    node.keys |= {"CDI_DIR": str(node.root / "run/cdi"), "DRIVER_DIR": str(node.root)}
     assert node.of("CDI").state == FAULT
 
 

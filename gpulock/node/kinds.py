@@ -55,24 +55,6 @@ def is_mig_profile(name: str) -> bool:
     return name == "*" or (name[:1].isdigit() and "g." in name)
 
 
-def gres_type_kind(found: list[Device], word: str) -> str:
-    """Return the kind that a type of Slurm's GRES means on a node (`3g.40gb`, `share`).
-
-    A model is written as the beginning of its name, too: `a100` of an `a100-sxm4-80gb`. Raises
-    ValueError.
-    """
-    name = word.lower()
-    if name == SHARE_KIND:
-        return name
-    if is_mig_profile(name):
-        return parse_kind(MIG + name)
-    kind = parse_kind(MODEL + name)
-    begun = f"{kind}-*"
-    if any([is_of_kind(d, kind) for d in found]) or not any([is_of_kind(d, begun) for d in found]):
-        return kind
-    return begun
-
-
 def is_of_kind(device: Device, kind: str) -> bool:
     """Return whether a device may be granted to a request of a kind."""
     if kind == ANY:

@@ -47,7 +47,6 @@ KEYS: tuple[tuple[str, str, str, str], ...] = (
     ("SGE_SHEPHERD", PATH, "", "the real sge_shepherd, where shepherd_cmd is gpulock's"),
     ("SGE_SLAVE_TASKS", FLAG, "no", "claim for slave tasks of parallel jobs on several hosts"),
     ("SLURM_DEVICE_SELECTION", CHOICE, "slurm|gpulock", "who selects the devices of a Slurm job"),
-    ("SLURM_GRES", WORDS, "gpu", "GRES that count GPUs; slurmctld tells of others than gpu alone"),
     ("SLURM_SHARDS", CHOICE, "refuse|share", "what a job gets that asks for gres/shard"),
     ("SLURM_BINARIES", PATH, "/usr/bin", "folder of scontrol, scancel and slurmd"),
     ("SLURM_CONF", PATH, "", "path of slurm.conf, where it is not the default"),

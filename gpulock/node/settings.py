@@ -60,8 +60,6 @@ class Settings:
     sge_shepherd: str
     sge_slave_tasks: bool
     slurm_device_selection: str
-    slurm_count: str  # where gpulock selects: by SLURM_JOB_GPUS of `gpus`, or by `slurmctld`
-    slurm_gres: tuple[str, ...]
     slurm_shards: str
     slurm_binaries: str
     slurm_conf: str
@@ -118,7 +116,6 @@ class Settings:
 
             self.sge_kinds = parse_sge_complexes(self.given["SGE_COMPLEXES"])
         self.exporter_dir = f"{self.lock_dir.rstrip('/')}-exporter"
-        self.slurm_count = "gpus" if self.slurm_gres == ("gpu",) else "slurmctld"
         kept = SAMPLES_KEPT * self.sample_period
         self.max_sample_age = max(SHORTEST_SAMPLE_AGE, kept)
         self.process_period = min(LONGEST_PROCESS_PERIOD, kept)

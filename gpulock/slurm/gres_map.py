@@ -65,8 +65,6 @@ def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
     """
     if settings.slurm_device_selection == "slurm":
         return True
-    if settings.slurm_count != "gpus":
-        return False
     whole = {device.model for device in found if not device.parent}
     split = any([device.parent for device in found])
     return split or len(whole) > 1 or has_untold_instances(settings.driver_root, found)

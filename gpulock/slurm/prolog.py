@@ -14,8 +14,6 @@ from gpulock.deadline import Deadline
 from gpulock.errors import (
     BROKEN,
     BUSY,
-    INVALID_REQUEST,
-    UNKNOWN,
     LockTimeout,
     Refusal,
     os_error_kind,
@@ -72,17 +70,15 @@ def claim_slurm_job(
     """
     settings = node.settings
     share = request.asks_for_share(call, settings)
-    try:
-        asked = request.list_slurm_job_gres(call, settings)
-    except Refusal as refusal:
-        if refusal.kind == UNKNOWN and not is_slurmctld_silent(refusal):
-            from gpulock.alloc.streaks import count_unknown_refusal
-
-            count_unknown_refusal(node, refusal, who, deadline)
-        raise
     own = TaskNote(call.slurmd, call.job, call.uid, call.restart)
-    count = sum([number for _, number in asked])
-    if count == 0:
+    try:
+        positions = call.positions()
+    except Refusal as refusal:
+        from gpulock.alloc.streaks import count_unknown_refusal
+
+        count_unknown_refusal(node, refusal, who, deadline)
+        raise
+    if not positions:
         try:
             prepare_isolation(node)
             save_task_note(node, own, deadline)
@@ -91,10 +87,15 @@ def claim_slurm_job(
         return None
     prepare_isolation(node)
     own.binds = environment.driver_binds(settings)
-    own.positions = call.positions() if request.uses_slurm_job_gpus(settings) else []
-    wait_for_gres_map(node, own.positions, deadline)
-    kinds = request.resolve_gres_kinds(call, node, asked)
-    want = make_gres_claim(node, count, kinds, share)
+    own.positions = positions
+    wait_for_gres_map(node, positions, deadline)
+    want = ClaimRequest(
+        len(positions),
+        check=lambda chosen: environment.grant_variables(chosen, settings),
+        share=share,
+        kinds=request.count_gres_kinds(call, node),
+    )
+    want.counted = share  # by Slurm
     grant = retry_slurm_claim(node, call, own, want, deadline)
     who.token = grant.owner.token
 
@@ -127,30 +128,6 @@ def prepare_isolation(node: Node) -> None:
         from gpulock.slurm.steps import find_slurmds_above
 
         job.prepare_slurm_isolation(node, find_slurmds_above(node, os.getpid()))
-
-
-def is_slurmctld_silent(refusal: Refusal) -> bool:
-    """Return whether slurmctld was asked and said nothing, which is no fault of this node."""
-    # Its module is loaded only where slurmctld is asked.
-    return type(refusal).__name__ == "SlurmctldSilentError"
-
-
-def make_gres_claim(
-    node: Node, count: int, kinds: tuple[tuple[str, int], ...], shard: bool
-) -> ClaimRequest:
-    """Return what is asked for; raise Refusal. Places of a `shard` job Slurm has counted."""
-    share = "share" in dict(kinds)
-    if share and len(kinds) > 1:
-        why = "a share and other GPUs are asked for in one job"
-        raise Refusal(INVALID_REQUEST, why, "ask for one of them")
-    want = ClaimRequest(
-        count,
-        check=lambda chosen: environment.grant_variables(chosen, node.settings),
-        share=share or shard,
-        kinds=() if share else kinds,
-    )
-    want.counted = shard
-    return want
 
 
 def retry_slurm_claim(
@@ -259,5 +236,4 @@ def report_slurm_refusal(call: "SlurmHookCall | None", run: HookRun) -> int:
         noted = False
     done = refuse.requeue_or_cancel_job(call, settings, refusal, sentence, noted)
     run.log(f"{sentence}; {done}" if done else sentence, error=True)
-    # of a GRES that is only counted a task without a note would start, without GPUs
     return GO_ON if noted or not done.startswith(refuse.NOT_DONE) else NODE_BROKEN

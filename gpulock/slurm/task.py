@@ -130,18 +130,11 @@ def find_task_step(proc: Proc, environ: "Mapping[str, str]") -> tuple[str, str]:
 def mask_task_without_note(
     settings: Settings, environ: "Mapping[str, str]", task: Task
 ) -> list[str]:
-    """Mask a task of which the Prolog left no word; stop one that Slurm gave GPUs.
-
-    Of a GRES that is only counted Slurm tells a task nothing. There each second run is stopped, for
-    which slurmd may have run no Prolog (docs/facts/slurm.md, job ids that come again).
-    """
-    counted = settings.slurm_device_selection != "slurm" and settings.slurm_count != "gpus"
-    again = counted and environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if task.positions or again or "SLURM_GPUS_ON_NODE" in environ:
-        may = "may have given" if again else "gave"
+    """Mask a task of which the Prolog left no word; stop one that Slurm gave GPUs."""
+    if task.positions or "SLURM_GPUS_ON_NODE" in environ:
         raise Refusal(
             UNKNOWN,
-            f"this node has no claim of the job, although Slurm {may} it GPUs",
+            "this node has no claim of the job, although Slurm gave it GPUs",
             "did the Prolog run? see gpulock doctor on the node",
         )
     return task_export_lines([], settings, environ) if settings.hide_unrequested else []

@@ -18,7 +18,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.slurm import epilog, note, prolog, request, task
+from gpulock.slurm import epilog, note, prolog, task
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.note import TaskNote
@@ -141,13 +141,6 @@ class Site(Box):
     def prolog(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> int:
         """Run the Prolog of a job; return its exit code."""
         return prolog.main(self.environ(job, gpus, **changes), self.config())
-
-    def requested(self, job: int, gres: str, /, **changes: str) -> int:
-        """Run the Prolog of a job that asked for `gres`, as slurmctld says; return the code."""
-        path = self.root / "answer"
-        others = path.read_text().splitlines() if path.exists() else []
-        self.answers(*others, row(job, Gres=gres))
-        return self.prolog(job, None, **changes)
 
     def epilog(self, job: int = 12, /, gpus: str | None = "0,1", **changes: str) -> None:
         """Run the Epilog of a job, which must end with 0."""
@@ -313,8 +306,3 @@ def refusal(act: Callable[[], object]) -> Refusal:
         act()
     assert caught.value.sentence("job 12").isprintable()
     return caught.value
-
-
-def gres_count(text: str, names: tuple[str, ...]) -> int:
-    """Return how many devices a request asks for; raise Refusal."""
-    return sum(number for _, number in request.parse_gres_request(text, names))

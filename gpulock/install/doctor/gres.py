@@ -74,12 +74,11 @@ class GresChecks:
         if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(path, site.node)):
             what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
             yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
-        flagged = self.settings.slurm_count != "gpus" or gres.has_gres_flag(path, site.node)
-        if not self.by_slurm and not flagged:
+        if not self.by_slurm and not gres.has_gres_flag(path, site.node):
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault(what, do)
-        if not self.listed.positions and gres.counts_by_gres(self.settings):
+        if not self.listed.positions:
             what, _, do = NO_GRES.partition("; if ")
             yield warning(what, f"if {do}")
 

@@ -197,10 +197,9 @@ class SlurmChecks:
 
     def gres_types(self) -> Iterator[Finding]:
         """Look whether slurmctld knows of GPUs at all."""
-        key, names = "GresTypes", self.settings.slurm_gres
-        if not self.conf.has(key, *names):
-            what = f"it is {self.conf.get(key) or 'none'}, without {' '.join(names)}"
-            do = f"{key}={names[0]} in slurm.conf, and Gres= of the nodes; restart all daemons"
+        if not self.conf.has("GresTypes", "gpu"):
+            what = f"it is {self.conf.get('GresTypes') or 'none'}, without gpu"
+            do = "GresTypes=gpu in slurm.conf, and Gres= of the nodes; restart all daemons"
             yield fault(f"{what}: no job can ask for GPUs", do)
 
     def node(self) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -189,7 +189,7 @@ class SlurmConfItem(Item):
         if self.asked.force:
             return []
         shown = self.site.scontrol("-d", "show", "node", "-o")
-        return list_busy_nodes(shown, self.settings.slurm_gres)
+        return list_busy_nodes(shown)
 
     def _out_of_force(self, wanted: Wanted) -> bool:
         """Return whether slurmctld goes by less or by more than the file; raise InstallError."""
@@ -258,10 +258,9 @@ def name_first(nodes: Sequence[str]) -> str:
     return " ".join([*nodes[:MOST_NAMED], *["..."][: len(nodes) > MOST_NAMED]])
 
 
-def list_busy_nodes(shown: str, gres: Collection[str]) -> list[str]:
+def list_busy_nodes(shown: str) -> list[str]:
     """Return the nodes of `scontrol -d show node -o` with GPUs in use or jobs that end; pure."""
-    names = "|".join(map(re.escape, gres))
-    used = re.compile(rf"\bGresUsed=(?:\S*,)?(?:{names})(?::[^:\s,()]+)?:[1-9]")
+    used = re.compile(r"\bGresUsed=(?:\S*,)?gpu(?::[^:\s,()]+)?:[1-9]")
     ends = re.compile(r"\bState=\S*COMPLETING")
     busy = [line for line in shown.splitlines() if used.search(line) or ends.search(line)]
     return [line.partition(" ")[0].partition("=")[2] for line in busy]

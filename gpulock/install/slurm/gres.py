@@ -98,11 +98,6 @@ def find_unlisted_gpus(site: SlurmSite) -> str:
     return ""
 
 
-def counts_by_gres(settings: Settings) -> bool:
-    """Say whether jobs get GPUs by slurmd's list of gres/gpu, not by a mere count."""
-    return by_slurm(settings) or settings.slurm_count == "gpus"
-
-
 def by_slurm(settings: Settings) -> bool:
     """Say whether Slurm chooses the devices of a job."""
     return settings.slurm_device_selection == "slurm"

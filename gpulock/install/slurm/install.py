@@ -124,8 +124,8 @@ class SlurmInstaller(NodePart):
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
-        by_count = gres.counts_by_gres(self.settings) and not gres.by_slurm(self.settings)
-        if by_count and not (source and gres.has_gres_flag(source.path, self.site.node)):
+        flagged = source and gres.has_gres_flag(source.path, self.site.node)
+        if not flagged and not gres.by_slurm(self.settings):
             self.note(
                 f"{self.site.gres_conf or 'gres.conf'} needs Flags=no_gpu_env on every Name=gpu"
                 " line, or Slurm names other cards to jobs than gpulock locks; then restart slurmd"
@@ -163,8 +163,8 @@ class SlurmInstaller(NodePart):
         return self.settings_file_item(counted)
 
     def try_line(self) -> str:
-        """Return the job by which an ordinary user sees the mask, nothing where none is counted."""
-        if not (self.slurmd and gres.counts_by_gres(self.settings)):
+        """Return the job by which an ordinary user sees the mask, nothing without slurmd."""
+        if not self.slurmd:
             return ""
         return (
             f"srun --nodelist={self.site.node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
@@ -181,7 +181,7 @@ class SlurmInstaller(NodePart):
 
     def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
-        if not listed.positions and gres.counts_by_gres(self.settings):
+        if not listed.positions:
             why = gres.find_unlisted_gpus(self.site)
             if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
                 first = "" if self.slurmd else "start slurmd first, whose libraries count; "

@@ -12,6 +12,7 @@ from tests.labs.both.sge_site import SgeSite
 from tests.labs.both.site import Site
 from tests.labs.both.slurm_site import SlurmSite
 from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+from tests.labs.sge.gpulock import Gpulock
 
 SGE: Final = pytest.param("Grid Engine", marks=pytest.mark.sge)
 SLURM: Final = pytest.param("Slurm", marks=pytest.mark.slurm)
@@ -37,6 +38,12 @@ def any_site(scheduler: str, request: pytest.FixtureRequest) -> Iterator[Site]:
     installation = request.getfixturevalue("slurm_installation")
     yield SlurmSite(installation, is_selected_by_slurm=scheduler == "Slurm selects")
     installation.slurm.recover()
+
+
+@pytest.fixture
+def sge_site(gpus: Gpulock) -> SgeSite:
+    """Give a test a node of Grid Engine, which alone counts places (Slurm has shards)."""
+    return SgeSite(gpus)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -58,10 +58,6 @@ class Site(ABC):
     @abstractmethod
     def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
         """Submit an array of such jobs; return its number."""
-
-    @abstractmethod
-    def submit_share(self, places: int, script: str, *, user: str = "", tasks: int = 0) -> int:
-        """Submit a job, or an array, of places on a card; where `shared`."""
 
     @abstractmethod
     def wait_running(self, job: int) -> None:
@@ -173,14 +169,8 @@ class Site(ABC):
         """Write the node's settings."""
 
     @abstractmethod
-    def shared(self, cards: Sequence[int]) -> contextlib.AbstractContextManager[None]:
-        """Let cards have four places each, and the scheduler count these."""
-
-    @abstractmethod
-    def confined(
-        self, cards: Sequence[int] = ()
-    ) -> contextlib.AbstractContextManager[ConfinedNode]:
-        """Let the kernel keep each job to its own GPUs; `cards` are shared."""
+    def confined(self) -> contextlib.AbstractContextManager[ConfinedNode]:
+        """Let the kernel keep each job to its own GPUs."""
 
     @abstractmethod
     def with_hooks_below(self, prefix: Path, jobs: int) -> contextlib.AbstractContextManager[None]:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from gpulock.install.hooks import HookPaths
 from tests.labs.both.site import Site
@@ -41,7 +41,6 @@ class SlurmSite(Site):
         self.slurm = gpus.slurm
         self.hooks: Stops = stops(gpus)
         self._selection = "slurm" if is_selected_by_slurm else "gpulock"
-        self._whole = "gpu"  # a whole card, as jobs ask for it
 
     def prepare(self) -> None:
         if self._selection == "slurm":
@@ -57,12 +56,8 @@ class SlurmSite(Site):
     def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
         return self._submit(gpus, script, user, f"--array=1-{tasks}")
 
-    def submit_share(self, places: int, script: str, *, user: str = "", tasks: int = 0) -> int:
-        many = (f"--array=1-{tasks}",) if tasks else ()
-        return self._submit(0, script, user, f"--gres=gpux:share:{places}", *many)
-
     def _submit(self, gpus: int, script: str, user: str, *more: str) -> int:
-        asked = (f"--gres={self._whole}:{gpus}",) if gpus else ()
+        asked = (f"--gres=gpu:{gpus}",) if gpus else ()
         words = ("-w", NODE, "--requeue", *asked, *more)
         return self.slurm.submit(user or self.alice, *words, script=script)
 
@@ -199,19 +194,8 @@ class SlurmSite(Site):
         self.gpus.configure(NODE, **modes.settings(self.gpus, **keys))
 
     @contextlib.contextmanager
-    def shared(self, cards: Sequence[int]) -> Generator[None]:
-        by_gpulock(self.gpus, gres="count", counts=_counts(cards))
-        self.configure(**_share_keys(cards))
-        self._whole = "gpux:v100"
-        yield
-
-    @contextlib.contextmanager
-    def confined(self, cards: Sequence[int] = ()) -> Generator[ConfinedNode]:
-        counted: dict[str, Any] = {"gres": "count", "counts": _counts(cards)} if cards else {}
-        with confined_site(self.gpus, **counted) as node:
-            if cards:
-                node.configure(**_share_keys(cards))
-                self._whole = "gpux:v100"
+    def confined(self) -> Generator[ConfinedNode]:
+        with confined_site(self.gpus) as node:
             yield node
 
     @contextlib.contextmanager
@@ -226,17 +210,3 @@ class SlurmSite(Site):
         known = dict(line.split("=", 1) for line in text.splitlines()[1:])
         (state / "slurm-gres.conf").write_bytes(Path(known["gres_conf"]).read_bytes())
         yield
-
-
-def _counts(cards: Sequence[int]) -> dict[str, int]:
-    return {"v100": SlurmSite.count, "share": 4 * len(cards)}
-
-
-def _share_keys(cards: Sequence[int]) -> dict[str, str]:
-    shares = " ".join(f"{card}:4" for card in cards)
-    # SLURM_WAIT: else most of many are sent back, and wait longer
-    return {
-        "SLURM_GRES": "gpu gpux",
-        "SHARES": shares,
-        "SLURM_WAIT": "5",
-    }

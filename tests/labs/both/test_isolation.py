@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from tests.labs.both.sge_site import SgeSite
 from tests.labs.both.site import Site
 from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.device_nodes import modes, opened
@@ -140,9 +141,12 @@ def test_many_jobs_in_a_row_leave_nothing_behind(any_site: Site, node: ConfinedN
         assert any_site.locks() == {}
 
 
-def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(any_site: Site) -> None:
+@pytest.mark.sge
+def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
+    sge_site: SgeSite,
+) -> None:
     """A whole job opens another card, and what a job leaves behind opens none any more."""
-    site = any_site
+    site = sge_site
     late, until_late = site.waiting("late")
     (first, until_first), (again, until_again), (last, until_last) = map(site.waiting, "123")
     with site.confined(range(site.count)[-2:]) as node:

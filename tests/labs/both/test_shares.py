@@ -8,7 +8,8 @@ from typing import Final
 import pytest
 
 from gpulock.node.devices import SHARE
-from tests.labs.both.site import SLEEP, Site
+from tests.labs.both.sge_site import SgeSite
+from tests.labs.both.site import SLEEP
 from tests.labs.common.contention import (
     CONTENDERS,
     contender_script,
@@ -17,17 +18,17 @@ from tests.labs.common.contention import (
     replay,
 )
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.sge]
 PLACES: Final = 4  # on each card
 SHOW: Final = 'echo "$CUDA_VISIBLE_DEVICES has $GPULOCK_SHARE"\n'
 
 
-def cards(site: Site, job: int) -> set[str]:
+def cards(site: SgeSite, job: int) -> set[str]:
     """Return the cards on which a job has something."""
     return {name.partition(SHARE)[0] for name in site.held(job)}
 
 
-def start_share(site: Site, places: int, user: str) -> int:
+def start_share(site: SgeSite, places: int, user: str) -> int:
     """Start a job of places; return it once it knows its part."""
     job = site.submit_share(places, SHOW + SLEEP, user=user)
     site.wait_running(job)
@@ -36,9 +37,9 @@ def start_share(site: Site, places: int, user: str) -> int:
 
 
 def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
-    any_site: Site,
+    sge_site: SgeSite,
 ) -> None:
-    site = any_site
+    site = sge_site
     with site.shared(range(site.count)[-2:]):
         one, two = (start_share(site, 1, site.alice) for _ in range(2))
         other = start_share(site, 2, site.bob)
@@ -51,7 +52,7 @@ def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
         assert not cards(site, whole) & (cards(site, two) | cards(site, other))
 
 
-def check_places(site: Site) -> None:
+def check_places(site: SgeSite) -> None:
     """Assert that each card is one user's, and none of its places is beyond what it has."""
     users: dict[str, set[int]] = {}
     for name, record in site.gpus.locks(site.node).items():
@@ -62,9 +63,9 @@ def check_places(site: Site) -> None:
 
 
 def test_jobs_of_places_and_of_cards_contend_and_never_have_more_than_there_is(
-    any_site: Site,
+    sge_site: SgeSite,
 ) -> None:
-    site = any_site
+    site = sge_site
     with site.shared(range(site.count)):
         log = prepare_log(site.gpus.cluster.lab / "contention")
         each = CONTENDERS // 4

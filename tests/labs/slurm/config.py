@@ -13,7 +13,7 @@ from typing import Final, Literal, Union
 
 from typing_extensions import TypeAlias
 
-Gres: TypeAlias = Literal["slurm", "gpulock", "count", "none"]
+Gres: TypeAlias = Literal["slurm", "gpulock", "none"]
 
 # Jobs start at once (the scheduler's own loop wakes up once a second), and no job is forgotten.
 SLURM: Final = {
@@ -48,8 +48,7 @@ MAJOR: Final = 195  # NVIDIA's; without a driver an open that is allowed says EN
 class Setup:
     """What a test may choose; `extra` are lines of slurm.conf that win over the lab's own.
 
-    `gres`: Slurm chooses devices, gpulock chooses (`Flags=no_gpu_env`), a mere count under the
-    name gpux, or none. `counts` has the count of each type of gpux, beside gpu or alone. `order`
+    `gres`: Slurm chooses devices, gpulock chooses (`Flags=no_gpu_env`), or there are none. `order`
     has the minors in gres.conf's order by node, `types` the Type= by minor. `hooks` maps Prolog,
     TaskProlog, Epilog, PrologSlurmctld, ... to programs. `shares` has the count of each GRES that
     shares the devices of a node: shard, mps.
@@ -60,7 +59,6 @@ class Setup:
     order: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     types: Mapping[int, str] = field(default_factory=dict[int, str])
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
     prolog_flags: str = "Contain"
     proctrack: Literal["linuxproc", "cgroup", "pgid"] = "linuxproc"
     constrain_devices: bool = False
@@ -112,7 +110,7 @@ def slurm_conf(lab: Path, setup: Setup, master: tuple[str, str], nodes: Mapping[
         "ProctrackType": f"proctrack/{setup.proctrack}",
         "TaskPlugin": "task/cgroup" if constrained else "task/none",
         **({"PrologFlags": setup.prolog_flags} if setup.prolog_flags else {}),
-        **({"GresTypes": ",".join(names)} if (names := _gres_names(setup)) else {}),
+        **({"GresTypes": ",".join(["gpu", *setup.shares])} if setup.gres != "none" else {}),
         **{key: str(program) for key, program in setup.hooks.items()},
         **setup.extra,
     }
@@ -128,12 +126,7 @@ def gres_conf(lab: Path, setup: Setup, nodes: Sequence[str]) -> str:
     """Return gres.conf, one line a device in the order asked for."""
     lines = ["AutoDetect=off"]
     for node in nodes:
-        for kind, count in setup.counts.items():
-            lines.append(f"NodeName={node} Name=gpux Type={kind} Count={count} Flags=CountOnly")
-        if setup.gres == "count":
-            if not setup.counts:
-                lines.append(f"NodeName={node} Name=gpux Count={setup.gpus} Flags=CountOnly")
-        elif setup.gres != "none":
+        if setup.gres != "none":
             flags = " Flags=no_gpu_env" if setup.gres == "gpulock" else ""
             for minor in setup.minors(node):
                 kind = f" Type={setup.types[minor]}" if minor in setup.types else ""
@@ -144,22 +137,9 @@ def gres_conf(lab: Path, setup: Setup, nodes: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_COUNTED: Final = "gpux"
-_NAMES: Final = {"slurm": "gpu", "gpulock": "gpu", "count": _COUNTED, "none": ""}
-
-
-def _gres_names(setup: Setup) -> list[str]:
-    names = [_NAMES[setup.gres], *([_COUNTED] if setup.counts else []), *setup.shares]
-    return [name for name in dict.fromkeys(names) if name]
-
-
 def _gres(setup: Setup, node: str) -> str:
-    name = _NAMES[setup.gres]
-    counts = [f"{_COUNTED}:{kind}:{count}" for kind, count in setup.counts.items()]
-    if counts and setup.gres == "count":
-        return ",".join(counts)
-    if not name or setup.gres == "count":
-        return f"{name}:{setup.gpus}" if name else ""
+    if setup.gres == "none":
+        return ""
     kinds = Counter(setup.types.get(minor, "") for minor in setup.minors(node))
-    shown = [f"{name}:{kind}:{n}" if kind else f"{name}:{n}" for kind, n in kinds.items()]
-    return ",".join([*shown, *counts, *[f"{other}:{n}" for other, n in setup.shares.items()]])
+    shown = [f"gpu:{kind}:{n}" if kind else f"gpu:{n}" for kind, n in kinds.items()]
+    return ",".join([*shown, *[f"{other}:{n}" for other, n in setup.shares.items()]])

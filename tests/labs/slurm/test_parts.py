@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a GPU, and typed GRES: gres/shard, gres/mps, places on a card, models, MIG instances.
-
-Slurm 22.05 counts none of `Name=gpu ... Flags=CountOnly`, so what is only counted has a name of its
-own: beside gres/gpu, or alone. The lines are those of docs/slurm.md.
-"""
+"""Parts of a GPU, and typed GRES: gres/shard, gres/mps, models, MIG instances."""
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import pytest
@@ -17,7 +12,15 @@ from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import stops
 from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, settings, wait_said
+from tests.labs.slurm.modes import (
+    NODE,
+    Mode,
+    by_gpulock,
+    by_slurm,
+    settings,
+    wait_said,
+    write_map,
+)
 from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
@@ -124,39 +127,23 @@ def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:
     assert TOLD.format("shard") in slurm.said(lost)
 
 
-# --- types that gpulock selects -------------------------------------------------------------------
-
-
-def configure(gpus: Gpulock, **keys: str) -> None:
-    """Write NODE's settings: gpulock selects what slurmctld counts."""
-    known = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux", "SLURM_WAIT": "0.2"}
-    gpus.configure(NODE, **settings(gpus, **{**known, **keys}))
-
-
-def test_slurmd_lists_the_places_that_it_counts(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, gres="gpulock", counts={"share": 8})
-    configure(slurm_gpus, SHARES="3:4")  # the last card has four places
-    slurm, show = slurm_gpus.slurm, f"echo share=${{GPULOCK_SHARE-none}}.\n{SHOW_MASK}{SLEEP}"
-    job = slurm.submit("slalice", "-w", NODE, "--gres=gpux:share:2", script=show)
-    assert "share=2/4." in wait_said(slurm_gpus, job, "mask=")
-    assert len(places(slurm_gpus, job)) == 2
-    listed = slurm.run_in(NODE, ["slurmd", "-G", "-N", NODE]).stderr
-    assert re.search(r"Gres Name=gpux Type=share .*Count=8\b", listed)
-
-
 def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
-    by_gpulock(slurm_gpus, gres="count", counts={"a100": 6, "3g.40gb": 3})
+    """Of Slurm's positions gpulock takes devices of the same kinds, whichever are free."""
     found = slurm_gpus.write_machine(NODE, "a100-mig")
-    configure(slurm_gpus, **driver_settings(found.directory))
-    cards = started(slurm_gpus, NODE, "--gres=gpux:a100:2")
-    part = started(slurm_gpus, NODE, "--gres=gpux:3g.40gb:1")
-    both = started(slurm_gpus, NODE, "--gres=gpux:a100:1,gpux:3g.40gb:1")
-    whole = places(slurm_gpus, cards)
+    cards = [str(gpu.minor) for gpu in found.machine.gpus if not gpu.mig]
+    parts = [f"{gpu.minor}.{one.name}" for gpu in found.machine.gpus for one in gpu.mig]
+    kinds = {n: "a100" if n < len(cards) else "3g.40gb" for n in range(len(cards + parts))}
+    by_gpulock(slurm_gpus, order={NODE: [*kinds]}, types=kinds)
+    slurm_gpus.write_machine(NODE, "a100-mig")
+    keys = {"SLURM_DEVICE_SELECTION": "gpulock", **driver_settings(found.directory)}
+    slurm_gpus.configure(NODE, **settings(slurm_gpus, **keys))
+    write_map(slurm_gpus, NODE, [*cards, *parts])
+    two = started(slurm_gpus, NODE, "--gres=gpu:a100:2")
+    part = started(slurm_gpus, NODE, "--gres=gpu:3g.40gb:1")
+    whole = places(slurm_gpus, two)
     assert (len(whole), [name for name in whole if ".gi" in name]) == (2, [])
     (instance,) = places(slurm_gpus, part)
     profiles = {
         f"{gpu.bus}.{one.name}": one.profile for gpu in found.machine.gpus for one in gpu.mig
     }
     assert profiles[instance] == "3g.40gb"
-    kinds = [profiles.get(name, "card") for name in places(slurm_gpus, both)]
-    assert sorted(kinds) == ["3g.40gb", "card"]

@@ -19,7 +19,6 @@ from gpulock.node.settings import parse_settings
 from gpulock.sge import sensor
 from gpulock.slurm import refuse, task
 from gpulock.slurm.call import SlurmHookCall
-from gpulock.slurm.request import invalid_gres_request
 
 VALUES = {
     "digits": "0." + "0" * 20_000,
@@ -83,7 +82,6 @@ def test_every_refusal_is_one_short_line(value: str) -> None:
     for refusal in (
         Refusal(INVALID_REQUEST, value, "x"),
         Refusal(INVALID_REQUEST, "x", value),
-        invalid_gres_request(value, "x"),
     ):
         assert_one_short_line(refusal.sentence("job 12").encode() + b"\n")
         assert_one_short_line(refusal.sentence(value).encode() + b"\n")

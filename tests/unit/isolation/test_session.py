@@ -95,17 +95,19 @@ def test_each_step_of_a_job_with_places_is_confined_to_their_card(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path)
-    site.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_GRES="gpu gpux", SHARES="3:4")
+    site.set(SLURM_SHARDS="share")
+    site.map("0", "1", "2", "3", shared="shard")
     monkeypatch.setattr(os, "getppid", lambda: STEPD)
-    for number in (1, 2):
-        assert site.requested(11 + number, f"gpu:share:{number}") == RUN
+    site.answers(*[row(number, Gres="gres:shard:1") for number in (12, 13)])
+    for number in (12, 13):
+        assert site.prolog(number, "3") == RUN
     site.set(ISOLATION="cgroup")
     for step in ("12.0", "13.batch"):
         site.stepd(STEPD, step)
         assert run(site) == 0
 
-    assert kernel.confined == [("12.0", [3]), ("13.batch", [3, 3])]
-    assert site.locks() == [f"{bus(3)}.share{n}" for n in (1, 2, 3)]
+    assert kernel.confined == [("12.0", [3]), ("13.batch", [3])]
+    assert site.locks() == [f"{bus(3)}.share{n}" for n in (1, 2)]
 
 
 def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gpulock.daemon.history.pending import read_record
 from gpulock.daemon.mps.unit import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
-from gpulock.errors import INVALID_REQUEST, Refusal
+from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_path
 from gpulock.job import environment
 from gpulock.job.mps import LOGS
@@ -37,7 +37,6 @@ from gpulock.sge.spooled_job import LayoutError, parse_spooled_job
 from gpulock.slurm.call import SlurmHookCall, parse_stepd_title
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
-from gpulock.slurm.request import MOST
 from gpulock.slurm.scontrol import FIELDS, parse_squeue_row, slurm_array_task_name, slurm_job_uid
 from gpulock.slurm.share import Task
 from gpulock.store import atomic, kv, owner
@@ -53,7 +52,6 @@ from gpulock.workstation.wire import (
 from tests.layers import HOT, WARM
 from tests.support.mutations import WORDS, mixed, try_a_million
 from tests.support.packed_job import REAL
-from tests.support.slurm_site import gres_count
 from tests.support.trees import BOOT, record
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,15 +172,6 @@ def slurm_task(data: bytes, _: Path) -> None:
     assert task.on_node >= 0
 
 
-def gres_request(data: bytes, _: Path) -> None:
-    text = text_of(data)
-    try:
-        assert 0 <= gres_count(text, ("gpu", "gpux")) <= MOST * len(text)
-    except Refusal as refusal:
-        assert refusal.kind == INVALID_REQUEST
-        assert refusal.why.isprintable()
-
-
 def squeue_row(data: bytes, _: Path) -> None:
     found = parse_squeue_row(data.decode("utf-8", "replace"))
     assert {*found} == {key for _, key in FIELDS}
@@ -268,9 +257,6 @@ PARSERS = {
     "task note": Parser(of_text(parse_task_note), (kv.MalformedError,), (TASK_NOTE,)),
     "Prolog's environment": Parser(slurm_call, (Refusal,), (SLURM,)),
     "task's environment": Parser(slurm_task, (Refusal,), (STEP,)),
-    "request of GRES": Parser(
-        gres_request, (), (b"gres:gpu:a100:2,gres/nvme=1", b"gres/gpux=1,gpu:+3")
-    ),
     "squeue": Parser(squeue_row, (), (SQUEUE,)),
     "history": Parser(
         of_bytes(lambda line: parse_history_line(line, HistoryFaults())), (), (HISTORY,)

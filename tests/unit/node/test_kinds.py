@@ -13,7 +13,6 @@ from gpulock.node.devices import Device
 from gpulock.node.kinds import (
     device_kind,
     format_device_kinds,
-    gres_type_kind,
     is_of_kind,
     matches_pattern,
     model_slug,
@@ -92,23 +91,6 @@ def test_what_is_not_known_is_matched_by_no_kind_that_is_named() -> None:
 def test_what_is_no_kind_is_said(text: str) -> None:
     with pytest.raises(ValueError, match="must be model:NAME"):
         parse_kind(text)
-
-
-@pytest.mark.parametrize(
-    ("word", "kind"),
-    [
-        ("a100", "model:a100-*"),
-        ("h200", "model:h200"),
-        ("h200-nvl", "model:h200-nvl"),
-        ("h100", "model:h100"),
-        ("nvidia_a100-sxm4-80gb", "model:a100-sxm4-80gb"),
-        ("3g.40gb", "mig:3g.40gb"),
-        ("share", "share"),
-    ],
-)
-def test_a_type_of_slurm_means_a_kind(word: str, kind: str) -> None:
-    found = [card("NVIDIA A100-SXM4-80GB", 1), card("NVIDIA H200", 2), card("NVIDIA H200 NVL", 3)]
-    assert gres_type_kind(found, word) == kind
 
 
 NESTED = (

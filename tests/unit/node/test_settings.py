@@ -46,7 +46,7 @@ def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS + SEAMS]
     assert len(set(names)) == len(names)
     others = {"path", "copy_path", "given", "faults", "ignored", "sge_kinds"}
-    others |= {"exporter_dir", "max_sample_age", "process_period", "slurm_count", "mps_dir"}
+    others |= {"exporter_dir", "max_sample_age", "process_period", "mps_dir"}
     assert {name.lower() for name in names} | others == set(Settings.__annotations__)
     assert all(meaning for _, _, _, meaning in KEYS + SEAMS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed GRES where gpulock chooses: the type is the kind of the devices that a job gets."""
+"""Typed GRES where gpulock chooses: the positions say of which kinds a job gets devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.slurm_site import Site
 from tests.support.trees import bus
 
-OURS = {"SLURM_DEVICE_SELECTION": "gpulock", "SLURM_GRES": "gpu gpux"}
-COUNTED = {**OURS, "SLURM_GRES": "gpu"}
+OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 @pytest.fixture
@@ -24,32 +23,7 @@ def two_models(site: Site) -> Site:
     return site
 
 
-def granted(site: Site, gres: str, job: int = 12) -> list[str]:
-    assert site.requested(job, gres) == GO_ON
-    return [device.id for device in site.note(job).devices]
-
-
-def refused(site: Site, gres: str, job: int = 12) -> str:
-    assert site.requested(job, gres) == GO_ON
-    assert site.note(job).devices == []
-    return site.note(job).refused
-
-
-def test_a_type_that_is_no_name_of_a_model_is_the_requests_fault(two_models: Site) -> None:
-    assert granted(two_models, "gpu:a100:1", 13) == [bus(0)]
-    assert "invalid request: the request" in refused(two_models, "gpu:\u00e4100:1")
-
-
-def test_a_share_is_a_place_on_a_card(two_models: Site) -> None:
-    two_models.set(**OURS, SHARES="3:4")
-    assert granted(two_models, "gpu:share:1") == [f"{bus(3)}.share1"]
-    assert "comes alone" not in refused(two_models, "gpu:h100:1", 13)
-    text = refused(two_models, "gpu:share:1,gpu:h200:1", 14)
-    assert "a share and other GPUs are asked for in one job" in text
-
-
 def test_of_positions_that_slurm_counted_the_same_kinds_are_given(two_models: Site) -> None:
-    two_models.set(**COUNTED)
     assert two_models.prolog(12, "2") == GO_ON
     assert [device.id for device in two_models.note(12).devices] == [bus(2)]
     assert two_models.prolog(13, "0,2") == GO_ON  # as many of each kind, whichever are free
@@ -74,7 +48,6 @@ def lose_a_card(site: Site) -> None:
 def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
     two_models: Site, what: Callable[[Site], None], told: str
 ) -> None:
-    two_models.set(**COUNTED)
     what(two_models)
     assert two_models.prolog(12, "2") == NODE_BROKEN
     assert two_models.locks() == []
@@ -82,7 +55,7 @@ def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
 
 
 def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
-    site.set(**COUNTED)
+    site.set(**OURS)
     site.map("0", "1", "2", "3.gi1.ci0")
     (site.driver / "capabilities/gpu3/mig/gi1/ci0").mkdir(parents=True)
     assert site.prolog(12, "3") == GO_ON
@@ -91,7 +64,7 @@ def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
 
 @pytest.mark.parametrize("other", ["3g.40gb", "1g.10gb+me"])
 def test_a_position_that_is_an_instance_gets_one_of_its_profile(site: Site, other: str) -> None:
-    site.set(**COUNTED)
+    site.set(**OURS)
     site.map("0.gi1.ci0", "0.gi2.ci0", "1", "2", "3")
     one, two = site.mig()
     site.inventory(

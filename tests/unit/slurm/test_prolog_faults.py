@@ -23,7 +23,7 @@ from gpulock.store.event_log import read_events
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at, faulty_settings, raising
-from tests.support.slurm_site import INVALID, NODE_BROKEN, OTHER_UID, RUN, SILENT, UID, Site, row
+from tests.support.slurm_site import NODE_BROKEN, OTHER_UID, RUN, SILENT, UID, Site, row
 from tests.support.trees import BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -62,18 +62,8 @@ def locks_lost(site: Site) -> None:
     (site.state / "boot_id").write_text(BOOT)
 
 
-def silent(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    site.fails(SILENT)
-
-
-def not_known(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    site.fails(INVALID)
-
-
 BREAKS = [no_driver, a_card_gone, no_map, no_driver_set]
-DOUBTS = [uuids_unread, locks_lost, silent, not_known]
+DOUBTS = [uuids_unread, locks_lost]
 
 
 @pytest.mark.parametrize("spoil", BREAKS)
@@ -135,7 +125,6 @@ def test_a_full_lock_dir_drains_no_node_and_the_job_is_given_back_without_a_note
 def test_a_job_that_cannot_be_given_back_without_a_note_does_not_start(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a GRES that is only counted TaskProlog would start its tasks without GPUs."""
     site.set(**OURS)
     site.prolog(7, "3")
     before = site.locks()
@@ -156,21 +145,12 @@ def test_what_cannot_be_found_out_is_requeued_and_never_drains(
     assert (site.drained(), site.locks(), site.claims()) == ([], [], [])
 
 
-def test_a_request_that_makes_no_sense_fails_its_job_and_never_drains(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux", EXPECTED_GPUS="4")
-    for number in range(20, 26):
-        assert site.requested(number, "gpu:5", SLURM_JOB_USER=f"u{number}") == 0
-        site.refused(number, "invalid request", 1)
-    assert ({call[0] for call in site.calls()}, site.locks()) == ({"squeue"}, [])
-
-
-def test_that_slurmctld_is_silent_drains_nothing_however_often(site: Site) -> None:
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    site.fails("slurm_load_jobs error: Unable to contact slurm controller")
-    for number, user in enumerate(("alice", "alice", "bob", "carol"), 13):
-        assert site.prolog(number, None, SLURM_JOB_USER=user) == RUN
+def test_a_list_of_slurms_that_cannot_be_read_counts_towards_a_broken_node(site: Site) -> None:
+    for number, user in ((13, "alice"), (14, "alice")):
+        assert site.prolog(number, "x", SLURM_JOB_USER=user) == RUN
         site.refused(number, "unknown")
-    assert site.drained() == []
+    assert site.prolog(15, "0,0", SLURM_JOB_USER="bob") == NODE_BROKEN
+    assert "for several jobs in a row" in site.drained()[0]
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
@@ -279,9 +259,7 @@ def test_a_grant_is_noted_behind_the_gate_alone_and_a_refusal_in_any_case(
     assert site.note().restart == (1 if refused else 0)
 
 
-@pytest.mark.parametrize(
-    "where", [(request, "list_slurm_job_gres"), (environment, "grant_variables")]
-)
+@pytest.mark.parametrize("where", [(request, "count_gres_kinds"), (environment, "grant_variables")])
 def test_a_fault_nobody_foresaw_drains_no_node_and_says_where(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:

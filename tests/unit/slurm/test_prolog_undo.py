@@ -14,12 +14,11 @@ from gpulock.job import environment
 from gpulock.slurm import note, prolog
 from gpulock.store import boot, grants
 from tests.support.faults import Failing, raising
-from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Site, row
+from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Site
 from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow
 
-OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 CALLS = ("mkdir", "rename", "write", "open")
 MOST = 90  # system calls of one kind in one Prolog
 
@@ -70,16 +69,6 @@ def test_a_state_dir_that_cannot_be_written_later_stops_no_job(site: Site) -> No
     (site.state / "owed").touch()
     assert site.prolog() == RUN
     assert site.granted() == [bus(0), bus(1)]
-
-
-@pytest.mark.parametrize("gpus", ["0,0", "x", "0\n1"])
-def test_slurms_list_is_not_read_where_it_does_not_count(site: Site, gpus: str) -> None:
-    """Strange positions beside a count from elsewhere stop nothing and leave nothing behind."""
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    site.answers(row(12, Gres="gpu:1"))
-    assert site.prolog(12, gpus) == RUN
-    assert site.locks() == site.granted() == [bus(0)]
-    assert (site.note().positions, site.holder(0).positions) == ([], "")
 
 
 FAULTS = [

@@ -12,7 +12,7 @@ import pytest
 from gpulock.job import environment
 from gpulock.slurm import task
 from tests.support.faults import fail_at
-from tests.support.slurm_site import RUN, STEPD, UID
+from tests.support.slurm_site import RUN, STEPD, UID, row
 from tests.support.slurm_tasks import TWINS, TaskSite, stopped
 from tests.support.trees import bus
 
@@ -183,8 +183,9 @@ def test_a_job_without_gpus_gets_an_empty_mask(site: TaskSite, keys: dict[str, s
 def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> None:
     site.prolog(12, "x")
     assert stopped(site.run()) == site.note().refused
-    site.set(**OURS, SLURM_GRES="gpu gpux", EXPECTED_GPUS="4")
-    site.requested(12, "gpu:9")
+    site.map("0", "1", "2", "3", shared="shard")
+    site.answers(row(12, Gres="gres:shard:1"))
+    site.prolog(12, "0")
     assert "invalid request" in stopped(site.run(), 1)
 
 

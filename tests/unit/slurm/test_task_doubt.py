@@ -39,21 +39,13 @@ def test_without_a_note_a_job_that_slurm_gave_gpus_is_stopped(
     assert not site.lock.exists()
 
 
-@pytest.mark.parametrize("keys", [{}, OURS, {**OURS, "SLURM_GRES": "gpu gpux"}])
+@pytest.mark.parametrize("keys", [{}, OURS])
 def test_without_a_note_and_without_evidence_the_task_sees_nothing(
     site: TaskSite, keys: dict[str, str]
 ) -> None:
     site.set(**keys)
     told = site.run(CUDA_VISIBLE_DEVICES="0", SLURM_JOB_GPUS="0")
     assert (told.code, told.mask) == (RUN, "")
-
-
-def test_a_second_run_of_a_counted_gres_without_a_note_is_stopped(site: TaskSite) -> None:
-    """Slurm tells a task nothing of such a GRES, and may run it again without a Prolog."""
-    site.set(**OURS, SLURM_GRES="gpu gpux")
-    assert "no claim" in stopped(site.run(SLURM_RESTART_COUNT="1"))
-    site.set(**OURS, SLURM_GRES="gpu")  # there Slurm tells a task
-    assert site.run(SLURM_RESTART_COUNT="1").code == RUN
 
 
 def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None:

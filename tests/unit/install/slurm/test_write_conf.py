@@ -74,7 +74,7 @@ def test_a_block_that_somebody_changed_is_for_a_person(text: str) -> None:
     ],
 )
 def test_a_node_is_busy_while_slurms_jobs_hold_gpus_or_end(fields: str, busy: bool) -> None:
-    assert list_busy_nodes(f"NodeName=n1 {fields}\n", ["gpu"]) == ["n1"] * busy
+    assert list_busy_nodes(f"NodeName=n1 {fields}\n") == ["n1"] * busy
 
 
 SHOWN = """NodeName=gpu1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=dgx1.site Version=24.11.5

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OWNERS, SERVICE, FOREIGN = "owner's", "service", "foreign"
 UNSEEN, GONE = "unseen", "gone"  # hidden from us, ended since it was listed
 RUN = "run"  # the comment of a claim whose process is the command itself
+NAMED = "claim --pid"  # and of one whose process was named
 COMM = 15  # characters of a process's name, proc_pid_comm(5)
 DAEMONS = frozenset(("sge_execd", "sge_shepherd", "slurmd", "slurmd-wlm", "slurmstepd"))
 
@@ -73,7 +74,7 @@ def is_claim_process(
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
-    Or by the token of `gpulock run` in its environment. A group or session that `beside` has as
+    Or by the token of a user's claim in its environment. A group or session that `beside` has as
     well proves nothing. Raises OSError or ValueError where the process cannot be seen.
     """
     record = lock.owner

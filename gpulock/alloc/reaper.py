@@ -29,7 +29,7 @@ HELD: "ReapAct" = "held"
 ORPHANS: "ReapAct" = "orphans"
 # How a claim is over. DIED has to be proven; the other three are known to the caller.
 DIED: "ClaimEnd" = "died"
-ENDED: "ClaimEnd" = "ended"  # an epilog, or a claim undone; what is left makes it drain
+ENDED: "ClaimEnd" = "ended"  # an epilog, a claim undone or over; what is left keeps it
 CUT_SHORT: "ClaimEnd" = "cut short"  # the same run claims again
 GIVEN_BACK: "ClaimEnd" = "given back"  # by a living owner, whose processes may stay
 
@@ -200,9 +200,9 @@ class Reaper:
         except OSError as fault:
             outcome.fail(fault, "freed")
 
-    def give_back(self, locks: list[Lock], how: str) -> None:
+    def give_back(self, locks: list[Lock], how: str, over: "ClaimEnd" = GIVEN_BACK) -> None:
         """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
-        for outcome in self.decide(locks, GIVEN_BACK):
+        for outcome in self.decide(locks, over):
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
         for same in group_by_claim(locks):

@@ -7,10 +7,11 @@ Under the gate, and by the token that was judged. There is no --force here: that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from gpulock.alloc.process_owner import is_command_running_elsewhere
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.reaper import Reaper
+from gpulock.alloc.reaper import GIVEN_BACK, Reaper
 from gpulock.alloc.release import is_same_claim
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
@@ -21,6 +22,9 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.wire import SocketRequest
+
+if TYPE_CHECKING:
+    from gpulock.alloc.reaper import ClaimEnd
 
 LOOK_SECONDS = 2.0  # at the open files of a user, while gpulockd serves nobody else
 
@@ -47,23 +51,26 @@ def release_unused(
     caller: tuple[int, int],
     deadline: Deadline,
     how: str,
+    over: ClaimEnd = GIVEN_BACK,
 ) -> list[Lock]:
     """Free the locks that are meant, all or none, for a caller (uid, pid); raise Refusal."""
     uid, pid = caller
     judge = make_liveness_judge(node)
     seen = node.store.read_all_locks()
     # a look at all files is not for what means nothing, or is refused without it
-    refuse_running_commands(select_own_locks(seen, meant, uid), pid, judge.scan)
+    own = select_own_locks(seen, meant, uid)
+    refuse_running_commands(own, pid, judge.scan)
     reaper = Reaper(node, judge, node.devices_if_driver(), {})
     reaper.files.seconds = LOOK_SECONDS
     reaper.files.look(uid)
+    reaper.decide(own, over)
     with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
         locks = select_own_locks(same, meant, uid)
         refuse_running_commands(locks, pid, judge.scan)
-        reaper.give_back(locks, how)
+        reaper.give_back(locks, how, over)
     return locks
 
 

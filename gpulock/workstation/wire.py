@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from typing import Any, NamedTuple, TypeVar
 
+from gpulock.alloc.process_owner import NAMED, RUN
 from gpulock.errors import one_line
 from gpulock.node.kinds import SHARE_KIND, parse_kind
 from gpulock.store import kv
@@ -92,7 +93,7 @@ def parse_request(data: bytes) -> SocketRequest:
         raise ValueError("not one device")
     if found.act == CLAIM and not (0 < count <= MOST_DEVICES and len(devices) in (0, count)):
         raise ValueError("no number of devices")
-    if found.comment not in ("", "run"):
+    if found.comment not in ("", RUN, NAMED):
         raise ValueError("no such comment")
     if kind:
         kind = parse_kind(kind[:LONGEST])

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpulock.alloc.process_owner import NAMED
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
     acquire_devices,
@@ -52,7 +53,7 @@ def claim_command(
     holder = pid or find_calling_shell(node.proc)
     if pid is None:
         refuse_passing_shell(node.proc, holder)
-    record = make_cli_owner(node, holder)
+    record = make_cli_owner(node, holder, NAMED if pid else "")
     if os.geteuid() not in (0, record.uid):
         raise CommandRefusedError(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"

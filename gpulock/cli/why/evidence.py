@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from gpulock.alloc.process_owner import RUN, belongs_to_other_claim
+from gpulock.alloc.process_owner import belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
@@ -50,15 +50,15 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
         found.append(("share", describe_share(view, lock.id, record)))
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
-    if record.comment == RUN and record.scheduler == "process":
-        found.append(("made by", "a `run` command"))
+    if record.comment and record.scheduler == "process":
+        found.append(("made by", f"a `{record.comment}` command"))
     elif record.comment:
         found.append(("reason", record.comment))
     if record.note:
         found.append(("comment", record.note))
     if record.until and here:
         when = format_local_time(view.now + record.until - view.boottime)
-        over = "; it is over, and what still runs holds it" if view.boottime > record.until else ""
+        over = "; it is over, freed once its work has ended" if view.boottime > record.until else ""
         found.append(("end", f"{when}{over}"))
     if record.scheduler == "admin":
         return found

@@ -2,8 +2,9 @@
 """The end that a user chose for a claim, or CLAIM_MAX did: told before, and then given back.
 
 Warm, gpulockd alone. Ten minutes before, the terminal of the claim's process is told, and
-IDLE_COMMAND is run with `end`. At its end a claim is released as its user would release it: one
-that processes of the user still use stays held.
+IDLE_COMMAND is run with `end`. At its end a claim of a shell is released, unless something of it
+besides the shell still runs. One whose record has a comment is of a process that is the work: it
+is reaped once that has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from gpulock.alloc.reaper import HELD
+from gpulock.alloc.reaper import ENDED, HELD
 from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.idle.command import IdleClaim
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
@@ -48,9 +49,9 @@ class ClaimEnds(Chore):
         held: dict[str, str] = {}
         for token, record in claims.items():
             if now >= record.until:
-                if now >= self._again.get(token, now):
+                if not record.comment and now >= self._again.get(token, now):
                     self._release(node, record, now)
-                if token in self._again:
+                if record.comment or token in self._again:
                     held[token] = f"pid {record.pid} ({record.user}) holds {name_devices(record)}"
             elif now >= record.until - BEFORE and token not in self._told:
                 self._told.add(token)
@@ -70,7 +71,7 @@ class ClaimEnds(Chore):
 
         try:
             how = "its end has come"
-            release_unused(node, meant, (record.uid, 0), Deadline(GATE_SECONDS), how)
+            release_unused(node, meant, (record.uid, 0), Deadline(GATE_SECONDS), how, ENDED)
         except (Refusal, OSError):
             self._again[record.token] = now + AGAIN
             return

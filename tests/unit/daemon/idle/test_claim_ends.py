@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.process_owner import NAMED, RUN
 from gpulock.daemon.idle import claim_ends
 from gpulock.daemon.idle.claim_ends import AGAIN, BEFORE, ClaimEnds, tell_terminal
 from gpulock.daemon.idle.policy import IdlePolicy
@@ -85,9 +86,27 @@ def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> No
     assert site.go(END + AGAIN) == []
 
 
-def test_a_command_that_runs_keeps_its_claim(tmp_path: Path) -> None:
-    site = Site(tmp_path, comment="run")
+@pytest.mark.parametrize(
+    ("sid", "environ"), [(SHELL, b""), (1, b"GPULOCK_CLAIM=t1\0")], ids=["its group", "its mark"]
+)
+def test_what_was_started_in_it_keeps_it_without_an_open_device(
+    tmp_path: Path, sid: int, environ: bytes
+) -> None:
+    site = Site(tmp_path, sid=SHELL)
+    site.box.proc.add(902, uids=(ALICE,) * 4, session=sid)
+    (site.box.proc.root / "902/environ").write_bytes(environ)
+    assert site.go(END) == [bus(0)]
+    site.box.proc.remove(902)
+    assert site.go(END + AGAIN) == []
+
+
+@pytest.mark.parametrize("comment", [RUN, NAMED])
+def test_a_process_that_is_the_work_keeps_its_claim(tmp_path: Path, comment: str) -> None:
+    site = Site(tmp_path, comment=comment)
     assert site.go(END + 1) == [bus(0)]
+    assert "beyond its end" in str(site.journal.said())
+    site.box.proc.remove(SHELL)
+    assert site.go(END + 2) == []
 
 
 def test_a_claim_without_an_end_has_none(tmp_path: Path) -> None:

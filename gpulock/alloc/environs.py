@@ -22,7 +22,7 @@ ROUNDS = 4  # reads of an environment that comes to be meanwhile
 ONE_USER = 0.5  # seconds of processor time for the processes of one user
 # Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
 PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
-CLAIM = "GPULOCK_CLAIM"  # the token of the claim of a `gpulock run`
+CLAIM = "GPULOCK_CLAIM"  # the token of the claim that a process was started in
 JOB, NODE, CONTEXT = b"SLURM_JOB_ID=", b"SLURMD_NODENAME=", b"SLURM_SCRIPT_CONTEXT="
 HOOK_CONTEXTS = (b"prolog_slurmd", b"epilog_slurmd")
 
@@ -34,7 +34,7 @@ class StartingProgramError(OSError):
 class StartedAs:
     """What a process was started as: for which job, by the slurmd of which node, as which hook.
 
-    Or for which claim of `gpulock run`.
+    Or in which claim of a user.
     """
 
     __slots__ = ("context", "job", "node", "token")

@@ -82,7 +82,7 @@ def find_job_processes(
 
 
 def add_started(record: "Owner", scan: ProcessScan, job: JobProcesses) -> None:
-    """Add what `gpulock run` started for a claim: a terminal server, what a launcher left."""
+    """Add what was started in a user's claim: a terminal server, what a launcher left."""
     started, unseen = scan.started_as(record.uid)
     token = record.token.encode()
     marked = [

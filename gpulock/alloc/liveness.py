@@ -42,7 +42,7 @@ def process_verdict(
     job = job_processes(lock)
     if job.reason():
         return Verdict(ALIVE if job.pids else UNKNOWN, job.reason())
-    return Verdict(DEAD, f"process {record.pid} is gone, and all that it started", PROCESS)
+    return Verdict(DEAD, f"process {record.pid} is gone, and all that is of its claim", PROCESS)
 
 
 class Judge:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_owner import NAMED
 from gpulock.cli.claims.acquire import (
     ClaimWishes,
@@ -62,6 +63,7 @@ def claim_command(
     grant = acquire_devices(session, node, record, want, wishes)
     if export:  # a shell evaluates them
         stale, values = make_grant_environment(grant, node.settings, os.environ, binds)
+        values[CLAIM] = grant.owner.token  # what is started with it holds the claim
         lines = [f"unset {name}" for name in sorted(stale)]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import (
@@ -121,7 +122,7 @@ def warn_of_stale_mask(
     cards = {name.partition(SHARE)[0] for name in freed}
     if not any(device.uuid in shown for device in found if device.id in cards and device.uuid):
         return
-    names = {*environment.grant_variable_names()} & os.environ.keys()
+    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
     names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
     line = f"unset {' '.join(sorted(names))}"
     click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)

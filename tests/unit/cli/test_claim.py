@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.driver_reads import is_gate_held
 from tests.support.locks import place_lock
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,24 @@ def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Proc
     freed = site.call("release", "--pid", str(process.pid))
     assert (freed.exit_code, freed.stdout.count("freed")) == (0, 2)
     assert (site.states(), records(site)) == (["free"] * 8, [])
+
+
+def test_what_a_script_starts_after_an_export_keeps_its_claim_when_the_script_has_ended(
+    site: Site,
+) -> None:
+    script = (
+        'eval "$("$@" claim -n 1 --export 2>/dev/null)"; sleep 99 >&- 2>&- & echo $!;'
+        ' eval "$("$@" release --export 2>/dev/null)"; env | grep -c ^GPULOCK_CLAIM;'
+        ' eval "$("$@" claim -n 1 --export 2>/dev/null)"; sleep 99 >&- 2>&- & echo $!'
+    )
+    first, unset, second = map(int, site.shell(script, "bash").split())
+    site.call("reap")
+    assert (unset, site.states().count("held")) == (0, 1)
+    for pid in (first, second):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{second}"), why="it to end")
+    site.call("reap")
+    assert site.states() == ["free"] * 8
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

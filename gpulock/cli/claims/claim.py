@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -32,7 +34,32 @@ REDIRECTED = re.compile(r"[<>]&[0-9-]")  # the & of 2>&1 begins no command
 SEPARATORS = frozenset(";&|\n")
 
 
-@click.command()
+class EvaluatedCommand(click.Command):
+    """A command whose output a shell evaluates with --export: of one that fails that is `false`."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
+        """Parse the arguments, which may be wrong."""
+        with print_false_on_failure("--export" in args):
+            return super().make_context(info_name, args, *rest, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with print_false_on_failure(ctx.params["export"]):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def print_false_on_failure(export: bool) -> Generator[None]:
+    """Let the shell know: of `eval "$(...)"` it has the status of what was printed alone."""
+    try:
+        yield
+    except BaseException as fault:
+        if export and not isinstance(fault, click.exceptions.Exit):  # of --help
+            click.echo("false")
+        raise
+
+
+@click.command(cls=EvaluatedCommand)
 @claim_options
 @click.option("--pid", type=click.IntRange(min=2), help="Process to hold them.  [default: caller]")
 @click.option("--export", is_flag=True, help="Print export lines for eval.")

@@ -65,6 +65,14 @@ def test_what_a_script_starts_after_an_export_keeps_its_claim_when_the_script_ha
     assert site.states() == ["free"] * 8
 
 
+@pytest.mark.parametrize("words", [("-n", "9"), ("-n", "x"), ("--nnn", "1"), ()])
+def test_a_claim_that_fails_lets_its_eval_fail(site: Site, words: tuple[str, ...]) -> None:
+    refused = site.call("claim", "--export", *words)
+    assert (refused.exit_code > 0, refused.stdout) == (True, "false\n")
+    assert "false" not in site.call("claim", *words).stdout
+    assert "false\n" not in site.call("claim", "--export", "--help").stdout
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     site: Site, shell: str
@@ -130,7 +138,7 @@ def test_a_shells_containers_get_this_nodes_driver_besides_its_own_binds(site: S
     sets = config.parent / "sets"
     config.write_text(config.read_text() + f"DRIVER_DIR={sets}\n")
     refused = site.run("claim", "-n", "1", "--export")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (1, "false\n")
     assert "no driver set for this node's driver" in refused.stderr
     assert site.states() == ["free"] * 8
 

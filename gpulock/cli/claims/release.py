@@ -92,6 +92,8 @@ def release_command(
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
+    if export:
+        unset_lost_claim(node)
     found = node.devices_if_driver()
     holder = pid or find_calling_shell(node.proc)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
@@ -111,6 +113,19 @@ def release_command(
     warn_of_stale_mask(node, found, freed, export)
 
 
+def unset_lost_claim(node: Node) -> None:
+    """Print what the calling shell is to unset where the claim of its environment is gone."""
+    token, held = os.environ.get(CLAIM), node.store.read_all_locks().values()
+    if token and token not in [lock.owner.token for lock in held if lock.owner]:
+        click.echo(f"unset {' '.join(find_grant_variables(node))}")
+
+
+def find_grant_variables(node: Node) -> list[str]:
+    """Return the variables of the calling shell that a claim had set."""
+    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
+    return sorted(names | stale_mps_names(os.environ.items(), node.settings.mps_dir))
+
+
 def warn_of_stale_mask(
     node: Node, found: Sequence[Device], freed: Iterable[str], export: bool
 ) -> None:
@@ -122,9 +137,7 @@ def warn_of_stale_mask(
     cards = {name.partition(SHARE)[0] for name in freed}
     if not any(device.uuid in shown for device in found if device.id in cards and device.uuid):
         return
-    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
-    names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
-    line = f"unset {' '.join(sorted(names))}"
+    line = f"unset {' '.join(find_grant_variables(node))}"
     click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
 
 

@@ -115,6 +115,14 @@ def test_a_release_lets_the_shell_unset_what_it_names(site: Site) -> None:
     assert site.shell(script).split()[-1] == "0"
 
 
+def test_a_release_lets_the_shell_unset_what_is_gone_already(site: Site) -> None:
+    script = (
+        'eval "$("$@" claim -n 1 --export 2>/dev/null)"; "$@" release >/dev/null 2>&1;'
+        ' eval "$("$@" release --export)" 2>&1; env | grep -c "^CUDA_VISIBLE\\|^GPULOCK_"; :'
+    )
+    assert site.shell(script).split()[-1] == "0"
+
+
 def test_a_release_says_nothing_of_a_mask_that_names_other_devices(
     site: Site, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

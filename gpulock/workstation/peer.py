@@ -106,8 +106,8 @@ class Client:
     """One connection since `since`; `caller` is its place in the queue, until `until`.
 
     `want` is what it was refused as busy, once it was, `answer` what its last claim was answered
-    in this `round` of the queue, and `told` how it was told why it waits. Times are
-    CLOCK_BOOTTIME seconds.
+    in this `round` of the queue, and `told` how it was told why it waits. `reaped`: what its user's
+    dead processes held was looked for. Times are CLOCK_BOOTTIME seconds.
     """
 
     connection: socket.socket
@@ -120,6 +120,7 @@ class Client:
     answer: SocketReply = STILL_WAITING
     told: SocketReply = STILL_WAITING
     round: int = 0
+    reaped: bool = False
     kept_since: float = 0.0
     _sent: SocketReply | None = None
     _sent_at: float = float("-inf")

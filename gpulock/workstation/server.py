@@ -22,6 +22,7 @@ from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
 from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
+    SHARE_OF_USER,
     Allowance,
     SocketClaims,
     refuse_request,
@@ -48,7 +49,6 @@ from gpulock.workstation.wire import (
 
 MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; half of them may give back
 UNREAD = 64  # connections whose request is yet to come
-SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user who gives back
 SILENCE = 10.0  # seconds until the request must be there
 BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP

@@ -7,6 +7,8 @@ import pwd
 from functools import lru_cache
 
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
+from gpulock.alloc.process_owner import is_same_process_running
+from gpulock.alloc.reaper import DIED
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
 from gpulock.daemon.core.journal import (
@@ -33,6 +35,7 @@ NAME_SECONDS = 1.0
 # releases would write 2 GB a day.
 BURST = 1000  # claims of a user at once
 PERIOD = 10.0  # seconds a claim in the long run
+SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user
 
 
 class Allowance:
@@ -60,6 +63,7 @@ class SocketClaims:
 
     def __init__(self, journal: DaemonJournal) -> None:
         self.rate = Allowance((BURST - 1) * PERIOD)
+        self._looks = Allowance()
         self._journal = journal
 
     def serve(self, view: QueueView, client: Client, first: bool) -> SocketReply:
@@ -101,6 +105,29 @@ class SocketClaims:
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
         places = grant.owner.places
         return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places)
+
+    def reap_own(self, view: QueueView, account: int) -> bool:
+        """Free what a user's processes that are gone held; return whether there was any.
+
+        A look that finds nothing to free is charged: the user has that for a while.
+        """
+        begun, freed = clock_boottime(), False
+        try:
+            owners = [lock.owner for lock in view.held.values() if lock.owner]
+            own = [one for one in owners if (one.scheduler, one.uid) == ("process", account)]
+            proc = view.node.proc
+            dead = [one for one in own if not is_same_process_running(one.pid, one.start, proc)]
+            gone = {one.token for one in dead}
+            if gone and self._looks.due(account) <= begun:
+                judge, limit = make_liveness_judge(view.node), Deadline(GATE_SECONDS)
+                found = release_locks(view.node, lambda o: o.token in gone, judge, limit, "", DIED)
+                freed = bool(found.freed)
+        except (Refusal, OSError):
+            pass  # the claim says why
+        if not freed:
+            ended = clock_boottime()
+            self._looks.charge(account, (ended - begun) / SHARE_OF_USER, ended)
+        return freed
 
     def report_fault(self, client: Client, fault: Exception) -> SocketReply:
         """Return the reply to a request that met a fault of gpulockd, and log it."""

@@ -134,6 +134,11 @@ class WaitQueue:
                 own = find_own_devices(view.reservations, view.now, client.peer.account)
                 why = "" if client.request and client.request.number <= len(own) else kept
             tried = not why and self._try_claim(view, client, first is None)
+            if client.answer.state == WAITING and not client.reaped:
+                client.reaped = True
+                if self._claims.reap_own(view, client.peer.account):
+                    self.retry_now()
+                    return False
             if client.answer.state != WAITING or now >= client.until:
                 self._end(client, last_reply(client.answer, why))
                 self._next = now + (0.0 if client.answer.state == GRANTED else RETRY_DELAY)

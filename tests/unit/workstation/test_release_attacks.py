@@ -12,6 +12,7 @@ from gpulock.store import grants
 from gpulock.workstation import server as server_module
 from gpulock.workstation import user_release
 from gpulock.workstation.server import MOST_OF_USER
+from gpulock.workstation.socket_claims import SHARE_OF_USER
 from gpulock.workstation.wire import (
     FOR_EVER,
     GRANTED,
@@ -91,9 +92,9 @@ def test_looks_at_a_users_processes_are_charged_to_that_user(
             desk.loop.wait(clock_boottime())
             desk.server.run_due(clock())
         assert len(passed) == 1
-        assert desk.server.due() > clock() + LOOK / server_module.SHARE_OF_USER - 2 * LOOK
+        assert desk.server.due() > clock() + LOOK / SHARE_OF_USER - 2 * LOOK
         assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
-        desk.server.run_due(clock() + LOOK / server_module.SHARE_OF_USER)
+        desk.server.run_due(clock() + LOOK / SHARE_OF_USER)
         assert len(passed) == 2
 
 

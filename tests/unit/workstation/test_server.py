@@ -551,3 +551,25 @@ def test_a_share_is_granted_beside_anothers_and_told_its_part(desk: Desk) -> Non
     assert (whole.state, whole.kind) == (REFUSED, INVALID_REQUEST)  # it holds something else
     assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).devices == (second,)
     assert desk.box.locks() == [first]
+
+
+def test_what_a_dead_process_of_the_same_user_held_is_free_for_its_next_call(desk: Desk) -> None:
+    """So it is with a script that runs one program after the other."""
+    desk.node = Node(Settings({**desk.box.settings, "USER_MAX": "3"}))
+    for pid in (900, 901, 902):
+        assert desk.claim(2, pid=desk.process(pid), start=9).state == GRANTED, pid
+        desk.box.proc.remove(pid)
+
+
+@pytest.mark.parametrize(("mark", "state"), [(b"", GRANTED), (b"GPULOCK_CLAIM=t0", REFUSED)])
+def test_so_it_is_behind_others_unless_what_it_started_runs(
+    desk: Desk, mark: bytes, state: str
+) -> None:
+    desk.hold(0, desk.process(900), uid=UIDS[0], start=9)
+    for number in (1, 2, 3):
+        desk.hold(number, desk.process(903, UIDS[0] + 1), uid=UIDS[0] + 1, start=9)
+    desk.claim_as(UIDS[0] + 2, 904, 2, FOR_EVER)
+    desk.process(901)
+    (desk.box.proc.root / "901/environ").write_bytes(mark)
+    desk.box.proc.remove(900)
+    assert desk.claim(1).state == state

@@ -14,7 +14,7 @@ from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
-from tests.labs.slurm.modes import NODE, wait_said
+from tests.labs.slurm.modes import NODE, by_slurm, wait_said
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -48,6 +48,34 @@ def every_step_opens_its_own_gpus(site: Site) -> None:
     go.touch()
     assert site.slurm.wait_settled(job) == "COMPLETED"
     assert site.left() == []
+
+
+def test_a_card_of_shards_is_open_to_each_job_with_one_until_its_own_end(
+    slurm_gpus: Gpulock,
+) -> None:
+    """The end of a neighbour closes nothing."""
+    with confined_site(slurm_gpus, by_slurm, shares={"shard": 8}) as site:
+        site.configure(SLURM_SHARDS="share")
+        go, over, last = (gate_file(site.gpus, name) for name in ("go", "over", "last"))
+        text = f"{site.probe}\necho begun\n"
+        one = site.submit("--gres=shard:1", text=text + waiting_for(go))
+        wait_said(site.gpus, one, "begun")
+        again = f"{waiting_for(over)}{site.probe}\necho again\n"
+        two = site.submit("--gres=shard:1", text=text + again + waiting_for(last))
+        for job in (one, two):
+            said = opened(wait_said(site.gpus, job, "begun"))
+            assert said == {"ENXIO": site.own(job) | {"nvidiactl"}, "EPERM": EVERY - site.own(job)}
+        shared = site.own(one)
+        assert shared == site.own(two)
+        go.touch()
+        assert site.slurm.wait_settled(one) == "COMPLETED"
+        wait_until(lambda: not site.own(one), why="its place to be free")
+        over.touch()
+        said = opened(wait_said(site.gpus, two, "again").partition("begun")[2])
+        assert said == {"ENXIO": shared | {"nvidiactl"}, "EPERM": EVERY - shared}
+        last.touch()
+        assert site.slurm.wait_settled(two) == "COMPLETED"
+        assert site.left() == []
 
 
 @pytest.mark.attack

@@ -71,7 +71,6 @@ class GpulockDaemon:
         self._journal = journal
         self._notify = notify
         self._signals = signals
-        self._status = ""
         self._why_closed = ""
         self._users_first_until = 0.0
 
@@ -134,9 +133,7 @@ class GpulockDaemon:
         self._serve(report)
         slow = f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"
         self._journal.log_state("watch", slow if self._watch.fault else "")
-        if self.rounds.summary != self._status:
-            self._status = self.rounds.summary
-            self._notify.send(f"STATUS={self._status}")
+        self._notify.send(f"STATUS={self.rounds.summary}")
         if not self._why_closed:
             self._users_first_until = 2 * clock_boottime() - begun
 

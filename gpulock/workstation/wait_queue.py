@@ -121,7 +121,6 @@ class WaitQueue:
 
     def _serve_line(self, view: QueueView, now: float) -> bool:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
-        waits: set[int] = set()  # users of whom a call waits
         first: Client | None = None  # of those who wait for other users
         kept = ""  # for whom free devices are kept
         for place, client in enumerate(list(self._line)):
@@ -129,7 +128,7 @@ class WaitQueue:
             if is_stopped(view.node, client.peer.pid):
                 client.told = SocketReply(WAITING, why="stopped")
                 continue
-            why = self._why_not_yet(view, client, client.peer.account in waits, now)
+            why = self._why_not_yet(view, client, now)
             if not why and kept:
                 own = find_own_devices(view.reservations, view.now, client.peer.account)
                 why = "" if client.request and client.request.number <= len(own) else kept
@@ -143,7 +142,6 @@ class WaitQueue:
                 self._end(client, last_reply(client.answer, why))
                 self._next = now + (0.0 if client.answer.state == GRANTED else RETRY_DELAY)
                 return False
-            waits.add(client.peer.account)
             if not why:
                 why = client.answer.why
                 if client.want and backfill.must_yield(view, client.want):
@@ -159,13 +157,11 @@ class WaitQueue:
                 return False
         return True
 
-    def _why_not_yet(self, view: QueueView, client: Client, behind_own: bool, now: float) -> str:
+    def _why_not_yet(self, view: QueueView, client: Client, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
         account = client.peer.account
         if any(one.number < client.caller.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
-        if behind_own:
-            return "your earlier call goes first"
         if (delay := self._claims.rate.due(account) - now) > 0:
             return (
                 f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"

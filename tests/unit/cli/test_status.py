@@ -145,7 +145,7 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     process, since = (me, node.proc.start(me), 1000), clock_boottime() - 60
     callers = [
         WaitingCaller(7, *process, since, "alice", "4 GPUs", "2 of 8 free"),
-        WaitingCaller(9, *process, since, "bob", "1 GPU", "your earlier call goes first"),
+        WaitingCaller(9, *process, since, "bob", "1 GPU", "stopped"),
     ]
     for many, more in ((1, ""), (2, f"; 1 other caller: {site.gpulock} queue")):
         write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))

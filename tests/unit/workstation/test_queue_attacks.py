@@ -118,17 +118,17 @@ def test_a_caller_yields_no_longer_once_its_own_user_gave_back(desk: Desk) -> No
     assert last(large).state == GRANTED
 
 
-def test_the_calls_of_one_user_keep_their_order(desk: Desk) -> None:
-    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+@pytest.mark.parametrize(("kept", "state"), [(False, GRANTED), (True, REFUSED)])
+@pytest.mark.parametrize("holder", [ALICE, CAROL])
+def test_the_calls_of_one_user_are_let_by_as_others_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, holder: int, *, kept: bool, state: str
+) -> None:
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: kept)
+    desk.hold(0, desk.process(901, holder), uid=holder, start=9)
     large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
     later(desk)
-    small = desk.claim_as(ALICE, 903, 1, FOR_EVER)
-    later(desk)
-    assert last(small).why == "your earlier call goes first"
-    assert last(desk.claim_as(ALICE, 904, 1)).kind == BUSY
-    desk.give_back(0)
-    later(desk)
-    assert (last(large).state, last(small).state) == (GRANTED, "nothing")
+    small = last(desk.claim_as(ALICE, 903, 1)).state
+    assert (small, last(large).state) == (GRANTED if holder == ALICE else state, WAITING)
 
 
 @pytest.mark.attack

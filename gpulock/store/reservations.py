@@ -61,10 +61,16 @@ def write_reservations(state_dir: str, every: list[Reservation]) -> None:
     atomic.replace_file(f"{state_dir}/{NAME}", data, durable=True)
 
 
-def find_reserved_devices(every: list[Reservation], now: float, uid: int = -1) -> dict[str, str]:
-    """Return for whom each device is reserved at `now`, by id, where that is not user `uid`."""
-    now_on = [one for one in every if one.begin <= now < one.end]
-    return {one.device: one.describe() for one in now_on if one.uid != uid}
+def find_reserved_devices(
+    every: list[Reservation], now: float, uid: int = -1, until: float = 0.0
+) -> dict[str, str]:
+    """Return for whom each device is reserved at `now`, by id, where that is not user `uid`.
+
+    Also for whom next where that begins before `until`.
+    """
+    others = [one for one in every if one.uid != uid and now < one.end]
+    others.sort(key=lambda one: -one.begin)
+    return {one.device: one.describe() for one in others if one.begin <= max(now, until)}
 
 
 def find_own_devices(every: list[Reservation], now: float, uid: int) -> tuple[str, ...]:

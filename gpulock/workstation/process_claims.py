@@ -12,7 +12,7 @@ import os
 from functools import partial
 from typing import NamedTuple
 
-from gpulock.alloc.choose import LATE, ClaimRequest
+from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
@@ -99,14 +99,16 @@ LONGEST_CLAIM = 1e9  # seconds: everybody's `status` tells its end as a date
 class ClaimTerms(NamedTuple):
     """What a claim is to be besides its devices.
 
-    Some are `preferred`; its end comes after `seconds` (0: none was chosen); `note` stands beside
-    it. Without `may_reap` nothing of a dead owner is taken.
+    Some are `preferred`, and some taken `late`, which somebody else has reserved for later; its end
+    comes after `seconds` (0: none was chosen); `note` stands beside it. Without `may_reap` nothing
+    of a dead owner is taken.
     """
 
     preferred: tuple[str, ...] = ()
     seconds: float = 0.0
     note: str = ""
     may_reap: bool = True
+    late: tuple[str, ...] = ()
 
 
 ANY_TERMS = ClaimTerms()
@@ -152,6 +154,7 @@ def claim_for_process(
     if terms.preferred:
         others = [one.id for one in node.devices() if one.id not in terms.preferred]
         want.last.update(dict.fromkeys(others, LATE))
+    want.last.update(dict.fromkeys(terms.late, SUSPECT))
     longest = node.settings.claim_max
     if terms.seconds > (longest or LONGEST_CLAIM):
         most = f"CLAIM_MAX is {longest:.0f} s" if longest else f"{LONGEST_CLAIM:.0f} s at most"

@@ -21,13 +21,14 @@ from gpulock.daemon.core.journal import (
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, LockTimeout, Refusal
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import process_claims
 from gpulock.workstation.backfill import QueueView, find_shortage
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.process_claims import ClaimTerms
-from gpulock.workstation.wire import GRANTED, REFUSED, WAITING, SocketReply
+from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING, SocketReply
 
 GATE_SECONDS = 2.0
 NAME_SECONDS = 1.0
@@ -79,8 +80,10 @@ class SocketClaims:
         want.kept = find_reserved_devices(view.reservations, view.now, account)
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         preferred = find_own_devices(view.reservations, view.now, account) or request.preferred
+        end = view.now + (request.seconds or node.settings.claim_max or FOR_EVER)
+        coming = find_reserved_devices(view.reservations, view.now, account, end)
         try:
-            terms = ClaimTerms(preferred, request.seconds, request.note, may_reap=first)
+            terms = ClaimTerms(preferred, request.seconds, request.note, first, tuple(coming))
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
             )
@@ -104,7 +107,9 @@ class SocketClaims:
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
         places = grant.owner.places
-        return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places)
+        cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
+        why = "; ".join([f"GPU {cards[n].label()} is {coming[n]}" for n in coming if n in cards])
+        return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places, why=why)
 
     def reap_own(self, view: QueueView, account: int) -> bool:
         """Free what a user's processes that are gone held; return whether there was any.

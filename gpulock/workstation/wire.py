@@ -57,8 +57,9 @@ class SocketRequest(NamedTuple):
 class SocketReply(NamedTuple):
     """What the daemon answers; after READ, which comes at once, and WAITING there is more to come.
 
-    `places` of shares that were granted: how many their card has. `kind`, `why` and `do` of a
-    refusal; `why`, `number` in the queue and `before` (callers in line) while waiting.
+    `places` of shares that were granted: how many their card has; `why`: what to know of the grant.
+    `kind`, `why` and `do` of a refusal; `why`, `number` in the queue and `before` (callers in line)
+    while waiting.
     """
 
     state: str = ""

@@ -234,6 +234,8 @@ def request_daemon_claim(
         time.sleep(PAUSE)
     if reply.state != GRANTED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
+    if reply.why:
+        click.echo(f"gpulock: {reply.why}", err=True)
     found = granted_devices(node.devices(), {*reply.devices}, reply.places)
     if len(found) != len(reply.devices):
         raise Refusal(BROKEN, f"not all of {', '.join(reply.devices)} are there", "see status")

@@ -145,6 +145,8 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     if row.lock is None and device is not None:
         found.append(("open", describe_open_device(sight, row.id)))
     found += describe_observed_use(view, row)
+    coming = [one for one in view.reservations if one.device == row.id and one.begin > view.now]
+    found += [("later", one.describe()) for one in coming]
     if row.lock is None:
         found += last_holder_facts(view, row.id)
     if not each:

@@ -178,6 +178,7 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
     assert "over" not in shown
     said = " ".join(site.call("why", "2").stdout.split())
     assert every[0].describe() in said
+    assert f"later {every[1].describe()}" in " ".join(site.call("why", "3").stdout.split())
     assert f"{site.gpulock} run -n 1 --wait -- COMMAND" in said
 
 

@@ -57,6 +57,25 @@ def test_a_reserved_device_is_its_users_alone(desk: Desk) -> None:
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
 
 
+def test_a_device_that_another_has_reserved_for_later_is_taken_last_and_told(desk: Desk) -> None:
+    for number in (0, 1):
+        reserve(desk, ALICE, number, 1, ahead=1)
+    granted = [last(desk.claim_as(BOB, 901 + n, 1)) for n in range(3)]
+    assert [reply.devices for reply in granted] == [(bus(2),), (bus(3),), (bus(0),)]
+    told = f"GPU 0 is reserved for uid {ALICE} from"
+    assert [reply.why[: len(told)] for reply in granted] == ["", "", told]
+
+
+@pytest.mark.parametrize(("uid", "seconds"), [(BOB, HOUR / 2), (ALICE, 0.0)])
+def test_it_is_as_any_other_for_a_claim_that_ends_before_and_for_its_user(
+    desk: Desk, uid: int, seconds: float
+) -> None:
+    reserve(desk, ALICE, 0, 1, ahead=1)
+    request = SocketRequest(CLAIM, 901, 9, 1, seconds=seconds)
+    reply = last(desk.ask(request, desk.come_as(uid, 901)))
+    assert (reply.devices, reply.why) == ((bus(0),), "")
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("begin", [1e17, 1e19, 1e300])
 def test_a_time_that_no_calendar_has_is_refused(desk: Desk, begin: float) -> None:

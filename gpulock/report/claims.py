@@ -7,8 +7,7 @@ Root wrote the record, of values that it believed (`daemon.history.record`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpulock.daemon.history.record import VERSION
 from gpulock.store.owner import Owner
@@ -18,14 +17,12 @@ Fields = dict[str, Any]  # of a JSON object
 WORDS = ("scheduler", "cluster", "node", "task_id", "user", "queue")  # of its owner
 
 
-@dataclass
 class GpuTimes:
     """GPU seconds held, at work and observed, of one device or of some `claims`."""
 
-    held: float = 0.0
-    busy: float = 0.0
-    observed: float = 0.0
-    claims: int = 0
+    def __init__(self) -> None:
+        self.held = self.busy = self.observed = 0.0
+        self.claims = 0
 
     def add(self, held: float, busy: float | None, observed: float) -> None:
         """Add the times of a record; of what `busy` is not known nothing was observed."""
@@ -52,8 +49,7 @@ class GpuTimes:
         return (busy, idle, unseen) if self.observed > 0 else ("-", "-", unseen)
 
 
-@dataclass(frozen=True)
-class ReportedDevice:
+class ReportedDevice(NamedTuple):
     """One device of a claim, or a place on one; the rest of its `record` as in the history.
 
     Of a place the times are those of such a part of its card. `shape` is the use in thousandths
@@ -75,8 +71,7 @@ class ReportedDevice:
         return f"{index}:gi{instance}" if instance else f"{index}{part}"
 
 
-@dataclass(frozen=True)
-class ReportedClaim:
+class ReportedClaim(NamedTuple):
     """All devices that one job held on one node; `ended` is None while it stands.
 
     `owner` has what names the job to people. It was `held` for so many seconds, None: not known.
@@ -130,7 +125,8 @@ def read_device_times(record: Fields) -> GpuTimes:
 
 def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
     """Return the times of some devices together."""
-    found = GpuTimes(claims=1)
+    found = GpuTimes()
+    found.claims = 1
     for card in cards:
         found.add(card.times.held, card.times.busy, card.times.observed)
     return found

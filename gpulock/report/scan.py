@@ -12,8 +12,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulock.daemon.history.files import (
     CHUNK,
@@ -46,8 +45,7 @@ DEVICE: Final = re.compile(
 Head = re.Match[bytes]
 
 
-@dataclass(frozen=True)
-class ClaimQuery:
+class ClaimQuery(NamedTuple):
     """Which claims: those that ended `since` and before `until` (epoch), and all of the rest."""
 
     since: float = 0.0
@@ -96,12 +94,12 @@ class ClaimQuery:
         return self.since <= float(head["released_at"]) < self.until
 
 
-@dataclass
 class HistoryFaults:
     """What could not be read: lines by number, files with their reason."""
 
-    lines: int = 0
-    files: list[str] = field(default_factory=list[str])
+    def __init__(self) -> None:
+        self.lines = 0
+        self.files: list[str] = []
 
     def as_sentences(self) -> list[str]:
         """Return it as sentences."""

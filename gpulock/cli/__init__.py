@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -96,6 +97,9 @@ def reopen_closed_streams() -> None:
             fd = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w"))
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a comment's letters, in any locale
 
 
 def is_output_error(fault: OSError) -> bool:

@@ -82,8 +82,10 @@ P = TypeVar("P", SocketRequest, SocketReply)
 
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    found = decode_packet(SocketRequest(), data.decode("ascii"))
+    found = decode_packet(SocketRequest(), data.decode("utf-8", "replace"))
     count, devices, kind = found.number, found.devices, found.device_kind
+    if not "".join([kind, *devices, *found.preferred]).isascii():
+        raise ValueError("a device or kind that is not ASCII")
     if found.act not in ACTS:
         raise ValueError("no such act")
     if not (found.wait >= 0 and 0 <= found.seconds < FOR_EVER and 0 <= found.begin < FOR_EVER):

@@ -56,6 +56,13 @@ class ClaimWishes(NamedTuple):
     prefer: str | None
 
 
+def check_comment(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return the comment; raise BadParameter for one that a line cannot show."""
+    if not value.isprintable():
+        raise click.BadParameter("use printable characters, without a line's end.", ctx, param)
+    return value
+
+
 def claim_options(function: F) -> F:
     """Add the options of ClaimWishes, which the command takes as `wishes`."""
     for option in (
@@ -74,7 +81,14 @@ def claim_options(function: F) -> F:
             metavar="DURATION",
             help="Give them back after that time: 90m, 2h.",
         ),
-        click.option("--comment", "note", default="", metavar="TEXT", help="Shown beside them."),
+        click.option(
+            "--comment",
+            "note",
+            default="",
+            callback=check_comment,
+            metavar="TEXT",
+            help="Shown beside them.",
+        ),
         click.option(
             "--prefer", type=click.Choice(["last"]), help="Those of your last claim, where free."
         ),

@@ -270,9 +270,11 @@ def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
 
 
 def test_the_end_and_the_comment_of_a_claim_stand_beside_its_card(site: Site) -> None:
-    with site.running("run", "-n", "1", "--for", "2h", "--comment", "thesis", *WAITS):
-        shown = site.run("status", env={**os.environ, "COLUMNS": "200"}).stdout.splitlines()
-        assert "thesis, until " in shown[1]
+    assert "printable" in site.run("run", "-n", "1", "--comment", "a\nb", *WAITS).stderr
+    with site.running("run", "-n", "1", "--for", "2h", "--comment", "Diss ✓", *WAITS):
+        for coding, said in (("utf-8", "Diss ✓, until "), ("latin-1", "Diss \\u2713, until ")):
+            env = {**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": coding}
+            assert said in site.run("status", env=env).stdout.splitlines()[1]
 
 
 @pytest.mark.parametrize(("longest", "asked", "code"), [("3600", "2h", 1), ("3600", "1h", 0)])

@@ -39,6 +39,9 @@ def asked(*lines: str) -> bytes:
         asked("act=claim", "number=1", "comment=root's own"),
         asked("act=claim", "number=2", "devices=a,a"),
         asked("act=claim", "number=2", "devices=a"),
+        asked("act=claim", "number=1", "devices=\u00e4"),
+        asked("act=claim", "number=1", "preferred=\u00e4"),
+        asked("act=claim", "number=1", "device_kind=model:\u00e4"),
         asked("act=claim", "act=claim", "number=1"),
         asked("act=reserve", "seconds=60"),
         asked("act=reserve", "seconds=60", "devices=a,b"),
@@ -51,6 +54,13 @@ def asked(*lines: str) -> bytes:
 def test_anything_else_is_no_request(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_request(data)
+
+
+@pytest.mark.parametrize(
+    ("note", "read"), [("für Diss", "für Diss"), ("a\x1bb\u2028", "a?b?"), ("ü" * 81, "ü" * 80)]
+)
+def test_a_comment_is_text_in_any_language_and_of_one_line(note: str, read: str) -> None:
+    assert parse_request(asked("act=claim", "number=1", f"note={note}")).note == read
 
 
 def test_a_reply_is_one_message_whatever_it_says() -> None:

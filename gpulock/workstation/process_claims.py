@@ -9,6 +9,7 @@ only itself and the processes that have its devices open.
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import NamedTuple
 
@@ -167,3 +168,14 @@ def claim_for_process(
     if grant.fresh:
         grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)
     return grant
+
+
+def describe_former_claim(grant: Grant) -> str:
+    """Return that a process had what it claims, and until when; nothing of a fresh claim."""
+    if grant.fresh:
+        return ""
+    labels = ", ".join(dict.fromkeys([device.label() for device in grant.devices]))
+    left, end = grant.owner.until - clock_boottime(), "without an end"
+    if grant.owner.until:
+        end = time.strftime("until %m-%d %H:%M", time.localtime(time.time() + left))
+    return f"pid {grant.owner.pid} holds GPU {labels} already, {end}: nothing of it is changed"

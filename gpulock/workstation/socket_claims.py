@@ -108,7 +108,8 @@ class SocketClaims:
         self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
         places = grant.owner.places
         cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
-        why = "; ".join([f"GPU {cards[n].label()} is {coming[n]}" for n in coming if n in cards])
+        told = [f"GPU {cards[name].label()} is {coming[name]}" for name in coming if name in cards]
+        why = "; ".join(filter(None, [process_claims.describe_former_claim(grant), *told]))
         return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places, why=why)
 
     def reap_own(self, view: QueueView, account: int) -> bool:

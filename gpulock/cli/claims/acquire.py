@@ -176,7 +176,10 @@ def claim_without_queue(
     while True:
         try:
             at_the_gate = Deadline(CLAIM_SECONDS)
-            return process_claims.claim_for_process(node, record, want, at_the_gate, terms)
+            grant = process_claims.claim_for_process(node, record, want, at_the_gate, terms)
+            if words := process_claims.describe_former_claim(grant):
+                click.echo(f"gpulock: {words}", err=True)
+            return grant
         except Refusal as refusal:
             if refusal.kind != BUSY or deadline.left() <= 0:
                 raise

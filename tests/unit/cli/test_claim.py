@@ -74,6 +74,13 @@ def test_a_claim_that_fails_lets_its_eval_fail(site: Site, words: tuple[str, ...
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_second_claim_of_a_shell_says_what_it_holds_already(site: Site, shell: str) -> None:
+    script = '"$@" claim -n 1 --for 2h >/dev/null 2>&1; "$@" claim -n 1 --for 3h 2>&1; echo $$'
+    said, *_, pid = site.shell(script, shell).splitlines()
+    assert said.startswith(f"gpulock: pid {pid} holds GPU 0 already, until ")
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     site: Site, shell: str
 ) -> None:

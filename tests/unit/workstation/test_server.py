@@ -155,6 +155,13 @@ def test_a_second_claim_of_another_size_model_or_device_is_refused(
     assert (replies[1].kind, len(desk.box.locks())) == (INVALID_REQUEST, 1)
 
 
+def test_a_second_claim_of_the_same_is_told_what_stays(desk: Desk) -> None:
+    asked = SocketRequest(CLAIM, ME, MINE, 1)
+    first, second = (last(desk.ask(asked._replace(seconds=end))) for end in (0.0, 60.0))
+    told = f"pid {ME} holds GPU 0 already, without an end: nothing of it is changed"
+    assert (first.why, second.why) == ("", told)
+
+
 def test_what_an_earlier_process_of_this_number_held_is_no_claim_of_ours(desk: Desk) -> None:
     desk.hold(0, ME, uid=UIDS[0], start=MINE - 1)
     assert desk.claim(2).state == GRANTED

@@ -7,6 +7,7 @@ job that holds the device keeps it, and nobody gets it afterwards.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -25,6 +26,7 @@ from gpulock.cli.session import (
     log_to_syslog,
     name_config,
     parse_time,
+    uid_to_user_name,
 )
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.deadline import Deadline, clock_boottime
@@ -37,6 +39,7 @@ from gpulock.store import quarantine as notes
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
+from gpulock.store.reservations import Reservation
 from gpulock.text.words import format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
@@ -70,17 +73,19 @@ def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | N
 @reason_option
 @click.pass_obj
 def reserve_command(session: Session, device: str, reason: str, begin: float, end: float) -> None:
-    """Lock DEVICE until `unreserve`, also over reboots. Refused while a job holds it.
+    """Lock DEVICE until `unreserve`, also over reboots.
 
-    With --to it is for your own claims alone, on a workstation that lets its users do so
-    (RESERVE_MAX).
+    Refused while a job holds it. With --to it is for your own claims alone, on a workstation that
+    lets its users do so (RESERVE_MAX), and who holds it keeps it.
     """
     if end:
         begin = begin or time.time()
         if end <= begin:
             raise click.UsageError("--to is before --from.")
         terms = {"note": reason[:LONGEST_NOTE], "begin": begin, "seconds": end - begin}
-        ask_for_reserve(session, device, RESERVE, **terms)
+        user = uid_to_user_name(os.getuid())
+        said = Reservation(device, os.getuid(), (begin, end), user, reason).describe()
+        ask_for_reserve(session, device, RESERVE, f"is {said}", **terms)
         return
     if begin:
         raise click.UsageError("say until when with --to TIME.")
@@ -114,7 +119,7 @@ def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
     node = session.node()
     if socket_client.is_daemon_needed(node):
-        ask_for_reserve(session, device, UNRESERVE)
+        ask_for_reserve(session, device, UNRESERVE, "is not reserved any more")
         return
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
@@ -130,7 +135,7 @@ def unreserve_command(session: Session, device: str) -> None:
         if lock is not None and reserved:
             free_locks(node, [lock], one_line(f"unreserved by {describe_caller()}"))
     if not reserved and not noted:  # a user's own, of which gpulockd keeps the file
-        ask_for_reserve(session, device, UNRESERVE)
+        ask_for_reserve(session, device, UNRESERVE, "is not reserved any more")
         return
     report_admin_change(node, f"{label} is not reserved any more")
 
@@ -148,10 +153,7 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
         )
         held = find_overlapping_locks(node.store.read_all_locks(), name)
     report_admin_change(node, f"{format_device_label(name, found)} is quarantined: {reason}")
-    for lock in held.values():
-        if lock.owner:
-            who = format_lock_holder(lock.owner)
-            click.echo(f"{who} holds {lock.id} and keeps it until it ends")
+    report_holders(held)
 
 
 @click.command()
@@ -223,12 +225,22 @@ def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list
         return found, cards.pop()
 
 
-def ask_for_reserve(session: Session, device: str, act: str, **fields: Any) -> None:
+def ask_for_reserve(session: Session, device: str, act: str, said: str, **fields: Any) -> None:
     """Have gpulockd reserve a device for the caller, or end that; raise Refused or Refusal."""
     node = session.node()
     found, name = find_admin_device(node, device)
     socket_client.request_daemon_act(node, SocketRequest(act, devices=(name,), **fields))
-    click.echo(f"{format_device_label(name, found)}: {act}d, see gpulock status")
+    click.echo(f"{format_device_label(name, found)} {said}")
+    if act == RESERVE:
+        report_holders(find_overlapping_locks(node.store.read_all_locks(), name))
+
+
+def report_holders(held: dict[str, Lock]) -> None:
+    """Say who has the locks, and keeps them."""
+    for lock in held.values():
+        if lock.owner:
+            who = format_lock_holder(lock.owner)
+            click.echo(f"{who} holds {lock.id} and keeps it until it ends")
 
 
 def make_admin_gate(node: Node) -> Gate:

@@ -98,12 +98,22 @@ def test_a_reserve_that_cannot_be_noted_is_undone(
 def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[SocketRequest] = []
     monkeypatch.setattr(socket_client, "request_daemon_act", lambda _, one: asked.append(one))
+    site.hold(3)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def day(hours: int) -> str:
+        return time.strftime("%m-%d %H:%M", time.localtime(now + hours * 3600))
+
     result = site.call("reserve", "3", "--from", "1h", "--to", "3h", "--reason", "thesis")
-    assert (result.exit_code, result.stdout) == (0, "GPU 3: reserved, see gpulock status\n")
+    me = uid_to_user_name(os.getuid())
+    said = f"GPU 3 is reserved for {me} from {day(1)} until {day(3)}: thesis\n"
+    kept = f"job 12 of alice holds {site.id(3)} and keeps it until it ends\n"
+    assert (result.exit_code, result.stdout) == (0, said + kept)
+    site.call("release", "3", "--force", "--reason", "x")
     assert asked[0][0:2] + asked[0].devices == (RESERVE, 0, site.id(3))
     assert (round(asked[0].seconds), round(asked[0].begin - time.time(), -1)) == (7200, 3600)
     assert site.call("unreserve", "3").exit_code == 1  # nobody has reserved it
-    now = time.time()
     every = [Reservation(site.id(3), 1001, (now, now + 60), "alice", "thesis")]
     write_reservations(site.node().settings.state_dir, every)
     assert site.call("unreserve", "3").exit_code == 1  # without USER_CLAIMS it counts for nobody

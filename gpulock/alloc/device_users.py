@@ -41,19 +41,20 @@ def device_node_keys(
     """Return what the device's nodes look like to fstat: (rdev, 0, 0), or a simulated file's.
 
     Of a MIG instance its own access nodes, since all instances share the card's; where those
-    cannot be found out, the card's.
+    cannot be found out, the card's. NVIDIA's number is used where `dev_root` has no node.
     """
     names = mig_access_nodes(device, driver_root) if device.parent and driver_root else []
     keys: list[tuple[int, int, int]] = []
     if not names:
         names = [f"nvidia{device.minor}"]
-        keys = [(os.makedev(MAJOR, device.minor), 0, 0)] if device.minor >= 0 else []
     for name in names:
         try:
             keys.append(device_file_key(os.stat(f"{dev_root}/{name}")))
         except OSError:
             if device.parent and "caps" in name:
                 return device_node_keys(device, dev_root)
+            if device.minor >= 0:
+                keys.append((os.makedev(MAJOR, device.minor), 0, 0))
     return keys
 
 

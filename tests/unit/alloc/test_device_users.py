@@ -91,7 +91,7 @@ def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     link = numbered.fake.root / "700/fd/9"
     numbered.fake.add(700, fds={9: numbered.dev / "nvidia7 (deleted)"})
     (numbered.dev / "nvidia7 (deleted)").symlink_to("/dev/full")
-    numbered.node.touch()
+    numbered.node.symlink_to("/dev/full")
     assert "(deleted)" in os.readlink(link)
     assert numbered.who() == [700]
 

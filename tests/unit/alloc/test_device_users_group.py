@@ -87,6 +87,13 @@ def key(path: Path) -> tuple[int, int, int]:
     return device_file_key(path.stat())
 
 
+def test_a_simulated_card_is_not_the_real_one_of_its_number(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    device = Device("0000:3b:00.0", 0)
+    device.minor = 0
+    assert device_users.device_node_keys(device, str(tmp_path)) == [key(tmp_path / "nvidia0")]
+
+
 def test_an_instance_is_recognised_by_its_own_access_nodes(tmp_path: Path) -> None:
     table = "config 1\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi1/access 12\n"
     caps = tmp_path / "dev/nvidia-caps"

@@ -18,7 +18,7 @@ from gpulock.workstation import backfill, waiting
 from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client
 from gpulock.workstation.socket_claims import BURST, SocketClaims, refuse_request
-from gpulock.workstation.waiting import WaitingCaller
+from gpulock.workstation.waiting import WaitingCaller, is_stopped
 from gpulock.workstation.wire import (
     GRANTED,
     REFUSED,
@@ -220,11 +220,3 @@ def last_reply(reply: SocketReply, why: str) -> SocketReply:
     if why:
         return SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait; see gpulock queue")
     return reply._replace(state=REFUSED)
-
-
-def is_stopped(node: Node, pid: int) -> bool:
-    """Return whether a caller was stopped, and so cannot use what it would be granted."""
-    try:
-        return node.proc.stat(pid).state in ("T", "t")
-    except OSError:
-        return False

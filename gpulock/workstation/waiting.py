@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpulock.errors import one_line
+from gpulock.node.context import Node
 from gpulock.store import atomic
 
 NAME = "waiting"
@@ -83,3 +84,11 @@ def is_running_or_unseen(running: Callable[[int, int], bool], one: WaitingCaller
         return running(one.pid, one.start)
     except (OSError, ValueError):
         return True
+
+
+def is_stopped(node: Node, pid: int) -> bool:
+    """Return whether a process was stopped: a caller can use nothing, and a gpulockd give none."""
+    try:
+        return node.proc.stat(pid).state in ("T", "t")
+    except OSError:
+        return False

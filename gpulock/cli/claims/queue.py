@@ -7,6 +7,7 @@ import click
 
 from gpulock.cli.claims.socket_client import request_daemon_act
 from gpulock.cli.session import Session
+from gpulock.cli.status.attention import why_not_served
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.text import table
@@ -36,10 +37,13 @@ def queue_command(session: Session, cancel: int | None) -> None:
         click.echo(f"cancelled {cancel}")
         return
     callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
-    if not callers:
+    if why := why_not_served(node):
+        click.echo(f"gpulockd {why}")
+    elif not callers:
         running = find_running_daemon(node.store.path, node.settings.proc_root)
         alone = "" if running else ": no gpulockd runs, and a run that waits without it is not seen"
         click.echo(f"nobody waits{alone}")
+    if not callers:
         return
     now, rows = clock_boottime(), list[list[Cell]]()
     for one in callers:

@@ -13,11 +13,13 @@ from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import owns_lock_dir
 from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
+from gpulock.store.verdicts import FRESH, read_dated_verdicts
 from gpulock.text.words import (
     FORCE,
     format_count,
@@ -25,7 +27,7 @@ from gpulock.text.words import (
     format_duration,
     format_lock_holder,
 )
-from gpulock.workstation.waiting import read_waiting
+from gpulock.workstation.waiting import is_stopped, read_waiting
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -94,8 +96,24 @@ def list_reserve_facts(rows: list[DeviceState]) -> list[tuple[str, str]]:
     return [(format_row_label(same), text) for text, same in groups.items()]
 
 
+def why_not_served(node: Node) -> str:
+    """Return why gpulockd grants nothing to a user who needs it, nothing where it may."""
+    path, boottime = node.store.path, clock_boottime()
+    if not node.settings.user_claims or owns_lock_dir(node) or not os.path.lexists(path):
+        return ""
+    what = "does not run"
+    if pid := find_running_daemon(path, node.settings.proc_root):
+        reaped = read_dated_verdicts(path, boottime, node.boot_id)[1]
+        if not is_stopped(node, pid) and (reaped is None or boottime - reaped <= FRESH):
+            return ""
+        what = f"pid {pid} does not answer"
+    return f"{what}: nothing is granted; ask root to start it again"
+
+
 def list_queue_facts(node: Node) -> list[tuple[str, str]]:
-    """Return who waits in the queue of users' claims, the first by name."""
+    """Return that nobody serves the queue of users' claims, or who waits, the first by name."""
+    if why := why_not_served(node):
+        return [("gpulockd", why)]
     callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if not callers:
         return []

@@ -23,7 +23,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
 from gpulock.text.words import format_duration
-from gpulock.workstation.wait_queue import is_stopped
+from gpulock.workstation.waiting import is_stopped
 
 _AGAIN = "gpulock install systemd"
 _RESTART = "see its log, then: systemctl restart gpulockd"

@@ -17,10 +17,11 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import mig_access_nodes
+from gpulock.cli.status import attention
 from gpulock.deadline import clock_boottime
 from gpulock.store.owner import TYPES
 from gpulock.store.reservations import Reservation, write_reservations
-from gpulock.store.verdicts import Verdict
+from gpulock.store.verdicts import Verdict, write_verdicts
 from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
@@ -159,6 +160,26 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
         ["7", "alice", str(me), "1m"],
         ["9", "bob", str(me), "1m"],
     ]
+
+
+@pytest.mark.parametrize("state", ["", "T", "late", "S"])
+def test_a_user_is_told_where_no_gpulockd_would_grant_anything(
+    site: Site, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    node, pid = site.node(), os.getpid()
+    with site.files.config.open("a") as file:
+        file.write("USER_CLAIMS=yes\n")
+    monkeypatch.setattr(attention, "owns_lock_dir", lambda _: False)
+    monkeypatch.setattr(attention, "find_running_daemon", lambda *_: pid if state else None)
+    monkeypatch.setattr(attention, "is_stopped", lambda *_: state == "T")
+    if state == "late":
+        monkeypatch.setattr(attention, "FRESH", -1.0)
+        write_verdicts(node.store.path, {}, node.boot_id)
+    what = f"pid {pid} does not answer" if state else "does not run"
+    told = f"gpulockd {what}: nothing is granted; ask root to start it again"
+    for words in (("status",), ("why", "0"), ("queue",)):
+        said = " ".join(site.call(*words).stdout.split())
+        assert (told in said) == (state != "S"), words
 
 
 def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:

@@ -67,6 +67,8 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
     except ValueError as fault:
         hint = ". Put -- before the command." if ctx.command.name == "run" else ""
         raise click.BadParameter(f"{fault}{hint}", ctx, param) from fault
+    if value and value.isdigit() and param.name == "seconds":
+        raise click.BadParameter("say the unit, as in 2h or 90m.", ctx, param)
     if value is not None and not seconds and param.name != "wait":
         raise click.BadParameter("the time must be longer than 0.", ctx, param)
     return seconds

@@ -147,7 +147,7 @@ def claim_for_process(
 
     def judge() -> Judge:
         if not terms.may_reap:
-            raise Refusal(BUSY, "others are before you in the queue", "use --wait")
+            raise Refusal(BUSY, "others are before you in the queue", "see gpulock queue")
         return make_liveness_judge(node)
 
     if not (want.wanted or want.share):

@@ -31,7 +31,7 @@ from gpulock.workstation.wire import (
 PAUSE = 2.0  # seconds between two looks, where nothing changed
 RETRY_DELAY = 0.05  # seconds after a claim that failed
 REJOIN_SECONDS = 10.0  # until callers are back once gpulockd starts again
-OTHERS_FIRST = "others go first while you hold the rest, or it is reserved or out of service"
+OTHERS_FIRST = "others go first while its user holds the rest, or it is reserved or out of service"
 
 
 class WaitQueue:
@@ -139,7 +139,8 @@ class WaitQueue:
                     self.retry_now()
                     return False
             if client.answer.state != WAITING or now >= client.until:
-                self._end(client, last_reply(client.answer, why))
+                waited = bool(client.request and client.request.wait)
+                self._end(client, last_reply(client.answer, why, waited))
                 self._next = now + (0.0 if client.answer.state == GRANTED else RETRY_DELAY)
                 return False
             if not why:
@@ -163,9 +164,7 @@ class WaitQueue:
         if any(one.number < client.caller.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
         if (delay := self._claims.rate.due(account) - now) > 0:
-            return (
-                f"you made {BURST} claims in a short time, and the next may come in {delay:.0f} s"
-            )
+            return f"{BURST} claims came in a short time, and the next may in {delay:.0f} s"
         if (most := view.node.settings.user_max) and client.request:
             try:
                 mine = backfill.count_cards(view.held, account)
@@ -174,7 +173,7 @@ class WaitQueue:
                     client.answer = refuse_request(refusal)
                 return refusal.why
             if mine + client.request.number > most:
-                return f"you hold {mine} of the {most} GPUs that a user may hold (USER_MAX)"
+                return f"held already: {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""
 
     def _try_claim(self, view: QueueView, client: Client, first: bool) -> bool:
@@ -213,10 +212,11 @@ class WaitQueue:
             self._published = data
 
 
-def last_reply(reply: SocketReply, why: str) -> SocketReply:
+def last_reply(reply: SocketReply, why: str, waited: bool) -> SocketReply:
     """Return the reply that ends a call; one that still waits is refused. `why` as for a turn."""
     if reply.state != WAITING:
         return reply
     if why:
-        return SocketReply(REFUSED, kind=BUSY, why=why, do="use --wait; see gpulock queue")
+        do = f"{'' if waited else 'use --wait; '}see gpulock queue"
+        return SocketReply(REFUSED, kind=BUSY, why=why, do=do)
     return reply._replace(state=REFUSED)

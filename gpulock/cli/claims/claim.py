@@ -26,7 +26,7 @@ from gpulock.cli.claims.acquire import (
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.node.procfs import Proc
-from gpulock.text.words import short_model
+from gpulock.text.words import format_device_list, short_model
 
 SCRIPT = 2  # the word after `sh -c`
 ONE_SCRIPT = re.compile(r"-[a-z]*c")
@@ -100,7 +100,8 @@ def claim_command(
             for d in grant.devices
         ]
     click.echo("\n".join(lines))
-    hint = f"gpulock: held by pid {record.pid} until it ends; give back: gpulock release"
+    names = format_device_list([d.id for d in grant.devices], grant.devices)
+    hint = f"gpulock: {names} held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
 
 

@@ -38,6 +38,7 @@ from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
 from gpulock.workstation import waiter
 
@@ -76,11 +77,17 @@ def run_command(
     warn_of_terminal_server(node.proc, command[0])
     want = make_claim_request(node, wishes)
     waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
-    if not waited and (outer := find_outer_grant(node, want)):
-        names = format_device_list(outer.owner.devices, outer.devices)
-        who = f"the claim of pid {outer.owner.pid}"
-        click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
-        exec_command(command, outer, node.settings, mask)
+    around = [] if waited else list_outer_claims(node)
+    for record in around:
+        if outer := find_outer_grant(node, record, want):
+            names = format_device_list(outer.owner.devices, outer.devices)
+            who = f"the claim of pid {record.pid}"
+            click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
+            exec_command(command, outer, node.settings, mask)
+    for record in around if wishes.wait else []:
+        names = format_device_list(record.devices, node.devices())
+        who = f"the claim of pid {record.pid}, which this command is in"
+        click.echo(f"gpulock: {who}, holds {names} meanwhile", err=True)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
     grant = acquire_devices(session, node, record, want, wishes)
@@ -93,29 +100,34 @@ def run_command(
         raise
 
 
-def find_outer_grant(node: Node, want: ClaimRequest) -> Grant | None:
-    """Return what is wanted of the claim that we are in, None where it has not so much."""
-    held = node.store.read_detailed_locks()
+def list_outer_claims(node: Node) -> list[Owner]:
+    """Return the claims of our user that we are in."""
     tree, me = ProcessScan(node.proc), os.getpid()
-    for lock in held.values():
+    found: dict[str, Owner] = {}
+    for lock in node.store.read_detailed_locks().values():
         record = lock.owner
         if record is None or record.scheduler != "process" or record.uid != os.getuid():
             continue
-        if record.draining or not is_claim_process(me, lock, tree):
-            continue
-        kind = want.kinds[0][0] if want.kinds else ANY
-        granted = granted_devices(node.devices(), {*record.devices}, record.places)
-        fit = [
-            one
-            for one in granted
-            if want.share == bool(record.places)
-            and is_of_kind(one, kind)
-            and (not want.wanted or one.id.partition(SHARE)[0] in want.wanted)
-        ]
-        if len(fit) >= want.count:
-            chosen = fit[: want.count]
-            return Grant(chosen, record.copy(devices=tuple(one.id for one in chosen)), False)
-    return None
+        if not record.draining and is_claim_process(me, lock, tree):
+            found[record.token] = record
+    return [*found.values()]
+
+
+def find_outer_grant(node: Node, record: Owner, want: ClaimRequest) -> Grant | None:
+    """Return what is wanted of a claim that we are in, None where it has not so much."""
+    kind = want.kinds[0][0] if want.kinds else ANY
+    granted = granted_devices(node.devices(), {*record.devices}, record.places)
+    fit = [
+        one
+        for one in granted
+        if want.share == bool(record.places)
+        and is_of_kind(one, kind)
+        and (not want.wanted or one.id.partition(SHARE)[0] in want.wanted)
+    ]
+    if len(fit) < want.count:
+        return None
+    chosen = fit[: want.count]
+    return Grant(chosen, record.copy(devices=tuple(one.id for one in chosen)), False)
 
 
 def refuse_missing_command(ctx: click.Context, name: str) -> None:

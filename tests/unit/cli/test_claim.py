@@ -39,6 +39,7 @@ def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Proc
         ["GPU", "0", "0000:06:00.0"],
         ["GPU", "3", "0000:0b:00.0"],
     ]
+    assert result.stderr.startswith(f"gpulock: GPUs 0, 3 held by pid {process.pid} until it ends;")
     assert f"{site.gpulock} release --pid {process.pid}" in result.stderr
     assert [gpu["held"]["pid"] for gpu in site.json()["gpus"] if gpu["held"]] == [process.pid] * 2
     assert len(records(site)) == 1

@@ -269,6 +269,22 @@ def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
     assert "CUDA_VISIBLE_DEVICES=5" in site.shell(script).split()
 
 
+def test_a_run_that_waits_says_what_its_own_shell_holds(site: Site) -> None:
+    script = (
+        '"$@" claim --devices 5 >/dev/null 2>&1; echo $$; "$@" run -n 8 --wait 1s -- true 2>&1; :'
+    )
+    pid, first, *_, last = site.shell(script).splitlines()
+    who = f"the claim of pid {pid}, which this command is in"
+    assert first == f"gpulock: {who}, holds GPU 5 meanwhile"
+    assert "--wait" not in last
+
+
+@pytest.mark.parametrize("asked", ["2", "0s"])
+def test_a_time_without_a_unit_is_no_end(site: Site, asked: str) -> None:
+    done = site.run("run", "-n", "1", "--for", asked, "--", "/bin/true")
+    assert (done.returncode, "--for" in done.stderr) == (2, True)
+
+
 def test_the_end_and_the_comment_of_a_claim_stand_beside_its_card(site: Site) -> None:
     assert "printable" in site.run("run", "-n", "1", "--comment", "a\nb", *WAITS).stderr
     with site.running("run", "-n", "1", "--for", "2h", "--comment", "Diss ✓", *WAITS):

@@ -45,7 +45,7 @@ def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk)
     assert last(honest).state == GRANTED
     waiting = [answers(head)[-1] for head in heads]
     assert {reply.state for reply in waiting} == {WAITING}
-    assert waiting[0].why.startswith("others go first while you hold the rest")
+    assert waiting[0].why.startswith("others go first while its user holds the rest")
 
 
 @pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
@@ -88,9 +88,12 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
     later(desk)
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
     monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
-    reply = last(desk.claim_as(BOB, 904, 1))
-    assert (reply.state, reply.kind) == (REFUSED, BUSY)
-    assert reply.why == "free GPUs are kept for number 1, which waits longest"
+    for wait, do in ((0.0, "use --wait; see gpulock queue"), (0.01, "see gpulock queue")):
+        asked = desk.claim_as(BOB, 904, 1, wait)
+        desk.go(clock_boottime() + 2 * PAUSE)
+        reply = last(asked)
+        assert (reply.state, reply.kind, reply.do) == (REFUSED, BUSY, do)
+        assert reply.why == "free GPUs are kept for number 1, which waits longest"
     for device in [bus(n) for n in range(4)]:
         if device in desk.box.locks():
             desk.give_back([bus(n) for n in range(4)].index(device))
@@ -193,7 +196,7 @@ def test_no_user_holds_more_than_a_site_allows(desk: Desk) -> None:
     assert last(desk.claim_as(ALICE, 901, 3)).kind == INVALID_REQUEST
     assert last(desk.claim_as(ALICE, 902, 2)).state == GRANTED
     more = desk.claim_as(ALICE, 903, 1, FOR_EVER)
-    why = "you hold 2 of the 2 GPUs that a user may hold (USER_MAX)"
+    why = "held already: 2 of the 2 GPUs that a user may hold (USER_MAX)"
     assert (last(more).why, last(desk.claim_as(BOB, 904, 2)).state) == (why, GRANTED)
     desk.give_back(0)
     later(desk)

@@ -107,6 +107,23 @@ def claim_devices(
         raise
 
 
+def count_unknown_refusal(
+    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
+) -> None:
+    """Count an unknown that was met before the gate; may turn the refusal into BROKEN.
+
+    What fails here, were it that a module cannot be loaded, leaves the refusal as it is.
+    """
+    try:
+        from gpulock.alloc.streaks import count_refusal
+
+        node.store.check(make=True)
+        with Gate(node.store, deadline) as gate:
+            count_refusal(node, refusal, template, gate.waited)
+    except (Refusal, ImportError, OSError, MemoryError):
+        return
+
+
 def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     """Choose and lock devices, or find the same run's claim; raise Refusal. The gate is held.
 

@@ -4,13 +4,11 @@
 Hot, loaded where a claim is refused as unknown, or found the gate shut.
 """
 
-from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.store.event_kinds import CLAIM, ENTERED, TIMEOUT, UNDONE, UNKNOWN_REQUEST
 from gpulock.store.event_log import read_events
 from gpulock.store.events import format_claimant, note_claim, note_event
-from gpulock.store.gate import Gate
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -50,18 +48,6 @@ def escalate_refusal(refusal: Refusal) -> None:
     """Make an unknown that several jobs of several owners met a fault of the node."""
     refusal.kind = BROKEN
     refusal.why += " (for several jobs in a row)"
-
-
-def count_unknown_refusal(
-    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
-) -> None:
-    """Count an unknown that was met before the gate; may turn the refusal into BROKEN."""
-    try:
-        node.store.check(make=True)
-        with Gate(node.store, deadline) as gate:
-            count_refusal(node, refusal, template, gate.waited)
-    except (Refusal, OSError, MemoryError):  # the first refusal is the one to tell
-        return
 
 
 def is_unknown_streak(found: "list[Event]", who: str, granted: bool) -> bool:

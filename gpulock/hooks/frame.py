@@ -54,7 +54,7 @@ class HookRun:
         except Exception as fault:  # the one broad handler: whatever it is, it is told
             self.refusal = unexpected_refusal(fault)
             if who is not None and self.settings is not None:
-                from gpulock.alloc.streaks import count_unknown_refusal
+                from gpulock.alloc.claim import count_unknown_refusal
 
                 count_unknown_refusal(Node(self.settings), self.refusal, who, self.deadline)
         return None

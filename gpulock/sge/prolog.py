@@ -6,7 +6,7 @@ Hot. Exit codes: 0 run, 99 requeue, 100 job in error, 1 queue in error (docs/gri
 
 import errno
 
-from gpulock.alloc.claim import Grant
+from gpulock.alloc.claim import Grant, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal, UnexpectedError
 from gpulock.hooks.frame import HookRun, format_grant, log_hook_line
@@ -42,8 +42,6 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
         told = site_hook.become_site_prolog(call, environ)
         if told.kind == UNKNOWN and run.settings is not None:
-            from gpulock.alloc.streaks import count_unknown_refusal
-
             count_unknown_refusal(Node(run.settings), told, who, run.deadline)
     if call.limited:
         told = blame_job_limits(told)
@@ -68,8 +66,6 @@ def claim_sge_job(
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
-            from gpulock.alloc.streaks import count_unknown_refusal
-
             who.user = who.user or f"job {call.job}"
             count_unknown_refusal(node, refusal, who, deadline)
         raise

@@ -9,7 +9,7 @@ import os
 import time
 
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.claim import Grant, claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import (
     BROKEN,
@@ -74,8 +74,6 @@ def claim_slurm_job(
     try:
         positions = call.positions()
     except Refusal as refusal:
-        from gpulock.alloc.streaks import count_unknown_refusal
-
         count_unknown_refusal(node, refusal, who, deadline)
         raise
     if not positions:

@@ -24,8 +24,10 @@ def note_event(lock_dir: str, kind: str, *words: str) -> None:
     except OSError:
         return
     if size > (CAP if kind in GATED else SHUT_CAP):
-        from gpulock.store.event_log import fold_events
-
+        try:
+            from gpulock.store.event_log import fold_events
+        except (ImportError, OSError, MemoryError):
+            return  # the author of a later event does it
         fold_events(lock_dir)
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from gpulock.alloc import streaks
 from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.streaks import count_unknown_refusal
+from gpulock.alloc.claim import claim_devices, count_unknown_refusal
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ def test_what_goes_wrong_under_the_jobs_own_limits_is_the_jobs_and_stops_no_queu
     environ = {**site.environ(job), **({"GPULOCK_LIMITED": "1"} if limited else {})}
     assert prolog.main(["sge", str(site.pid)], environ, site.config()) == code
     assert site.locks() == before
+
+
+@pytest.mark.parametrize("where", ["request", "environment"])
+def test_a_fault_that_cannot_even_be_counted_stops_no_queue(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Descriptors or memory may be short for the module as well that counts refusals."""
+    job = site.run(gpus(1))
+    monkeypatch.setitem(sys.modules, "gpulock.alloc.streaks", None)
+    if where == "request":
+        job.job_file.unlink()
+    else:
+        monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
+    assert start(site, job) == REQUEUE
+    assert site.locks() == []
 
 
 @pytest.mark.parametrize("place", ["environment", "record"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,15 @@ SUMS = {
 
 
 @pytest.mark.parametrize("kind", [CLAIM, REAPED, UNKNOWN_REQUEST, REFUSED])
-def test_who_has_the_gate_folds_sooner_than_others(lock_dir: str, kind: str) -> None:
+def test_who_has_the_gate_folds_sooner_than_others(
+    lock_dir: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Only there no event is added meanwhile, which would be lost."""
     log(lock_dir).write_text("1.0 timeout x:1\n" * (events.CAP // 16 + 1))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "gpulock.store.event_log", None)
+        note_event(lock_dir, kind, "granted", "0.25")
+        assert "totals" not in log(lock_dir).read_text(), "it cannot be loaded just now"
     note_event(lock_dir, kind, "granted", "0.25")
     assert ("totals" in log(lock_dir).read_text()) is (kind in (CLAIM, REAPED))
 

@@ -14,7 +14,7 @@ from gpulock.store.locks import Lock, LockStore, list_names, locks_of_records
 from gpulock.store.owner import Owner
 
 # what reading a claim's record fails with where root put something else there
-NO_CLAIM = (errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
+NO_CLAIM = (errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 
 
 def repair_locks(

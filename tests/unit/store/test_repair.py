@@ -91,7 +91,7 @@ def test_an_owner_that_is_lost_or_spoilt_is_written_again(
     if text is not None:
         owner.write_text(text)
     assert holders(repair_locks(store, BOOT)) == ALL, "by its record"
-    assert repaired(store)[0] == ALL
+    assert repaired(store) == (ALL, {} if text else {TOKEN: {bus(0)}})
     assert_whole(store)
 
 
@@ -117,11 +117,14 @@ def test_all_records_that_are_lost_are_written_back(store: LockStore) -> None:
     assert_whole(store)
 
 
-def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore) -> None:
+@pytest.mark.parametrize("copied", ["before", "after"])
+def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore, copied: str) -> None:
     """So a release of a part that was killed is completed."""
+    text = store.read_record(TOKEN)
     grants.release_devices(store, TOKEN, [bus(0)], "release", BOOT)
     os.mkdir(f"{store.locks_dir}/{bus(0)}")
-    shutil.copy(f"{store.locks_dir}/{bus(1)}/owner", f"{store.locks_dir}/{bus(0)}/owner")
+    text = text if copied == "before" else store.read_record(TOKEN)
+    Path(store.locks_dir, bus(0), "owner").write_text(text)
     assert holders(repair_locks(store, BOOT)) == {bus(1): TOKEN, bus(2): "cafe"}
     assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
 
@@ -166,9 +169,11 @@ def test_a_claim_that_was_killed_while_it_was_made_is_whole_or_gone(store: LockS
     grants.make_claim(store, half)
     shutil.rmtree(f"{store.locks_dir}/{bus(4)}")
     os.unlink(f"{store.locks_dir}/{bus(3)}/owner")
-    os.mkdir(f"{store.claims_dir}/.other.1.0123456789ab")
     os.mkdir(f"{store.claims_dir}/empty")
-    assert holders(repair_locks(store, BOOT)) == {**ALL, bus(3): "half", bus(4): "half"}
+    whole = {**ALL, bus(3): "half", bus(4): "half"}
+    assert holders(repair_locks(store, BOOT)) == whole
+    shutil.copytree(f"{store.claims_dir}/half", f"{store.claims_dir}/.other.1.0123456789ab")
+    assert holders(repair_locks(store, BOOT)) == whole, "also where no lock is amiss"
     assert sorted(os.listdir(store.claims_dir)) == sorted(["cafe", "half", TOKEN])
 
 

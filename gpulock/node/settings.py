@@ -121,7 +121,8 @@ class Settings:
         self.process_period = min(LONGEST_PROCESS_PERIOD, kept)
         self.copy_path = f"{self.state_dir}/settings.obeyed"
         self.mps_dir = f"{self.state_dir}-mps"
-        if self.share_users != "one" or self.isolation != "off":
+        shards = self.slurm_shards == "share"  # of a card, of which Slurm alone knows how many
+        if self.share_users != "one" or self.isolation != "off" or shards:
             self.share_mps = False  # MPS serves one user, who opens through it what a job may not
         if self.isolation != "off" or self.share_mps:
             self.visible_devices = "uuid"  # CUDA counts only the devices that it can open, or MPS
@@ -223,5 +224,7 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
     if settings.given.get("SHARE_MPS") == "yes" and settings.isolation != "off":
         why = "through the MPS its user opens every GPU"
         faults.append(f"{path}: SHARE_MPS=yes needs ISOLATION=off: {why}")
+    if settings.given.get("SHARE_MPS") == "yes" and settings.slurm_shards == "share":
+        faults.append(f"{path}: SHARE_MPS=yes needs SLURM_SHARDS=refuse: shards have no MPS")
     settings.faults, settings.ignored = tuple(faults), tuple(ignored)
     return settings

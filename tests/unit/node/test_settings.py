@@ -283,3 +283,9 @@ def test_no_mps_opens_what_isolation_keeps_a_job_from() -> None:
     assert one.faults == (
         "conf: SHARE_MPS=yes needs ISOLATION=off: through the MPS its user opens every GPU",
     )
+
+
+def test_shards_have_no_mps() -> None:
+    one = parse_settings("SHARES=0:4\nSHARE_MPS=yes\nSLURM_SHARDS=share\n", "conf")
+    assert not one.share_mps
+    assert one.faults == ("conf: SHARE_MPS=yes needs SLURM_SHARDS=refuse: shards have no MPS",)

@@ -106,6 +106,12 @@ def test_every_other_part_of_a_gpu_is_refused(
     assert site.locks() == []
 
 
+def test_a_shard_job_waits_for_no_mps(site: Site) -> None:
+    site.set(SHARES="0:4", SHARE_MPS="yes")
+    assert site.prolog(12, "0") == RUN
+    assert site.granted(12) == [FIRST]
+
+
 def test_the_same_job_again_frees_its_own_place_alone(site: Site) -> None:
     both(site)
     assert site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="1") == RUN

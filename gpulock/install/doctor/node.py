@@ -27,6 +27,7 @@ from gpulock.install.doctor.claims import (
     why_unwritable,
 )
 from gpulock.install.setting_faults import find_setting_faults
+from gpulock.install.versions import SLURM, installed_schedulers
 from gpulock.node import device_list, devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -101,12 +102,16 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
 
 
 def check_shares(settings: Settings) -> Iterator[Finding]:
-    """Tell which words of SHARES name no card."""
+    """Tell which words of SHARES name no card, and where no job of the scheduler gets a place."""
     here = Node(settings).devices() if settings.shares else []
     for word in settings.shares:
         if not count_places_by_card(here, (word,)):
             what = f"{word} names no card here, or one in MIG mode: it gives no shares"
             yield warning(what, "correct SHARES; gpulock inventory names the cards")
+    by_shards = settings.slurm_device_selection == "slurm" and settings.slurm_shards == "share"
+    if settings.shares and not by_shards and installed_schedulers(settings) == [SLURM]:
+        do = "let Slurm select, with gres/shard and SLURM_SHARDS=share; or take SHARES out"
+        yield warning("no job of Slurm's gets a place by it", do)
 
 
 def check_mps(settings: Settings, programs: MpsPrograms | None = None) -> Iterator[Finding]:

@@ -128,7 +128,7 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     assert [*check_settings(read_settings(str(path)), path)] == []
 
 
-def test_places_of_no_card_are_told(box: Box) -> None:
+def test_places_that_no_job_gets_are_told(box: Box) -> None:
     def shares() -> list[Finding]:
         found = run_checks(node_checks(box.node().settings)).findings
         return [one for one in found if one.name == "SHARES"]
@@ -137,6 +137,15 @@ def test_places_of_no_card_are_told(box: Box) -> None:
     box.settings["SHARES"] = "0:4 9:2"
     (wrong,) = shares()
     assert (wrong.state, wrong.what.startswith("9:2 names no card here")) == (WARNING, True)
+    box.settings["SHARES"] = "0:4"
+    (box.state / "slurm-map").touch()
+    assert [one.what for one in shares()] == ["no job of Slurm's gets a place by it"]
+    box.settings |= {"SLURM_SHARDS": "share"}
+    assert shares() == []
+    box.settings |= {"SLURM_DEVICE_SELECTION": "gpulock"}
+    assert [one.state for one in shares()] == [WARNING]
+    (box.state / "sge-map").touch()
+    assert shares() == []
 
 
 def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:

@@ -62,6 +62,7 @@ class ClusterInstaller(NodePart):
         lines, hooks = cluster_complexes(self.settings), self.hooks(self.queues)
         check_complexes(self.qconf.complexes(), lines)
         for one in hooks:
+            one.goal(Wanted.PRESENT)  # refused before anything is written
             if site := one.site_command():
                 what = f"{one.queue}: the {one.hook} in force keeps running, with gpulock's: {site}"
                 self.note(f"{what}; if it hands out GPUs itself, take it out")

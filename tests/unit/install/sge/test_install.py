@@ -155,6 +155,12 @@ def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> N
         site.cluster().parts()
 
 
+def test_a_hook_that_cannot_be_kept_is_refused_before_the_cluster_is_changed(site: Site) -> None:
+    site.edit("sq", "prolog                NONE", "prolog  /site/pro [a]")
+    with pytest.raises(InstallError, match=r"prolog in force cannot be kept.*/site/pro \[a\]"):
+        site.cluster().parts()
+
+
 def test_without_execd_the_shepherd_is_below_sge_root(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

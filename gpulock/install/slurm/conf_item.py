@@ -260,7 +260,7 @@ def name_first(nodes: Sequence[str]) -> str:
 
 def list_busy_nodes(shown: str) -> list[str]:
     """Return the nodes of `scontrol -d show node -o` with GPUs in use or jobs that end; pure."""
-    used = re.compile(r"\bGresUsed=(?:\S*,)?gpu(?::[^:\s,()]+)?:[1-9]")
+    used = re.compile(r"\bGresUsed=(?:\S*,)?(?:gpu|shard)(?::[^:\s,()]+)?:[1-9]")
     ends = re.compile(r"\bState=\S*COMPLETING")
     busy = [line for line in shown.splitlines() if used.search(line) or ends.search(line)]
     return [line.partition(" ")[0].partition("=")[2] for line in busy]

@@ -136,16 +136,16 @@ class Proc:
         except FileNotFoundError as gone:
             raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
 
-    def read_memory(self, pid: int, name: str) -> bytes:
+    def read_memory(self, pid: int, name: str, seconds: float = float("inf")) -> bytes:
         """Return /proc/PID/cmdline or environ; raise TimeoutError where the process hangs.
 
-        And whatever `read` raises.
+        Or needs more than `seconds`. And whatever `read` raises.
         """
         if self._reader is None:
             from gpulock.node.timed_read import TimedReader
 
             self._reader = TimedReader()
-        return self._reader.read(pid, lambda: self.read(pid, name))
+        return self._reader.read(pid, lambda: self.read(pid, name), seconds)
 
     def stat(self, pid: int) -> ProcessStat:
         """Return the process's /proc/PID/stat."""

@@ -9,7 +9,7 @@ thread that does not come back is left behind: the end of this process ends it t
 """
 
 import os
-from _thread import allocate_lock, start_new_thread
+from _thread import LockType, allocate_lock, start_new_thread
 from errno import EAGAIN
 
 TYPE_CHECKING = False
@@ -23,16 +23,15 @@ class TimedReader:
     """Reads of processes' memory; those that hang are not asked again meanwhile."""
 
     def __init__(self) -> None:
-        # by pid: in which process a thread was left behind, and its answer once there is one
-        self._hung: "dict[int, tuple[int, list[bytes | BaseException]]]" = {}
+        # by pid: in which process a thread was left behind, and what it lets go once it is over
+        self._hung: "dict[int, tuple[int, LockType]]" = {}
 
-    def read(self, pid: int, act: "Callable[[], bytes]") -> bytes:
+    def read(self, pid: int, act: "Callable[[], bytes]", seconds: float = float("inf")) -> bytes:
         """Return what `act` reads of a process; raise TimeoutError for one that hangs.
 
-        And BlockingIOError where no thread can be started.
+        Or needs more than `seconds`. And BlockingIOError where no thread can be started.
         """
-        asker, late = self._hung.get(pid, (0, []))
-        if asker == os.getpid() and not late:  # a fork has no threads
+        if self._is_hung(pid):
             raise hung_error(pid)
         answer: "list[bytes | BaseException]" = []
         done = allocate_lock()
@@ -49,13 +48,18 @@ class TimedReader:
             start_new_thread(run, ())
         except RuntimeError as fault:  # users' processes fill the node: no fault of ours
             raise BlockingIOError(EAGAIN, f"no process can be read: {fault}") from fault
-        if not done.acquire(timeout=SECONDS):
-            self._hung[pid] = os.getpid(), answer
+        if not done.acquire(timeout=max(0.0, min(seconds, SECONDS))):
+            self._hung = {one: self._hung[one] for one in self._hung if self._is_hung(one)}
+            self._hung[pid] = os.getpid(), done  # what it reads in the end is nobody's
             raise hung_error(pid)
-        self._hung.pop(pid, None)
         if isinstance(answer[0], BaseException):
             raise answer[0]
         return answer[0]
+
+    def _is_hung(self, pid: int) -> bool:
+        """Return whether a thread that was left behind still reads of a process."""
+        asker, done = self._hung.get(pid, (0, None))
+        return done is not None and asker == os.getpid() and done.locked()  # a fork has no threads
 
 
 def hung_error(pid: int) -> TimeoutError:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import _thread
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +17,7 @@ from gpulock.node import timed_read
 from gpulock.node.procfs import Proc
 from gpulock.node.timed_read import TimedReader
 from tests.support.faults import raising
+from tests.support.wait import wait_until
 
 SHORT = 0.05  # seconds for what never comes
 LONG = 20.0  # seconds for what comes: a busy machine may keep a thread from its turn
@@ -85,6 +88,25 @@ def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
     assert asked == [7], "one thread waits, not twenty"
     stuck.set()
     assert read_in_the_end(found, 7) == b"words"
+
+
+@pytest.mark.attack
+def test_what_was_read_too_late_is_not_kept(found: TimedReader, stuck: threading.Event) -> None:
+    """Tried: processes that hang while a MiB of each is read, and never again: gpulockd kept all.
+
+    Stopped by: only which pids hang is kept, and those that came back are forgotten.
+    """
+    kept: list[weakref.ref[memoryview]] = []
+
+    def read() -> bytes:
+        stuck.wait(30)
+        kept.append(weakref.ref(large := memoryview(b"")))
+        return cast("bytes", large)
+
+    for pid in range(7, 10):
+        give_up(found, pid, read)
+    stuck.set()
+    wait_until(lambda: [one() for one in kept] == [None] * 3, why="what was read to be dropped")
 
 
 def test_where_the_thread_itself_got_no_turn_the_process_is_asked_again(

@@ -220,10 +220,10 @@ def hung(site: Site, monkeypatch: pytest.MonkeyPatch) -> Hung:
     pids: set[int] = set()
     real = timed_read.TimedReader.read
 
-    def read(self: timed_read.TimedReader, pid: int, act: Callable[[], bytes]) -> bytes:
+    def read(reader: timed_read.TimedReader, pid: int, act: Callable[[], bytes], s: float) -> bytes:
         if pid in pids:
             raise timed_read.hung_error(pid)
-        return real(self, pid, act)
+        return real(reader, pid, act, s)
 
     def add(pid: int, uid: int, name: str = "python") -> None:
         site.process(pid, name, uid=uid)

@@ -106,7 +106,6 @@ class OpenFiles:
         self.blind = ""
         self.dark = ""
         self.seconds = LONGEST  # for one look
-        self.sealed = False  # the gate is held: who was not looked at before may have any open
 
     def add(self, device: Device) -> None:
         """Know one device more; what was seen before did not look for it."""
@@ -141,7 +140,7 @@ class OpenFiles:
             pids: dict[str, list[int]] = {}
             blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
-                blind = SEALED if self.sealed else self._fill(pids, uid)
+                blind = SEALED if self.scan.sealed else self._fill(pids, uid)
             # one that was read again stands there twice
             self._looks[uid] = {name: [*dict.fromkeys(pids[name])] for name in pids}, blind
             self.blind = self.blind or self.dark or blind

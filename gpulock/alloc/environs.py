@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # fields of stat after the name, since Linux 3.5
 FLAGS, END_CODE, ENV_START, ENV_END = 6, 24, 47, 48
 PF_KTHREAD = 0x00200000  # linux/sched.h: a thread of the kernel's has no memory of its own
+LONG = 256  # bytes of a value: no token, job or node is longer
 ROUNDS = 4  # reads of an environment that comes to be meanwhile
-ONE_USER = 0.5  # seconds of processor time for the processes of one user
+ONE_USER = 1.0  # seconds for the processes of one user, in one look
 # Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
 PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim that a process was started in
@@ -55,27 +56,30 @@ class StartedAs:
 
 
 def environ_value(environ: bytes, key: bytes) -> bytes:
-    """Return the first value of `KEY=` in an environment, as execve(2) gave it; else nothing."""
+    """Return the first value of `KEY=` in an environment, as execve(2) gave it; else nothing.
+
+    Its beginning alone: thousands of processes may have one of a MiB each.
+    """
     at = 0 if environ.startswith(key) else environ.find(b"\0" + key) + 1
     if not at and not environ.startswith(key):
         return b""
     begin = at + len(key)
     end = environ.find(b"\0", begin)
-    return environ[begin:] if end < 0 else environ[begin:end]
+    return environ[begin : end if end >= 0 else None][:LONG]
 
 
-def read_environ(proc: "Proc", pid: int) -> bytes:
+def read_environ(proc: "Proc", pid: int, late: float = float("inf")) -> bytes:
     """Return what a process was started with: environ, of any thread where the leader is over.
 
     It reads empty while execve(2) sets a program up, and is cut where several reads are of two
-    programs (docs/facts/locking.md): stat tells both.
+    programs (docs/facts/locking.md): stat tells both. `late` is the end of its time (monotonic).
     Raises StartingProgramError then, and whatever `Proc.read_memory` raises.
     """
     name = "environ"
     for _ in range(ROUNDS):
         data = b""
         try:
-            data = proc.read_memory(pid, name)
+            data = proc.read_memory(pid, name, late - time.monotonic())
             if 0 < len(data) < CHUNK or len(data) >= MOST:
                 return data
         except ProcessLookupError:
@@ -101,38 +105,66 @@ def read_environ(proc: "Proc", pid: int) -> bytes:
     raise StartingProgramError(errno.EAGAIN, f"process {pid} starts a program or ends")
 
 
-def read_environs(
-    uid: int, statuses: "dict[int, ProcessStatus]", proc: "Proc"
-) -> tuple[dict[int, StartedAs], str, str]:
-    """Return what a user's processes were started as, why there may be more, what is not seen.
+class UserEnvirons:
+    """What the processes of one user were started as, each read once, within ONE_USER in all.
 
-    One that is starting a program is read again once the others are, and one that is hidden from
-    its own user: the kernel hides it while it ends, and while it enters namespaces. One that hangs
-    ends it, and it has an end: 1,500 processes of 640,000 strings each took more than a minute.
+    A read waits for whoever changes the memory of that process: the time is the clock's, not ours.
+    `missed` says why there may be more of them, `unseen` what is not to be seen at all.
     """
-    started: dict[int, StartedAs] = {}
-    unseen, late = "", time.thread_time() + ONE_USER
-    own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
-    waiting = [pid for pid in own if pid != INIT]  # it may hide its own even from root
-    later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
-    doubt = ""
-    for pause in PAUSES:
-        if pause and waiting:
-            time.sleep(pause)
-        pids, waiting = waiting, []
-        for pid in pids:
-            if time.thread_time() > late:
-                return started, f"no time for the environment of process {pid} of uid {uid}", unseen
+
+    def __init__(self, uid: int, proc: "Proc") -> None:
+        self.uid = uid
+        self.started: dict[int, StartedAs] = {}
+        self.missed = self.unseen = ""
+        self.complete = False
+        self._proc = proc
+        self._left = ONE_USER
+
+    def read(self, pid: int) -> StartedAs:
+        """Return what a process was started as; raise TimeoutError, or as read_environ does."""
+        if pid not in self.started:
+            if self._left <= 0:
+                why = f"no time for the environment of process {pid} of uid {self.uid}"
+                raise TimeoutError(why)
+            begun = time.monotonic()
             try:
-                started[pid] = StartedAs(read_environ(proc, pid))
-            except later as fault:
-                hidden = isinstance(fault, PermissionError)
-                doubt = f"process {pid} cannot be seen: {fault}" if hidden else str(fault.strerror)
-                waiting.append(pid)
-            except TimeoutError as fault:
-                return started, str(fault), unseen
-            except ProcessLookupError:
-                continue
-            except OSError as fault:
-                unseen = f"process {pid} cannot be seen: {fault}"
-    return started, doubt if waiting else "", unseen
+                environ = read_environ(self._proc, pid, begun + self._left)
+            finally:
+                self._left -= time.monotonic() - begun
+            self.started[pid] = StartedAs(environ)
+        return self.started[pid]
+
+    def read_all(self, statuses: "dict[int, ProcessStatus]") -> None:
+        """Read all of the user's processes.
+
+        One that is starting a program is read again once the others are, and one that is hidden
+        from its own user: the kernel hides it while it ends, and while it enters namespaces. One
+        that hangs ends it: 1,500 processes of 640,000 strings each took more than a minute.
+        """
+        self.complete = True
+        uid = self.uid
+        own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
+        waiting = [pid for pid in own if pid != INIT]  # it may hide its own even from root
+        later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
+        doubt = ""
+        for pause in PAUSES:
+            if pause and waiting:
+                time.sleep(pause)
+                self._left -= pause
+            pids, waiting = waiting, []
+            for pid in pids:
+                try:
+                    self.read(pid)
+                except later as fault:
+                    hidden = isinstance(fault, PermissionError)
+                    unseen = f"process {pid} cannot be seen: {fault}"
+                    doubt = unseen if hidden else str(fault.strerror)
+                    waiting.append(pid)
+                except TimeoutError as fault:
+                    self.missed = str(fault)
+                    return
+                except ProcessLookupError:
+                    continue
+                except OSError as fault:
+                    self.unseen = f"process {pid} cannot be seen: {fault}"
+        self.missed = doubt if waiting else ""

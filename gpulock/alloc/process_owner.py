@@ -93,9 +93,7 @@ def is_claim_process(
     if lock.mps and is_mps_process(pid, lock.mps, tree):
         return True
     if record.scheduler == "process" and status.uids[0] == record.uid:
-        from gpulock.alloc.environs import StartedAs, read_environ
-
-        return StartedAs(read_environ(tree.proc, pid)).token == record.token.encode()
+        return tree.read_start(pid, record.uid).token == record.token.encode()
     more = tree.members.get(record.scheduler)
     return more is not None and more(pid, record, tree)
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from gpulock.alloc.environs import StartedAs
+    from gpulock.alloc.environs import StartedAs, UserEnvirons
 
     # a scheduler's own way to tell that a process is of one of its jobs
     ClaimMembership = Callable[[int, Owner, "ProcessScan"], bool]
@@ -29,6 +29,7 @@ ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is gi
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 MANY = 1024  # numbers given since the last sample that are asked for
+NOT_READ = "was not looked at before the gate"
 SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
@@ -49,11 +50,11 @@ class ProcessScan:
         self.members = members or {}
         self.blind = ""
         self.partial = self.restless = self.complete = False
+        self.sealed = False  # the gate is held: neither environments nor open files are read now
         self._users: "dict[int, str] | None" = None
         self._accounts: dict[int, int] = {}
         self._running: set[int] = set()  # users who had a process
-        # by uid, what its processes were started as, and why there may be more
-        self._environs: "dict[int, tuple[dict[int, StartedAs], str]]" = {}
+        self._environs: "dict[int, UserEnvirons]" = {}  # by uid
         self._newest: "list[ProcessStatus] | None" = None
         self.seen: dict[int, ProcessStatus] = {}  # who is not over, as far as the look has come
         self._asked: dict[int, ProcessStatus] = {}  # of those that are in no listing
@@ -274,15 +275,27 @@ class ProcessScan:
     def started_as(self, uid: int) -> "tuple[dict[int, StartedAs], str]":
         """Return what each process of a user was started as, and why there may be more.
 
-        Each environment is read once. What cannot be seen at all makes the look blind.
+        What cannot be seen at all makes the look blind.
         """
-        if uid not in self._environs:
-            from gpulock.alloc.environs import read_environs
+        user = self._environs_of(uid)
+        if not (user.complete or self.sealed):
+            user.read_all(self.statuses())
+            if user.unseen:
+                self.mark_blind(user.unseen)
+        return user.started, user.missed if user.complete else f"uid {uid} {NOT_READ}"
 
-            started, missed, unseen = read_environs(uid, self.statuses(), self.proc)
-            self._environs[uid] = started, missed
-            if unseen:
-                self.mark_blind(unseen)
+    def read_start(self, pid: int, uid: int) -> "StartedAs":
+        """Return what a process of a user was started as; raise OSError where that is not seen."""
+        user = self._environs_of(uid)
+        if self.sealed and pid not in user.started:
+            raise TimeoutError(f"process {pid} {NOT_READ}")
+        return user.read(pid)
+
+    def _environs_of(self, uid: int) -> "UserEnvirons":
+        if uid not in self._environs:
+            from gpulock.alloc.environs import UserEnvirons
+
+            self._environs[uid] = UserEnvirons(uid, self.proc)
         return self._environs[uid]
 
     def carriers(self, gid: int) -> list[int]:

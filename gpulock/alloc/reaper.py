@@ -18,7 +18,7 @@ from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, RELEASED, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from typing import Literal
 
     ReapAct = Literal["freed", "held", "orphans"]
@@ -125,19 +125,22 @@ class Reaper:
         # the claim that had each lock, by its token, and whether its job had ended
         self._ahead: "dict[str, tuple[str, int]] | None" = None
 
-    def judge_ahead(self, uids: "Iterable[int]" = ()) -> None:
+    def judge_ahead(self, uids: "Collection[int]" = ()) -> None:
         """Judge the locks before the gate is taken, so that nobody waits there for these looks.
 
         A user may have more files open than are looked at in seconds. Under the gate a lock may go
         only if the same claim had it here, and its job has not ended since: what that has left may
-        be in no look. What these users have open is looked at in any case.
+        be in no look. What these users have open and started is looked at in any case.
         """
         self.decide(self.held.values())
         for uid in uids:
             self.files.look(uid)
+        for lock in self.held.values():
+            if lock.owner and lock.owner.uid in uids:
+                self.judge.job_processes(lock)
         whose = {name: lock.owner for name, lock in self.held.items()}
         self._ahead = {n: (one.token, one.draining) if one else ("", 0) for n, one in whose.items()}
-        self.files.sealed = True
+        self.judge.scan.sealed = True
 
     def read_locks(self) -> None:
         """Repair and read all locks, with their details; the gate is held. Raises Refusal."""

@@ -69,6 +69,7 @@ def release_locks(
     for uid in {lock.owner.uid for lock in mine if lock.owner}:
         reaper.files.look(uid)  # whatever is left of the job: it may end before the gate is taken
     reaper.decide(mine, over)
+    judge.scan.sealed = True
     with Gate(node.store, deadline):
         now = repair_locks(node.store, node.boot_id)
         mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]

@@ -49,12 +49,10 @@ class SlurmSteps:
             return True
         if self.has_cgroup(record, scan):
             return False
-        from gpulock.alloc.environs import StartedAs, read_environ
-
         for above, status in scan.ancestry(pid).items():
             if status.uids[0] != record.uid:
                 break
-            started = StartedAs(read_environ(scan.proc, above))
+            started = scan.read_start(above, record.uid)
             if any(
                 [started.is_of(job, record.slurmd) for job in (record.job_id, record.het_leader)]
             ):

@@ -60,10 +60,10 @@ def release_unused(
     # a look at all files is not for what means nothing, or is refused without it
     own = select_own_locks(seen, meant, uid)
     refuse_running_commands(own, pid, judge.scan)
-    reaper = Reaper(node, judge, node.devices_if_driver(), {})
+    reaper = Reaper(node, judge, node.devices_if_driver(), seen)
     reaper.files.seconds = LOOK_SECONDS
-    reaper.files.look(uid)
     reaper.decide(own, over)
+    judge.scan.sealed = True
     with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,7 +61,7 @@ def take_locks_where_they_are(store: LockStore, record: Owner) -> None:
         atomic.replace_file(f"{store.locks_dir}/{name}/owner", encode_owner(record).encode())
 
 
-def keep_what_was_judged(engine: Reaper, uids: Iterable[int] = ()) -> None:
+def keep_what_was_judged(engine: Reaper, uids: Collection[int] = ()) -> None:
     """Look before the gate, and go by that for good."""
     JUDGE_AHEAD(engine, uids)
     STALE.update({name: lock for name, lock in engine.held.items() if lock.owner})

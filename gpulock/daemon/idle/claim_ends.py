@@ -47,9 +47,12 @@ class ClaimEnds(Chore):
         self._told &= claims.keys()
         self._again = {token: at for token, at in self._again.items() if token in claims}
         held: dict[str, str] = {}
+        served: set[int] = set()  # one claim of a user a round: each looks at the user's files
         for token, record in claims.items():
             if now >= record.until:
-                if not record.comment and now >= self._again.get(token, now):
+                due = not record.comment and now >= self._again.get(token, now)
+                if due and record.uid not in served:
+                    served.add(record.uid)
                     self._release(node, record, now)
                 if record.comment or token in self._again:
                     held[token] = f"pid {record.pid} ({record.user}) holds {name_devices(record)}"

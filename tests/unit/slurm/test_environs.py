@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpulock.alloc import environs
 from gpulock.alloc.environs import environ_value
 from gpulock.alloc.job_processes import find_job_processes
+from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import SlurmSteps
+from tests.support.exporter_nodes import lock
+from tests.support.faults import raising
 from tests.support.slurm_site import OTHER_UID, UID, Site, slurm_lock
 
 
@@ -28,6 +33,7 @@ from tests.support.slurm_site import OTHER_UID, UID, Site, slurm_lock
         (b"SLURM_JOB_IDS=12\0", b""),
         (b"\0" * 1000 + b"SLURM_JOB_ID=12\0", b"12"),
         (b"", b""),
+        (b"SLURM_JOB_ID=" + b"1" * 1000, b"1" * 256),
     ],
 )
 def test_a_variable_is_what_stands_between_two_zeros(environ: bytes, value: bytes) -> None:
@@ -56,9 +62,9 @@ def test_a_users_environments_are_read_once_for_all_locks(
     reads: list[int] = []
     read_memory = Proc.read_memory
 
-    def counted(self: Proc, pid: int, name: str) -> bytes:
+    def counted(self: Proc, pid: int, name: str, seconds: float) -> bytes:
         reads.append(pid)
-        return read_memory(self, pid, name)
+        return read_memory(self, pid, name, seconds)
 
     monkeypatch.setattr(Proc, "read_memory", counted)
     assert reasons(site, UID, UID, UID) == ["", "", ""]
@@ -71,12 +77,45 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
 ) -> None:
     """Tried: 1,500 processes of 640,000 strings each: an Epilog took 84 s, gpulockd more.
 
-    Stopped by: half a second for one user, whose own locks then stay.
+    Stopped by: a second for one user, whose own locks then stay.
     """
     site.process(900, "python")
     monkeypatch.setattr(environs, "ONE_USER", -1.0)
     own, other = reasons(site, UID, OTHER_UID)
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
+
+
+@pytest.mark.attack
+def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: a hundred processes of one memory, which a thread changes all the time, with a GPU
+    open: each environment takes just under a second, and gpulockd's watchdog ends it.
+
+    Stopped by: one limit for a user's environments in a look, by the clock, whoever asks.
+    """
+    passed, reads = [0.0], list[int]()
+
+    def slow(_: Proc, pid: int, name: str, seconds: float) -> bytes:
+        assert (name, seconds > 0) == ("environ", True)
+        reads.append(pid)
+        passed[0] += 0.9
+        return b"A=b\0"
+
+    monkeypatch.setattr(Proc, "read_memory", slow)
+    clock = SimpleNamespace(monotonic=lambda: passed[0], sleep=raising(AssertionError()))
+    monkeypatch.setattr(environs, "time", clock)
+    pids = [*range(900, 1000)]
+    for pid in pids:
+        site.process(pid, "python")
+    scan = ProcessScan(site.node().proc, {"slurm": SlurmSteps(site.node().settings).owns})
+    process: dict[str, Any] = {"scheduler": "process", "pid": 300, "sid": 0, "add_grp_id": 0}
+    held = [lock(**process, uid=UID, token="t"), slurm_lock(uid=UID)]
+    judged = [classify_process(pid, held, scan, ()) for pid in pids]
+    assert len(reads) == 2
+    assert judged == [FOREIGN, FOREIGN, *[UNSEEN] * 98]
+    assert "no time" in find_job_processes(held[0], scan).doubt
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize(("times", "reason"), [(3, ""), (99, "process 900 cannot be seen")])
@@ -88,10 +127,10 @@ def test_a_process_that_is_hidden_from_its_own_user_for_a_moment_is_read_again(
     hidden = iter(range(times))
     read_memory = Proc.read_memory
 
-    def hiding(self: Proc, pid: int, name: str) -> bytes:
+    def hiding(self: Proc, pid: int, name: str, seconds: float) -> bytes:
         if next(hidden, None) is not None:
             raise PermissionError(13, "denied", name)
-        return read_memory(self, pid, name)
+        return read_memory(self, pid, name, seconds)
 
     monkeypatch.setattr(Proc, "read_memory", hiding)
     monkeypatch.setattr(os, "geteuid", lambda: UID)

@@ -6,9 +6,13 @@ from __future__ import annotations
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.deadline import clock_boottime
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.node.procfs import Proc
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
+from gpulock.store.gate import Gate
 from gpulock.workstation import server as server_module
 from gpulock.workstation import user_release
 from gpulock.workstation.server import MOST_OF_USER
@@ -147,3 +151,39 @@ def test_a_look_at_the_files_of_one_user_has_a_limit(
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("act", ["release", "undo", "reap"])
+def test_nothing_below_the_gate_reads_what_a_user_started(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """Tried: processes with a GPU of another claim open, whose environments take long to read:
+    gpulockd read them with the gate held.
+
+    Stopped by: they are read before the gate is taken, and what was not is held.
+    """
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    desk.hold(1, 902, uid=ALICE, start=9, token="t1")
+    desk.process(902, ALICE)
+    opened = {3: desk.box.dev / "nvidia0"}
+    desk.box.proc.add(903, "python", start=9, uids=(ALICE,) * 4, fds=opened)
+    reads: list[int] = []
+
+    def read(_: Proc, pid: int, name: str, seconds: float) -> bytes:
+        with Gate(desk.node.store, Deadline(0.0)):
+            reads.append(pid)
+        return b"GPULOCK_CLAIM=t1\0"
+
+    monkeypatch.setattr(Proc, "read_memory", read)
+    if act == "release":
+        reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
+        assert reply.state == RELEASED
+    elif act == "undo":
+        desk.box.proc.remove(901)
+        desk.server.claims.undo_grant(desk.node, "t0")
+    else:
+        desk.box.proc.remove(901)
+        reconcile_locks(desk.node, make_liveness_judge(desk.node), Deadline(1.0))
+    assert desk.box.locks() == [bus(1)]
+    assert 903 in reads

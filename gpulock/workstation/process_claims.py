@@ -115,12 +115,15 @@ class ClaimTerms(NamedTuple):
 ANY_TERMS = ClaimTerms()
 
 
+LOOK_SECONDS = 0.3  # for a preference
+
+
 def prefer_unused_cards(node: Node, want: ClaimRequest, pid: int) -> None:
     """Let a claim for process `pid` take the devices last that any other process has open.
 
     Somebody may work without asking. That costs a pass over all open files, which a command may
-    take and a scheduler's hook may not. Where the request leaves no choice, nothing is read.
-    Files that cannot be read refuse nobody.
+    take and a scheduler's hook may not; what it has found after LOOK_SECONDS is enough. Where the
+    request leaves no choice, nothing is read. Files that cannot be read refuse nobody.
     """
     want.last = {}  # a caller who waits asks again with the same request
     taken = list_names(node.store.locks_dir)
@@ -134,6 +137,7 @@ def prefer_unused_cards(node: Node, want: ClaimRequest, pid: int) -> None:
         return
     try:
         files = OpenFiles(ProcessScan(node.proc), free, node.settings)
+        files.seconds = LOOK_SECONDS
         used = [device.id for device in free if set(files.pids_with_open(device.id)) - {pid}]
     except OSError:
         return

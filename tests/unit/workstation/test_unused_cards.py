@@ -10,7 +10,8 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.workstation.process_claims import prefer_unused_cards
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.workstation.process_claims import LOOK_SECONDS, prefer_unused_cards
 from tests.support.claims import ids, never
 from tests.support.faults import fail_at
 from tests.support.trees import Box, box_with_shepherd, bus, record, soon
@@ -55,3 +56,20 @@ def test_processes_that_cannot_be_listed_refuse_no_claim(
 def test_a_card_that_the_claiming_process_itself_has_open_is_not_avoided(box: Box) -> None:
     box.proc.add(PID, fds={9: box.dev / "nvidia0"})
     assert claim(box, 1) == [bus(0)]
+
+
+@pytest.mark.attack
+def test_the_look_for_unused_cards_has_a_small_limit(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: 30,000 open files, at which each claim of everybody looked for three seconds.
+
+    Stopped by: a claim goes without what is not seen by then.
+    """
+
+    def look(files: OpenFiles, _: int | None) -> tuple[dict[str, list[int]], str]:
+        assert files.seconds == LOOK_SECONDS < 1.0
+        return {bus(0): [700]}, "process 700 has more files open than can be looked at in time"
+
+    monkeypatch.setattr(OpenFiles, "look", look)
+    assert claim(box, 1) == [bus(1)]

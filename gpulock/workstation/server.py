@@ -22,8 +22,7 @@ from gpulock.store import atomic
 from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
 from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
-    SHARE_OF_USER,
-    Allowance,
+    PERIOD,
     SocketClaims,
     refuse_request,
     user_name,
@@ -66,8 +65,7 @@ class ClaimServer:
         self._file = (0, 0)
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.claims, node, self._end)
-        self._releases: list[Client] = []
-        self._release_time = Allowance()
+        self._calls: list[Client] = []  # that neither claim nor cancel
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError.
@@ -104,40 +102,43 @@ class ClaimServer:
     def due(self) -> float:
         """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
-        releases = [self._release_due(client) for client in self._releases]
-        return min([*silent, *releases, self._line.due()])
+        return min([*silent, *map(self._call_due, self._calls), self._line.due()])
 
     def run_due(self, now: float) -> None:
         """Serve the first in the queue, if possible; disconnect silent clients."""
         for client in list(self.clients.values()):
             if client.request is None and now >= client.since + SILENCE:
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
-        if self._releases:
-            client = min(self._releases, key=self._release_due)
-            if now >= self._release_due(client):
-                self._releases.remove(client)
-                begun = clock_boottime()
-                self._guarded(client, self._release)
-                ended = clock_boottime()  # its user is charged for the time that it took
-                seconds = (ended - begun) / SHARE_OF_USER
-                self._release_time.charge(client.peer.account, seconds, ended)
+        if self._calls:
+            client = min(self._calls, key=self._call_due)
+            if now >= self._call_due(client):
+                self._calls.remove(client)
+                with self.claims.charged(client.peer.account):
+                    self._guarded(client, self._serve_call)
         self._line.run_due(now)
 
-    def _release_due(self, client: Client) -> float:
-        """Return when a release of this user may be served, as CLOCK_BOOTTIME seconds."""
-        return self._release_time.due(client.peer.account)
+    def _call_due(self, client: Client) -> float:
+        """Return when a call of this user may be served, as CLOCK_BOOTTIME seconds."""
+        assert client.request is not None
+        return self.claims.due(client.peer.account, client.request.act)
 
     def _accept(self, _: int) -> None:
+        """Let all in who wait at the socket."""
+        for _ in range(BACKLOG):
+            if self._socket is None:
+                return
+            try:
+                connection, _address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as fault:  # no descriptor left: poll would call us again and again
+                self._journal.say(ERROR, f"no user is served until the next reconcile: {fault}")
+                self._stop_listening()
+                return
+            self._let_in(connection)
+
+    def _let_in(self, connection: socket.socket) -> None:
         """Let one more in; where too many say nothing, the oldest of them goes."""
-        assert self._socket is not None
-        try:
-            connection, _address = self._socket.accept()
-        except BlockingIOError:
-            return
-        except OSError as fault:  # no descriptor left: poll would call us again and again
-            self._journal.say(ERROR, f"no user is served until the next reconcile: {fault}")
-            self._stop_listening()
-            return
         connection.setblocking(False)
         try:
             peer = identify_peer(connection, self._node().proc)
@@ -192,12 +193,10 @@ class ClaimServer:
         client.send(SocketReply(READ))  # what it asks for may take long
         if request.act == CLAIM:
             self._enqueue(client, request)
-        elif request.act == RELEASE:  # one a turn: each may look at every open file
-            self._releases.append(client)
         elif request.act == CANCEL:
             self._cancel(client, request.number)
-        else:
-            self._reserve(client, request)
+        else:  # one a turn: each may look at every open file, or write to the disk
+            self._calls.append(client)
 
     def _enqueue(self, client: Client, request: SocketRequest) -> None:
         """Put a claim into the queue; raise Refusal or OSError."""
@@ -229,24 +228,23 @@ class ClaimServer:
         self._refuse(other, BUSY, f"cancelled by uid {account}", "wait again")
         self._end(client, SocketReply(RELEASED))
 
-    def _reserve(self, client: Client, request: SocketRequest) -> None:
-        """Begin or end a reservation; raise Refusal or OSError."""
-        account, now = client.peer.account, time.time()
-        if request.act == RESERVE:
-            reserve_for_user(self._node(), request, (account, user_name(account)), now)
+    def _serve_call(self, client: Client) -> None:
+        """Release, or begin or end a reservation; raise Refusal or OSError."""
+        request, account, now = client.request, client.peer.account, time.time()
+        assert request is not None
+        if request.act == RELEASE:
+            freed = release_for_user(self._node(), client.peer, request, Deadline(GATE_SECONDS))
+            self._journal.say(INFO, f"uid {account} gave back {' '.join(freed)}")
+            self._end(client, SocketReply(RELEASED, devices=freed))
         else:
-            end_reservations(self._node(), request, account, now)
-        self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(request.devices)}")
-        self._end(client, SocketReply(RELEASED))
-        self.retry_now()
-
-    def _release(self, client: Client) -> None:
-        """Give back what a client asked for; raise Refusal or OSError."""
-        assert client.request is not None
-        deadline = Deadline(GATE_SECONDS)
-        freed = release_for_user(self._node(), client.peer, client.request, deadline)
-        self._journal.say(INFO, f"uid {client.peer.account} gave back {' '.join(freed)}")
-        self._end(client, SocketReply(RELEASED, devices=freed))
+            devices = request.devices
+            if request.act == RESERVE:
+                reserve_for_user(self._node(), request, (account, user_name(account)), now)
+            else:
+                devices = end_reservations(self._node(), request, account, now)
+            self.claims.rate.charge(account, PERIOD, clock_boottime())
+            self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(devices)}")
+            self._end(client, SocketReply(RELEASED))
         self.retry_now()
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
@@ -256,7 +254,8 @@ class ClaimServer:
         """Send the last reply; what was granted to one who is gone is taken back."""
         sent = client.send(reply)
         if reply.token and not sent:
-            self.claims.undo_grant(self._node(), reply.token)
+            with self.claims.charged(client.peer.account):
+                self.claims.undo_grant(self._node(), reply.token)
         self._drop(client)
 
     def _drop(self, client: Client) -> None:
@@ -265,8 +264,8 @@ class ClaimServer:
             return
         self._loop.forget(client.connection.fileno())
         self._loop.forget(client.peer.fd)
-        if client in self._releases:
-            self._releases.remove(client)
+        if client in self._calls:
+            self._calls.remove(client)
         self._line.remove(client)
         client.close()
 

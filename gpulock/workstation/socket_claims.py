@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
@@ -28,15 +30,25 @@ from gpulock.workstation import process_claims
 from gpulock.workstation.backfill import QueueView, find_shortage
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.process_claims import ClaimTerms
-from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING, SocketReply
+from gpulock.workstation.wire import (
+    CLAIM,
+    FOR_EVER,
+    GRANTED,
+    REFUSED,
+    RELEASE,
+    WAITING,
+    SocketReply,
+)
 
 GATE_SECONDS = 2.0
 NAME_SECONDS = 1.0
-# Each claim is a line of the history, which others' lines are in too: a loop of claims and
+# Each is a line of the history or the journal, which others' lines are in too: a loop of claims and
 # releases would write 2 GB a day.
-BURST = 1000  # claims of a user at once
-PERIOD = 10.0  # seconds a claim in the long run
-SHARE_OF_USER = 0.1  # of gpulockd's time, for looks at the processes of one user
+BURST = 1000  # claims and reservations of a user at once
+PERIOD = 10.0  # seconds for each in the long run
+SHARE_OF_USER = 0.1  # of gpulockd's time, for the calls of one user
+SPARE = 2.0  # seconds of it that a user may take before
+OWN_PART = 1.0  # seconds of a claim's own: more it waits for what others have done
 
 
 class Allowance:
@@ -64,8 +76,23 @@ class SocketClaims:
 
     def __init__(self, journal: DaemonJournal) -> None:
         self.rate = Allowance((BURST - 1) * PERIOD)
-        self._looks = Allowance()
+        self._time = Allowance(SPARE / SHARE_OF_USER)
         self._journal = journal
+
+    @contextmanager
+    def charged(self, account: int, most: float = float("inf")) -> Iterator[None]:
+        """Charge a user for the time that something takes, up to so many seconds."""
+        begun = clock_boottime()
+        try:
+            yield
+        finally:
+            ended = clock_boottime()
+            self._time.charge(account, min(ended - begun, most) / SHARE_OF_USER, ended)
+
+    def due(self, account: int, act: str = CLAIM) -> float:
+        """Return from when on a user's next call may be served, as CLOCK_BOOTTIME seconds."""
+        of_lines = self.rate.due(account) if act != RELEASE else 0.0
+        return max(self._time.due(account), of_lines)
 
     def serve(self, view: QueueView, client: Client, first: bool) -> SocketReply:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet.
@@ -115,24 +142,19 @@ class SocketClaims:
     def reap_own(self, view: QueueView, account: int) -> bool:
         """Free what a user's processes that are gone held; return whether there was any.
 
-        A look that finds nothing to free is charged: the user has that for a while.
+        No look is taken for a user whose calls have taken too long.
         """
-        begun, freed = clock_boottime(), False
-        try:
+        freed = False
+        with suppress(Refusal, OSError), self.charged(account):  # the claim says why
             owners = [lock.owner for lock in view.held.values() if lock.owner]
             own = [one for one in owners if (one.scheduler, one.uid) == ("process", account)]
             proc = view.node.proc
             dead = [one for one in own if not is_same_process_running(one.pid, one.start, proc)]
             gone = {one.token for one in dead}
-            if gone and self._looks.due(account) <= begun:
+            if gone and self._time.due(account) <= clock_boottime():
                 judge, limit = make_liveness_judge(view.node), Deadline(GATE_SECONDS)
                 found = release_locks(view.node, lambda o: o.token in gone, judge, limit, "", DIED)
                 freed = bool(found.freed)
-        except (Refusal, OSError):
-            pass  # the claim says why
-        if not freed:
-            ended = clock_boottime()
-            self._looks.charge(account, (ended - begun) / SHARE_OF_USER, ended)
         return freed
 
     def report_fault(self, client: Client, fault: Exception) -> SocketReply:

@@ -48,8 +48,11 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     write_reservations(node.settings.state_dir, [*every, wanted])
 
 
-def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -> None:
-    """End what the user, or for root anybody, has reserved of a device; raise Refusal."""
+def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -> tuple[str, ...]:
+    """End what the user, or for root anybody, has reserved of devices; return them.
+
+    Raises Refusal.
+    """
     every = read_reservations(node.settings.state_dir)
     mine = [one for one in every if one.device in request.devices and uid in (0, one.uid)]
     ended = [one for one in mine if one.end > now]
@@ -59,3 +62,4 @@ def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -
     for one in ended:
         one.end = now  # what was used of it counts
     write_reservations(node.settings.state_dir, [one for one in every if one.end > one.begin])
+    return tuple(one.device for one in ended)

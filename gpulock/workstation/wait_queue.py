@@ -17,7 +17,7 @@ from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
 from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client
-from gpulock.workstation.socket_claims import BURST, SocketClaims, refuse_request
+from gpulock.workstation.socket_claims import OWN_PART, SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller, is_stopped
 from gpulock.workstation.wire import (
     GRANTED,
@@ -163,8 +163,8 @@ class WaitQueue:
         account = client.peer.account
         if any(one.number < client.caller.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
-        if (delay := self._claims.rate.due(account) - now) > 0:
-            return f"{BURST} claims came in a short time, and the next may in {delay:.0f} s"
+        if (delay := self._claims.due(account) - now) > 0:
+            return f"many calls came in a short time, and the next may in {delay:.0f} s"
         if (most := view.node.settings.user_max) and client.request:
             try:
                 mine = backfill.count_cards(view.held, account)
@@ -191,7 +191,8 @@ class WaitQueue:
             if refusal := backfill.find_shortage(view, client.want):
                 client.answer = refuse_request(refusal)._replace(state=WAITING)
                 return False
-        client.answer = self._claims.serve(view, client, first)
+        with self._claims.charged(client.peer.account, OWN_PART):
+            client.answer = self._claims.serve(view, client, first)
         return True
 
     def _publish(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pwd
+import socket
 import threading
 
 import pytest
@@ -15,9 +16,17 @@ from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.workstation import backfill, server, socket_claims
 from gpulock.workstation.server import MOST_OF_USER
-from gpulock.workstation.socket_claims import Allowance
+from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
-from gpulock.workstation.wire import FOR_EVER, GRANTED, REFUSED, WAITING
+from gpulock.workstation.wire import (
+    CLAIM,
+    FOR_EVER,
+    GRANTED,
+    REFUSED,
+    WAITING,
+    SocketRequest,
+    new_packet_socket,
+)
 from tests.support.desk import Desk, answers, last
 from tests.support.trees import bus
 
@@ -222,6 +231,51 @@ def test_a_user_who_claims_again_and_again_fills_no_history(
     assert (last(waiting).state, last(desk.claim_as(BOB, 906, 1)).state) == (WAITING, GRANTED)
     desk.go(clock_boottime() + socket_claims.PERIOD)
     assert last(waiting).state == GRANTED
+
+
+@pytest.mark.attack
+def test_a_user_whose_claims_take_long_waits_while_others_are_served(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: 30,000 open files, and a loop of claims that are undone: each took three seconds.
+
+    Stopped by: what a user's claims and their ends take is charged to that user.
+    """
+    passed = [0.0]
+
+    def clock() -> float:
+        return clock_boottime() + passed[0]
+
+    def look(*_: object) -> None:
+        passed[0] += SPARE
+
+    monkeypatch.setattr(socket_claims, "clock_boottime", clock)
+    monkeypatch.setattr(desk.server.claims, "undo_grant", look)
+    gone = desk.come_as(ALICE, 901)
+    gone.shutdown(socket.SHUT_RD)
+    desk.ask(SocketRequest(CLAIM, 901, 9, 1), gone)
+    desk.give_back(0)
+    refused = last(desk.claim_as(ALICE, 902, 1))
+    assert (refused.kind, "the next may in" in refused.why) == (BUSY, True)
+    waiting = desk.claim_as(ALICE, 903, 1, FOR_EVER)
+    assert (last(waiting).state, last(desk.claim_as(BOB, 906, 1)).state) == (WAITING, GRANTED)
+    desk.go(clock() + SPARE / SHARE_OF_USER)
+    assert last(waiting).state == GRANTED
+
+
+@pytest.mark.attack
+def test_all_who_wait_at_the_socket_are_let_in_at_once(desk: Desk) -> None:
+    """Tried: many short calls, each of which comes before a newcomer: one was let in each turn.
+
+    Stopped by: each turn lets in all that wait.
+    """
+    come = [new_packet_socket() for _ in range(10)]
+    for caller in come:
+        caller.connect(str(desk.box.lock / "socket"))
+    desk.loop.wait(clock_boottime())
+    assert len(desk.server.clients) == 10
+    for caller in come:
+        caller.close()
 
 
 def test_a_claim_that_is_answered_again_counts_once(

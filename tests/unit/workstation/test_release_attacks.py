@@ -14,9 +14,9 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.workstation import server as server_module
-from gpulock.workstation import user_release
+from gpulock.workstation import socket_claims, user_release
 from gpulock.workstation.server import MOST_OF_USER
-from gpulock.workstation.socket_claims import SHARE_OF_USER
+from gpulock.workstation.socket_claims import SHARE_OF_USER, Allowance
 from gpulock.workstation.wire import (
     FOR_EVER,
     GRANTED,
@@ -75,8 +75,9 @@ def test_looks_at_a_users_processes_are_charged_to_that_user(
 ) -> None:
     """Tried: 16 releases of a user with 160,000 open files: gpulockd looks at them all each time.
 
-    Stopped by: after each look that user's next release waits ten times as long, others go first.
+    Stopped by: after each look that user's next call waits ten times as long, others go first.
     """
+    monkeypatch.setattr(desk.server.claims, "_time", Allowance())
     passed: list[float] = []
 
     def clock() -> float:
@@ -88,7 +89,7 @@ def test_looks_at_a_users_processes_are_charged_to_that_user(
 
     flood = [desk.come_as(ALICE, 902) for _ in range(MOST_OF_USER)]
     with monkeypatch.context() as patch:
-        patch.setattr(server_module, "clock_boottime", clock)
+        patch.setattr(socket_claims, "clock_boottime", clock)
         patch.setattr(server_module, "release_for_user", release)
         for caller in flood:
             caller.send(encode_packet(SocketRequest(RELEASE, 902, 9)))

@@ -7,16 +7,19 @@ import time
 
 import pytest
 
+from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.reservations import NAME, Reservation, read_reservations, write_reservations
 from gpulock.workstation import backfill, user_reserve
+from gpulock.workstation.socket_claims import PERIOD, Allowance
 from gpulock.workstation.user_reserve import COUNTED, HOUR
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
     GRANTED,
+    RELEASE,
     RELEASED,
     RESERVE,
     UNRESERVE,
@@ -87,6 +90,38 @@ def test_a_time_that_no_calendar_has_is_refused(desk: Desk, begin: float) -> Non
         reply = reserve(desk, caller, 2, 2, begin / HOUR)
         assert (reply.kind, "more than a year" in reply.why) == (INVALID_REQUEST, True)
     assert read_reservations(desk.box.settings["STATE_DIR"]) == []
+
+
+@pytest.mark.attack
+def test_a_user_who_reserves_again_and_again_fills_no_journal(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: a loop of reserve and unreserve: 10,010 files written and lines of the journal in 12
+    seconds.
+
+    Stopped by: they count as claims do, and a release does not wait for them.
+    """
+    monkeypatch.setattr(desk.server.claims, "rate", Allowance(PERIOD))
+    assert (reserve(desk, ALICE, 2, 1).state, unreserve(desk, ALICE, 2).state) == (RELEASED,) * 2
+    assert reserve(desk, ALICE, 3, 1).state == "nothing"
+    assert reserve(desk, BOB, 2, 1).state == RELEASED
+    release = desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901))
+    assert "no matching claim" in last(release).why
+    desk.go(clock_boottime() + PERIOD)
+    reserved = read_reservations(desk.box.settings["STATE_DIR"])
+    assert [one.device for one in reserved] == [bus(2), bus(3)]
+
+
+@pytest.mark.attack
+def test_the_journal_names_what_was_reserved_and_no_words_of_a_user(desk: Desk) -> None:
+    """Tried: `unreserve` with a sentence in the list of devices, which the journal then had.
+
+    Stopped by: it names the devices whose reservation ended.
+    """
+    reserve(desk, ALICE, 2, 1)
+    request = SocketRequest(UNRESERVE, 0, 0, devices=(bus(2), "GPU 0 freed by root"))
+    assert last(desk.ask(request, desk.come_as(ALICE, 901))).state == RELEASED
+    assert desk.journal.said()[-1].endswith(f"uid {ALICE}: unreserve {bus(2)}")
 
 
 def test_its_user_gets_that_very_device_where_all_are_free(desk: Desk) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who goes before a caller whose devices are not free, and for how long.
 
-The first caller that waits for other users lets them by and has the free devices kept for it in
-turns, each pair of which is twice as long as the one before, up to LONGEST_TURN. So a request of
-any size is served where claims end within that, and keeps at most half of the time unused.
+The first caller that waits for other users lets them by and has the free devices that it could
+use kept for it in turns, each pair of which is twice as long as the one before, up to
+LONGEST_TURN. So a request of any size is served where claims end within that, and keeps at most
+half of the time unused.
 A caller whom no other user's release would serve lets others by as long as that is so: it waits
 for devices of its own user, or for ones that are reserved or out of service.
 """
@@ -20,6 +21,8 @@ from gpulock.alloc.shortage import shortage_refusal
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
+from gpulock.node.kinds import is_of_kind
+from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.reservations import read_reservations
 
@@ -70,6 +73,23 @@ def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
     except Refusal as refusal:
         return refusal
     return None if chosen else shortage_refusal(devices, view.held, out, want, node.settings)
+
+
+def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
+    """Return the ids of the devices that a request could be granted, whoever has them.
+
+    `want` as for find_shortage.
+    """
+    if isinstance(view.devices, Refusal):
+        return []
+    found = [one for one in view.devices if one.id not in want.kept]
+    if want.wanted:
+        found = [one for one in found if one.id in want.wanted]
+    if want.kinds:
+        found = [one for one in found if any(is_of_kind(one, kind) for kind, _ in want.kinds)]
+    if want.share:
+        return [*count_places_by_card(found, view.node.settings.shares)]
+    return [one.id for one in found]
 
 
 def must_yield(view: QueueView, want: ClaimRequest) -> bool:

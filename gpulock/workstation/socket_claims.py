@@ -94,8 +94,10 @@ class SocketClaims:
         of_lines = self.rate.due(account) if act != RELEASE else 0.0
         return max(self._time.due(account), of_lines)
 
-    def serve(self, view: QueueView, client: Client, first: bool) -> SocketReply:
-        """Return GRANTED, REFUSED, or WAITING where the devices are not free yet.
+    def serve(
+        self, view: QueueView, client: Client, first: bool, kept: dict[str, str]
+    ) -> SocketReply:
+        """Return GRANTED, REFUSED, or WAITING where the devices are not free yet, or are `kept`.
 
         What dead owners hold is for the first in the queue alone.
         """
@@ -104,7 +106,7 @@ class SocketClaims:
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()
         share = bool(request.share)
         want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
-        want.kept = find_reserved_devices(view.reservations, view.now, account)
+        want.kept = kept | find_reserved_devices(view.reservations, view.now, account)
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
         preferred = find_own_devices(view.reservations, view.now, account) or request.preferred
         end = view.now + (request.seconds or node.settings.claim_max or FOR_EVER)

@@ -122,17 +122,18 @@ class WaitQueue:
     def _serve_line(self, view: QueueView, now: float) -> bool:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
         first: Client | None = None  # of those who wait for other users
-        kept = ""  # for whom free devices are kept
+        kept: dict[str, str] = {}  # for whom devices are kept, by id
         for place, client in enumerate(list(self._line)):
             number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
                 client.told = SocketReply(WAITING, why="stopped")
                 continue
             why = self._why_not_yet(view, client, now)
-            if not why and kept:
-                own = find_own_devices(view.reservations, view.now, client.peer.account)
-                why = "" if client.request and client.request.number <= len(own) else kept
-            tried = not why and self._try_claim(view, client, first is None)
+            own = find_own_devices(view.reservations, view.now, client.peer.account)
+            others = {name: whose for name, whose in kept.items() if name not in own}
+            tried = not why and self._try_claim(view, client, first is None, others)
+            if not why and others and client.answer.state == WAITING:
+                why = f"free GPUs are {next(iter(others.values()))}; {client.answer.why}"
             if client.answer.state == WAITING and not client.reaped:
                 client.reaped = True
                 if self._claims.reap_own(view, client.peer.account):
@@ -150,8 +151,10 @@ class WaitQueue:
                 elif first is None:
                     first = client
                     client.kept_since = client.kept_since or now
-                    if backfill.keeps_free_devices(now - client.kept_since):
-                        kept = f"free GPUs are kept for number {number}, which waits longest"
+                    if client.want and backfill.keeps_free_devices(now - client.kept_since):
+                        usable = backfill.list_usable_devices(view, client.want)
+                        whose = f"kept for number {number}, which waits longest"
+                        kept = dict.fromkeys(usable, whose)
             client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY
@@ -176,9 +179,12 @@ class WaitQueue:
                 return f"held already: {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""
 
-    def _try_claim(self, view: QueueView, client: Client, first: bool) -> bool:
+    def _try_claim(
+        self, view: QueueView, client: Client, first: bool, kept: dict[str, str]
+    ) -> bool:
         """Answer a caller once a round; return whether that took a claim.
 
+        What is `kept` for another it does not get.
         One that was refused is not tried where it would be refused again: what dead owners hold
         the reconcile frees.
         """
@@ -187,12 +193,12 @@ class WaitQueue:
         client.round = self._round
         if client.want:
             reserved = find_reserved_devices(view.reservations, view.now, client.peer.account)
-            client.want.kept = reserved
+            client.want.kept = kept | reserved
             if refusal := backfill.find_shortage(view, client.want):
                 client.answer = refuse_request(refusal)._replace(state=WAITING)
                 return False
         with self._claims.charged(client.peer.account, OWN_PART):
-            client.answer = self._claims.serve(view, client, first)
+            client.answer = self._claims.serve(view, client, first, kept)
         return True
 
     def _publish(self) -> None:

@@ -102,11 +102,30 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
         desk.go(clock_boottime() + 2 * PAUSE)
         reply = last(asked)
         assert (reply.state, reply.kind, reply.do) == (REFUSED, BUSY, do)
-        assert reply.why == "free GPUs are kept for number 1, which waits longest"
+        assert reply.why.startswith("free GPUs are kept for number 1, which waits longest; 1 GPU")
     for device in [bus(n) for n in range(4)]:
         if device in desk.box.locks():
             desk.give_back([bus(n) for n in range(4)].index(device))
     assert last(large).state == GRANTED
+
+
+@pytest.mark.attack
+def test_free_devices_that_the_first_could_not_use_are_not_kept_for_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: wait for one certain GPU, which a friend holds: all free ones were kept for that call.
+
+    Stopped by: only what the first could use itself is kept for it.
+    """
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    for number in (0, 1):
+        desk.hold(number, desk.process(901 + number, CAROL), uid=CAROL, start=9)
+    request = SocketRequest(CLAIM, 903, 9, 1, devices=(bus(0),), wait=FOR_EVER)
+    head = desk.ask(request, desk.come_as(ALICE, 903))
+    later(desk)
+    assert last(head).state == WAITING
+    desk.give_back(1)
+    assert last(desk.claim_as(BOB, 904, 3)).devices == (bus(1), bus(2), bus(3))
 
 
 def test_the_turns_of_the_first_are_of_equal_length_and_grow() -> None:

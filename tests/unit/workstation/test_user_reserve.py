@@ -149,9 +149,27 @@ def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_d
     reserve(desk, ALICE, 3, 1)
     large = desk.claim_as(BOB, 902, 3, FOR_EVER)
     assert last(large).state == WAITING
-    assert "are kept for number" in last(desk.claim_as(CAROL, 905, 1)).why
-    assert "are kept for number" in last(desk.claim_as(ALICE, 906, 2)).why  # one is reserved
+    assert "kept for number 1" in last(desk.claim_as(CAROL, 905, 1)).why
+    assert "kept for number 1" in last(desk.claim_as(ALICE, 906, 2)).why  # one is reserved
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(3),)
+
+
+@pytest.mark.attack
+def test_who_has_reserved_a_device_gets_no_other_that_is_kept(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: reserve a GPU that is held, and claim one: a free one that was kept came.
+
+    Stopped by: of what is kept for another, a user gets the own reserved devices alone.
+    """
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    for number in (0, 1):
+        desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
+    reserve(desk, ALICE, 0, 1)
+    desk.claim_as(BOB, 902, 3, FOR_EVER)
+    assert "kept for number 1" in last(desk.claim_as(ALICE, 903, 1)).why
+    desk.give_back(0)
+    assert last(desk.claim_as(ALICE, 905, 1)).devices == (bus(0),)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def test_panels_and_queries_have_names_of_their_own(board: dict[str, Any]) -> No
         assert panel["title"]
 
 
+def test_each_dashboard_shows_what_is_held_and_idle(board: dict[str, Any]) -> None:
+    assert any("gpu_hold:idle_seconds" in text for text in board_queries(board))
+
+
 def test_the_panel_of_xids_asks_what_a_test_of_promtool_asks() -> None:
     (panel,) = [one for one in boards_panels("gpulock-node") if "XID" in one["title"]]
     (query,) = [target["expr"] for target in panel["targets"]]

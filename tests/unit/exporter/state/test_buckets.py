@@ -27,6 +27,7 @@ def test_the_width_doubles_when_all_are_full(seconds: int, width: float, count: 
     buckets = filled(seconds)
     assert (buckets.width, len(buckets.used)) == (width, count)
     assert sum(buckets.covered) == pytest.approx(seconds)
+    assert buckets.used == pytest.approx([one / 2 for one in buckets.covered])
 
 
 def test_a_look_at_several_seconds_is_spread_over_their_buckets() -> None:

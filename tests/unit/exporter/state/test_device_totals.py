@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.state.device_totals import KEPT_CREDIT, DeviceTotals
+from gpulock_exporter.state.device_totals import KEPT_CREDIT, LONGEST_LOOK, DeviceTotals
 from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 
 from tests.support.exporter_nodes import Node, card, instance
@@ -48,13 +48,17 @@ def use(busy: float | None, observed: float | None, **changes: Any) -> DeviceTel
 def test_a_look_counts_for_no_more_than_it_can_have_seen(
     busy: float | None, observed: float | None, expected: tuple[float, float]
 ) -> None:
-    # four seconds without a word leave room for what the buffer of the driver remembers
+    # seconds without a word leave room for what the buffer of the driver remembers, and no more
     node = Node()
-    for look in (use(0, 1), use(0, 0), use(0, 0), use(0, 0), use(0, 0), use(0, 0)):
+    for look in (use(0, 1), *[use(0, 0)] * 9):
         node.tick(look)
     node.tick(use(busy, observed))
     totals = of(node)
     assert (totals.busy, totals.observed) == expected
+
+
+def test_no_driver_remembers_a_night() -> None:
+    assert played(use(0, 0), use(400, 400), seconds=600).observed == LONGEST_LOOK
 
 
 def test_time_is_not_counted_twice_when_a_new_worker_reads_the_buffer() -> None:

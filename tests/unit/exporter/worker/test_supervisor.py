@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.telemetry import Frame, FrameError
 from gpulock_exporter.worker import supervisor as module
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 from gpulock_exporter.worker.supervisor import (
@@ -42,7 +42,7 @@ class Child(WorkerChild):
         self, argv: Sequence[str], _: Mapping[str, str] | None, now: float, card: int = NO_CARD
     ) -> None:
         self.words, self.since, self.killed, self.card = argv[1:], now, 0.0, card
-        self.is_heard = self.sends = self.undead = False
+        self.is_heard = self.sends = self.undead = self.babbles = False
         self.returncode: int | None = None
         self.calling: DriverCall | None = None
         self.said = ""
@@ -60,6 +60,8 @@ class Child(WorkerChild):
 
     def receive(self, now: float) -> list[Frame]:
         """Return a frame, if it sends any."""
+        if self.babbles:
+            raise FrameError("no frame")
         if not self.sends:
             return []
         self.is_heard, self.since = True, now
@@ -69,6 +71,9 @@ class Child(WorkerChild):
         """Die, unless it is undead."""
         self.killed = now
         self.returncode = self.returncode if self.undead else -signal.SIGKILL
+
+    def wait(self, _: float) -> None:
+        """Be dead."""
 
     def close(self) -> None:
         """Listen no more."""
@@ -190,6 +195,38 @@ def test_a_trial_that_fails_or_crashes_leaves_the_card_out_for_longer(
     site.wait(1)
     (card,) = site.supervisor.left_out().values()
     assert (card.times, "SIGSEGV" in card.words()) == (2, code < 0)
+
+
+def test_a_crash_stays_told_until_a_trial_ends_otherwise(site: Site) -> None:
+    site.hang()
+    site.end(-signal.SIGSEGV)
+    site.wait()
+    site.worker.sends = True
+    site.wait(FIRST_PAUSE + 0.5)
+    site.end(3)  # the driver refuses
+    site.wait(1)
+    (card,) = site.supervisor.left_out().values()
+    assert card.words() == "nvmlX ends its process by SIGSEGV, 2 times by now"
+    site.wait(2 * FIRST_PAUSE)
+    site.worker.calling = DriverCall(site.clock.now, 1, "0000:3b:00.0", "nvmlY")
+    site.end(-signal.SIGABRT)
+    site.wait(1)
+    assert card.words() == "nvmlY ends its process by SIGABRT, 3 times by now"
+
+
+def test_garbage_ends_the_worker(site: Site) -> None:
+    site.worker.babbles = True
+    site.supervisor.step(0)
+    assert (site.supervisor.fault, site.worker.killed > 0) == ("no frame", True)
+
+
+def test_a_trial_is_ended_with_the_rest(site: Site) -> None:
+    site.hang()
+    site.wait(LIMITS.frame + 0.5)
+    site.worker.sends = True
+    site.wait(FIRST_PAUSE + 0.5)
+    site.supervisor.close()
+    assert all(child.killed for child in site.children)
 
 
 @pytest.mark.parametrize(

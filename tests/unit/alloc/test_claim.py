@@ -76,6 +76,13 @@ def test_a_grant_that_is_being_released_is_not_given_again(box: Box) -> None:
     assert ask(box).owner.token != first.owner.token
 
 
+def test_a_refusal_names_a_job_that_has_ended_while_its_processes_have_not(box: Box) -> None:
+    first = ask(box, 4)
+    box.node().store.mark_draining(first.owner.token)
+    box.proc.add(700, groups=(100, first.owner.add_grp_id))
+    assert "job 12, which has ended, but not its processes" in refused(box, job_id="13").why
+
+
 def test_an_earlier_run_that_is_dead_is_freed(box: Box) -> None:
     first = ask(box)
     box.proc.shepherd(500, box.root, start=2000)

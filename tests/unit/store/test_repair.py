@@ -113,7 +113,9 @@ def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: 
 
 def test_all_records_that_are_lost_are_written_back(store: LockStore) -> None:
     shutil.rmtree(store.claims_dir)
+    shutil.rmtree(store.finished_dir)
     assert holders(repair_locks(store, BOOT)) == ALL
+    assert os.path.isdir(store.finished_dir)
     assert_whole(store)
 
 
@@ -224,9 +226,10 @@ def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockSto
     Path(store.claims_dir, "copied/record").write_text("garbage")
     Path(store.claims_dir, "garbage/record").write_text("garbage")
     os.mkdir(f"{store.claims_dir}/folder/record")
-    os.mkdir(f"{store.locks_dir}/{bus(5)}")
-    text = encode_owner(record(token="copied", devices=(bus(5),)))
-    Path(store.locks_dir, bus(5), "owner").write_text(text)
+    for token, device in (("copied", bus(5)), ("folder", bus(6))):
+        os.mkdir(f"{store.locks_dir}/{device}")
+        text = encode_owner(record(token=token, devices=(device,)))
+        Path(store.locks_dir, device, "owner").write_text(text)
     unreadable: dict[str, str] = {}
     store.read_all_locks(unreadable)
     assert sorted(unreadable) == ["folder", "garbage"]

@@ -273,16 +273,19 @@ def test_the_card_is_closed_until_nothing_of_its_mps_is_left(desk: Desk) -> None
     assert desk.claim(desk.start().pid, share=False).owner.devices == (bus(0),)
 
 
+@pytest.mark.parametrize("wanted", ["yes", "no"])
 def test_a_restarted_gpulockd_takes_the_daemon_over_and_ends_it_with_the_last_share(
-    desk: Desk,
+    desk: Desk, wanted: str
 ) -> None:
+    """What runs goes on where SHARE_MPS was switched off meanwhile."""
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)
     control = desk.daemon()
     running = desk.mps.processes()
+    desk.settings["SHARE_MPS"] = wanted
     desk.restart()
     desk.wait_for(lambda: desk.keeper.cards and desk.card().runs())
-    assert desk.daemon() == control
+    assert (desk.daemon(), desk.card().wanted) == (control, {grant.owner.token})
     assert desk.mps.processes() == running
     desk.end(grant)
     desk.restart()

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.driver_calls import PAGE, CallNote, DriverCall, read_driver_call
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, FrameError, encode_frame
+from gpulock_exporter.telemetry import (
+    LINE_LIMIT,
+    DeviceTelemetry,
+    Frame,
+    FrameError,
+    encode_frame,
+)
 from gpulock_exporter.worker.child import WorkerChild
 
 from tests.support.wait import wait_until
@@ -66,10 +72,16 @@ def test_garbage_is_no_frame(line: str) -> None:
         pass
 
 
+def test_a_frame_without_end_is_not_kept() -> None:
+    endless = f'head -c {2 * LINE_LIMIT} /dev/zero; echo; echo "$GOOD"'
+    with pytest.raises(FrameError, match="without end"), running(endless):
+        pass
+
+
 def test_what_a_worker_says_between_frames_is_not_kept(tmp_path: Path) -> None:
     wait = f"while ! [ -e {tmp_path}/go ]; do sleep 0.02; done"
     with running(f'echo noise >&2; echo "$GOOD"; {wait}; echo "the end" >&2') as (child, found):
-        assert found == [LOOKED] and child.is_heard
+        assert (found, child.is_heard, child.since) == ([LOOKED], True, 1.0)
         (tmp_path / "go").touch()
         wait_until(child.last_words, why="its last words")
         assert child.last_words() == "the end"

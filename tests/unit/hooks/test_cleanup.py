@@ -152,6 +152,16 @@ def test_of_two_places_on_a_card_only_ones_own_processes_are_ended(tmp_path: Pat
         real.end()
 
 
+def test_the_groups_of_all_tasks_tell_what_is_left(real: Real) -> None:
+    (lock,) = real.node.store.read_all_locks().values()
+    assert lock.owner is not None
+    real.node.store.anchor(lock.owner.token, 600, 2000, GID + 1)
+    groups: list[list[int]] = []
+    judge = judge_with(real.node, lambda lock, *_: groups.append(lock.groups()))
+    cleanup.find_leftovers(real.node, lambda _: True, judge)
+    assert groups == [[GID + 1]]
+
+
 def test_what_another_job_left_is_not_looked_for(real: Real) -> None:
     one = real.leave()
     assert real.clean("13") == []

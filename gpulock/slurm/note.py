@@ -44,7 +44,6 @@ class TaskNote:
             ("indexes", ",".join([str(d.index) for d in self.devices])),
             ("uuids", ",".join([d.uuid for d in self.devices])),
             ("places", str(self.devices[0].places if self.devices else 0)),
-            ("memory", str(self.devices[0].memory_mib if self.devices else 0)),
             ("positions", ",".join(self.positions)),
             *[(key, str(getattr(self, key))) for key in ("binds", "refused", "code")],
         ]
@@ -64,7 +63,6 @@ def parse_task_note(text: str) -> TaskNote:
         for number, name in enumerate(ids):
             device = Device(name, int(indexes[number]))
             device.uuid, device.places = uuids[number], int(pairs.get("places", "0"))
-            device.memory_mib = int(pairs.get("memory", "0"))
             note.devices.append(device)
     except (KeyError, ValueError, IndexError) as fault:
         raise kv.MalformedError(f"not a task's note: {fault}") from None

@@ -142,6 +142,13 @@ def test_step_daemons_do_not_count_once_slurmd_runs_the_epilog(site: Site) -> No
     assert left(site) == ""
 
 
+@pytest.mark.parametrize("name", ["srun", "salloc", "sbatch"])
+def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str) -> None:
+    site.process(900, name)
+    site.started_with(900, SLURM_JOB_ID="12", SLURMD_NODENAME="n1")
+    assert left(site) == ""
+
+
 def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) -> None:
     """Any process of the user's can be started with that environment, at any time."""
     site.left_by(900)

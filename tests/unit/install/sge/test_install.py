@@ -279,6 +279,14 @@ def test_a_hook_of_this_host_alone_is_left_to_a_person_with_the_call_to_paste(
     assert left.page == [f"qconf -mq gpu.q: prolog of gpu.q@node1 is {line}"]
 
 
+def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site) -> None:
+    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+    own_configuration(site)
+
+    assert site.install_all().remainders == []
+    assert site.in_force("prolog").endswith(" $job_owner /site/pro $job_id")
+
+
 def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> None:
     site.edit("sconf", "epilog                       none", "epilog  sgeadmin@/site/epi $queue")
     site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")

@@ -79,6 +79,7 @@ def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
 
 
 def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:
+    assert "no_gpu_env" not in told(node)
     node.set(SLURM_DEVICE_SELECTION="gpulock")
 
     text = told(node)

@@ -64,6 +64,13 @@ def test_an_array_whose_task_is_not_told_is_left_alone(site: Site) -> None:
     assert asked(site) == []
 
 
+def test_a_component_of_a_heterogeneous_job_is_given_back_with_its_leader(site: Site) -> None:
+    """It looks like a batch job of one node, but has no script that its task could give back."""
+    site.answers(row(12))
+    assert act(site, site.call(13, SLURM_HET_JOB_ID="12")) == "it is requeued"
+    assert asked(site) == [["scontrol", "requeue", "12"]]
+
+
 @pytest.mark.parametrize("batch", ["0", ""])
 def test_what_has_no_script_cannot_be_requeued_and_is_cancelled(site: Site, batch: str) -> None:
     site.answers(row(12, BatchFlag=batch))

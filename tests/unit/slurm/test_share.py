@@ -163,6 +163,12 @@ def test_a_step_without_a_mask_asked_for_none_but_a_shell_has_all() -> None:
         assert see(note("1", "3"), {}, step) == ([101, 103], None)
 
 
+def test_without_uuids_slurms_mask_stands() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "3"}
+    found = note("1", "3", uuids=False)
+    assert see(found, environ, VISIBLE_DEVICES="uuid") == ([103], "3")
+
+
 def test_a_step_with_another_jobs_gpus_is_refused() -> None:
     found = refusal(lambda: ours(["1", "3"], {"SLURM_STEP_GPUS": "2"}))
     assert (found.kind, "1,3" in found.why) == (UNKNOWN, True)

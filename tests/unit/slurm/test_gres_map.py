@@ -38,6 +38,11 @@ def test_a_position_is_neither_the_minor_nor_the_index(site: Site) -> None:
     assert (indexes, minors) == ([0, 1, 2, 3], [3, 1, 0, 2])
 
 
+def test_a_uuid_needs_no_map(site: Site) -> None:
+    (site.state / "slurm-map").unlink()
+    assert at(site, "GPU-00000002-aaaa", "GPU-00000000-aaaa") == [bus(2), bus(0)]
+
+
 @pytest.mark.parametrize("entry", ["GPU-9", "MIG-9", "GPU-", UNTOLD])
 def test_a_uuid_that_nothing_tells_is_nobodys_and_breaks_no_node(site: Site, entry: str) -> None:
     site.gpu(bus(0), 0, UNTOLD)

@@ -306,8 +306,9 @@ def test_no_claim_is_longer_than_a_site_allows(
 def test_the_cards_of_the_last_claim_are_preferred_where_they_are_free(site: Site) -> None:
     site.run("run", "--devices", "5", "--", "/bin/true")
     site.run("reap")  # which writes the history
-    site.hold(6, token="b", scheduler="process")  # then another's, and a job of ours
-    site.hold(7, token="j", user=uid_to_user_name(os.getuid()))
+    own = uid_to_user_name(os.getuid())
+    site.hold(6, token="b", scheduler="process", user=f"not-{own}")
+    site.hold(7, token="j", user=own)  # a job of ours
     for card in "67":
         site.call("release", card, "--force", "--reason", "x")
     words = ("run", "-n", "1", "--prefer", "last", "--", *SHOW)

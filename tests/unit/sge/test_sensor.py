@@ -91,6 +91,20 @@ def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> No
     assert (found["gpu"], found["gpu.free"]) == ("2", "2")
 
 
+def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:
+    site.proc.shepherd(500, site.root)
+    site.node().store.mark_draining(hold(site, 1))
+    assert values(site)["gpu"] == "3"
+
+
+def test_a_card_that_is_missing_or_out_is_not_offered(site: Site) -> None:
+    site.settings["EXPECTED_GPUS"] = "5"
+    (site.state / "quarantine").mkdir(exist_ok=True)
+    (site.state / "quarantine" / bus(3)).write_text("")
+    found = values(site)
+    assert (found["gpu"], found["gpu.quarantined"]) == ("3", "2")
+
+
 def test_a_run_without_a_scheduler_is_not_in_qmasters_books(site: Site) -> None:
     site.proc.add(500)
     hold(site, 1, scheduler="process")

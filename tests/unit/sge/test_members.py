@@ -57,6 +57,17 @@ def left(box: Box, scan: ProcessScan | None = None) -> list[int]:
     return list(found.pids)
 
 
+def test_where_its_group_may_have_been_missed_nobody_is_a_doubt(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.proc.remove(700)
+    assert members(box).reason() == ""
+    monkeypatch.setattr(
+        ProcessScan, "why_blind_about", lambda _, uid, gid=0: f"group {gid} was missed" * bool(gid)
+    )
+    assert members(box).reason() == f"group {GID} was missed"
+
+
 def test_a_shepherd_whose_folder_may_not_be_seen_may_have_any_group(box: Box) -> None:
     shepherd(box, 501, f"add_grp_id={GID + 1}\n")
     (box.proc.root / "501/cwd").unlink()

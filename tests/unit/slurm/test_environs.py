@@ -12,9 +12,10 @@ import pytest
 from gpulock.alloc import environs
 from gpulock.alloc.environs import environ_value
 from gpulock.alloc.job_processes import find_job_processes
-from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
+from gpulock.alloc.process_owner import FOREIGN, OWNERS, UNSEEN, classify_process
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
+from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.exporter_nodes import lock
 from tests.support.faults import raising
@@ -46,6 +47,12 @@ def reasons(site: Site, *uids: int) -> list[str]:
     steps, scan = SlurmSteps(node.settings), ProcessScan(node.proc)
     locks = [slurm_lock(uid=uid) for uid in uids]
     return [find_job_processes(lock, scan, steps.add_members).reason() for lock in locks]
+
+
+def test_the_judge_of_all_schedulers_knows_a_process_of_a_slurm_job(site: Site) -> None:
+    site.left_by(900)
+    scan = make_liveness_judge(site.node()).scan
+    assert classify_process(900, [slurm_lock(uid=UID)], scan, ()) == OWNERS
 
 
 @pytest.mark.attack

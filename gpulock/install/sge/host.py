@@ -141,8 +141,12 @@ class HostConfiguration(Item):
                 del own[name]
                 if words != _programs(shared, name):
                     own[name] = ",".join(words) or "none"
-        idle = {"load_sensor": ",".join(_programs(shared, "load_sensor")) or "none"}
-        return format_qconf_object(own or idle)
+        return format_qconf_object(own) if own else self.idle_text()
+
+    def idle_text(self) -> str:
+        """Return a configuration of a host that changes nothing."""
+        sensors = _programs(self.host.qconf.shared_configuration(), "load_sensor")
+        return format_qconf_object({"load_sensor": ",".join(sensors) or "none"})
 
     def write(self, wanted: Wanted) -> None:
         """Write what is there at this moment, with our lines or without."""

@@ -18,7 +18,7 @@ from gpulock.install.container_hooks import choose_container_hooks, container_it
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import drop_env_file
-from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
+from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
@@ -147,12 +147,14 @@ class SgeInstaller(NodePart):
         scripts = login.login_script_items(login.PROFILE)
         jobs = held_devices_item(self.settings, SGE, force)
         leading = ByHand("lines of the site's that lead here", lambda: site_lines_left(host))
+        own = HostConfiguration(host)
+        if own.goal(Wanted.ABSENT) == own.idle_text():
+            self.note(f"stays: qconf -dconf {host.name}")
         here = host.values("complex_values")
         for name in [name for name in self.settings.sge_complexes if name in here]:
             self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
-        self.note(f"its configuration stays without gpulock's lines: qconf -sconf {host.name}")
         settings = FileItem(self.config_path, "", stays=True)
-        in_qmaster = [HostConfiguration(host), *epilogs, jobs, leading, *prologs]
+        in_qmaster = [own, *epilogs, jobs, leading, *prologs]
         return InstallParts([settings, mark, *shared, *scripts, *in_qmaster], self.notes)
 
     def missing_in_cluster(self, complexes: Collection[str]) -> Remainder | None:

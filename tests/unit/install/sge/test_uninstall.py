@@ -17,6 +17,13 @@ OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 LOCK = "node/run/gpulock/locks/0000:06:00.0"
 
 
+def test_a_configuration_that_says_nothing_is_named_as_what_stays(site: Site) -> None:
+    site.install_all()
+    assert "stays: qconf -dconf node1" not in site.removal().notes
+    site.edit("sconf-node1", site.show("sconf-node1"), "load_sensor none\n")
+    assert "stays: qconf -dconf node1" in site.removal().notes
+
+
 def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Site) -> None:
     before = {name: qconf_values(site.show(name)) for name in OBJECTS}
     site.install_all()

@@ -6,9 +6,10 @@ A real one that hangs, crashes or prints is in tests/exporter/test_whole_hangs.p
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from tests.support.pairs import pairwise
 LIMITS = WorkerTimeouts(first=30, frame=5)
 MORE = ("1", "1,2", "1,2,3")
 TRIAL = ["only=1", "looks=2"]
-ENDLESS = Path("/dev/zero").open("rb")  # noqa: SIM115 (it can be read as long as tests run)
+ENDLESS = os.open("/dev/zero", os.O_RDONLY)  # it can be read at any time
 
 
 class Child(WorkerChild):
@@ -48,7 +49,8 @@ class Child(WorkerChild):
         self.said = ""
         process: Any = self
         self.process, self.poll = process, lambda: self.returncode
-        self.frames = ENDLESS
+        frames: Any = SimpleNamespace(fileno=lambda: ENDLESS)
+        self.frames = frames
 
     def call(self) -> DriverCall | None:
         """Return the call in which it is."""

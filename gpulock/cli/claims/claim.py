@@ -54,7 +54,8 @@ def print_false_on_failure(export: bool) -> Generator[None]:
     try:
         yield
     except BaseException as fault:
-        if export and not isinstance(fault, click.exceptions.Exit):  # of --help
+        helped = isinstance(fault, click.exceptions.Exit) and not fault.exit_code
+        if export and not helped:
             click.echo("false")
         raise
 

@@ -339,6 +339,7 @@ class HealthPolicy(Chore):
                 notes.remove_device_note(state_dir, kind, name)
                 back = True
             finally:
-                cards.backs = cards.backs if back else before
+                if not back:
+                    cards.backs = before
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
         return True

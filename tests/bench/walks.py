@@ -176,10 +176,9 @@ def be_daemon(config: str, told: Path) -> int:
 
 def scrape_modules(root: Path) -> set[str]:
     """Look, tick and answer a scrape in this process; return the modules that saw the value."""
-    from gpulock_exporter import telemetry
     from gpulock_exporter.app.exporter import Exporter
     from gpulock_exporter.clock import current_moment
-    from gpulock_exporter.frame_decoder import decode_frame
+    from gpulock_exporter.frame import decode_frame, encode_frame
     from gpulock_exporter.nvml.source import NvmlSource
     from gpulock_exporter.web.http import HttpRequest
 
@@ -211,7 +210,7 @@ def scrape_modules(root: Path) -> set[str]:
         exporter.device_list.read()
         supervisor: Any = SimpleNamespace(fault="", unkillable=0, left_out=dict)
         sys.setprofile(note)
-        line = telemetry.encode_frame(source.look(True))
+        line = encode_frame(source.look(True))
         exporter.tick([decode_frame(line)], supervisor)
         answer = exporter.handler()(HttpRequest("/metrics"))
         sys.setprofile(None)

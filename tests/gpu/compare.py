@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from gpulock_exporter.telemetry import RECOVERY_ACTIONS
 from prometheus_client.parser import text_string_to_metric_families
+
+from gpulock.daemon.health.findings import ACTIONS as RECOVERY_ACTIONS
 
 PREFIX = "gpulock_gpu_"
 MIB = float(1 << 20)

@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulock_exporter.frame_decoder import decode_frame
+from gpulock_exporter.frame import DeviceTelemetry, Frame, decode_frame, encode_frame
 from gpulock_exporter.nvml.source import NvmlSource
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
 
 if TYPE_CHECKING:
     from tests.nvml.double import Double

@@ -23,6 +23,7 @@ from gpulock_exporter.files.sample_file import (
     restore_lost_cards,
     sample_text,
 )
+from gpulock_exporter.frame import Frame, normalize_bus_id
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import PROCESS, render_families
 from gpulock_exporter.metrics.labels import LabelUser
@@ -32,7 +33,6 @@ from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
 from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
-from gpulock_exporter.telemetry import Frame, normalize_bus_id
 from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,

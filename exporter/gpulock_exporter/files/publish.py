@@ -27,9 +27,8 @@ from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
-from gpulock_exporter.frame_decoder import device_lock_id
+from gpulock_exporter.frame import DeviceTelemetry, normalize_bus_id
 from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.telemetry import DeviceTelemetry, normalize_bus_id
 
 INVENTORY, LOCK = "inventory", "lock"
 FINISHED_CAP = (
@@ -171,7 +170,7 @@ def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id
     for _, device in sorted(devices.items()):
         if device.parent and not device.uuid:
             continue
-        key = f"mig.{device_lock_id(device)}" if device.parent else f"gpu.{device.bus}"
+        key = f"mig.{device.lock_id}" if device.parent else f"gpu.{device.bus}"
         memory = str(device.memory_total // MIB) if device.memory_total else ""
         said = {"uuid": device.uuid, "profile": device.profile, "memory_mib": memory}
         if not device.parent:

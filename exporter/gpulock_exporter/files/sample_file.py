@@ -30,14 +30,13 @@ from gpulock.node.sample import (
     is_claim_token,
 )
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.frame_decoder import UUID
+from gpulock_exporter.frame import UUID, DeviceTelemetry
 from gpulock_exporter.state.buckets import restore_buckets
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
 from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
-from gpulock_exporter.telemetry import DeviceTelemetry
 
 ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device

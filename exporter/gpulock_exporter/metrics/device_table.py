@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Union
 
 from gpulock.alloc import states
+from gpulock.daemon.health.findings import ACTIONS
 from gpulock.node.devices import SHARE
+from gpulock_exporter.frame import CLOCK_REASONS
 from gpulock_exporter.metrics.families import Sample
 from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.metrics.node import counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot
-from gpulock_exporter.telemetry import CLOCK_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 
+FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/fabric.py
+    1: "not_started",
+    2: "in_progress",
+    3: "completed",
+    4: "failed",
+    5: "unhealthy",
+}
 # the samples of a device: their labels besides its own
 Samples = Callable[[DeviceSnapshot], Iterable[Sample]]
 
@@ -150,7 +158,7 @@ BOARD_ROWS: tuple[Row, ...] = (
     (
         "recovery_action",
         "What the driver asks for.",
-        numbered_state(RECOVERY_ACTIONS, "recovery_action", "action"),
+        numbered_state(ACTIONS, "recovery_action", "action"),
     ),
     *(
         (f"{bus}_{way}_bytes_total", f"Bytes {done} over {of}.", f"counters.{bus}_{way}")
@@ -166,7 +174,7 @@ BOARD_ROWS: tuple[Row, ...] = (
     (
         "clock_event_seconds_total",
         "Time for which a reason lowered the clocks.",
-        lambda seen: by_label("reason", counters_by_suffix(seen.counters, "reason.")),
+        lambda seen: by_label("reason", counters_by_suffix(seen.counters, "clock_reason_seconds.")),
     ),
     (
         "xid_errors_total",
@@ -182,7 +190,7 @@ BOARD_ROWS: tuple[Row, ...] = (
     (
         "nvlink_errors_total",
         "Errors on all NVLinks, by kind.",
-        lambda seen: by_label("kind", counters_by_suffix(seen.counters, "nvlink_error.")),
+        lambda seen: by_label("kind", counters_by_suffix(seen.counters, "nvlink_errors.")),
     ),
     (
         "remapped_rows",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pynvml
 
+from gpulock_exporter.frame import CLOCK_REASONS, DeviceTelemetry
 from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
@@ -16,7 +17,6 @@ from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
 from gpulock_exporter.nvml.named_calls import NAMED, calls
 from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
-from gpulock_exporter.telemetry import CLOCK_REASONS, DeviceTelemetry
 
 SLOW = 5.0  # seconds between two looks at what changes seldom
 TURNS = 8  # cards take turns within that time

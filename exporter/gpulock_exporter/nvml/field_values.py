@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from gpulock_exporter.frame import RULES
 from gpulock_exporter.nvml.answers import NARROW, NOT_AVAILABLE, VALUES, NvmlDevice, PollContext
 from gpulock_exporter.nvml.fabric import FABRIC_CALLS
 from gpulock_exporter.nvml.named_calls import NAMED, call_nvml, calls
@@ -28,7 +29,7 @@ ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVL
 
 
 class NvmlField(NamedTuple):
-    """A field value: number and scope in nvml.h, its collector, and what it is in a record.
+    """A field value: number and scope in nvml.h, and what it is in a record.
 
     `name` is the attribute; where that has values by name, `key` is that name. `read` makes of the
     number what stands there.
@@ -36,25 +37,28 @@ class NvmlField(NamedTuple):
 
     id: int
     scope: int
-    collector: str
     name: str
     key: str = ""
     read: Callable[[float], Any] = int
 
+    @property
+    def collector(self) -> str:
+        """Return what fails where this cannot be read."""
+        return RULES[self.name].collector
+
 
 def field_table(
-    collector: str, name: str, keys: Mapping[int, str], read: Callable[[float], Any] = int
+    name: str, keys: Mapping[int, str], read: Callable[[float], Any] = int
 ) -> tuple[NvmlField, ...]:
     """Return the fields of an attribute that has values by name."""
-    return tuple([NvmlField(number, 0, collector, name, key, read) for number, key in keys.items()])
+    return tuple([NvmlField(number, 0, name, key, read) for number, key in keys.items()])
 
 
 KIB = 1024
 # 186 answers in microseconds; 185, the average over a second, holds the driver up for 3 ms
-POWER = NvmlField(186, 0, "power", "power")  # 535
-ENERGY = NvmlField(83, 0, "power", "energy")
+POWER = NvmlField(186, 0, "power")  # 535
+ENERGY = NvmlField(83, 0, "energy")
 REASON_SECONDS = field_table(  # of two with one name the last counts
-    "clocks",
     "clock_reason_seconds",
     {
         74: "sw_power_cap",
@@ -71,32 +75,30 @@ REASON_SECONDS = field_table(  # of two with one name the last counts
 ECC_PLACES = ("l1", "l2", "dram", "register", "texture")
 ECC = field_table(  # volatile: since the driver was loaded
     "ecc",
-    "ecc",
     {
         **{7 + 2 * n: f"corrected.{place}" for n, place in enumerate(ECC_PLACES)},
         **{8 + 2 * n: f"uncorrected.{place}" for n, place in enumerate(ECC_PLACES)},
         17: "uncorrected.cbu",
     },
 )
-REMAPPED = field_table("remapped", "remapped", {142: "correctable", 143: "uncorrectable"})
-PENDING = NvmlField(144, 0, "remapped", "remap_pending", read=bool)
-FAILURE = NvmlField(145, 0, "remapped", "remap_failure", read=bool)
-RECOVERY_ACTION = NvmlField(230, 0, "remapped", "recovery_action")  # 570
+REMAPPED = field_table("remapped", {142: "correctable", 143: "uncorrectable"})
+PENDING = NvmlField(144, 0, "remap_pending", read=bool)
+FAILURE = NvmlField(145, 0, "remap_failure", read=bool)
+RECOVERY_ACTION = NvmlField(230, 0, "recovery_action")  # 570
 PCIE = (  # bytes; 555
-    NvmlField(197, 0, "pcie", "pcie_transmit"),
-    NvmlField(198, 0, "pcie", "pcie_receive"),
+    NvmlField(197, 0, "pcie_transmit"),
+    NvmlField(198, 0, "pcie_receive"),
 )
-MEMORY_TEMPERATURE = NvmlField(82, 0, "temperature", "memory_temperature", read=float)
-REPLAYS = NvmlField(94, 0, "pcie", "pcie_replays")
+MEMORY_TEMPERATURE = NvmlField(82, 0, "memory_temperature", read=float)
+REPLAYS = NvmlField(94, 0, "pcie_replays")
 NVLINK_ERRORS = field_table(  # of all links together
-    "nvlink",
     "nvlink_errors",
     {38: "crc_flit", 45: "crc_data", 52: "replay", 59: "recovery"},
 )
-NVLINK_STATES = tuple([NvmlField(165, n, "nvlink", "nvlink_active", str(n)) for n in range(18)])
+NVLINK_STATES = tuple([NvmlField(165, n, "nvlink_active", str(n)) for n in range(18)])
 NVLINK = (
-    NvmlField(138, ALL_LINKS, "nvlink", "nvlink_transmit", read=lambda kib: int(kib) * KIB),
-    NvmlField(139, ALL_LINKS, "nvlink", "nvlink_receive", read=lambda kib: int(kib) * KIB),
+    NvmlField(138, ALL_LINKS, "nvlink_transmit", read=lambda kib: int(kib) * KIB),
+    NvmlField(139, ALL_LINKS, "nvlink_receive", read=lambda kib: int(kib) * KIB),
 )
 
 WORD = 1 << 32
@@ -202,8 +204,8 @@ class SlowCounters:
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
         self.values = board_values(values)
-        for name, (collector, way, unit) in BOARD_CALLS.items():
-            value = card.query(now, collector, way)
+        for name, (way, unit) in BOARD_CALLS.items():
+            value = card.query(now, RULES[name].collector, way)
             if value is not None and value not in NOT_AVAILABLE:
                 self.values[name] = value / unit if unit else value
         if ecc := _with_sram(card, now, self.values.get("ecc")):
@@ -260,14 +262,14 @@ def _with_sram(
     return found or None
 
 
-BOARD_CALLS: dict[str, tuple[str, Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
-    "power_limit": ("power", calls.nvmlDeviceGetPowerManagementLimit, MILLI),
-    "power_limit_enforced": ("power", calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
-    "fan": ("temperature", calls.nvmlDeviceGetFanSpeed, WHOLE),
-    "pcie_generation": ("pcie", calls.nvmlDeviceGetCurrPcieLinkGeneration, 0),
-    "pcie_generation_max": ("pcie", calls.nvmlDeviceGetMaxPcieLinkGeneration, 0),
-    "pcie_width": ("pcie", calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
-    "pcie_width_max": ("pcie", calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
+BOARD_CALLS: dict[str, tuple[Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
+    "power_limit": (calls.nvmlDeviceGetPowerManagementLimit, MILLI),
+    "power_limit_enforced": (calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
+    "fan": (calls.nvmlDeviceGetFanSpeed, WHOLE),
+    "pcie_generation": (calls.nvmlDeviceGetCurrPcieLinkGeneration, 0),
+    "pcie_generation_max": (calls.nvmlDeviceGetMaxPcieLinkGeneration, 0),
+    "pcie_width": (calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
+    "pcie_width_max": (calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
 }
 SINCE_LOAD, SRAM = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_MEMORY_LOCATION_SRAM
 SRAM_QUERIES = {

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 
 import pynvml
 
+from gpulock_exporter.frame import Process
 from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.named_calls import call_nvml
-from gpulock_exporter.telemetry import Process
 
 MOST = 5000  # processes: more than that is garbage, and a frame has its limit
 ATTEMPTS = 5  # a list may grow before it is asked for again

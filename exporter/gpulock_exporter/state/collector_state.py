@@ -16,13 +16,12 @@ from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.frame_decoder import device_lock_id
+from gpulock_exporter.frame import COLLECTORS, DeviceTelemetry, Frame, Process
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
 from gpulock_exporter.state.shares import share_activity, sum_share_memory
 from gpulock_exporter.state.snapshot import NOT_IN_NVML, DeviceProcesses, LostCard
-from gpulock_exporter.telemetry import COLLECTORS, DeviceTelemetry, Frame, Process
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 
@@ -89,7 +88,7 @@ class CollectorState:
         over: dict[str, Accounts] = {}
         for frame in frames:
             self.last = frame
-            self.devices = {device_lock_id(one): one for one in frame.devices}
+            self.devices = {one.lock_id: one for one in frame.devices}
             self.models |= {name: one.name for name, one in self.devices.items() if one.name}
             looks = totals.advance(frame, self.devices, now.boottime)
             self._take_process_lists()

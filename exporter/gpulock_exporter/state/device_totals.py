@@ -13,17 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from gpulock.node.devices import card_bus_id
-from gpulock_exporter.frame_decoder import MOST_NAMES
-from gpulock_exporter.state.monotonic import KINDS, MonotonicCounter
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame
+from gpulock_exporter.frame import MOST_NAMES, DeviceTelemetry, Frame
+from gpulock_exporter.state.monotonic import KINDS, SUMMED, CounterKind, MonotonicCounter
 
 IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
 KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
 LONGEST_LOOK = 120.0  # seconds that a driver remembers
-BOARD_COUNTERS = (
-    *("energy", "pcie_replays", "pcie_transmit", "pcie_receive"),
-    *("nvlink_transmit", "nvlink_receive"),
-)
 
 
 @dataclass(frozen=True)
@@ -52,8 +47,8 @@ class DeviceTotals:
     """The counters of one device; times are CLOCK_BOOTTIME seconds.
 
     `device` is its lock id, `uuid` empty where none is known, `index` the number of its card in
-    this boot, `observable` whether the driver ever told whether it works. `counters` are by name:
-    `energy`, `ecc.<name>`, `reason.<name>`, `nvlink_error.<kind>`.
+    this boot, `observable` whether the driver ever told whether it works. `counters` are by the
+    names of the frame's fields: `energy`, `ecc.corrected.dram`.
     """
 
     device: str
@@ -81,7 +76,7 @@ class DeviceTotals:
                     continue
                 counter = self.counters[name] = MonotonicCounter()
             before = counter.last
-            step = counter.advance(value, at, KINDS[kind], restarted)
+            step = counter.advance(value, at, kind, restarted)
             if name == "energy":
                 grown, gap = step, before.at if before and before.at < since else None
         look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, gap)
@@ -126,19 +121,15 @@ class DeviceTotals:
         return found
 
 
-def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, str, float]]:
+def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, CounterKind, float]]:
     """Yield name, kind and value of each raw counter that the device has."""
-    summed = device.summed or ()
-    for name in BOARD_COUNTERS:
+    for name, kind in KINDS.items():
         value = getattr(device, name)
-        if value is not None:
-            yield name, "sum" if name in summed else name, value
-    for reason, seconds in (device.clock_reason_seconds or {}).items():
-        yield f"reason.{reason}", "reason", seconds
-    for place, errors in (device.ecc or {}).items():
-        yield f"ecc.{place}", "ecc", errors
-    for of, errors in (device.nvlink_errors or {}).items():
-        yield f"nvlink_error.{of}", "nvlink_error", errors
+        if isinstance(value, dict):
+            for of, one in value.items():
+                yield f"{name}.{of}", kind, one
+        elif value is not None:
+            yield name, SUMMED if name in (device.summed or ()) else kind, value
 
 
 class TelemetryTotals:

@@ -20,6 +20,7 @@ from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock_exporter.clock import Moment
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
 from gpulock_exporter.state.snapshot import (
@@ -28,7 +29,6 @@ from gpulock_exporter.state.snapshot import (
     ExporterHealth,
     NodeSnapshot,
 )
-from gpulock_exporter.telemetry import DeviceTelemetry
 
 # causes that are none of the policy's
 ORPHANS, ADMINISTRATOR, NO_INSTANCE = "orphans", "administrator", "no_instance"

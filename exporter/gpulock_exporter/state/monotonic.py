@@ -31,21 +31,20 @@ class CounterKind:
     whole: bool = True
 
 
-# Faster than anything that is sold: 1.4 kW boards, PCIe 6.0 x16 at 128 GB/s, NVLink 6 at 1.8 TB/s
+# of a device's fields. Faster than anything that is sold: 1.4 kW boards, PCIe 6.0 x16 at 128 GB/s,
+# NVLink 6 at 1.8 TB/s
 KINDS: dict[str, CounterKind] = {
     "energy": CounterKind(5e3),
-    "reason": CounterKind(1.1),
-    "ecc": CounterKind(1e7),
     "pcie_replays": CounterKind(1e7),
-    "nvlink_error": CounterKind(1e9),
     "pcie_transmit": CounterKind(2.6e11, whole=False),
     "pcie_receive": CounterKind(2.6e11, whole=False),
     "nvlink_transmit": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
     "nvlink_receive": CounterKind(2e12, (WORD, KIB_WORD), whole=False),
-    "sum": CounterKind(
-        2e12, whole=False
-    ),  # bytes that the worker adds up: from 0 with it, at no width
+    "clock_reason_seconds": CounterKind(1.1),
+    "ecc": CounterKind(1e7),
+    "nvlink_errors": CounterKind(1e9),
 }
+SUMMED = CounterKind(2e12, whole=False)  # bytes that the worker adds up: from 0 with it
 
 
 class CounterReading(NamedTuple):

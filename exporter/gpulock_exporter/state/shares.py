@@ -14,9 +14,9 @@ from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
+from gpulock_exporter.frame import Process
 from gpulock_exporter.state.device_totals import DeviceActivity
 from gpulock_exporter.state.snapshot import DeviceProcesses
-from gpulock_exporter.telemetry import Process
 
 
 def share_activity(

@@ -15,7 +15,7 @@ from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.telemetry import DeviceTelemetry
+from gpulock_exporter.frame import DeviceTelemetry
 
 NOT_IN_NVML = "the driver lists it, NVML does not"
 
@@ -55,12 +55,12 @@ class DeviceSnapshot(DeviceTelemetry):
     `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
     use `share_memory` bytes, and which have been idle since `share_idle_since`. `places` is how
     many shares it gives out, None for one that gives none. `counters` are this boot's: `busy`,
-    `observed`, `energy`, `ecc.<name>`, `reason.<name>`. `xids` has how many there were and when the
-    last was; times are epoch seconds. `foreign` counts processes; where none is seen and some are
-    hidden it is None. `checks` has why each check of gpulockd's failed, nothing for one that is
-    good. `causes` are why it is out of service, None where the quarantine is not known. Of its
-    claim, `mean` is the share at work, and `idle_since` the last look less the observed seconds
-    without work.
+    `observed`, `energy`, `ecc.<name>`, ... `xids` has how many there were and when the last was;
+    times are epoch seconds. `foreign` counts processes; where none is seen and some are hidden it
+    is None. `checks` has why each check of gpulockd's failed, nothing for one that is good.
+    `causes` are why it is out of service, None where the quarantine is not known. Of its claim,
+    `mean` is the share at work, and `idle_since` the last look less the observed seconds without
+    work.
     """
 
     id: str = ""

@@ -282,7 +282,7 @@ def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
             yield f"XID {xid} ({HARDWARE[xid]}), {format_duration(now.wall - at)} ago"
     found = [why for _, why in sorted(seen.checks.items())]
     if seen.recovery_action:
-        found.append(f"the driver asks for {describe_recovery_action(seen.recovery_action)}")
+        found.append(describe_recovery_action(seen.recovery_action))
     if seen.remap_failure:
         found.append("a row of its memory could not be remapped")
     yield from dict.fromkeys(filter(None, found))

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from gpulock.errors import one_line
 from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
-from gpulock_exporter.frame_decoder import decode_frame
-from gpulock_exporter.telemetry import LINE_LIMIT, Frame, FrameError
+from gpulock_exporter.frame import Frame, FrameError, decode_frame
 
+LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 WORDS = 400  # bytes of a worker's standard error that are told
 CHUNK = 1 << 16  # bytes: what a pipe holds, pipe(7)
 LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is not what it waits for

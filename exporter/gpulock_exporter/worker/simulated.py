@@ -24,7 +24,7 @@ from gpulock.node.device_list import INVENTORY_LINE, mig_instances, nvlink_count
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, Process
+from gpulock_exporter.frame import DeviceTelemetry, Frame, Process
 
 MIB = 1 << 20
 AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.telemetry import Frame, FrameError
+from gpulock_exporter.frame import Frame, FrameError
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts

@@ -64,7 +64,7 @@ def findings_from_sample(
         seen = found.devices[name]
         yield from find_ecc_errors(name, seen)
         if seen.recovery_action:
-            words = f"the driver asks for {describe_recovery_action(seen.recovery_action)}"
+            words = describe_recovery_action(seen.recovery_action)
             yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
     for bus, why in read_lost_cards(found, devices).items():
         words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
@@ -143,6 +143,11 @@ def check_memory(seen: sample.DeviceSample) -> dict[str, str]:
     return {MEMORY_CHECK: f"{used} MiB are in use without a process" * (used > LEFTOVER_MIB)}
 
 
+def describe_recovery_action(number: int) -> str:
+    """Return what the driver asks for, as the metrics name it."""
+    return f"the driver asks for {ACTIONS.get(number, f'recovery action {number}')}"
+
+
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:
     """Return the ids that may be quarantined: of devices, and of the cards they are on."""
     return {device.id for device in devices} | {device.bus for device in devices}
@@ -199,18 +204,13 @@ HARDWARE: Final = {
     158: "GPU timed out for good",
 }
 
-# nvmlDeviceGpuRecoveryAction_t of nvml.h 13
-ACTIONS: Final = {
-    1: "a reset of the GPU",
-    2: "a reboot of the node",
-    3: "a drain of its peers",
-    4: "a drain and a reset of the GPU",
-    5: "a recovery of the IMEX domain",
-    6: "a reset of its PCIe bus",
-    7: "a reboot of the system",
+ACTIONS: Final = {  # nvmlDeviceGpuRecoveryAction_t of nvml.h 13
+    0: "none",
+    1: "gpu_reset",
+    2: "node_reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
 }
-
-
-def describe_recovery_action(number: int) -> str:
-    """Return what the driver asks for, in words."""
-    return ACTIONS.get(number, f"recovery action {number}")

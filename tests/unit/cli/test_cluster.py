@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from gpulock_exporter.frame import Process
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
-from gpulock_exporter.telemetry import Process
 
 from gpulock.cli import command_group
 from gpulock.cli.cluster.view import QUERIES

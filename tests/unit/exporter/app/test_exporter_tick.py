@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.app.exporter import Exporter
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.telemetry import Frame, Process
+from gpulock_exporter.frame import Frame, Process
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 

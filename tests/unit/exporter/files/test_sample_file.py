@@ -10,8 +10,8 @@ from gpulock_exporter.files.publish import (
     ExporterFolder,
 )
 from gpulock_exporter.files.sample_file import restore_exporter_memory
+from gpulock_exporter.frame import DeviceTelemetry, Process
 from gpulock_exporter.state.collector_state import ExporterMemory
-from gpulock_exporter.telemetry import DeviceTelemetry, Process
 
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from gpulock.store import atomic

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.frame import Process
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import make_family, render_families
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, known_labels
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
-from gpulock_exporter.telemetry import Process
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric

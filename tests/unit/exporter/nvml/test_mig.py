@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame
+from gpulock_exporter.frame import DeviceTelemetry, Frame
 
 from tests.nvml.double import ERROR_GPU_IS_LOST, ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
 from tests.support.exporter_nvml import Eye, device

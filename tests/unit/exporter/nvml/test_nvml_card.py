@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import DeviceTelemetry
+from gpulock_exporter.frame import DeviceTelemetry
 
 from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
 from tests.support.exporter_nvml import Eye, device

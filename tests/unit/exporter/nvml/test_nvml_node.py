@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.frame import Frame
 
 from tests.nvml.double import (
     ERROR_DRIVER_NOT_LOADED,

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import ExporterMemory
 from gpulock_exporter.state.device_totals import TelemetryTotals
-from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.node.devices import Device
 from tests.support.exporter_nodes import Node, card, instance, listed

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Ledger, LedgerAccount, LedgerClaim
 from gpulock_exporter.state.device_totals import DeviceActivity
-from gpulock_exporter.telemetry import DeviceTelemetry
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from gpulock_exporter.frame import DeviceTelemetry, Frame
 from gpulock_exporter.state.device_totals import KEPT_CREDIT, LONGEST_LOOK, DeviceTotals
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame
 
 from tests.support.exporter_nodes import Node, card, instance
 from tests.support.trees import bus

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
+from gpulock_exporter.frame import COLLECTORS, Process
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
@@ -17,7 +18,6 @@ from gpulock_exporter.state.snapshot import (
     LostCard,
     NodeSnapshot,
 )
-from gpulock_exporter.telemetry import COLLECTORS, Process
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import Device

@@ -17,7 +17,7 @@ from gpulock_exporter.state.monotonic import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["reason"]
+ENERGY, NVLINK, REASON = KINDS["energy"], KINDS["nvlink_transmit"], KINDS["clock_reason_seconds"]
 BOOTED = 100.0  # boottime of the first reading
 
 

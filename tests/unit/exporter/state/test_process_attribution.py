@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpulock_exporter.frame import Process
 from gpulock_exporter.state.collector_state import classify_device_processes
-from gpulock_exporter.telemetry import Process
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.telemetry import Process
+from gpulock_exporter.frame import Process
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock

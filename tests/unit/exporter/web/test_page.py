@@ -149,7 +149,7 @@ def test_a_note_says_why_since_when_and_how_many(changes: dict[str, Any], note: 
 
 
 def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> None:
-    action = "the driver asks for a reset of the GPU"
+    action = "the driver asks for gpu_reset"
     checks = {
         "command": "HEALTH_COMMAND: it ended with 3",
         "memory": "",
@@ -165,7 +165,7 @@ def test_a_tile_names_each_check_that_fails_and_what_the_driver_says_once() -> N
     ("changes", "said"),
     [
         ({"temperature": 97.0}, ["97 °C is hot"]),
-        ({"recovery_action": 1}, ["the driver asks for a reset of the GPU"]),
+        ({"recovery_action": 1}, ["the driver asks for gpu_reset"]),
         ({"remap_failure": True}, ["a row of its memory could not be remapped"]),
         ({"temperature": 88.0, "recovery_action": 0, "remap_failure": False}, []),
         ({"xids": {79: (1, 0.0)}}, ["XID 79 (GPU has fallen off the bus), 2m ago"]),

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.driver_calls import PAGE, CallNote, DriverCall, read_driver_call
-from gpulock_exporter.telemetry import (
-    LINE_LIMIT,
+from gpulock_exporter.frame import (
     DeviceTelemetry,
     Frame,
     FrameError,
     encode_frame,
 )
-from gpulock_exporter.worker.child import WorkerChild
+from gpulock_exporter.worker.child import LINE_LIMIT, WorkerChild
 
 from tests.support.wait import wait_until
 

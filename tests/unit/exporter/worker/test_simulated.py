@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.frame_decoder import decode_frame
-from gpulock_exporter.telemetry import DeviceTelemetry, Frame, encode_frame
+from gpulock_exporter.frame import DeviceTelemetry, Frame, decode_frame, encode_frame
 from gpulock_exporter.worker.simulated import SimulatedSource
 
 from gpulock.simulate.node import SimulatedNode, write_simulated_node

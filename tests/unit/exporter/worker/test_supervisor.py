@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.telemetry import Frame, FrameError
+from gpulock_exporter.frame import Frame, FrameError
 from gpulock_exporter.worker import supervisor as module
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 from gpulock_exporter.worker.supervisor import (

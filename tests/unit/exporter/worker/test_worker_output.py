@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.frame_decoder import decode_frame
+from gpulock_exporter.frame import decode_frame
 from gpulock_exporter.worker.process import CANNOT_OPEN
 
 from gpulock.alloc.process_owner import COMM
@@ -20,7 +20,7 @@ from gpulock.node.settings import Settings
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """
 import os, sys
-from gpulock_exporter.telemetry import Frame
+from gpulock_exporter.frame import Frame
 from gpulock_exporter.worker import process
 
 class Chatty:

@@ -8,13 +8,13 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.frame_decoder import decode_frame
-from gpulock_exporter.telemetry import (
+from gpulock_exporter.frame import (
     COLLECTORS,
     DeviceTelemetry,
     Frame,
     FrameError,
     Process,
+    decode_frame,
     encode_frame,
     normalize_bus_id,
 )

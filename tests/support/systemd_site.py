@@ -18,7 +18,9 @@ from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import ignore
 
 STATES = ("read", "enabled", "active", "failed")
-FUTURE = 1e10  # seconds of the epoch
+
+# the states that a verb ends
+STOPS = {"disable": STATES[1:3], "stop": STATES[2:3], "reset-failed": STATES[3:]}
 
 
 class FakeSystemctl:
@@ -57,11 +59,6 @@ class FakeSystemctl:
         else:
             path.unlink(missing_ok=True)
 
-    def started(self, pid: int) -> float:
-        """Return when a service was started: before its unit's text of now, or long after."""
-        unit = UNITS[pid - 1]
-        return FUTURE if read(self.known / "active" / unit) == self.text(unit) else 0.0
-
     def __call__(self, verb: str, *words: str) -> str:
         """Do as systemctl does, as far as the installer relies on it."""
         units = [word for word in words if not word.startswith("-")]
@@ -79,7 +76,7 @@ class FakeSystemctl:
                 self.mark("enabled", unit, self.kept(unit))
             elif verb == "restart" and not self.dies:
                 self.mark("active", unit, self.kept(unit))
-            for state in {"disable": STATES[1:3], "reset-failed": STATES[3:]}.get(verb, ()):
+            for state in STOPS.get(verb, ()):
                 self.mark(state, unit, "")
         return ""
 
@@ -92,7 +89,6 @@ class FakeSystemctl:
             "LoadState": "loaded",
             "UnitFileState": "enabled" if unit in self.units("enabled") else "disabled",
             "ActiveState": "failed" if unit in self.units("failed") else active,
-            "MainPID": str(UNITS.index(unit) + 1),
             "NeedDaemonReload": "no" if text == self.text(unit) else "yes",
             **self.properties.get(unit, {}),
         }
@@ -195,5 +191,4 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(install, "ROOT", folder)
     ctl = FakeSystemctl(folder / "systemd")
     patch.setattr(manager, "systemctl", ctl)
-    patch.setattr(install, "process_start_time", ctl.started)
     return SystemdNode(folder, config, ctl)

@@ -152,5 +152,5 @@ def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
     for service in services:
         running = service.read() == ON  # else the checks of both programs say so
-        if running and not differ and (why := service.restart_reason()):
+        if running and not differ and (why := service.changed_unit()):
             yield warning(why, _AGAIN, service.name)

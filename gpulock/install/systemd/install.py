@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 import gpulock
-from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, InstallParts, Item, Wanted, difference_lines
 from gpulock.install.node_part import NodePart
@@ -29,11 +28,11 @@ from gpulock.store.locks import claims_root
 SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 ROOT: Final = Path("/")  # below which files go
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
-PACKAGE: Final = Path(gpulock.__file__)  # which each installation writes anew
+PACKAGE: Final = Path(gpulock.__file__)
 # What ProtectHome= and PrivateTmp= hide.
 _HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")
+RESTART: Final = "systemctl restart gpulockd gpulock-exporter"
 _DO: Final = "install gpulock into a folder such as /opt/gpulock"
-_OFF: Final = 2.0  # seconds
 
 
 def is_package() -> bool:
@@ -94,7 +93,7 @@ class ServiceItem(Item):
         if now != ON:
             return difference_lines(now, ON)
         stale = next((item.title for item in self.files if item.show(wanted)), "")
-        why = f"{stale} changes" if stale else self.restart_reason()
+        why = f"{stale} changes" if stale else self.changed_unit()
         return [f"  started afresh: {why}"] if why else []
 
     def write(self, wanted: Wanted) -> None:
@@ -104,6 +103,8 @@ class ServiceItem(Item):
             if failed := [unit for unit, state in self.states().items() if "failed" in str(state)]:
                 manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
             return
+        if old := [unit for unit, state in self.states().items() if state]:
+            manager.systemctl("stop", *old)  # so that a run that is killed leaves it to the next
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
             manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
         manager.systemctl("daemon-reload")
@@ -116,19 +117,11 @@ class ServiceItem(Item):
         if (now := self.read()) != ON:
             raise InstallError(f"it is {now}; {journal}")
 
-    def restart_reason(self) -> str:
-        """Return why what runs is not what is installed, or nothing; raise InstallError."""
-        files = [*(item.path for item in self.files), PACKAGE]
+    def changed_unit(self) -> str:
+        """Return which unit systemd has to read again, or nothing; raise InstallError."""
         for unit in self.units:
-            seen = unit_properties(unit, ASKED)
-            if seen.get("NeedDaemonReload") == "yes":
+            if unit_properties(unit, ASKED).get("NeedDaemonReload") == "yes":
                 return f"{unit} was changed since systemd read it"
-            pid = int(seen.get("MainPID", "0") or "0")
-            try:
-                if pid and (changed := first_file_newer(files, process_start_time(pid))):
-                    return f"{self.name} was started before {changed} was changed"
-            except (OSError, ValueError):
-                continue  # it ends at this moment
         return ""
 
 
@@ -150,6 +143,8 @@ class SystemdInstaller(NodePart):
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
         check_exporter_python(sys.executable)
+        if not is_package():
+            self.note(f"after an upgrade of gpulock: {RESTART}")
         return InstallParts(self.items(self.services()), self.notes)
 
     def removal(self) -> InstallParts:
@@ -191,17 +186,3 @@ def check_exporter_python(python: str) -> None:
             raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
     if why := why_users_cannot_run(Path(python)):
         raise InstallError(f"interpreter {why}; the exporter runs as {units.USER}; {_DO}")
-
-
-def first_file_newer(files: Sequence[Path], when: float) -> Path | None:
-    """Return the first file that was changed after a time (seconds of the epoch).
-
-    What the kernel says of a process's start may be off by a second (btime is whole seconds). A
-    file of a package has the time of its release: when it came here, its inode tells.
-    """
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):
-            info = path.stat()
-            if max(info.st_mtime, info.st_ctime) > when + _OFF:
-                return path
-    return None

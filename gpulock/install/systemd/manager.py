@@ -14,7 +14,7 @@ RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
 UNUSED: Final = (None, "disabled, inactive", "masked")
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
-ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "MainPID", "NeedDaemonReload")
+ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "NeedDaemonReload")
 
 
 def systemctl(*words: str) -> str:

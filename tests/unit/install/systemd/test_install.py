@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from click.testing import Result
 from gpulock.cli import command_group
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdInstaller, first_file_newer
+from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
 from tests.support.runner import command_runner
@@ -117,35 +116,17 @@ def test_a_service_that_somebody_stopped_is_started_again(node: SystemdNode) -> 
     assert "gpulockd.service" in node.ctl.units("active")
 
 
-def test_a_service_that_is_older_than_its_package_is_started_afresh(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+def test_a_service_whose_start_was_cut_short_is_started_afresh_by_the_next_run(
+    node: SystemdNode,
 ) -> None:
     node.install()
-    node.ctl.properties["gpulockd.service"] = {"MainPID": str(os.getpid())}
-    path = install.drop_in_path("gpulockd.service")
-    started = path.stat().st_mtime
+    node.set(EXPORTER_LISTEN="127.0.0.1:9999")
+    node.ctl.fails = "restart"
+    with pytest.raises(InstallError):
+        node.install()
+    node.ctl.fails = ""
 
-    def start_time(_pid: int) -> float:
-        return started
-
-    monkeypatch.setattr(install, "process_start_time", start_time)
-    monkeypatch.setattr(install, "PACKAGE", path)
-    assert node.differences() == {}
-
-    started -= 3600
-
-    (why,) = node.differences()["service gpulockd"]
-    assert why.startswith("  started afresh: gpulockd was started before ")
-
-
-def test_a_file_that_changed_within_the_clocks_doubt_is_not_younger(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.touch()
-    now = path.stat().st_ctime
-
-    assert first_file_newer([tmp_path / "gone.py", path], now - 1.0) is None
-    os.utime(path, (1000, 1000))  # the time of a release: its inode tells when it came
-    assert first_file_newer([tmp_path / "gone.py", path], now - 3.0) == path
+    assert node.install().changed == ["service gpulock-exporter"]
 
 
 def test_a_service_that_does_not_start_is_an_error_that_names_its_journal(

@@ -33,7 +33,7 @@ from gpulock.install.slurm.configured_hooks import (
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import SlurmError
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.spank import find_plugstack
+from gpulock.install.slurm.spank import PLUGIN, PlugStack
 from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.install.trial import (
     try_slurm_hooks,
@@ -179,10 +179,10 @@ class SlurmChecks:
 
     def plugin(self) -> Iterator[Finding]:
         """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""
-        stack, own = find_plugstack(self.conf, self.installer.site.conf), self.installer.plugin
+        stack, own = PlugStack(self.conf, self.installer.site.conf), self.installer.plugin
         if own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
             yield fault(why, "let root alone change it: each task loads it")
-        elif stack.ours and (task := self.conf.get(TASK)):
+        elif stack.naming(PLUGIN) and (task := self.conf.get(TASK)):
             what = f"TaskProlog={task} runs as well, and fails inside containers of pyxis"
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 

@@ -31,7 +31,7 @@ from gpulock.install.slurm.slurm_conf import (
     read_slurm_file,
     slurm_pairs,
 )
-from gpulock.install.slurm.spank import PLUGIN, find_plugstack
+from gpulock.install.slurm.spank import PLUGIN, PlugStack
 from gpulock.install.slurm.texts import (
     INSTALL_FIRST,
     WantedLine,
@@ -230,9 +230,8 @@ class SlurmConfItem(Item):
     def _references(self) -> Iterator[str]:
         """Yield what starts a program of ours, in force or in the file; raise InstallError."""
         conf, paths = self.site.best(), self.paths
-        for one in find_plugstack(conf, self.site.conf).ours:
-            if one.path == paths.folder.parent / PLUGIN:
-                yield f"from {one.file}: {' '.join([str(one.path), *one.words])}"
+        for file, line in PlugStack(conf, self.site.conf).naming(f"{paths.folder.parent}/{PLUGIN}"):
+            yield f"from {file}: {line}"
         path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
         block = split_slurm_conf(path, _read(path)).lines if path else ()
         if block and not self.asked.write_conf:

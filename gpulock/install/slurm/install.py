@@ -28,11 +28,7 @@ from gpulock.install.slurm.site import (
     find_slurm_site,
 )
 from gpulock.install.slurm.slurm_conf import SlurmConf
-from gpulock.install.slurm.spank import (
-    SpankPlugin,
-    find_plugstack,
-    plugstack_left,
-)
+from gpulock.install.slurm.spank import PYXIS, PlugStack, SpankPlugin
 from gpulock.install.versions import (
     SGE,
     SLURM,
@@ -94,10 +90,10 @@ class SlurmInstaller(NodePart):
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
         conf = self.conf()
-        stack = find_plugstack(conf, self.site.conf)
-        if stack.pyxis and not self.by_spank:
+        stack, plugin = PlugStack(conf, self.site.conf), self.plugin.path
+        if (pyxis := stack.naming(PYXIS)) and not self.by_spank:
             raise InstallError(
-                f"{stack.pyxis.file} names pyxis, in whose containers no TaskProlog works: compile"
+                f"{pyxis[0][0]} names pyxis, in whose containers no TaskProlog works: compile"
                 " the SPANK plugin as shown above, and run it again (docs/containers.md)",
                 self.plugin.page(),
             )
@@ -106,15 +102,14 @@ class SlurmInstaller(NodePart):
         hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
         tasks = [hook for hook in hooks if hook.key == TASK and hook.ours]
         # what runs tasks' hook stays until the plugin does
-        needs_task = not self.by_spank or (tasks and not stack.is_right(self.plugin.path))
+        needs_task = not self.by_spank or (tasks and stack.remainder(plugin))
         item = SlurmConfItem(self.site, self.settings, options, by_spank=not needs_task)
         wanted = item.wanted(conf)
         if options.write_conf:  # what is left to say once the block is in force
             wanted = [line for line in wanted if not line.needed]
         items.append(item)
         if self.by_spank:
-            title, plugin = str(stack.path), self.plugin.path
-            items.append(ByHand(title, lambda: plugstack_left(stack, plugin)))
+            items.append(ByHand(str(stack.path), lambda: stack.remainder(plugin)))
         pages = [page] if (page := texts.slurm_conf_page(wanted)) else []
         return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
 

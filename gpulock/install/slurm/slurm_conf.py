@@ -6,6 +6,7 @@ Parsing is pure; keys are lower case, since Slurm does not mind. What is not set
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str
     """Yield each line as it stands, with its file and what Slurm reads of it; raise InstallError.
 
     One that ends in a backslash is one with the next. Those of included files stand where they are
-    included.
+    included; plugstack.conf may name several by a pattern.
     """
     if depth > _DEPTH:
         raise InstallError(f"{path}: Include within Include without end; look at it")
@@ -170,7 +171,9 @@ def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str
         bare = re.sub(r"(?<!\\)#.*", "", raw.replace("\\\n", " ")).strip()
         yield path, raw, bare
         if found := _INCLUDE.match(bare):
-            yield from raw_slurm_lines(path.parent / found[1].strip('"'), depth + 1)
+            name = str(path.parent / found[1].strip('"'))
+            for file in sorted(glob.glob(name)) if glob.has_magic(name) else [name]:
+                yield from raw_slurm_lines(Path(file), depth + 1)
 
 
 def slurm_pairs(bare: str) -> list[tuple[str, str]]:

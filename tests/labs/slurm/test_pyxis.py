@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpulock.install.slurm.spank import PlugStack, read_plugstack
+from gpulock.install.items import Remainder
+from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.spank import PlugStack
 from tests.labs.slurm.enroot import SOURCES, cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import occupied, wait_requeued
@@ -33,6 +35,12 @@ def uuids(gpus: Gpulock, *indexes: int) -> str:
     return ",".join(rows[index]["uuid"] for index in indexes)
 
 
+def lines_left(pyxis: Pyxis) -> Remainder | None:
+    """Return what plugstack.conf lacks."""
+    conf = SlurmConf({"plugstackconfig": str(pyxis.plugstack)}, "test")
+    return PlugStack(conf, None).remainder(pyxis.plugin)
+
+
 def ran(done: subprocess.CompletedProcess[str]) -> bool:
     """Return whether the command of a step has run."""
     return "ran here" in done.stdout
@@ -48,8 +56,7 @@ def test_without_the_plugin_a_step_in_a_container_does_not_start(slurm_gpus: Gpu
         done = pyxis.inside("-w", NODE, "--gres=gpu:1", command=RAN)
         assert (ran(done), done.returncode != 0) == (False, True), done
         assert ran(slurm_gpus.slurm.srun("slalice", "-w", NODE, "--gres=gpu:1", *RAN))
-        stack = PlugStack(pyxis.plugstack, tuple(read_plugstack(pyxis.plugstack)))
-        assert not stack.is_right(pyxis.plugin)
+        assert lines_left(pyxis)
 
 
 @pytest.mark.short
@@ -58,8 +65,7 @@ def test_a_step_in_a_container_has_its_own_gpus_whatever_the_image_says(
     slurm_gpus: Gpulock, mode: Mode
 ) -> None:
     with with_pyxis(slurm_gpus, mode) as pyxis:
-        stack = PlugStack(pyxis.plugstack, tuple(read_plugstack(pyxis.plugstack)))
-        assert stack.is_right(pyxis.plugin)
+        assert not lines_left(pyxis)
         slurm = slurm_gpus.slurm
         hold = "env | grep ^GPULOCK_DEVICES\nexec sleep 600\n"
         first = slurm.submit("slbob", "--gres=gpu:1", "-w", NODE, script=hold)

@@ -172,7 +172,7 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     ("plant", "name", "says", "do"),
     [
         (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
-        (by_spank(1, 0, 2), "installation", "not as it must be", "as its first line"),
+        (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),

@@ -49,13 +49,11 @@ class CardChecker(Chore):
         self._again: dict[str, float] = {}  # by bus id, not to be tested before
         self._node: Node | None = None
         self.command: HealthCommand | None = None
-        self._stuck: list[HealthCommand] = []  # told, and not to be ended: their cards stay locked
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Start the command where it is due. Raises Refusal or OSError."""
         self._node = node
         self.run_due(now)
-        self._stuck = [one for one in self._stuck if not one.is_over(node)]
         if self.command is None and node.settings.health_command:
             self._start_next(node, report)
         self.due = float("inf") if self.command is None else now + POLL
@@ -69,9 +67,9 @@ class CardChecker(Chore):
 
     def close(self) -> None:
         """End the command: the next gpulockd runs it again."""
-        for one in [*self._stuck, *([self.command] if self.command else [])]:
-            one.close()
-        self._stuck, self.command = [], None
+        if self.command is not None:
+            self.command.close()
+        self.command = None
 
     def _poll_command(self, node: Node, command: HealthCommand, now: float) -> None:
         """Look after the command that runs; raise Refusal or OSError."""
@@ -86,8 +84,6 @@ class CardChecker(Chore):
             self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end}")
         else:
             if fault is not None:
-                if command.is_stuck:
-                    self._stuck.append(command)
                 self._end_command(bus, AGAIN if fault else 0.0)
                 self._note_outcome(node, bus, f"HEALTH_COMMAND: {fault}" if fault else "")
 

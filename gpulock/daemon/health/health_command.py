@@ -26,7 +26,7 @@ from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
-from gpulock.store.owner import ENDING_COMMENT, HEALTH_COMMENT, HEALTH_USER
+from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.store.quarantine import RESERVE, list_noted_devices
 from gpulock.store.repair import repair_locks
 from gpulock.workstation.process_claims import make_process_owner
@@ -62,7 +62,6 @@ class HealthCommand:
         self.bus = device.bus
         self._end = now + LONGEST
         self._killed: float | None = None  # when, for it took too long
-        self.is_stuck = False  # it was told, and stays
         self._gives_way = False  # it was ended for a claim
         self._text = b""  # the end of what it wrote
         uid = os.geteuid() or NOBODY
@@ -96,18 +95,28 @@ class HealthCommand:
     def poll(self, node: Node, now: float) -> str | None:
         """Return None while it runs or its lock stands, then why it failed, or nothing.
 
-        Raises GaveWayError where it was ended for a claim, NoOutcomeError where something else
-        ended it, Refusal where the gate is held.
+        One that SIGKILL does not end is no more looked after: its lock goes as any dead owner's,
+        once it is gone. Raises GaveWayError where it was ended for a claim, NoOutcomeError where
+        something else ended it, Refusal where the gate is held.
         """
         late = f"it took longer than {LONGEST:.0f} s"
-        info = self._look()
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self._drain_output()
         if info is None:
-            if self._killed is None and is_check_asked_to_end(node, self.bus, self.token):
-                self._gives_way = True
+            if self._killed is not None:
+                ending = now < self._killed + ENDING
+                return None if ending else f"{late}, and cannot be ended"
+            if now >= self._end:
+                self._killed = now
+            self._gives_way |= is_check_asked_to_end(node, self.bus, self.token)
+            if self._killed is not None or self._gives_way:
                 self.kill()
-            return f"{late}, and cannot be ended" if self._end_late(node, now) else None
-        if not self._forget(node):
             return None
+        self.kill()  # what it left behind: its number is still that of its group
+        if not release_check(node, self.token):
+            return None  # of what it left behind something runs
+        self._process.wait()
+        self._output.close()
         said = self._last_line()
         if self._killed is not None:
             return late
@@ -120,50 +129,17 @@ class HealthCommand:
             raise NoOutcomeError(words)
         return "" if exited and number == 0 else words
 
-    def is_over(self, node: Node) -> bool:
-        """Return whether one that was stuck has ended, and its lock is gone."""
-        return self._look() is not None and self._forget(node)
-
     def kill(self) -> None:
         """End it with its group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it: the daemon ends. Its lock is a dead owner's, or that of one that is stuck."""
+        """End it: the daemon ends. Its lock is a dead owner's."""
         self.kill()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if self.is_stuck else CLOSING)
+            self._process.wait(CLOSING)
         self._output.close()
-
-    def _look(self) -> os.waitid_result | None:
-        """Return how it ended, None while it runs."""
-        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        self._drain_output()
-        return info
-
-    def _forget(self, node: Node) -> bool:
-        """Release the lock of it, which has ended; return whether it is gone. Raises Refusal."""
-        self.kill()  # what it left behind: its number is still that of its group
-        if not release_check(node, self.token):
-            return False  # of what it left behind something runs
-        self._process.wait()
-        self._output.close()
-        return True
-
-    def _end_late(self, node: Node, now: float) -> bool:
-        """Kill it where it has run for too long; return whether that ended nothing for ENDING."""
-        if self._killed is None and now >= self._end:
-            self._killed = now
-            self.kill()
-        if self._killed is None or now < self._killed + ENDING:
-            return False
-        with Gate(node.store, Deadline(GATE_SECONDS)):  # no claim waits for it from now on
-            record = node.store.read(self.bus).owner
-            if record is not None and record.token == self.token:
-                grants.rewrite_claim(node.store, record.copy(comment=ENDING_COMMENT))
-        self.is_stuck = True
-        return True
 
     def _drain_output(self) -> None:
         """Take what it wrote out of the pipe, so that it can write on, and keep the end."""

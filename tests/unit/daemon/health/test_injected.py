@@ -83,7 +83,7 @@ class Faults(Ward):
         def poll(_node: Node, _now: float) -> str:
             return "it ended with 3" if self.sick.get(number, ("", 0))[0] == COMMAND else ""
 
-        return SimpleNamespace(bus=device.bus, is_stuck=False, poll=poll)
+        return SimpleNamespace(bus=device.bus, poll=poll)
 
     def answer(self, number: int, kind: str = "") -> None:
         """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""

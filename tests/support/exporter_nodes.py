@@ -182,7 +182,7 @@ class Node:
 
     def had_xid(self, number: int, xid: int) -> None:
         """Let gpulockd have read an XID of a card in the kernel's log."""
-        errors = self.facts.cards.xids.errors
+        errors = self.facts.cards.xids
         times, _ = errors.get((bus(number), xid), (0, 0.0))
         errors[bus(number), xid] = times + 1, self.now
 

@@ -196,8 +196,8 @@ def make_cards() -> NodeCards:
     card.found, card.most, card.tested = {"command": "", "memory": "3 MiB"}, (16, 18), 900.5
     other.suspect = "it does not answer"
     cards.known, cards.marks = {CARD, OTHER}, {(CARD, "xid 79"): 2}
-    cards.xids.sequence, cards.xids.loaded = 4711, 2.5
-    cards.xids.errors = {(CARD, 79): (2, 905.5)}
+    cards.sequence, cards.loaded = 4711, 2.5
+    cards.xids = {(CARD, 79): (2, 905.5)}
     cards.backs = [(1700000000.0, CARD)]
     return cards
 

@@ -146,7 +146,7 @@ class HealthSite(Site):
         self.known.pop(device, None)
         if how == ACTION and os.path.isdir(self.lock_dir):
             cards = read_cards(self.state_dir, self.kernel.tree.boot_id)
-            cards.xids.loaded = self.kernel.now
+            cards.loaded = self.kernel.now
             save_cards(self.state_dir, cards)
 
     def finish(self) -> None:

@@ -50,7 +50,7 @@ def take_snapshot(
     fresh = state.is_fresh(now) and state.last is not None
     totals.number_cards({one.bus: one.index for one in driver_devices or ()})
     devices, state_counts = SnapshotJoin(state, facts, now, fresh).join(driver_devices)
-    errors = facts.cards.xids.errors
+    errors = facts.cards.xids
     return NodeSnapshot(
         at=now,
         devices=devices,
@@ -184,7 +184,7 @@ class SnapshotJoin:
             found.checks = self.facts.cards.states[row.id].found
         found.xids = {
             number: (times, at + self.offset)
-            for (of, number), (times, at) in self.facts.cards.xids.errors.items()
+            for (of, number), (times, at) in self.facts.cards.xids.items()
             if of == row.id
         }
         if row.state and self.facts.quarantine_notes is not None:

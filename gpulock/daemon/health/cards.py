@@ -50,35 +50,23 @@ class CardState:
         return (self.tested or 0.0) > since and self.found.get(COMMAND) == ""
 
 
-class XidCounts:
-    """The XIDs and SXids of each card or NVSwitch in this boot: how many, and when the last was.
-
-    `sequence` is the last record of the kernel's log that changed them, -1 before the first one:
-    reading goes on behind it. `loaded` is when the driver was loaded; what was before is over.
-    """
-
-    __slots__ = ("errors", "loaded", "sequence")
-
-    def __init__(self) -> None:
-        self.sequence = -1
-        self.loaded = 0.0
-        self.errors: dict[tuple[str, int], tuple[int, float]] = {}  # by bus id and number
-
-
 class NodeCards:
     """The file. `known` are the cards that were here, `marks` on what the policy has acted.
 
-    `backs` are the devices that the policy brought back in the last day, and when.
+    `backs` are the devices that the policy brought back in the last day, and when. `xids` are the
+    XIDs and SXids of each card or NVSwitch: how many, and when the last was. `sequence` is the last
+    record of the kernel's log that changed them, -1 before the first one: reading goes on behind
+    it. `loaded` is when the driver was loaded; what was before is over.
     """
-
-    __slots__ = ("backs", "boot_id", "fault", "known", "marks", "states", "stored", "xids")
 
     def __init__(self, boot_id: str) -> None:
         self.boot_id = boot_id
         self.states: dict[str, CardState] = {}  # by lock id
         self.marks: dict[tuple[str, str], int] = {}  # by device and key of a finding
         self.known: set[str] = set()
-        self.xids = XidCounts()
+        self.xids: dict[tuple[str, int], tuple[int, float]] = {}  # by bus id and number
+        self.sequence = -1
+        self.loaded = 0.0
         self.backs: list[tuple[float, str]] = []
         self.stored: "str | None" = None  # the file as it was read
         self.fault = ""  # that it was not understood: it is replaced
@@ -95,9 +83,9 @@ class NodeCards:
         suspects = [(f"{SUSPECT}{name}", one.suspect) for name, one in states if one.suspect]
         rest = {
             "known": sorted(self.known),
-            "sequence": self.xids.sequence,
-            "loaded": self.xids.loaded,
-            "xids": [[*key, *value] for key, value in sorted(self.xids.errors.items())],
+            "sequence": self.sequence,
+            "loaded": self.loaded,
+            "xids": [[*key, *value] for key, value in sorted(self.xids.items())],
             "states": {name: vars(one) for name, one in states if vars(one) != vars(CardState())},
             "marks": [[*key, times] for key, times in sorted(self.marks.items())],
             "backs": self.backs,
@@ -118,9 +106,9 @@ def parse_cards(text: str, boot_id: str) -> NodeCards:
     if pairs["boot_id"] != boot_id:
         return cards
     cards.known = {str(name) for name in rest["known"]}
-    cards.xids.sequence, cards.xids.loaded = int(rest["sequence"]), float(rest["loaded"])
+    cards.sequence, cards.loaded = int(rest["sequence"]), float(rest["loaded"])
     for bus, number, times, at in rest["xids"]:
-        cards.xids.errors[str(bus), int(number)] = int(times), float(at)
+        cards.xids[str(bus), int(number)] = int(times), float(at)
     for name, key, times in rest["marks"]:
         cards.marks[str(name), str(key)] = int(times)
     for name, known in rest["states"].items():

@@ -74,8 +74,8 @@ def findings_from_sample(
 def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterator[HealthFinding]:
     """Yield the XIDs of the card itself that cards of this node had since the driver was loaded."""
     here = quarantinable_ids(devices)
-    for (card, number), (times, at) in cards.xids.errors.items():
-        if card in here and number in HARDWARE and at >= cards.xids.loaded:
+    for (card, number), (times, at) in cards.xids.items():
+        if card in here and number in HARDWARE and at >= cards.loaded:
             words = f"XID {number} ({HARDWARE[number]})"
             yield HealthFinding(card, XID, f"{XID_KEY}{number}", times, words)
 

@@ -13,7 +13,7 @@ import re
 import time
 from typing import Final
 
-from gpulock.daemon.health.cards import XidCounts
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.deadline import clock_boottime
 
 NAME: Final = "kmsg"
@@ -30,27 +30,27 @@ FALLEN: Final = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_BUS}\.0\b.*fallen off 
 LOADING: Final = "NVRM: loading NVIDIA UNIX"
 
 
-def count_record(counts: XidCounts, record: str, suspended: float) -> None:
+def count_record(cards: NodeCards, record: str, suspended: float) -> None:
     """Count the error that a record of the kernel tells of, unless it was counted before.
 
     The kernel's clock stands while the machine is suspended.
     """
     head = HEAD.match(record)
-    if head is None or int(head[2]) <= counts.sequence or int(head[1]) >> 3:
+    if head is None or int(head[2]) <= cards.sequence or int(head[1]) >> 3:
         return
     text, at = head[4], int(head[3]) / 1e6 + suspended
     error, fallen = ERROR.match(text), FALLEN.match(text)
     if text.startswith(LOADING):
-        counts.loaded = at
+        cards.loaded = at
     elif found := error or fallen:
         key = f"{found[1].lower()}.0", int(error[2]) if error else OFF_THE_BUS
-        times, last = counts.errors.get(key, (0, -SAME_FALL))
+        times, last = cards.xids.get(key, (0, -SAME_FALL))
         if not error and at - last < SAME_FALL:
             return
-        counts.errors[key] = times + 1, at
+        cards.xids[key] = times + 1, at
     else:
         return
-    counts.sequence = int(head[2])
+    cards.sequence = int(head[2])
 
 
 class KernelLog:
@@ -58,15 +58,15 @@ class KernelLog:
 
     def __init__(self) -> None:
         self._fd = -1
-        self._sequence = -1  # of the counts that the last look left
+        self._sequence = -1  # of the cards that the last look left
 
-    def read(self, dev_root: str, counts: XidCounts) -> bool:
+    def read(self, dev_root: str, cards: NodeCards) -> bool:
         """Count what is new; return whether records were overwritten before they were read.
 
         Raises OSError where the log cannot be read.
         """
         overwritten = False
-        if self._fd < 0 or self._sequence != counts.sequence:
+        if self._fd < 0 or self._sequence != cards.sequence:
             self.close()  # what was counted of it is lost, or was never kept
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             self._fd = os.open(f"{dev_root}/{NAME}", flags)
@@ -81,11 +81,11 @@ class KernelLog:
                 if not records:
                     break
                 for record in records.decode("utf-8", "replace").split("\n"):
-                    count_record(counts, record, suspended)
+                    count_record(cards, record, suspended)
         except BlockingIOError:
             pass  # no more records
         finally:
-            self._sequence = counts.sequence
+            self._sequence = cards.sequence
         return overwritten
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ class HealthPolicy(Chore):
         """Count the XIDs since the last look."""
         unknown = ""
         try:
-            if self._log.read(node.settings.dev_root, cards.xids):
+            if self._log.read(node.settings.dev_root, cards):
                 self._journal.say(WARNING, XIDS_MISSED)
         except OSError as fault:
             self._log.close()

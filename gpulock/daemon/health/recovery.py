@@ -44,7 +44,7 @@ def out_since(note: Mapping[str, str], boot_id: str) -> float:
 
 def test_since(note: Mapping[str, str], cards: NodeCards) -> float:
     """Return since when HEALTH_COMMAND counts for a card that is out: what was before is over."""
-    return max(out_since(note, cards.boot_id), cards.xids.loaded)
+    return max(out_since(note, cards.boot_id), cards.loaded)
 
 
 def was_card_restarted(note: Mapping[str, str], cards: NodeCards) -> bool:
@@ -53,7 +53,7 @@ def was_card_restarted(note: Mapping[str, str], cards: NodeCards) -> bool:
     A note has by `boot` and `since` when the last event was that wants it.
     """
     other = note.get("boot", cards.boot_id) != cards.boot_id
-    return other or ("boot" in note and cards.xids.loaded > out_since(note, cards.boot_id))
+    return other or ("boot" in note and cards.loaded > out_since(note, cards.boot_id))
 
 
 def is_policy_note(note: Mapping[str, str]) -> bool:

@@ -142,7 +142,7 @@ class Scene:
         """Let gpulockd have read an XID in the kernel's log: it is no part of this scene."""
         node = self.stage.node()
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        cards.xids.errors[bus, number] = 1, clock_boottime()
+        cards.xids[bus, number] = 1, clock_boottime()
         assert save_cards(node.settings.state_dir, cards)
 
     def metrics(self) -> str:

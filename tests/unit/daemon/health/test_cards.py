@@ -24,8 +24,8 @@ def filled() -> NodeCards:
     one.found, one.most, one.tested = {"command": "it failed", "memory": ""}, (16, 18), 12.5
     one.suspect = "it = does not answer"
     cards.known, cards.marks = {bus(0), bus(1)}, {(bus(0), "xid 79"): 2}
-    cards.xids.sequence, cards.xids.loaded = 4711, 1.5
-    cards.xids.errors = {(bus(1), 79): (2, 8.5)}
+    cards.sequence, cards.loaded = 4711, 1.5
+    cards.xids = {(bus(1), 79): (2, 8.5)}
     cards.backs = [(1.7e9, bus(0))]
     return cards
 

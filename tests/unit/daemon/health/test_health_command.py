@@ -547,7 +547,7 @@ def test_a_card_that_was_started_again_while_it_is_out_is_tested_once_more(
     assert site.checker.command is None, "it has passed"
     site.now += 10
     cards = site.cards()
-    cards.xids.loaded = site.now
+    cards.loaded = site.now
     site.save(cards)
     site.now += 1
     site.go_round()

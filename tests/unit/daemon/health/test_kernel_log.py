@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.health.cards import NodeCards, XidCounts
+from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import find_hardware_xids
 from gpulock.daemon.health.kernel_log import KernelLog, count_record
 from gpulock.node.devices import Device
@@ -27,10 +27,10 @@ PROBED = (
 
 def counted(*texts: str, priority: int = 3) -> dict[tuple[str, int], int]:
     """Return how many errors there were in these records."""
-    counts = XidCounts()
+    counts = NodeCards("")
     for sequence, text in enumerate(texts):
         count_record(counts, f"{priority},{sequence},5140900,-;{text}", 0.0)
-    return {key: times for key, (times, _) in counts.errors.items()}
+    return {key: times for key, (times, _) in counts.xids.items()}
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_line_that_a_user_wrote_is_not_counted() -> None:
 
 @pytest.mark.parametrize("record", ["", "3,4", "3,x,1,-;NVRM", " SUBSYSTEM=pci", "\0", "3;;"])
 def test_a_record_that_makes_no_sense_is_passed_over(record: str) -> None:
-    counts = XidCounts()
+    counts = NodeCards("")
     count_record(counts, record, 0.0)
-    assert (counts.sequence, counts.loaded, counts.errors) == (-1, 0.0, {})
+    assert (counts.sequence, counts.loaded, counts.xids) == (-1, 0.0, {})
 
 
 def test_a_card_that_fell_off_with_a_number_and_without_one_did_so_once() -> None:
@@ -78,21 +78,21 @@ def test_a_card_that_fell_off_with_a_number_and_without_one_did_so_once() -> Non
 
 def test_what_was_before_the_driver_was_loaded_is_over() -> None:
     cards, devices = NodeCards(""), [Device(CARD, 0)]
-    count_record(cards.xids, f"3,1,5000000,-;{XID}", 2.0)
-    assert cards.xids.errors == {(CARD, 79): (1, 7.0)}
+    count_record(cards, f"3,1,5000000,-;{XID}", 2.0)
+    assert cards.xids == {(CARD, 79): (1, 7.0)}
     assert [*find_hardware_xids(cards, devices)]
     assert not [*find_hardware_xids(cards, [Device(bus(0), 0)])], "of a card that is not here"
-    count_record(cards.xids, f"6,2,9000000,-;{LOADED}", 2.0)
-    assert (cards.xids.sequence, cards.xids.loaded) == (2, 11.0)
+    count_record(cards, f"6,2,9000000,-;{LOADED}", 2.0)
+    assert (cards.sequence, cards.loaded) == (2, 11.0)
     assert not [*find_hardware_xids(cards, devices)]
-    count_record(cards.xids, f"3,3,9500000,-;{XID}", 2.0)
+    count_record(cards, f"3,3,9500000,-;{XID}", 2.0)
     assert [*find_hardware_xids(cards, devices)]
 
 
 def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
     tmp_path: Path,
 ) -> None:
-    log, counts, first = tmp_path / "kmsg", XidCounts(), KernelLog()
+    log, counts, first = tmp_path / "kmsg", NodeCards(""), KernelLog()
     log.write_text(f"3,7,1,-;{XID}\n SUBSYSTEM=pci\n")
     first.read(str(tmp_path), counts)
     first.read(str(tmp_path), counts)
@@ -100,15 +100,15 @@ def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
         file.write(f"3,8,2,-;{XID}\n")
     KernelLog().read(str(tmp_path), counts)
     first.read(str(tmp_path), counts)
-    assert (counts.errors[CARD, 79][0], counts.sequence) == (2, 8)
+    assert (counts.xids[CARD, 79][0], counts.sequence) == (2, 8)
 
 
 def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_text(f"3,7,1,-;{XID}\n")
-    log, again = KernelLog(), XidCounts()
-    log.read(str(tmp_path), XidCounts())
+    log, again = KernelLog(), NodeCards("")
+    log.read(str(tmp_path), NodeCards(""))
     log.read(str(tmp_path), again)
-    assert again.errors[CARD, 79][0] == 1
+    assert again.xids[CARD, 79][0] == 1
 
 
 def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
@@ -129,9 +129,9 @@ def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     reader.setblocking(False)
     monkeypatch.setattr(os, "open", lambda *_: os.dup(reader.fileno()))
     monkeypatch.setattr(os, "read", read)
-    counts = XidCounts()
+    counts = NodeCards("")
     assert KernelLog().read(str(tmp_path), counts), "records were overwritten"
-    assert (counts.errors[CARD, 79][0], counts.sequence) == (1, 7)
+    assert (counts.xids[CARD, 79][0], counts.sequence) == (1, 7)
     kernel.close()
     reader.close()
 

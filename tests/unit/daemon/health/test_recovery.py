@@ -59,7 +59,7 @@ def test_a_card_that_was_started_again_counts_where_root_has_seen_it(
     boot: str, loaded: float, anew: bool
 ) -> None:
     cards = NodeCards(boot)
-    cards.xids.loaded = loaded
+    cards.loaded = loaded
     assert was_card_restarted(NOTE, cards) is anew
     assert not was_card_restarted(MEMORY, cards)
     assert not was_card_restarted({**NOTE, "since": "x"}, NodeCards(BOOT))

@@ -77,7 +77,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     cards.of(bus(0)).found = {"pcie_width": "x8 on PCIe", "memory": ""}
     cards.known = {bus(number) for number in range(4)}
     node.had_xid(0, 79)
-    cards.xids.errors["0000:c4:00.0", 20009] = 3, node.now
+    cards.xids["0000:c4:00.0", 20009] = 3, node.now
     why = "xid: XID 79 (GPU has fallen off the bus); memory: SECRET"
     node.put_out(
         {

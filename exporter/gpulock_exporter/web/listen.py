@@ -14,7 +14,6 @@ _WITHOUT_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 _FIRST = 3  # SD_LISTEN_FDS_START
 _MOST = 64
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
-EVERY_HOST = ("", "0.0.0.0", "::")
 
 
 class ListenError(ValueError):
@@ -34,13 +33,9 @@ class Listening:
     def __init__(self, addresses: Sequence[str], environ: MutableMapping[str, str]) -> None:
         """Check the addresses; raise ListenError."""
         self._handed = activated_sockets(environ)
-        parsed = {one: parse_listen_address(one) for one in addresses}
-        whole = {port for host, port in parsed.values() if not host}
-        # a port of every address has that of each; those of one family come before their addresses
-        rest = [one for one, (host, port) in parsed.items() if not host or port not in whole]
-        rest.sort(key=lambda one: (parsed[one][0] not in EVERY_HOST, one))
-        self._waiting = {} if self._handed else dict.fromkeys(rest, "")  # why it has none
-        self._open: list[socket.socket] = []
+        for one in addresses:
+            parse_listen_address(one)
+        self._waiting = {} if self._handed else dict.fromkeys(addresses, "")  # why it has none
         self._served: list[str] = []
         self._is_begun = False
         if not (self._handed or self._waiting):
@@ -55,7 +50,7 @@ class Listening:
         found, self._handed = self._handed, []
         for address in list(self._waiting):
             try:
-                new = listen_on_address(address, self._open)
+                found += listen_on_address(address)
             except ListenError as fault:
                 if not (self._is_begun or isinstance(fault, AddressTakenError)):
                     raise
@@ -63,8 +58,6 @@ class Listening:
                 continue
             del self._waiting[address]
             self._served.append(address)
-            self._open += new
-            found += new
         self._is_begun = True
         return found
 
@@ -93,8 +86,8 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     return host[1:-1] if bracketed else host, int(port)
 
 
-def listen_on_address(address: str, mine: Sequence[socket.socket] = ()) -> list[socket.socket]:
-    """Return a socket for each address of a name that `mine` do not cover; raise ListenError.
+def listen_on_address(address: str) -> list[socket.socket]:
+    """Return a socket for each address of a name; raise ListenError.
 
     For no host it is one for IPv6 and IPv4 together. Of several addresses those of IPv6 may lack.
     """
@@ -107,8 +100,6 @@ def listen_on_address(address: str, mine: Sequence[socket.socket] = ()) -> list[
         told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = sorted({(one[0], one[4]) for one in told}, key=str)
         for family, where in addresses:
-            if any(_covers(one, family, where) for one in (*mine, *found)):
-                continue
             try:
                 found.append(socket.create_server(where, family=family, backlog=_BACKLOG))
             except OSError as error:
@@ -123,16 +114,6 @@ def listen_on_address(address: str, mine: Sequence[socket.socket] = ()) -> list[
         kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
         raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     return found
-
-
-def _covers(mine: socket.socket, family: int, where: tuple[object, ...]) -> bool:
-    """Return whether who connects there comes to a socket that we have already."""
-    if mine.family == socket.AF_UNIX or mine.getsockname()[1] != where[1]:
-        return False
-    host = mine.getsockname()[0]
-    if host == "::" and not mine.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-        return True
-    return mine.family == family and host in (where[0], *EVERY_HOST)
 
 
 def _listen_everywhere(port: int) -> socket.socket:

@@ -20,7 +20,6 @@ from gpulock_exporter.web.listen import (
 )
 
 from tests.support.faults import raising
-from tests.support.ports import ReservedPort
 
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
@@ -70,24 +69,6 @@ def test_an_address_that_is_taken_costs_no_other_and_is_had_once_it_is_free(
     assert listening.words(5) == f"answers on 127.0.0.1:0 127.0.0.1:{port}"
     one.close()
     other.close()
-
-
-@pytest.mark.parametrize(
-    ("addresses", "count"),
-    [
-        (("127.0.0.1:{}", ":{}"), 1),
-        (("127.0.0.1:{}", "0.0.0.0:{}", "[::]:{}", "[::1]:{}"), 2),
-        (("127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.2:{}"), 2),
-        (("127.0.0.1:{}", "[::]:{}"), 2),
-    ],
-)
-def test_addresses_of_ours_do_not_collide(addresses: tuple[str, ...], count: int) -> None:
-    with ReservedPort() as port:
-        listening = Listening([one.format(port.number) for one in addresses], {})
-        found = listening.open()
-    for one in found:
-        one.close()
-    assert (len(found), "in use" in listening.words(5)) == (count, False)
 
 
 def test_a_name_of_both_kinds_is_served_where_there_is_no_ipv6(

@@ -135,7 +135,8 @@ def test_a_full_disk_stops_no_round(one: Round, monkeypatch: pytest.MonkeyPatch)
     assert one.box.locks() == []
 
 
-def test_another_gpulockd_ends_this_one(one: Round) -> None:
+def test_another_gpulockd_ends_this_one(one: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "REAP_SECONDS", 0.01)
     one.box.lock.mkdir()
     other = InstanceLock()
     other.take(str(one.box.lock))

@@ -277,9 +277,14 @@ class ProcessScan:
 
         What cannot be seen at all makes the look blind.
         """
+        statuses = self.seen if self.sealed else self.statuses()
+        if self.complete and not any(
+            [one.uids[0] == uid and not one.kernel for one in statuses.values()]
+        ):
+            return {}, ""
         user = self._environs_of(uid)
         if not (user.complete or self.sealed):
-            user.read_all(self.statuses())
+            user.read_all(statuses)
             if user.unseen:
                 self.mark_blind(user.unseen)
         return user.started, user.missed if user.complete else f"uid {uid} {NOT_READ}"

@@ -56,12 +56,10 @@ class ReapOutcome:
         self.act = HELD
 
 
-def decide_reap(
-    lock: Lock, judge: Judge, files: OpenFiles, held: dict[str, Lock], over: "ClaimEnd" = DIED
-) -> ReapOutcome:
-    """Return what is to become of a lock (its details read) whose claim is `over`.
+def judge_claim(lock: Lock, judge: Judge, over: "ClaimEnd") -> tuple[Verdict, str]:
+    """Return the verdict on a claim that is `over`, by a lock of it, and why it stays, or nothing.
 
-    Changes nothing on the node; looks at processes and open files that were not looked at before.
+    The lock's details are read. Looks at processes that were not looked at before.
     """
     record = lock.owner
     verdict = judge.verdict(lock) if over == DIED else Verdict(NOT_JUDGED, "")
@@ -69,23 +67,53 @@ def decide_reap(
     if over == DIED and record is not None and record.draining and verdict.state == ALIVE:
         ended = True  # its epilog gave it up: only what it left is alive, and decides
     if over == DIED and not ended and verdict.state != DEAD:
-        return ReapOutcome(lock, HELD, verdict, verdict.proof)
+        return verdict, verdict.proof
     assert record is not None  # of a lock without one nothing is known, or asked
-    left = ""
-    if ended or (over == DIED and record.boot_id == judge.boot_id):
-        left = judge.job_processes(lock).reason()
-    if left:
-        return ReapOutcome(lock, HELD, verdict, f"draining: {left}" if over == DIED else left)
+    ours = ended or (over == DIED and record.boot_id == judge.boot_id)
+    if ours and (left := judge.job_processes(lock).reason()):
+        return verdict, f"draining: {left}" if over == DIED else left
     if verdict.state == ALIVE:
         verdict = Verdict(DEAD, "released by its job, whose processes are gone", RELEASED)
-    if lock.id.partition(SHARE)[0] not in files.ids:
-        add_recorded_device(files, lock)
-    left, unseen = remaining_device_user(lock.id, record, files, held)
-    if left or unseen:
-        verdict.orphans = left if over == DIED else ""
-        act = ORPHANS if verdict.orphans else HELD
-        return ReapOutcome(lock, act, verdict, left or unseen)
-    return ReapOutcome(lock, FREED, verdict, verdict.proof)
+    return verdict, ""
+
+
+def decide_reap(
+    locks: "Iterable[Lock]",
+    judge: Judge,
+    files: OpenFiles,
+    held: dict[str, Lock],
+    over: "ClaimEnd" = DIED,
+) -> list[ReapOutcome]:
+    """Return what is to become of locks (their details read) whose claims are `over`.
+
+    Changes nothing on the node; looks at open files that were not looked at before. A claim is
+    judged once, and its locks have one verdict.
+    """
+    judged: dict[str, tuple[Verdict, str]] = {}
+    outcomes: list[ReapOutcome] = []
+    for lock in locks:
+        claim = claim_key(lock)
+        if claim not in judged:
+            judged[claim] = judge_claim(lock, judge, over)
+        verdict, reason = judged[claim]
+        act = HELD
+        if not reason:
+            assert lock.owner is not None
+            if lock.id.partition(SHARE)[0] not in files.ids:
+                add_recorded_device(files, lock)
+            left, unseen = remaining_device_user(lock.id, lock.owner, files, held)
+            reason = left or unseen
+            if not reason:
+                act, reason = FREED, verdict.proof
+            elif left and over == DIED:
+                act, verdict.orphans = ORPHANS, left
+        outcomes.append(ReapOutcome(lock, act, verdict, reason))
+    return outcomes
+
+
+def claim_key(lock: Lock) -> str:
+    """Return what the locks of a claim have in common; one without owner is alone."""
+    return lock.owner.token if lock.owner else lock.id
 
 
 def free_locks(node: Node, locks: list[Lock], how: str) -> None:
@@ -101,10 +129,10 @@ def free_locks(node: Node, locks: list[Lock], how: str) -> None:
 
 
 def group_by_claim(locks: list[Lock]) -> list[list[Lock]]:
-    """Return the locks of each claim; one without owner is alone."""
+    """Return the locks of each claim."""
     groups: dict[str, list[Lock]] = {}
     for lock in locks:
-        groups.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
+        groups.setdefault(claim_key(lock), []).append(lock)
     return list(groups.values())
 
 
@@ -145,17 +173,15 @@ class Reaper:
     def read_locks(self) -> None:
         """Repair and read all locks, with their details; the gate is held. Raises Refusal."""
         self.held = repair_locks(self.node.store, self.node.boot_id)
-        for lock in self.held.values():
-            self.node.store.read_details(lock)
+        self.node.store.read_details(self.held.values())
 
     def decide(self, locks: "Iterable[Lock]", over: "ClaimEnd" = DIED) -> list[ReapOutcome]:
         """Decide about locks, with their details read anew; nothing is changed.
 
         Before the gate, which is held briefly: what was looked at then is not looked at again.
         """
-        for lock in locks:
-            self.node.store.read_details(lock)
-        return [decide_reap(lock, self.judge, self.files, self.held, over) for lock in locks]
+        self.node.store.read_details(locks)
+        return decide_reap(locks, self.judge, self.files, self.held, over)
 
     def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
         """Decide about locks, free them or note why not; gate held.

@@ -47,8 +47,7 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
     record = mine[0].owner
     assert record is not None
     granted = whole_grant(mine, attempt.devices)
-    for lock in mine:
-        node.store.read_details(lock)
+    node.store.read_details(mine)
     if not granted or record.uid != template.uid or record.draining:
         return []
     same_run = (record.run(), record.boot_id) == (template.run(), template.boot_id)

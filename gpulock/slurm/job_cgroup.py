@@ -18,18 +18,17 @@ INIT = 1
 DEPTH = 5  # job / step / user / task, and one to spare
 
 
-def job_cgroup_folders(root: str, record: Owner, proc: Proc) -> list[str]:
-    """Return the folders that a job's cgroup may have below `root` (/sys/fs/cgroup)."""
+def find_job_cgroups(root: str, record: Owner, proc: Proc) -> tuple[list[str], list[str]]:
+    """Return the folders that a job's cgroup may have below `root` (/sys/fs/cgroup).
+
+    And where the slurmd of the job keeps cgroups: nowhere with proctrack/linuxproc alone.
+    """
+    tops = [f"{root}/{part}/{top}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
+    tops = [top for top in tops if os.path.isdir(top)]
     scopes = slurm_scope_folders(root, record, proc)
-    return [f"{root}{path}" for path in job_cgroup_paths_v1(record)] + [
-        f"{scope}/{name}" for scope in scopes for name in job_cgroup_names(record)
-    ]
-
-
-def slurm_cgroup_folders(root: str, record: Owner, proc: Proc) -> list[str]:
-    """Return where the slurmd of a job keeps cgroups: none with proctrack/linuxproc alone."""
-    first = [f"{root}/{part}/{top}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
-    return [one for one in first if os.path.isdir(one)] + slurm_scope_folders(root, record, proc)
+    folders = [f"{top}/{job_tail_v1(record)}" for top in tops]
+    folders += [f"{scope}/{name}" for scope in scopes for name in job_cgroup_names(record)]
+    return folders, [*tops, *scopes]
 
 
 def slurm_scope_folders(root: str, record: Owner, proc: Proc) -> list[str]:
@@ -46,8 +45,13 @@ def slurm_scope_folders(root: str, record: Owner, proc: Proc) -> list[str]:
 
 def job_cgroup_paths_v1(record: Owner) -> list[str]:
     """Return the paths of a job's cgroups of version 1, the controller's name first."""
-    tail = f"uid_{record.uid}/job_{record.job_id}"
+    tail = job_tail_v1(record)
     return [f"/{part}/{top}/{tail}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
+
+
+def job_tail_v1(record: Owner) -> str:
+    """Return where a job is below the folder of its slurmd, in version 1."""
+    return f"uid_{record.uid}/job_{record.job_id}"
 
 
 def slurm_tops_v1(record: Owner) -> tuple[str, str]:
@@ -122,7 +126,7 @@ def why_in_slurm_cgroup(pid: int, record: Owner, proc: Proc) -> str:
     """
     for path in read_cgroup_paths(proc, pid):
         name = split_scope_path(path, record)[1]
-        if name in job_cgroup_names(record) or f"/uid_{record.uid}/job_{record.job_id}/" in path:
+        if name in job_cgroup_names(record) or f"/{job_tail_v1(record)}/" in path:
             return f"process {pid} is in the job's cgroup"
         if not record.sluid and is_sluid(name):
             return f"process {pid} is in a cgroup of Slurm's, of which job is not known"

@@ -16,10 +16,9 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.job_cgroup import (
+    find_job_cgroups,
     is_in_job_cgroup,
-    job_cgroup_folders,
     list_slurm_cgroup_pids,
-    slurm_cgroup_folders,
     why_in_slurm_cgroup,
 )
 from gpulock.store.locks import Lock
@@ -47,7 +46,9 @@ class SlurmSteps:
         """
         if is_slurm_job_process(pid, record, scan):
             return True
-        if self.has_cgroup(record, scan):
+        # where it has no cgroup under a name that is known: it may have another
+        folders, _ = find_job_cgroups(self._cgroup, record, scan.proc)
+        if any([os.path.isdir(folder) for folder in folders]):
             return False
         for above, status in scan.ancestry(pid).items():
             if status.uids[0] != record.uid:
@@ -89,14 +90,15 @@ class SlurmSteps:
         record = lock.owner
         assert record is not None
         job.daemons = self.daemons(scan).get(record.job_id, {})
-        for pid in self.members(record, scan):
+        folders, places = find_job_cgroups(self._cgroup, record, scan.proc)
+        for pid in self._list_members(folders, scan):
             if pid:
                 job.add((pid,), "is in the job's cgroup")
             else:
                 job.add_doubt("the job's cgroup cannot be read")
-        if self.has_cgroup(record, scan):
+        if any([os.path.isdir(folder) for folder in folders]):
             return
-        job.unmarked = not slurm_cgroup_folders(self._cgroup, record, scan.proc)
+        job.unmarked = not places
         own, leaders, unseen = self._find_started(record, scan)
         job.add(own, "was started as the job's")
         if leaders:
@@ -126,15 +128,14 @@ class SlurmSteps:
                 leaders.append(pid)
         return own, leaders, unseen
 
-    def has_cgroup(self, record: Owner, scan: ProcessScan) -> bool:
-        """Return whether the job's own cgroup is there: else it may have another name."""
-        folders = job_cgroup_folders(self._cgroup, record, scan.proc)
-        return any([os.path.isdir(folder) for folder in folders])
-
     def members(self, record: Owner, scan: ProcessScan) -> list[int]:
         """Return the processes in the job's cgroup; what cannot be read counts as pid 0."""
+        folders, _ = find_job_cgroups(self._cgroup, record, scan.proc)
+        return self._list_members(folders, scan)
+
+    def _list_members(self, folders: list[str], scan: ProcessScan) -> list[int]:
         found: set[int] = set()
-        for folder in job_cgroup_folders(self._cgroup, record, scan.proc):
+        for folder in folders:
             found.update(list_slurm_cgroup_pids(folder))
         return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
 

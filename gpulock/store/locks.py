@@ -14,6 +14,10 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal, os_error_kind
 from gpulock.store import atomic, kv, owner
 from gpulock.store.owner import Owner
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 CLAIMS = ".claims"  # beside LOCK_DIR, and not in it: `rm -rf LOCK_DIR/*` is the likely accident
 RECORD = "record"
 # marks of a claim, beside its record
@@ -103,8 +107,7 @@ class LockStore:
     def read_detailed_locks(self, unreadable: "dict[str, str] | None" = None) -> dict[str, Lock]:
         """Return the same with the details of each lock."""
         held = self.read_all_locks(unreadable)
-        for lock in held.values():
-            self.read_details(lock)
+        self.read_details(held.values())
         return held
 
     def read_records(self) -> "tuple[dict[str, Owner], dict[str, Exception]]":
@@ -158,14 +161,26 @@ class LockStore:
             return True
         return not device or device in record.devices
 
-    def read_details(self, lock: Lock) -> None:
-        """Fill in anchors and marks, which only a judge and people need."""
-        if lock.owner is None:
-            return
-        folder = f"{self.claims_dir}/{lock.owner.token}"
-        lock.mps = self.read_mps(lock.owner.token)
+    def read_details(self, locks: "Iterable[Lock]") -> None:
+        """Fill in anchors and marks, which only a judge and people need; of a claim they are read
+        once.
+        """
+        read: dict[str, Lock] = {}
+        for lock in locks:
+            if lock.owner is None:
+                continue
+            first = read.setdefault(lock.owner.token, lock)
+            if first is lock:
+                self._read_marks(lock, lock.owner)
+            elif first.owner is not None:
+                lock.mps, lock.seen, lock.anchors = first.mps, first.seen, first.anchors
+                lock.owner.draining, lock.fault = first.owner.draining, first.fault
+
+    def _read_marks(self, lock: Lock, record: Owner) -> None:
+        folder = f"{self.claims_dir}/{record.token}"
+        lock.mps = self.read_mps(record.token)
         lock.seen = os.access(f"{folder}/{SEEN}", os.F_OK)
-        lock.owner.draining = int(os.access(f"{folder}/{DRAINING}", os.F_OK))
+        record.draining = int(os.access(f"{folder}/{DRAINING}", os.F_OK))
         lock.anchors = []
         try:
             for name in os.listdir(f"{folder}/{ANCHORS}"):

@@ -111,13 +111,14 @@ class ProcessView:
 
             judge_now = make_liveness_judge(view.node)
             self.scan = self.holders.scan = judge_now.scan
-            found = [
-                (lock.owner.token, reaper.decide_reap(lock, judge_now, self.holders, held).verdict)
+            asked = [
+                lock
                 for lock in held.values()
                 if lock.owner
                 and not (lock.owner.scheduler == "slurm" and lock.owner.token in known)
             ]
-            view.verdicts.update(sorted(found, key=lambda one: bool(one[1].orphans)))
+            for one in reaper.decide_reap(asked, judge_now, self.holders, held):
+                view.verdicts[reaper.claim_key(one.lock)] = one.verdict
         ids = [device.id for device in view.devices]
         free = [one for one in ids if not any(lock_ids_overlap(name, one) for name in held)]
         view.foreign = frozenset([name for name in free if self.find_foreign_pids(name)])

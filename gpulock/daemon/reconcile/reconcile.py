@@ -183,9 +183,7 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
     """
     store, state_dir, outcomes = node.store, node.settings.state_dir, report.outcomes
     left = {
-        one.lock.owner.token: one.verdict
-        for one in sorted(outcomes, key=lambda one: bool(one.verdict.orphans))
-        if one.act != FREED and one.lock.owner
+        one.lock.owner.token: one.verdict for one in outcomes if one.act != FREED and one.lock.owner
     }
     try:
         for outcome in outcomes:

@@ -35,5 +35,5 @@ def look(place: Path) -> list[Owner] | None:
     if owner.is_cut_short(text):
         return None  # it is being written
     record = owner.parse_owner(text)
-    store.read_details(Lock(place.name, record, ""))
+    store.read_details([Lock(place.name, record, "")])
     return [record] if place.name in record.devices else []

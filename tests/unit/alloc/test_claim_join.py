@@ -39,7 +39,7 @@ def states(box: Box) -> set[str]:
     node = box.node()
     locks = node.store.read_all_locks()
     for lock in locks.values():
-        node.store.read_details(lock)
+        node.store.read_details([lock])
     judge = judge_of(node)
     return {judge.verdict(lock).state for lock in locks.values()}
 
@@ -127,7 +127,7 @@ def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> Non
         claim_devices(node, one, ClaimRequest(2, join=True), judging(node), soon())
         box.proc.remove(pid)
     (lock, _) = box.node().store.read_all_locks().values()
-    box.node().store.read_details(lock)
+    box.node().store.read_details([lock])
     assert {pid for pid, _, _ in lock.anchors} == {717, 718, 719}
     assert {group for _, _, group in lock.anchors} == {65100, 65101, 65102}
 

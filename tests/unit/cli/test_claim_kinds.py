@@ -102,7 +102,7 @@ def test_a_share_whose_mps_does_not_come_is_given_back(
     store = Node(read_settings(with_mps.config)).store
     left = store.read_all_locks().values()
     for lock in left:  # where one of our user's processes was starting a program just then
-        store.read_details(lock)
+        store.read_details([lock])
     assert all([lock.owner and lock.owner.draining for lock in left])
 
 

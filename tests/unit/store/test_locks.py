@@ -44,7 +44,7 @@ def test_anchors_and_marks_are_read_when_asked_for(store: LockStore) -> None:
     say_mps(store, "700 1000\n")
     lock = store.read(ONE)
     assert (lock.shepherds(), lock.mps) == ([(500, 1000)], "")
-    store.read_details(lock)
+    store.read_details([lock])
     assert sorted(lock.shepherds()) == [(500, 1000), (600, 2000), (601, 2001)]
     assert lock.groups() == [65400, 65401]
     assert lock.mps == "700 1000"
@@ -129,7 +129,7 @@ def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
     store.mark_draining(record().token)
     store.mark_draining(record().token)
     for lock in store.read_all_locks().values():
-        store.read_details(lock)
+        store.read_details([lock])
         assert lock.seen and lock.owner and lock.owner.draining == 1
 
 
@@ -138,7 +138,7 @@ def test_of_the_tasks_of_a_group_the_last_is_the_anchor(store: LockStore) -> Non
     store.anchor(record().token, 600, 2000, 65401)
     store.anchor(record().token, 601, 2001, 65401)
     lock = store.read(ONE)
-    store.read_details(lock)
+    store.read_details([lock])
     assert lock.anchors == [(601, 2001, 65401)]
 
 
@@ -148,7 +148,7 @@ def test_anchors_that_cannot_be_read_are_a_fault(store: LockStore, text: str) ->
     store.anchor(record().token, 601, 2000, 0)
     Path(store.claims_dir, record().token, "anchors", "65401").write_text(text)
     lock = store.read(ONE)
-    store.read_details(lock)
+    store.read_details([lock])
     assert lock.fault.startswith("its anchors: ")
 
 
@@ -180,7 +180,7 @@ def test_mps_that_cannot_be_read_is_not_told(store: LockStore) -> None:
     place_lock(store, ONE, record())
     os.mkfifo(f"{store.claims_dir}/{record().token}/mps")
     lock = store.read(ONE)
-    store.read_details(lock)
+    store.read_details([lock])
     assert lock.mps == ""
 
 

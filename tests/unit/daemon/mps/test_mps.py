@@ -175,7 +175,7 @@ def test_processes_of_mps_are_not_foreign_and_what_is_not_below_them_is(desk: De
     node = desk.node()
     locks = list(node.store.read_all_locks().values())
     for lock in locks:
-        node.store.read_details(lock)
+        node.store.read_details([lock])
     tree = ProcessScan(node.proc)
     for pid in desk.mps.processes():
         assert classify_process(pid, locks, tree, ()) == OWNERS

@@ -40,7 +40,7 @@ def acts(site: Site, dry_run: bool = False) -> list[str]:
 def seen(site: Site, number: int = 0) -> bool:
     node = site.node()
     lock = node.store.read(bus(number))
-    node.store.read_details(lock)
+    node.store.read_details([lock])
     return lock.seen
 
 

@@ -12,7 +12,7 @@ from gpulock.alloc.choose import (
     SUSPECT,
     WITHHELD,
     ClaimRequest,
-    choose_unused_first,
+    choose_devices,
     usable_devices,
     whole_claims,
 )
@@ -119,4 +119,4 @@ def pick_free_devices(
         from gpulock.alloc.kinds import choose_by_kind
 
         return choose_by_kind(free, want, last, links), out
-    return choose_unused_first(free, want.count, last, links), out
+    return choose_devices(free, want.count, links, last), out

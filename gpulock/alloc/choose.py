@@ -93,35 +93,30 @@ def pair_score(a: Device, b: Device, links: dict[tuple[str, str], int]) -> int:
 
 
 def choose_devices(
-    free: list[Device], count: int, links: "dict[tuple[str, str], int] | None" = None
+    free: list[Device],
+    count: int,
+    links: "dict[tuple[str, str], int] | None" = None,
+    last: "dict[str, int] | None" = None,
 ) -> list[Device]:
-    """Return `count` of `free` (in their order), or nothing when there are too few."""
+    """Return `count` of `free` (in their order), or nothing when there are too few.
+
+    Of those that come `last` as few as can be. Several are whole cards where there are enough: CUDA
+    shows a process one MIG instance only, and a busy card is better than an instance too many.
+    """
     if count <= 0 or count > len(free):
         return []
-    whole = [device for device in free if not device.parent]
-    if 1 < count <= len(whole):
-        free = whole  # CUDA shows a process one MIG instance only
-    if count == len(free):
-        return list(free)
-    return [free[i] for i in choose_best_set(score_pairs(free, links or {}), count)]
-
-
-def choose_unused_first(
-    free: list[Device], count: int, last: dict[str, int], links: dict[tuple[str, str], int]
-) -> list[Device]:
-    """Return `count` of `free` as choose_devices does, of those that come last as few as can be.
-
-    Several are whole cards where there are enough: a busy card is better than an instance too many.
-    """
     whole = [device for device in free if not device.parent]
     if 1 < count <= len(whole):
         free = whole
     chosen: list[Device] = []
     for late in (0, LATE, SUSPECT):
-        equal = [device for device in free if last.get(device.id, 0) == late]
+        equal = [device for device in free if (last or {}).get(device.id, 0) == late]
         more = count - len(chosen)
-        chosen += choose_devices(equal, more, links) if len(equal) >= more else equal
-    return [device for device in free if device in chosen] if len(chosen) == count else []
+        if 0 < more < len(equal):
+            best = choose_best_set(score_pairs(equal, links or {}), more)
+            equal = [equal[place] for place in best]
+        chosen += equal[:more]
+    return [device for device in free if device in chosen]
 
 
 def score_pairs(free: list[Device], links: dict[tuple[str, str], int]) -> list[list[int]]:

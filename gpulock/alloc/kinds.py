@@ -5,7 +5,7 @@ Hot, loaded where a kind is asked for or the node has devices of several kinds: 
 model a plain request never comes here.
 """
 
-from gpulock.alloc.choose import choose_unused_first
+from gpulock.alloc.choose import choose_devices
 from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal, format_requested_gpus
 from gpulock.node.context import Node
 from gpulock.node.device_list import has_untold_instances
@@ -123,7 +123,7 @@ def choose_one_kind(
     groups = [group for group in group_by_model(fit) if len(group) >= count]
     if not groups and kind == CARD:
         return []
-    return choose_unused_first(min(groups, key=cost) if groups else fit, count, last, links)
+    return choose_devices(min(groups, key=cost) if groups else fit, count, links, last)
 
 
 def format_requested_kinds(want: "ClaimRequest") -> str:

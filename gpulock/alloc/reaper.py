@@ -128,11 +128,11 @@ def free_locks(node: Node, locks: list[Lock], how: str) -> None:
         raise Refusal(kind, f"{names} cannot be freed: {fault}", "look at LOCK_DIR") from fault
 
 
-def group_by_claim(locks: list[Lock]) -> list[list[Lock]]:
-    """Return the locks of each claim."""
-    groups: dict[str, list[Lock]] = {}
-    for lock in locks:
-        groups.setdefault(claim_key(lock), []).append(lock)
+def group_by_claim(outcomes: list[ReapOutcome]) -> list[list[ReapOutcome]]:
+    """Return what becomes of the locks of each claim."""
+    groups: dict[str, list[ReapOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(claim_key(outcome.lock), []).append(outcome)
     return list(groups.values())
 
 
@@ -189,16 +189,12 @@ class Reaper:
         One that cannot be changed stays held, and keeps no other claim from being reaped.
         """
         outcomes = self.decide(locks, over)
-        ready: list[Lock] = []
         for outcome in outcomes:
             record = outcome.lock.owner
             stage = (record.token, record.draining) if record else ("", 0)
             if self._ahead is not None and self._ahead.get(outcome.lock.id) != stage:
                 outcome.act, outcome.reason = HELD, "it was claimed, or its job ended, meanwhile"
-            if outcome.act == FREED:
-                ready.append(outcome.lock)
-        for locks_of_claim in group_by_claim(ready):
-            same = [one for one in outcomes if one.lock in locks_of_claim]
+        for same in group_by_claim([one for one in outcomes if one.act == FREED]):
             self._free(same, how or f"reap: {same[0].reason}", over)
         for outcome in outcomes:
             if outcome.act != FREED and not outcome.changed:
@@ -231,11 +227,12 @@ class Reaper:
 
     def give_back(self, locks: list[Lock], how: str, over: "ClaimEnd" = GIVEN_BACK) -> None:
         """Free locks that their owner gives back, all or none, gate held; raise Refusal."""
-        for outcome in self.decide(locks, over):
+        outcomes = self.decide(locks, over)
+        for outcome in outcomes:
             if outcome.act != FREED:
                 raise Refusal(BUSY, outcome.reason, "end it first")
-        for same in group_by_claim(locks):
-            free_locks(self.node, same, how)
+        for same in group_by_claim(outcomes):
+            free_locks(self.node, [outcome.lock for outcome in same], how)
 
     def device_user(self, lock: Lock) -> str:
         """Return who has the device of a lock open, as a clause, or nothing."""

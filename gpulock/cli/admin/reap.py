@@ -40,7 +40,7 @@ ACT_WIDTH = 12
 @click.pass_obj
 def reap_command(session: Session, dry_run: bool) -> None:
     """Free what dead owners hold, put back what was lost, publish the verdicts,
-    and write finished claims into the history."""
+    and, where no gpulockd runs, write finished claims into the history."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
     told = format_reap_report(node, report, dry_run)

@@ -63,11 +63,12 @@ EXPORTER = {
     "webconfig": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }
-# Beside hot modules: the service manager is spoken to in one place, one table has the XIDs, one
-# function reads why a card is out, and times are said in one way.
+# Beside hot modules: the service manager is spoken to in one place, what may hang is asked in one
+# way, one table has the XIDs, one function reads why a card is out, times are said in one way.
 EXPORTER_WARM = frozenset(
     {
-        *("gpulock.daemon.core.journal", "gpulock.daemon.health.cards"),
+        *("gpulock.daemon.core.background_call", "gpulock.daemon.core.journal"),
+        "gpulock.daemon.health.cards",
         *("gpulock.daemon.health.findings", "gpulock.daemon.health.recovery"),
         *("gpulock.text.words", "gpulock.workstation.waiting"),
     }

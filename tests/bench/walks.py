@@ -207,7 +207,7 @@ def scrape_modules(root: Path) -> set[str]:
         Path(node.settings.exporter_dir).mkdir()
         exporter = Exporter(node, current_moment)
         exporter.open()
-        exporter.device_list.read()
+        exporter.list_devices(0.0)
         supervisor: Any = SimpleNamespace(fault="", unkillable=0, left_out=dict)
         sys.setprofile(note)
         line = encode_frame(source.look(True))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import gpulock
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.errors import one_line
+from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
+from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm.steps import is_slurm_job_process
@@ -31,7 +32,6 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
-from gpulock_exporter.state.node_devices import DeviceList
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from gpulock_exporter.web.http import (
     Handler,
@@ -45,6 +45,8 @@ from gpulock_exporter.web.page import PAGE_HEADERS, RELOAD, PageOptions, render_
 from gpulock_exporter.web.utilisation_history import UtilizationHistory
 from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 
+LIST_PERIOD = 5.0  # seconds between two readings of the driver's own list
+DRIVER_SECONDS = 0.5  # for which a tick waits for it: a driver that is well takes 30 us a card
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
@@ -71,7 +73,9 @@ class Exporter:
         self.folder = ExporterFolder(settings.exporter_dir)
         self._history = UtilizationHistory()
         self._fault = "no sample yet"
-        self.device_list = DeviceList(node.devices)
+        self.devices: list[Device] | None = None  # as the driver listed them last
+        self._asked: BackgroundCall[list[Device]] | None = None
+        self._list_due = 0.0
         self._shown: Shown | None = None
         self._book = CollectorState(
             node.boot_id,
@@ -89,13 +93,14 @@ class Exporter:
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
         now = self._clock()
+        self.list_devices(now.boottime)
         facts = read_local_state(self._node, now.boottime)
-        hung = name_hung_cards(supervisor.left_out(), self.device_list.devices)
+        hung = name_hung_cards(supervisor.left_out(), self.devices)
         over = self._book.tick(frames, facts, now, hung, self._driver_cards())
         self._fault = supervisor.fault
         facts.read("files", lambda: self._write(over, now), None)
         health = ExporterHealth(gpulock.__version__, unkillable=supervisor.unkillable)
-        tick = take_snapshot(self._book, self.device_list.devices, facts, now, health)
+        tick = take_snapshot(self._book, self.devices, facts, now, health)
         self._tell(tick.health, now)
         self._history.add({one.id: one.utilization for one in tick.devices})
         user = self._label_user
@@ -104,12 +109,33 @@ class Exporter:
         )
         self._shown = tick, body
 
+    def list_devices(self, now: float) -> None:
+        """Take what the driver lists; its files in /proc may hang whoever reads them."""
+        patience = 0.0
+        if self._asked is None:
+            if now < self._list_due:
+                return
+            self._list_due, patience = now + LIST_PERIOD, DRIVER_SECONDS
+            try:
+                self._asked = BackgroundCall(self._node.devices)
+            except RuntimeError:  # there can be no more threads
+                return
+        try:
+            self.devices = self._asked.answer(patience)
+        except NoAnswerError:
+            return  # what it listed last stands
+        except Refusal:
+            self.devices = []  # there is no driver
+        except OSError:
+            self.devices = None
+        self._asked = None
+
     def _driver_cards(self) -> frozenset[str] | None:
         """Return the bus ids of the cards that the driver lists now, None where nobody knows."""
-        if self.device_list.devices is None:
+        if self.devices is None:
             return None
         root = f"{self._node.settings.driver_root}/gpus"  # a stat takes no lock of the driver's
-        cards = {device.bus for device in self.device_list.devices if not device.fault}
+        cards = {device.bus for device in self.devices if not device.fault}
         return frozenset(bus for bus in cards if os.path.lexists(f"{root}/{bus}"))
 
     def _tell(self, health: ExporterHealth, now: Moment) -> None:

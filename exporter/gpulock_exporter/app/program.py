@@ -121,7 +121,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     supervisor = Supervisor(worker_command(settings), clock_boottime, limits)
     listening = Listening(settings.exporter_listen, os.environ)
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
-    exporter.device_list.start()
     server.start()
     systemd = notifier_from_environ(os.environ, os.getpid())
 
@@ -156,7 +155,6 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
         serving = server.is_serving
         server.stop()
         supervisor.close()
-        exporter.device_list.stop()
     return 0 if serving else AT_FAULT
 
 

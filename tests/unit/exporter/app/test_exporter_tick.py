@@ -4,23 +4,29 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app.exporter import Exporter
+from gpulock_exporter.app.exporter import LIST_PERIOD, Exporter
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import Frame, Process
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.cli.status.status_view import view_node
+from gpulock.errors import BROKEN, Refusal
+from gpulock.node.context import Node
+from gpulock.node.devices import Device
 from gpulock.store import boot, quarantine, verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.exporter.whole import Scrape
 from tests.support.clock import VirtualClock, boot_time
-from tests.support.exporter_nodes import card
+from tests.support.exporter_nodes import card, listed
+from tests.support.faults import raising
 from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, record
+from tests.support.wait import wait_until
 
 AGE = 10.0
 A, B = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -46,7 +52,6 @@ class Ticking:
         self.clock.now = boot_time()  # as the verdicts have it
         self.exporter = Exporter(node, lambda: Moment(self.clock.now, self.clock.wall))
         self.exporter.open()
-        self.exporter.device_list.read()
         self._supervisor = Supervisor(["/nonexistent"], self.clock)
 
     def tick(self, *frames: Frame) -> None:
@@ -124,3 +129,30 @@ def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told
     ticking.box.proc.remove(78)
     ticking.clock.now += 1
     assert ticking.look()[1] == [*before[:3], "free"]
+
+
+def test_a_driver_that_hangs_leaves_what_it_listed_and_one_that_is_gone_nothing(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes late is taken, and while it does not come nobody asks again."""
+    let_go, asked = threading.Event(), list[int]()
+
+    def hang(_: Node) -> list[Device]:
+        asked.append(1)
+        let_go.wait(30)
+        return [listed(0)]
+
+    def ids() -> list[str]:
+        ticking.clock.now += LIST_PERIOD
+        ticking.tick()
+        return [one.id for one in ticking.exporter.devices or ()]
+
+    every = [bus(number) for number in range(4)]
+    wait_until(lambda: ids() == every, why="the first answer")
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "devices", hang)
+        assert (ids(), ids(), asked) == (every, every, [1])
+        let_go.set()
+        wait_until(lambda: ids() == [bus(0)], why="the late answer")
+    monkeypatch.setattr(Node, "devices", raising(Refusal(BROKEN, "no driver", "load it")))
+    wait_until(lambda: ids() == [], why="no driver")

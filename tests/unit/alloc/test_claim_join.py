@@ -117,21 +117,6 @@ def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box)
         claim_devices(node, record(token="", pid=SECOND), ClaimRequest(2), judging(node), soon())
 
 
-def test_of_thousands_of_short_tasks_one_anchor_a_group_is_kept(box: Box) -> None:
-    """execd gives a few groups again and again; each anchor is read with the gate held."""
-    task(box, FIRST)
-    for pid in range(700, 720):
-        box.proc.shepherd(pid, box.root)
-        node = box.node()
-        one = record(token="", devices=(), pid=pid, add_grp_id=65100 + pid % 3)
-        claim_devices(node, one, ClaimRequest(2, join=True), judging(node), soon())
-        box.proc.remove(pid)
-    (lock, _) = box.node().store.read_all_locks().values()
-    box.node().store.read_details([lock])
-    assert {pid for pid, _, _ in lock.anchors} == {717, 718, 719}
-    assert {group for _, _, group in lock.anchors} == {65100, 65101, 65102}
-
-
 @pytest.mark.parametrize(
     ("held", "whole"),
     [

@@ -63,18 +63,6 @@ def refused_kinds(box: Box, *kinds: tuple[str, int]) -> Refusal:
     return caught.value
 
 
-def test_a_model_is_no_other_whose_name_begins_with_it(two_models: Box) -> None:
-    two_models.gpu(bus(3), 3, Model=f"{H200} NVL")
-    two_models.gpu(bus(4), 4, Model=f"{H200} NVL")
-    grants = (("model:h200", bus(2)), ("model:h200-nvl", bus(3)))
-    for number, (kind, card) in enumerate(grants):
-        assert ids(ask_kinds(two_models, (kind, 1), job_id=str(number))) == [card]
-    busy = refused_kinds(two_models, ("model:h200", 1))
-    assert (busy.kind, "1 of model h200 asked for, 0 of 1 free" in busy.why) == (BUSY, True)
-    many = refused_kinds(two_models, ("model:h200", 2))
-    assert "2 of model h200 asked for: this node has" in many.why
-
-
 def test_a_model_is_what_is_given(two_models: Box) -> None:
     assert ids(ask_kinds(two_models, ("model:h200", 1))) == [bus(2)]
     assert ids(ask_kinds(two_models, ("model:a100*", 2), job_id="13")) == [bus(0), bus(1)]

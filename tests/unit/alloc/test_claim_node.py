@@ -16,7 +16,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
-from tests.support.claims import ask, ids, never, pick, refused, totals
+from tests.support.claims import ask, ids, never, pick, refused
 from tests.support.faults import raising
 from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, record, soon
@@ -93,11 +93,6 @@ def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
     assert box.locks() == []
 
 
-def test_a_card_in_mig_mode_without_an_instance_is_not_granted(box: Box) -> None:
-    box.inventory(f"gpu.{bus(0)}.mig=1")
-    assert ids(ask(box, 3)) == [bus(1), bus(2), bus(3)]
-
-
 def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
     box.proc.shepherd(500, box.root)
     ask(box, 4)
@@ -134,16 +129,6 @@ def test_unknowns_of_three_jobs_of_two_users_are_a_broken_node(box: Box) -> None
     asked = [("13", "alice"), ("13", "alice"), ("14", "alice"), ("15", "alice"), ("16", "bob")]
     kinds = [refused(box, job_id=job, user=user).kind for job, user in asked]
     assert kinds == [UNKNOWN] * 4 + [BROKEN]
-
-
-def test_a_gate_that_stays_shut_is_counted(box: Box) -> None:
-    ask(box, 1)
-    node = box.node()
-    with Gate(str(box.records), Deadline(1)):
-        with pytest.raises(Refusal) as caught:
-            claim_devices(node, record(job_id="13"), ClaimRequest(1), never, Deadline(0.02))
-        assert caught.value.kind == UNKNOWN
-        assert totals(box)["lock_timeouts"] == "1"
 
 
 def test_a_gate_shut_for_jobs_of_several_owners_is_a_broken_node(box: Box) -> None:

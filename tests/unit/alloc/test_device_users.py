@@ -293,37 +293,6 @@ def test_a_fork_that_is_hidden_until_its_exec_is_asked_again(
     assert stage.holders().look(None) == ({stage.device.id: [700]}, "")
 
 
-@pytest.mark.parametrize(
-    ("uid", "forks", "told"), [(1000, True, True), (1000, False, False), (None, False, True)]
-)
-def test_who_forks_all_the_time_hides_what_that_user_alone_has_open(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, uid: int | None, forks: bool, told: bool
-) -> None:
-    """Each listing has one that is gone before it is read."""
-    real = Proc.status
-
-    def vanish(proc: Proc, pid: int) -> ProcessStatus:
-        if pid >= 700:
-            stage.fake.remove(pid)
-            stage.fake.add(pid + 1)
-        return real(proc, pid)
-
-    stage.fake.add(700)
-    monkeypatch.setattr(Proc, "status", vanish)
-    monkeypatch.setattr(ProcessScan, "may_fork", lambda *_: forks)
-    assert ("came and went" in stage.holders().look(uid)[1]) is told
-
-
-def test_a_user_with_too_many_files_hides_no_other_users_process(stage: Stage) -> None:
-    stage.fake.add(700, uids=(1001,) * 4, fds={9: stage.node})
-    stage.fake.add(701, uids=(1002,) * 4, fds={9: stage.node})
-    holders = stage.holders()
-    holders.seconds = -1.0
-    assert "process 700 has more files open" in holders.look(1001)[1]
-    holders.seconds = device_users.LONGEST
-    assert holders.pids_with_open(stage.device.id, 1002) == [701]
-
-
 @pytest.fixture
 def closely(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the descriptors that are asked for their device, on a node with its own /dev."""

@@ -3,34 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from gpulock.alloc import liveness
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.process_scan import ROUNDS, ProcessScan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, UNKNOWN, Verdict
 from tests.support.faults import fail_at, raising
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, record
-
-
-class Moving(Proc):
-    """A /proc in which something happens just before it is listed."""
-
-    def __init__(self, fake: FakeProc, steps: list[Callable[[], object]]) -> None:
-        super().__init__(str(fake.root))
-        self.steps = steps
-
-    def inodes(self) -> dict[int, int]:
-        listed = super().inodes()
-        if self.steps:
-            self.steps.pop(0)()
-        return listed
 
 
 def process(**changes: object) -> Lock:
@@ -166,31 +150,6 @@ def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fail_at(monkeypatch, "open", f"/{name}", PermissionError(1, "not permitted"))
 
 
-def test_a_process_that_forks_and_ends_while_it_is_scanned_is_found(fake: FakeProc) -> None:
-    fake.add(700, groups=[65400])
-
-    def fork() -> None:
-        fake.remove(700)
-        fake.add(701, groups=[65400])
-
-    assert ProcessScan(Moving(fake, [fork])).carriers(65400) == [701]
-
-
-def test_one_that_never_stops_forking_blinds_the_scan_instead_of_hiding(fake: FakeProc) -> None:
-    fake.add(700, groups=[65400])
-
-    def fork(pid: int) -> Callable[[], None]:
-        def step() -> None:
-            fake.remove(pid)
-            fake.add(pid + 1, groups=[65400])
-
-        return step
-
-    scan = ProcessScan(Moving(fake, [fork(700 + n) for n in range(ROUNDS + 1)]))
-    assert scan.carriers(65400) == []
-    assert "faster" in scan.blind
-
-
 def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
     """gpulockd's Proc lives long, and a user with subordinate ids may have many such lists."""
     for pid in (700, 701, 702):
@@ -200,27 +159,6 @@ def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
     assert all(pid in groups for pid, groups in zip((700, 701, 702), found))
     assert found[3] is found[2]
     assert found[4] is not found[0]  # it was read again
-
-
-def test_a_process_that_hops_below_the_place_the_listing_has_reached_is_found(
-    fake: FakeProc,
-) -> None:
-    """It was above when /proc was read below, and is below (pids wrap) when it is read above."""
-    fake.add(701, groups=[65400])
-    scan = ProcessScan(Moving(fake, []))
-    listed = scan.proc.inodes()
-    hidden = {pid: inode for pid, inode in listed.items() if pid != 701}
-
-    class Hopping(Moving):
-        first = True
-
-        def inodes(self) -> dict[int, int]:
-            if self.first:
-                self.first = False
-                return hidden
-            return super().inodes()
-
-    assert ProcessScan(Hopping(fake, [])).carriers(65400) == [701]
 
 
 def children(fake: FakeProc, name: str, *pids: int) -> None:

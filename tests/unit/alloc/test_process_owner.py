@@ -214,24 +214,6 @@ def belongs(proc: FakeProc, process: int, **other: object) -> bool:
     return belongs_to_other_claim(process, lock, record(), tree)
 
 
-def test_a_process_is_of_another_claim_by_group_session_or_descent(proc: FakeProc) -> None:
-    proc.add(600)
-    proc.add(700, ppid=600)
-    proc.add(701, ppid=700, session=700)
-    proc.add(702, groups=[65401])
-    assert belongs(proc, 702, add_grp_id=65401)
-    assert belongs(proc, 701, sid=700, pid=999)
-    assert belongs(proc, 701, pid=600)
-    assert not belongs(proc, 702, pid=600, sid=700)
-
-
-def test_a_process_is_not_of_a_claim_whose_holder_is_gone_or_another(proc: FakeProc) -> None:
-    proc.add(600, start=2000)
-    proc.add(700, ppid=600)
-    assert not belongs(proc, 700, pid=600, start=1000)
-    assert not belongs(proc, 700, pid=601)
-
-
 def test_a_process_of_the_claim_itself_is_not_of_another(proc: FakeProc) -> None:
     proc.add(700, groups=[65400])
     assert not belongs(proc, 700, token=record().token, add_grp_id=65400)

@@ -84,13 +84,6 @@ def test_a_dead_jobs_lock_is_freed_and_kept_for_the_history(box: Box) -> None:
     assert " reap: its shepherd is gone" in (kept / "released").read_text()
 
 
-def test_a_living_jobs_lock_is_held(box: Box) -> None:
-    lock(box)
-    box.proc.shepherd(500, box.root)
-    assert act(box) == HELD
-    assert box.locks() == [bus(0)]
-
-
 def test_a_dry_run_says_the_same_and_changes_nothing(box: Box) -> None:
     lock(box)
     lock(box, 1, token="b")
@@ -118,14 +111,6 @@ def test_a_record_that_cannot_be_understood_is_held(box: Box, text: str) -> None
     found = reap_all(box)[bus(0)]
     assert (found.act, "owner record" in found.reason) == (HELD, True)
     assert box.locks() == [bus(0)]
-
-
-def test_an_owner_that_is_a_link_or_a_fifo_is_held_and_nobody_waits_for_it(box: Box) -> None:
-    for number in (0, 1):
-        (box.lock / "locks" / bus(number)).mkdir()
-    (box.lock / "locks" / bus(0) / "owner").symlink_to("/dev/null")
-    os.mkfifo(box.lock / "locks" / bus(1) / "owner")
-    assert {o.act for o in reap_all(box).values()} == {HELD}
 
 
 def test_a_draining_lock_waits_for_the_jobs_processes(box: Box) -> None:

@@ -15,7 +15,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.job import environment
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from tests.support.claims import ids, never
+from tests.support.claims import ids
 from tests.support.fake_mps import leave_mps
 from tests.support.trees import Box, bus, judging, record, soon
 
@@ -85,6 +85,10 @@ def test_shares_fill_the_fullest_card_first(box: Box) -> None:
     assert fails(box, 7).kind == BUSY
     free(box, 2)
     assert ids(take(box, 7)) == [place(2, 2)]
+    for job in (1, 5, 6, 7):
+        free(box, job)
+    free(box, 4)
+    assert ids(take(box, 8, uid=1001)) == [place(3, 2)], "the other card is empty"
 
 
 def test_a_record_tells_into_how_many_places_the_card_was_parted(box: Box) -> None:
@@ -120,15 +124,6 @@ def test_places_of_unlike_cards_are_never_mixed(box: Box) -> None:
 def test_wanted_cards_give_a_place_each(box: Box) -> None:
     grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
     assert ids(grant) == [place(2, 1), place(3, 1)]
-
-
-def test_the_same_run_gets_the_same_places(box: Box) -> None:
-    first = take(box, 1, 2)
-    node = box.node()
-    own = record(token="", devices=(), job_id="1", pid=1001, add_grp_id=66001)
-    again = claim_devices(node, own, ClaimRequest(2, share=True), never, soon())
-    assert (ids(again), again.fresh) == (ids(first), False)
-    assert variables(box, again) == variables(box, first)
 
 
 def test_who_asks_for_shares_of_quarantined_cards_is_told_to_wait_for_their_return(
@@ -184,11 +179,6 @@ def test_a_card_is_one_users_at_a_time(box: Box) -> None:
     free(box, 1)
     take(box, 2, uid=1001)
     assert fails(box, 3).kind == BUSY
-
-
-def test_with_share_users_many_a_card_is_anybodys(box: Box) -> None:
-    box.settings |= {"SHARES": "2:4", "SHARE_USERS": "many"}
-    assert ids(take(box, 1)) + ids(take(box, 2, uid=1001)) == [place(2, 1), place(2, 2)]
 
 
 @pytest.mark.parametrize("users", ["one", "many"])
@@ -296,15 +286,6 @@ def test_a_run_keeps_its_places_and_its_part_when_the_setting_changes(box: Box) 
         assert again.owner.places == 4
 
 
-def test_a_card_that_is_held_whole_has_places_once_it_is_free(box: Box) -> None:
-    box.settings["SHARES"] = ""
-    take(box, 1, share=False, wanted=(bus(2),))
-    box.settings["SHARES"] = "2:4"
-    assert "2: job 1" in fails(box, 2).why
-    free(box, 1)
-    assert ids(take(box, 2)) == [place(2, 1)]
-
-
 def test_a_place_that_nobody_counted_is_one_of_those_that_the_setting_gives(box: Box) -> None:
     box.settings["SHARES"] = ""
     node, want = box.node(), ClaimRequest(1, (bus(2),), share=True)
@@ -377,14 +358,6 @@ def test_a_dead_owner_loses_its_place_and_its_neighbours_nothing(box: Box) -> No
     report = reconcile_locks(box.node(), make_liveness_judge(box.node()), soon())
     assert report.fault == ""
     assert box.locks() == [place(2, 1), place(2, 3)]
-
-
-def test_a_claim_that_is_short_of_places_reaps_those_of_dead_owners(box: Box) -> None:
-    box.settings["SHARES"] = "2:2"
-    take(box, 1)
-    take(box, 2)
-    box.proc.remove(1001)
-    assert ids(take(box, 3)) == [place(2, 1)]
 
 
 def test_processes_of_a_neighbour_keep_no_place_and_the_jobs_own_does(box: Box) -> None:

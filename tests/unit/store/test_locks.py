@@ -11,7 +11,6 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store.locks import Lock, LockStore
-from tests.support.faults import raising
 from tests.support.locks import place_lock, say_mps
 from tests.support.trees import bus, record
 
@@ -75,15 +74,6 @@ def test_a_link_to_a_good_directory_is_refused(store: LockStore, tmp_path: Path)
         LockStore(str(tmp_path / "link")).check()
     with pytest.raises(Refusal):
         LockStore(str(tmp_path / "gone")).check()
-
-
-def test_a_directory_that_cannot_be_listed_is_unknown_not_empty(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "listdir", raising(PermissionError(13, "denied")))
-    with pytest.raises(Refusal) as caught:
-        store.read_all_locks()
-    assert caught.value.kind == UNKNOWN
 
 
 def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.files import InstallError, run_program
+from gpulock.install.files import InstallError, find_share_folder, run_program
 
 NAME: Final = "drop-env"
 SOURCE: Final = f"{NAME}.c"
@@ -60,11 +60,12 @@ def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
 
 
 @functools.cache
-def drop_env_program(share: Path) -> bytes:
+def drop_env_program(share: Path | None = None) -> bytes:
     """Return the program for this machine; raise InstallError.
 
     `share` has the source, and in a package the program.
     """
+    share = share or find_share_folder() / "prolog"
     packaged = share / NAME
     if packaged.exists():
         return packaged.read_bytes()

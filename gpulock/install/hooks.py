@@ -156,7 +156,7 @@ def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
     library = {f"lib/{name}": data for name, data in hook_modules().items()}
     files = {**{name: text.encode() for name, text in scripts.items()}, **library}
     with suppress(InstallError):
-        files |= drop_env_file()
+        files[f"prolog/{drop_env.NAME}"] = drop_env.drop_env_program()
     return files
 
 
@@ -166,12 +166,6 @@ def hooks_version(config: Path) -> str:
     for name, data in hook_folder_files(Path("/"), config).items():
         seen.update(name.encode() + b"\0" + data + b"\0")
     return f"{gpulock.__version__}-{seen.hexdigest()[:12]}"
-
-
-def drop_env_file() -> dict[str, bytes]:
-    """Return the program by which Grid Engine's hooks start, by its path; raise InstallError."""
-    program = drop_env.drop_env_program(find_share_folder() / "prolog")
-    return {f"prolog/{drop_env.NAME}": program}
 
 
 def render_hooks(target: Path, config: Path) -> HookPaths:

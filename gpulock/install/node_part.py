@@ -71,6 +71,4 @@ class NodePart:
         except Refusal as refusal:
             self.note(f"{refusal.why}: no GPU job will start here; {refusal.do}")
             return stated
-        if stated not in (0, shown):
-            self.note(f"the driver shows {shown} GPUs, not {stated}: see gpulock doctor")
         return stated or shown

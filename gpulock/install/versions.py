@@ -18,10 +18,10 @@ from typing import Final
 
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.errors import Refusal
+from gpulock.install import drop_env
 from gpulock.install.files import InstallError, make_public_folder, remove_file
 from gpulock.install.hooks import (
     HookPaths,
-    drop_env_file,
     hook_folder_files,
     hooks_version,
     render_hooks,
@@ -124,7 +124,7 @@ class Hooks(Item):
         """Render the version of this package, try it, and switch to it; raise InstallError."""
         schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
         if SGE in schedulers:
-            drop_env_file()
+            drop_env.drop_env_program()
         name, before = hooks_version(self.config), version_in_force(self.folder)
         make_public_folder(self.folder)
         if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):

@@ -67,25 +67,23 @@ class GresChecks:
     def flags(self) -> Iterator[Finding]:
         """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
         site, _ = self.ask()
-        path = gres.find_gres_conf(site)
-        if path is None:
-            yield warning(f"not at {site.gres_conf}", "GPUs need File= lines there")
-            return
-        if self.by_slurm and any("no_gpu_env" in f for f in gres.gpu_flags(path, site.node)):
-            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
-            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
-        if not self.by_slurm and not gres.has_gres_flag(path, site.node):
-            what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
-            do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
-            yield fault(what, do)
         if not self.listed.positions:
             what, _, do = NO_GRES.partition("; if ")
             yield warning(what, f"if {do}")
+            return
+        flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []
+        if self.by_slurm and any("no_gpu_env" in words for words in flags):
+            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
+            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
+        if not self.by_slurm and not (flags and all("no_gpu_env" in words for words in flags)):
+            what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
+            do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
+            yield fault(what, do)
 
     def order(self) -> Iterator[Finding]:
         """Look whether position N is the card that CUDA calls N, where that decides the mask."""
         site, _ = self.ask()
-        path = gres.find_gres_conf(site)
+        path = site.gres_conf
         by_uuid = bool(path and gres.has_gres_flag(path, site.node, "env_uuid"))  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return

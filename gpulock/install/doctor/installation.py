@@ -49,6 +49,14 @@ def check_installed(schedulers: Sequence[str], running: Sequence[str]) -> Iterat
         yield fact("no scheduler")
 
 
+def check_installation(items_of: Callable[[], Sequence[Item]], again: str) -> Iterator[Finding]:
+    """Yield what an installation would refuse, else what it would change and leave to a person."""
+    try:
+        yield from check_items(items_of(), again)
+    except InstallError as reason:
+        yield fault(str(reason), f"then {again}")
+
+
 def check_items(items: Sequence[Item], again: str) -> Iterator[Finding]:
     """Yield what an installation would change, and what it would leave to the administrator."""
     for one in items:

@@ -23,8 +23,7 @@ from gpulock.install.doctor.check import (
     fault,
     warning,
 )
-from gpulock.install.doctor.installation import check_items, check_trial
-from gpulock.install.files import InstallError
+from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.hooks import HookPaths
 from gpulock.install.sge import login
 from gpulock.install.sge.complexes import host_amount
@@ -88,10 +87,7 @@ class SgeChecks:
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change."""
-        try:
-            yield from check_items(self.installer.parts().items, _AGAIN)
-        except InstallError as reason:
-            yield fault(str(reason), f"then {_AGAIN}")
+        return check_installation(lambda: self.installer.parts().items, _AGAIN)
 
     def execd(self) -> Iterator[Finding]:
         """Look whether execd can be seen, as the reaper must."""

@@ -17,13 +17,9 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.doctor.check import INSTALLED, SETTINGS, Check, Finding, fact, fault, warning
 from gpulock.install.doctor.gres import GresChecks
-from gpulock.install.doctor.installation import check_items, check_trial
-from gpulock.install.files import InstallError
-from gpulock.install.items import Item
-from gpulock.install.slurm.conf_block import split_slurm_conf
-from gpulock.install.slurm.conf_item import SlurmConfItem, SlurmOptions
+from gpulock.install.doctor.installation import check_installation, check_trial
+from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.configured_hooks import (
-    PATHS,
     PROLOG,
     TASK,
     InForceHook,
@@ -66,9 +62,7 @@ class SlurmChecks:
             Check("slurmd", self.slurmd, (INSTALLED,)),
             Check("trial of hooks", self.trial, (INSTALLED,)),
             Check("Slurm", self.release, (INSTALLED,)),
-            Check("requirements", self.requirements, ("Slurm", SETTINGS)),
-            Check("installation", self.installation, ("requirements",)),
-            Check("slurm.conf", self.in_force, ("requirements",)),
+            Check("installation", self.installation, ("Slurm", SETTINGS)),
         ]
         looks = {
             "slurmctld": self.slurmctld,
@@ -76,7 +70,6 @@ class SlurmChecks:
             "recommended": self.recommended,
             "SPANK": self.plugin,
             "ProctrackType": self.tracking,
-            "GresTypes": self.gres_types,
             "node": self.node,
         }
         gres = GresChecks(self.settings, lambda: (self.installer.site, self.conf))
@@ -87,11 +80,6 @@ class SlurmChecks:
     def installer(self) -> SlurmInstaller:
         """Return what knows this Slurm and its items; raise InstallError."""
         return SlurmInstaller(SlurmOptions(self.config))
-
-    @cached_property
-    def items(self) -> list[Item]:
-        """Return the installer's items; raise InstallError for what it would refuse."""
-        return [*self.installer.parts().items]
 
     @cached_property
     def conf(self) -> SlurmConf:
@@ -134,25 +122,9 @@ class SlurmChecks:
             return
         yield fact(f"Slurm {conf.get('SLURM_VERSION')}")
 
-    def requirements(self) -> Iterator[Finding]:
-        """Look whether an installation would be refused."""
-        try:
-            _ = self.items
-        except InstallError as reason:
-            yield fault(str(reason), f"then {_AGAIN}")
-
     def installation(self) -> Iterator[Finding]:
-        """Look what an installation would change on this node."""
-        own = [one for one in self.items if not isinstance(one, SlurmConfItem)]
-        return check_items(own, _AGAIN)
-
-    def in_force(self) -> Iterator[Finding]:
-        """Name the keys of slurm.conf that are not as the hooks need them."""
-        items = [item for item in self.items if isinstance(item, SlurmConfItem)]
-        if lines := [line for item in items for line in item.lacking(self.conf)]:
-            names = [one.key if one.key in PATHS else f"{one.key}={one.value}" for one in lines]
-            what = f"{', '.join(names)} not in force by {self.conf.source}"
-            yield fault(f"{what}{describe_missing_block(self.installer.site.conf)}", _LINES)
+        """Look what an installation would change, here and in slurm.conf."""
+        return check_installation(lambda: self.installer.parts().items, _AGAIN)
 
     def recommended(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that had better be otherwise."""
@@ -166,7 +138,7 @@ class SlurmChecks:
         """Look at the programs of the site's around ours, and whether users can run a task's."""
         for hook in self.hooks():
             if not hook.ours:
-                continue  # slurm.conf says so
+                continue  # the installation says so
             ours = hook.ours[0]
             if hook.key == TASK and (why := why_users_cannot_run(ours)):
                 yield fault(f"{why}: every task fails", "let all users read and execute it")
@@ -195,13 +167,6 @@ class SlurmChecks:
             what = f"{now}: leftover processes of a job keep its GPUs locked"
             yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")
 
-    def gres_types(self) -> Iterator[Finding]:
-        """Look whether slurmctld knows of GPUs at all."""
-        if not self.conf.has("GresTypes", "gpu"):
-            what = f"it is {self.conf.get('GresTypes') or 'none'}, without gpu"
-            do = "GresTypes=gpu in slurm.conf, and Gres= of the nodes; restart all daemons"
-            yield fault(f"{what}: no job can ask for GPUs", do)
-
     def node(self) -> Iterator[Finding]:
         """Say where Slurm gives this node no jobs."""
         if self.conf.source != "slurmctld":
@@ -218,11 +183,3 @@ class SlurmChecks:
         if any(word in state for word in _NO_JOBS):
             do = f"once it is repaired: scontrol update nodename={node} state=resume"
             yield warning(f"{node} is {state}: {why}", do)
-
-
-def describe_missing_block(path: Path | None) -> str:
-    """Return that a file has no lines of `--write-conf`, nothing where it has; raise OSError."""
-    if path is None or not path.is_file():
-        return ""
-    split = split_slurm_conf(path, path.read_text(errors="surrogateescape"))
-    return f"; {path} has no gpulock block" if split.lines is None else ""

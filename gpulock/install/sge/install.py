@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from gpulock.install import drop_env
 from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
-from gpulock.install.hooks import drop_env_file
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
@@ -105,7 +105,7 @@ class SgeInstaller(NodePart):
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
         settings = self.settings_item(gpus)
-        drop_env_file()
+        drop_env.drop_env_program()
         complexes = cluster_complexes(self.settings)
         table = host.qconf.complexes()
         check_complexes(table, complexes)
@@ -117,8 +117,6 @@ class SgeInstaller(NodePart):
         ]
         cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
         amounts = self.amounts(gpus, table)
-        for queue in self.unhooked_queues():
-            self.note(f"queue {queue} is on this host too, and its jobs get no locks: {CLUSTER}")
         title = f"hooks of the site's on {host.name} alone"
         site = ByHand(title, lambda: site_hooks_left(host))
         configuration, hooks = HostConfiguration(host), queue_hooks(host, *HOOKS)

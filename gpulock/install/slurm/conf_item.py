@@ -40,7 +40,6 @@ from gpulock.install.slurm.texts import (
 from gpulock.install.versions import current_hooks
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.text.words import format_count
 
 MOST_NAMED: Final = 5  # nodes, in a message
 UNSURE: Final = "whether Slurm still starts the hooks cannot be found out"
@@ -89,19 +88,21 @@ class SlurmConfItem(Item):
         if wanted is Wanted.ABSENT:
             return self._what_leads_here()
         lacks = [] if self.asked.write_conf else self.lacking(self.site.best())
-        clause = f"slurm.conf lacks {format_count(len(lacks), 'line')}"
-        return Remainder(clause) if lacks else None
+        keys = [one.key if one.key in PATHS else f"{one.key}={one.value}" for one in lacks]
+        return Remainder(f"slurm.conf lacks {', '.join(keys)}") if lacks else None
 
     def wanted(self, conf: SlurmConf) -> list[WantedLine]:
         """Return the lines that a configuration had better hold, and does not."""
         hooks = [
-            WantedLine(
-                hook.key, str(PATHS[hook.key](self.paths)), hook.text, is_site=bool(hook.values)
-            )
+            WantedLine(hook.key, self.path_of(hook.key), hook.text, is_site=bool(hook.values))
             for hook in self.hooks(conf)
             if not hook.ours and not (self.by_spank and hook.key == TASK)
         ]
         return [*hooks, *wanted_setting_lines(conf, self.settings)]
+
+    def path_of(self, key: str) -> str:
+        """Return where a hook of ours is."""
+        return f"{self.paths.folder}/{PATHS[key]}"
 
     def hooks(self, conf: SlurmConf) -> list[InForceHook]:
         """Return the hooks that a configuration starts here."""
@@ -197,7 +198,7 @@ class SlurmConfItem(Item):
         if wanted is Wanted.PRESENT:
             return bool(self.lacking(conf))
         written = self.site.in_file()
-        own = [one.key for one in self.hooks(conf) if str(PATHS[one.key](self.paths)) in one.values]
+        own = [one.key for one in self.hooks(conf) if self.path_of(one.key) in one.values]
         return any(not written.get(key) for key in own)
 
     def write(self, wanted: Wanted) -> None:
@@ -243,8 +244,8 @@ class SlurmConfItem(Item):
         for hooks, source in ((in_force, conf.source), (later, str(path))):
             for hook in hooks:
                 if hook.ours and hook.key not in known:
-                    target = PATHS[hook.key](paths)
-                    by = "".join(f" (by {path})" for path in hook.ours if path != target)
+                    target = self.path_of(hook.key)
+                    by = "".join(f" (by {path})" for path in hook.ours if str(path) != target)
                     yield f"from the slurm.conf of {source}: {hook.key}={hook.text}{by}"
 
 

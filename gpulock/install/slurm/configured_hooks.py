@@ -8,7 +8,6 @@ order, until one fails; what names nothing drains the node. TaskProlog is one pr
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,11 +16,7 @@ from gpulock.install.hooks import HookPaths
 from gpulock.install.slurm.slurm_conf import SlurmConf
 
 PROLOG, TASK, EPILOG = "Prolog", "TaskProlog", "Epilog"
-PATHS: Final[dict[str, Callable[[HookPaths], Path]]] = {
-    PROLOG: lambda paths: paths.slurm_prolog,
-    TASK: lambda paths: paths.slurm_task,
-    EPILOG: lambda paths: paths.slurm_epilog,
-}
+PATHS: Final = {PROLOG: "prolog/slurm", TASK: "prolog/slurm-task", EPILOG: "epilog/slurm"}
 _SCRIPT: Final = 1 << 16  # bytes of a script that may call ours
 
 
@@ -49,7 +44,7 @@ def find_slurm_hooks(
     slurmctld (23.11 and later).
     """
     found: list[InForceHook] = []
-    for key, path_of in PATHS.items():
+    for key, hook in PATHS.items():
         values, programs = tuple(conf.patterns(key)), list[Path]()
         for name in values:
             path = slurm_conf.parent / name if slurm_conf else Path(name)
@@ -57,7 +52,7 @@ def find_slurm_hooks(
                 programs += [Path(one) for one in sorted(glob.glob(str(path)), reverse=True)]
             else:
                 programs.append(path)
-        ours = tuple(path for path in programs if leads_to_hook(path, path_of(paths)))
+        ours = tuple(path for path in programs if leads_to_hook(path, paths.folder / hook))
         found.append(InForceHook(key, values, tuple(programs), ours))
     return found
 

@@ -220,16 +220,10 @@ class GresSource:
     meaning: str
 
 
-def find_gres_conf(site: SlurmSite) -> Path | None:
-    """Return this node's gres.conf, by the name that slurmd knows."""
-    path = site.gres_conf
-    return path if path is not None and path.exists() else None
-
-
 def read_gres_source(site: SlurmSite) -> GresSource | None:
     """Return this node's gres.conf, None where there is none; raise InstallError."""
-    path = find_gres_conf(site)
-    if path is None:
+    path = site.gres_conf  # by the name that slurmd knows
+    if path is None or not path.exists():
         return None
     version = gres_conf_version(str(path))  # first: what is written meanwhile is another one
     return GresSource(path, version, gres_meaning(read_node_lines(path, site.node)))

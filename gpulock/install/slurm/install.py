@@ -46,7 +46,7 @@ from gpulock.slurm.gres_map import NAME, needs_gres_map
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
 NO_GRES: Final = (
     "slurmd has no gres/gpu with File= on this node, so no job gets a GPU here; if it should, look"
-    " at NodeName= and File= in gres.conf, and at Gres= of the node in slurm.conf"
+    " at NodeName= and File= in gres.conf, at Gres= of the node and GresTypes=gpu in slurm.conf"
 )
 
 

@@ -171,14 +171,13 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
-        (pyxis_alone, "requirements", "no TaskProlog works", "gpulock install slurm"),
+        (pyxis_alone, "installation", "no TaskProlog works", "gpulock install slurm"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
-        (put("Prolog", "/site/prolog"), "slurm.conf", "Prolog not in force", "--dry-run"),
+        (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
-        (put("RequeueExit", "75"), "slurm.conf", "RequeueExit=75,213", "reconfigure"),
-        (own_timeouts, "slurm.conf", "PrologTimeout=120", "--dry-run"),
-        (put("GresTypes", "(null)"), "GresTypes", "no job can ask", "restart all daemons"),
+        (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "install slurm"),
+        (own_timeouts, "installation", "PrologTimeout=120", "install slurm"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
@@ -298,12 +297,12 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
 @pytest.mark.parametrize(
     ("plant", "names"),
     [
-        (by_spank(), ("SPANK", "slurm.conf")),
+        (by_spank(), ("SPANK", "installation")),
         (reordered_and_constrained, ("order of gres.conf", "ConstrainDevices", "installation")),
         (reordered_where_gpulock_selects, ("order of gres.conf", "installation")),
         (masks_by_uuid, ("order of gres.conf", "installation")),
-        (partial(own_timeouts, prolog="120"), ("slurm.conf",)),
-        (hooks_beside_slurm_conf, ("slurm.conf", "hooks of the site")),
+        (partial(own_timeouts, prolog="120"), ("installation",)),
+        (hooks_beside_slurm_conf, ("installation", "hooks of the site")),
     ],
 )
 def test_what_is_right_in_another_way_is_well(
@@ -332,7 +331,7 @@ def test_a_fatal_message_of_slurmd_is_shown_whole(node: SlurmNode) -> None:
     slurmd = node.root / "slurm/sbin/slurmd"
     slurmd.write_text(slurmd.read_text().replace("return 0\n\n\nif", "return 1\n\n\nif"))
 
-    check = found(node)["requirements"]
+    check = found(node)["installation"]
 
     assert said.removeprefix("slurmd: ").replace("\n", " ").strip() in check.what
     assert "of no use" not in check.what
@@ -351,7 +350,7 @@ def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> N
 
     assert checks["slurmctld"].state == WARNING
     assert "which may not be in force" in checks["slurmctld"].what
-    assert checks["slurm.conf"].state == OK
+    assert checks["installation"].state == OK
 
 
 def test_hooks_that_a_user_cannot_run_are_a_fault(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import add_settings
@@ -142,8 +143,8 @@ def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
 ) -> None:
     monkeypatch.setattr(SgeHost, "queues", lambda _: ["gpu.q", "all.q"])
     monkeypatch.setattr(install_module, "hooked_queues", lambda _: {"gpu.q": site.hooks})
-    (note,) = [note for note in site.parts().notes if "no locks" in note]
-    assert note.startswith("queue all.q is on this host too, and its jobs get no locks: gpulock")
+    (told,) = SgeChecks(read_settings(str(site.config)), site.config).other_queues()
+    assert told.what == "all.q is on this host too, and its jobs get no lock"
 
 
 def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> None:

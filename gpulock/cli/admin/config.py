@@ -12,8 +12,7 @@ import click
 
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.install.doctor.check import FAULT
-from gpulock.install.doctor.claims import check_lock_dir
-from gpulock.install.doctor.node import check_state_dir
+from gpulock.install.doctor.node import check_lock_dir, check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.setting_keys import CHOICE, COUNT, KEYS, PATH, PLACES, SEAMS, TEXT
 from gpulock.node.settings import Settings, parse_settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor looks at on every node: settings, directories, boot, driver, device nodes."""
+"""What doctor looks at on every node: settings, locks and records, boot, driver, device nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulock.daemon.mps.unit import MpsPrograms
-from gpulock.errors import Refusal
+from gpulock.errors import Refusal, lost_records_refusal
 from gpulock.install.doctor.check import (
     DRIVER,
     INSTALLED,
@@ -20,21 +20,18 @@ from gpulock.install.doctor.check import (
     fault,
     warning,
 )
-from gpulock.install.doctor.claims import (
-    check_boot_locks,
-    check_lock_dir,
-    is_of_this_boot,
-    why_unwritable,
-)
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.install.versions import SLURM, installed_schedulers
 from gpulock.node import device_list, devices
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
+from gpulock.store import atomic, boot
+from gpulock.store.locks import LockStore, check_folder
 from gpulock.store.quarantine import FOLDER, LOST, LOST_MARK
 from gpulock.text.words import format_count
 
+_GATE_MODE = 0o600  # a user who may open the gate can block the node
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 
 
@@ -58,6 +55,89 @@ def node_checks(settings: Settings) -> list[Check]:
         Check("SHARES", lambda: check_shares(settings), (DRIVER,)),
         Check("SHARE_MPS", lambda: check_mps(settings), (DRIVER,)),
     ]
+
+
+def check_lock_dir(settings: Settings) -> Iterator[Finding]:
+    """Look at both folders of locks and records, and at the gate's mode."""
+    store = LockStore(settings.lock_dir)
+    folders = [path for path in (store.path, store.root) if os.path.lexists(path)]
+    if wrong := [one for path in folders for one in check_lock_folder(path)]:
+        yield from wrong
+        return
+    yield from check_locks_readable(store)
+    gate = Path(store.root, "gate")
+    mode = stat.S_IMODE(gate.stat().st_mode) if gate.exists() else _GATE_MODE
+    if mode != _GATE_MODE:
+        what = f"{gate} has mode {mode:04o}: any user can block it"
+        yield fault(what, f"chmod 600 {shlex.quote(str(gate))}", "gate")
+
+
+def check_lock_folder(path: str) -> Iterator[Finding]:
+    """Look at owner, mode and file system of one folder."""
+    try:
+        check_folder(path, make=False)
+    except Refusal as refusal:
+        yield fault(refusal.why, refusal.do)
+        return
+    if bad := boot.why_not_local(path, boot.file_system_type(path)):
+        yield fault(*bad)
+    elif why := why_unwritable(path):
+        yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
+
+
+def check_locks_readable(store: LockStore) -> Iterator[Finding]:
+    """Name each lock that nobody can read: no reap frees it."""
+    held = store.read_all_locks()
+    for name, lock in held.items():
+        path = f"{store.locks_dir}/{name}"
+        if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
+            what = f"{path} is no directory: its device is never granted"
+            yield fault(what, f"rm {shlex.quote(path)}", "locks")
+        elif lock.fault:
+            yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
+
+
+def is_of_this_boot(settings: Settings) -> bool:
+    """Return whether claims of this boot may have been made."""
+    node = Node(settings)
+    return node.store.boot_id() == node.boot_id
+
+
+def check_boot_locks(settings: Settings) -> Iterator[Finding]:
+    """Look whether records and locks of this boot are all there."""
+    node = Node(settings)
+    try:
+        ours = node.store.boot_id()
+    except Refusal as refusal:
+        path = shlex.quote(f"{node.store.root}/boot_id")
+        kept = shlex.quote(f"{settings.state_dir}/boot_id")
+        yield fault(f"{refusal.why}: nothing is granted", f"rm -r {path}; cp {kept} {path}")
+        return
+    if ours == node.boot_id:
+        yield from check_records_readable(node.store)
+    elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
+        lost = lost_records_refusal(node.store.root)
+        yield fault(f"{lost.why}: nothing is granted", lost.do)
+
+
+def check_records_readable(store: LockStore) -> Iterator[Finding]:
+    """Name each record at which every claim stops: it cannot be read, nor be written back."""
+    unreadable: dict[str, str] = {}
+    store.read_all_locks(unreadable)
+    for token, why in unreadable.items():
+        what = f"the record of claim {token} cannot be read ({why}): nothing is granted"
+        path = shlex.quote(f"{store.claims_dir}/{token}")
+        yield fault(what, f"once no job is left: rm -r {path}", "locks")
+
+
+def why_unwritable(path: str) -> str:
+    """Return why no file can be written in a folder, or nothing."""
+    try:
+        atomic.replace_file(f"{path}/.doctor", b"x" * 512)
+        os.unlink(f"{path}/.doctor")
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    return ""
 
 
 def check_state_dir(settings: Settings) -> Iterator[Finding]:

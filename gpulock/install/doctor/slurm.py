@@ -15,9 +15,18 @@ from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.idle.command import why_untrusted_program
-from gpulock.install.doctor.check import INSTALLED, SETTINGS, Check, Finding, fact, fault, warning
-from gpulock.install.doctor.gres import GresChecks
+from gpulock.install.doctor.check import (
+    DRIVER,
+    INSTALLED,
+    SETTINGS,
+    Check,
+    Finding,
+    fact,
+    fault,
+    warning,
+)
 from gpulock.install.doctor.installation import check_installation, check_trial
+from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.configured_hooks import (
     PROLOG,
@@ -26,9 +35,9 @@ from gpulock.install.slurm.configured_hooks import (
     find_slurm_hooks,
     misplaced_program,
 )
-from gpulock.install.slurm.install import SlurmInstaller
+from gpulock.install.slurm.install import NO_GRES, SlurmInstaller
 from gpulock.install.slurm.site import SlurmError
-from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PLUGIN, PlugStack
 from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.install.trial import (
@@ -36,8 +45,11 @@ from gpulock.install.trial import (
     why_users_cannot_run,
 )
 from gpulock.install.versions import current_hooks
+from gpulock.node import device_list
+from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
@@ -55,6 +67,7 @@ class SlurmChecks:
     def __init__(self, settings: Settings, config: Path) -> None:
         self.settings, self.config = settings, config
         self.paths = current_hooks(settings)
+        self.by_slurm = gres.by_slurm(settings)
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those of the configuration in force."""
@@ -72,9 +85,18 @@ class SlurmChecks:
             "ProctrackType": self.tracking,
             "node": self.node,
         }
-        gres = GresChecks(self.settings, lambda: (self.installer.site, self.conf))
+        of_gpus = {
+            "ConstrainDevices": self.constrained,
+            "gres.conf": self.flags,
+            "order of gres.conf": self.order,
+            "uncounted GPUs": self.uncounted,
+        }
         own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
-        return [*first, *own, *gres.checks()]
+        return [
+            *first,
+            *own,
+            *(Check(name, look, ("Slurm", DRIVER)) for name, look in of_gpus.items()),
+        ]
 
     @cached_property
     def installer(self) -> SlurmInstaller:
@@ -183,3 +205,81 @@ class SlurmChecks:
         if any(word in state for word in _NO_JOBS):
             do = f"once it is repaired: scontrol update nodename={node} state=resume"
             yield warning(f"{node} is {state}: {why}", do)
+
+    # --- this node's GPUs, as Slurm counts them
+
+    @cached_property
+    def listed(self) -> gres.GresList:
+        """Return slurmd's own list, for which it may take 19 s; raise InstallError."""
+        return gres.parse_gres_list(self.installer.site.gres())
+
+    def constrains(self) -> bool:
+        """Say whether Slurm lets a job open its own devices only."""
+        site, conf = self.installer.site, self.conf
+        beside = site.conf.with_name("cgroup.conf") if site.conf else None
+        if beside and beside.is_file():
+            conf = read_slurm_conf(beside)
+        return conf.get("ConstrainDevices").lower() == "yes"
+
+    def constrained(self) -> Iterator[Finding]:
+        """Look who may open which device."""
+        conf = self.conf
+        if not self.constrains():
+            if self.settings.isolation == "off":
+                yield fact("no ConstrainDevices: a job can open any GPU")
+        elif not self.by_slurm:
+            what = "yes, with SLURM_DEVICE_SELECTION=gpulock: Slurm confines jobs to other cards"
+            do = "set SLURM_DEVICE_SELECTION=slurm; or ConstrainDevices=no in cgroup.conf,"
+            yield fault(what, f"{do} and restart slurmd")
+        elif not conf.has("TaskPlugin", "task/cgroup", "cgroup"):
+            what = f"yes, but TaskPlugin is {conf.get('TaskPlugin') or 'none'}: without effect"
+            yield warning(what, "TaskPlugin=task/cgroup,task/affinity; restart all daemons")
+
+    def flags(self) -> Iterator[Finding]:
+        """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
+        site = self.installer.site
+        if not self.listed.positions:
+            what, _, do = NO_GRES.partition("; if ")
+            yield warning(what, f"if {do}")
+            return
+        flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []
+        if self.by_slurm and any("no_gpu_env" in words for words in flags):
+            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
+            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
+        if not self.by_slurm and not (flags and all("no_gpu_env" in words for words in flags)):
+            what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
+            do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
+            yield fault(what, do)
+
+    def order(self) -> Iterator[Finding]:
+        """Look whether position N is the card that CUDA calls N, where that decides the mask."""
+        site = self.installer.site
+        path = site.gres_conf
+        by_uuid = bool(path and gres.has_gres_flag(path, site.node, "env_uuid"))  # 26.05 and later
+        if not self.by_slurm or self.constrains() or by_uuid:
+            return
+        places = gres.devices_of_positions(self.settings, self.listed.positions)
+        if any("." in place for place in places):
+            what = "MIG instances by number, and no ConstrainDevices: no mask of Slurm's is right"
+            yield warning(what, "ConstrainDevices=yes in cgroup.conf, TaskPlugin=task/cgroup")
+            return
+        shown = device_list.read_devices(self.settings.driver_root, self.settings.sys_root)
+        index = {device.minor: device.index for device in shown}
+        real = [index.get(int(place), -1) for place in places]
+        if real == list(range(len(real))):
+            return
+        first = next(n for n, card in enumerate(real) if n != card)
+        what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
+        do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
+        yield fault(what, f"{do}; restart slurmd, then gpulock install slurm")
+
+    def uncounted(self) -> Iterator[Finding]:
+        """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
+        if not self.by_slurm:
+            return
+        places = gres.devices_of_positions(self.settings, self.listed.positions)
+        shown = Node(self.settings).devices_if_driver()
+        names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
+        if places and (left := sorted(names - {*places})):
+            what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
+            yield warning(what, "name it in gres.conf and Gres=; restart all daemons")

@@ -31,8 +31,6 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
-from gpulock.store.event_kinds import DROPPED
-from gpulock.store.events import note_event
 from gpulock.store.locks import LockStore
 from tests.support.faults import disk_full, raising
 from tests.support.install_site import (
@@ -161,12 +159,6 @@ def record_is_a_folder(site: Site) -> None:
     Path(store.claims_dir, token, "record").mkdir()
 
 
-def lost_history(site: Site) -> None:
-    folder = site.root / "node/run/gpulock"
-    folder.mkdir(parents=True, exist_ok=True)
-    note_event(str(folder), DROPPED, "500")
-
-
 def no_state_dir(site: Site) -> None:
     settings = read_settings(str(site.config))
     node = Node(settings)
@@ -250,7 +242,6 @@ def test_what_the_next_claim_puts_back_asks_for_no_reboot(
         ),
         (silent_sensor, "load sensor", "no values have arrived"),
         (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
-        (lost_history, "history", "lacks 500 claims"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ def qconf_values(text: str) -> dict[str, str]:
     """Return an object of qconf without the blanks between its columns."""
     lines = [one.split(None, 1) for one in text.replace("\\\n", " ").splitlines() if one[:1] != "#"]
     return {line[0]: " ".join(" ".join(line[1:]).split()) for line in lines if line}
+
+
+def harm(root: Path, command: str) -> None:
+    """Run a command of the shell in the folder of an installed node."""
+    subprocess.run(["/bin/sh", "-ec", command], cwd=root, check=True, timeout=20)
 
 
 def keep_copy(root: Path) -> None:
@@ -148,6 +154,10 @@ class Site:
     def restart_execd(self) -> None:
         """Have execd read the configuration that its host has now."""
         (self.state / "unknown").unlink(missing_ok=True)
+
+    def harm(self, command: str) -> None:
+        """Run a command of the shell in the folder of all that there is."""
+        harm(self.root, command)
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Change a recorded object as an administrator would."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,7 +25,6 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.files import InstallError
-from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
@@ -46,6 +43,7 @@ from tests.support.locks import place_lock
 from tests.support.trees import record
 
 pytestmark = pytest.mark.slow
+DAMAGE = "echo '#!/bin/sh' >node/state/hooks/current/epilog/sge"
 
 
 @pytest.fixture(scope="module")
@@ -87,33 +85,36 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
     assert "Grid Engine 8.1.9" in report.facts
 
 
-def replace_in(name: str, old: str, new: str) -> Callable[[Site], None]:
-    return lambda site: site.edit(name, old, new)
+@pytest.mark.parametrize(
+    ("harm", "name", "says", "do"),
+    [
+        ("cat /proc/sys/kernel/random/boot_id >node/state/boot_id", "boot", "were lost", "forget"),
+        ("sed -i 's,DRIVER_ROOT=,&/nowhere,' etc/gpulock.conf", "driver", "no NVIDIA", "load the"),
+        ("sed -i s/GPUS=8/GPUS=9/ etc/gpulock.conf", "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
+        ("rm node/dev/nvidia3", "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
+        (DAMAGE, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
+        ("ln -sfn gone node/state/hooks/current", "hooks", "drains the node", "install sge"),
+        (
+            "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq",
+            "Grid Engine",
+            "no queue of node1 has hooks",
+            "--cluster --queue",
+        ),
+        ("sed -i s/gpu=8/gpu=9/ sge/state/se", "complex_values", "gpu=9, but there are 8", "gpu=8"),
+        ("sed -i s/sge-sensor/no/ sge/state/sconf-node1", "Grid Engine", "configuration", "sge"),
+        ("rm sge/sge_shepherd", "Grid Engine", "no job would start", "install sge"),
+        ("sed -i s/8.1.9/6.2u5/ sge/state/release", "qmaster", "SGE 6.2u5", "taken out"),
+    ],
+)
+def test_a_planted_fault_is_found(site: Site, harm: str, name: str, says: str, do: str) -> None:
+    site.harm(harm)
+
+    check = found(site)[name]
+
+    assert (check.state, says in check.what, do in check.do) == (FAULT, True, True), check
 
 
-def damage(site: Site) -> None:
-    (site.hooks / "current/epilog/sge").write_text("#!/bin/sh\n")
-
-
-def break_link(site: Site) -> None:
-    (site.hooks / "current").unlink()
-    (site.hooks / "current").symlink_to("gone")
-
-
-def fewer_gpus(site: Site) -> None:
-    text = site.config.read_text()
-    site.config.write_text(text.replace("EXPECTED_GPUS=8", "EXPECTED_GPUS=9"))
-
-
-def no_device_node(site: Site) -> None:
-    (site.root / "node/dev/nvidia3").unlink()
-
-
-def lose_records(site: Site) -> None:
-    (site.root / "node/state/boot_id").write_text(f"{Proc().boot_id()}\n")
-
-
-def hold_one(site: Site) -> LockStore:
+def hold_one(site: Site) -> None:
     """Let a claim of this boot have a device."""
     store = LockStore(str(site.root / "node/run/gpulock"))
     os.makedirs(store.path, exist_ok=True)
@@ -121,142 +122,68 @@ def hold_one(site: Site) -> LockStore:
     (site.root / "node/state").mkdir(exist_ok=True)
     boot.begin_boot(store, str(site.root / "node/state"), Proc().boot_id(), "node1")
     place_lock(store, "0000:06:00.0", record(boot_id=Proc().boot_id()))
-    return store
 
 
-def lose_one_lock(site: Site) -> None:
-    shutil.rmtree(f"{hold_one(site).locks_dir}/0000:06:00.0")
-
-
-def lose_one_record(site: Site) -> None:
-    store = hold_one(site)
-    (token,) = os.listdir(store.claims_dir)
-    shutil.rmtree(f"{store.claims_dir}/{token}")
-
-
-def lose_lock_dir(site: Site) -> None:
-    shutil.rmtree(hold_one(site).path)
-
-
-def lose_lock_dir_and_state_dir(site: Site) -> None:
-    lose_lock_dir(site)
-    shutil.rmtree(site.root / "node/state")
-
-
-def spoil_record(site: Site) -> None:
-    """Let a record be garbage, and no lock have its copy."""
-    store = hold_one(site)
-    (token,) = os.listdir(store.claims_dir)
-    Path(store.claims_dir, token, "record").write_text("garbage\n")
-    shutil.rmtree(f"{store.locks_dir}/0000:06:00.0")
-
-
-def record_is_a_folder(site: Site) -> None:
-    """Let nobody be able to read a record of which a lock has a copy: a repair stops there."""
-    store = hold_one(site)
-    (token,) = os.listdir(store.claims_dir)
-    Path(store.claims_dir, token, "record").unlink()
-    Path(store.claims_dir, token, "record").mkdir()
-
-
-def no_state_dir(site: Site) -> None:
-    settings = read_settings(str(site.config))
-    node = Node(settings)
-    os.makedirs(settings.lock_dir, exist_ok=True)
-    node.store.check(make=True)
-    Path(node.store.root, "boot_id").write_text(f"{node.boot_id}\n")
-    (site.root / "node/state").rename(site.root / "elsewhere")
-
-
-def silent_sensor(site: Site) -> None:
-    (site.state / "deaf").touch()
-    site.edit("se", "gpu.free=8", "slots=8")
-
-
-def no_shepherd(site: Site) -> None:
-    (site.root / "sge/sge_shepherd").unlink()
-
-
-def no_driver(site: Site) -> None:
-    site.config.write_text(site.config.read_text().replace("DRIVER_ROOT=", "DRIVER_ROOT=/nowhere"))
+RECORD_IS_A_FOLDER = "cd run/gpulock.claims/claims/*; rm record; mkdir record"
+SPOILED = "echo garbage | tee run/gpulock.claims/claims/*/record; rm -r run/gpulock/locks/*"
 
 
 @pytest.mark.parametrize(
-    ("plant", "name", "says", "do"),
+    ("harm", "name", "says", "do"),
     [
-        (no_state_dir, "quarantine", "quarantine was lost", "quarantine again what was out"),
-        (lose_records, "boot", "records of this boot's claims were lost", "forget-locks"),
-        (lose_lock_dir_and_state_dir, "quarantine", "quarantine was lost", "quarantine again"),
-        (spoil_record, "locks", "): nothing is granted", "once no job is left: rm -r"),
-        (record_is_a_folder, "locks", "): nothing is granted", "once no job is left: rm -r"),
-        (no_driver, "driver", "no NVIDIA driver", "load the driver"),
-        (fewer_gpus, "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
-        (no_device_node, "device nodes", "nvidia3 is missing", "nvidia-modprobe"),
-        (damage, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
-        (break_link, "hooks", "drains the node", "gpulock install sge"),
-        (
-            replace_in("sq", "epilog                NONE,[@gpulock=", "epilog NONE,[nodex="),
-            "Grid Engine",
-            "no queue of node1 has hooks",
-            "--cluster --queue",
-        ),
-        (
-            replace_in("se", "gpu=8", "gpu=9"),
-            "complex_values",
-            "gpu=9, but there are 8",
-            "gpu=8 node1",
-        ),
-        (replace_in("sconf-node1", "sge-sensor", "no"), "Grid Engine", "configuration", "sge"),
-        (no_shepherd, "Grid Engine", "no job would start", "install sge"),
-        (replace_in("release", "8.1.9", "6.2u5"), "qmaster", "SGE 6.2u5", "taken out"),
+        ("mv state ../elsewhere", "quarantine", "quarantine was lost", "quarantine again what"),
+        ("rm -r run/gpulock state", "quarantine", "quarantine was lost", "quarantine again"),
+        (SPOILED, "locks", "): nothing is granted", "once no job is left: rm -r"),
+        (RECORD_IS_A_FOLDER, "locks", "): nothing is granted", "once no job is left: rm -r"),
     ],
 )
-def test_a_planted_fault_is_found(
-    site: Site, plant: Callable[[Site], None], name: str, says: str, do: str
+def test_what_no_claim_can_put_back_is_a_fault(
+    site: Site, harm: str, name: str, says: str, do: str
 ) -> None:
-    plant(site)
+    hold_one(site)
+    site.harm(f"cd node; {harm}")
 
     check = found(site)[name]
 
-    assert check.state == FAULT
-    assert says in check.what
-    assert do in check.do
+    assert (check.state, says in check.what, do in check.do) == (FAULT, True, True), check
 
 
-@pytest.mark.parametrize("plant", [lose_one_lock, lose_one_record, lose_lock_dir])
-def test_what_the_next_claim_puts_back_asks_for_no_reboot(
-    site: Site, plant: Callable[[Site], None]
-) -> None:
-    plant(site)
+@pytest.mark.parametrize(
+    "lost", ["run/gpulock/locks/*", "run/gpulock.claims/claims/*", "run/gpulock"]
+)
+def test_what_the_next_claim_puts_back_asks_for_no_reboot(site: Site, lost: str) -> None:
+    hold_one(site)
+    site.harm(f"rm -r node/{lost}")
 
     assert not {"boot", "locks"} & {one.name for one in run(site).findings}
 
 
 @pytest.mark.parametrize(
-    ("plant", "name", "says"),
+    ("harm", "name", "says"),
     [
         (
-            replace_in("sconf", "execd_params ", "execd_params ENABLE_ADDGRP_KILL=false "),
+            "sed -i 's/^execd_params /& ENABLE_ADDGRP_KILL=false /' sge/state/sconf",
             "execd_params",
             "stray processes",
         ),
-        (silent_sensor, "load sensor", "no values have arrived"),
-        (replace_in("se", "gpu=8", "gpu=6"), "complex_values", "gpu=6 of 8"),
+        (
+            "touch sge/state/deaf; sed -i s/gpu.free=8/slots=8/g sge/state/se",
+            "load sensor",
+            "no values have arrived",
+        ),
+        ("sed -i s/gpu=8/gpu=6/ sge/state/se", "complex_values", "gpu=6 of 8"),
     ],
 )
-def test_what_is_only_doubtful_is_a_warning(
-    site: Site, plant: Callable[[Site], None], name: str, says: str
-) -> None:
-    plant(site)
+def test_what_is_only_doubtful_is_a_warning(site: Site, harm: str, name: str, says: str) -> None:
+    site.harm(harm)
 
     check = found(site)[name]
 
-    assert check.state == WARNING
-    assert says in check.what
+    assert (check.state, says in check.what) == (WARNING, True), check
 
 
 def test_what_is_not_as_installed_is_said_once(site: Site) -> None:
-    damage(site)
+    site.harm(DAMAGE)
 
     report = run(site)
 

@@ -19,7 +19,7 @@ from gpulock.install.slurm import site
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising
-from tests.support.install_site import be_real, keep_copy, put_back, worst_of
+from tests.support.install_site import be_real, harm, keep_copy, put_back, worst_of
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,10 @@ def put(key: str, value: str) -> Plant:
     return lambda node: node.put(key, value)
 
 
+def shell(command: str) -> Plant:
+    return lambda node: harm(node.root, command)
+
+
 def constrain(node: SlurmNode) -> None:
     node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=Yes\n")
     node.put("TaskPlugin", "task/affinity,task/cgroup")
@@ -101,10 +105,6 @@ def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
     gres = node.conf.with_name("gres.conf")
     gres.write_text(f"Name=gpu File={node.device(numbers)}\n")
     node.install()
-
-
-def edit_gres_conf(node: SlurmNode) -> None:
-    node.conf.with_name("gres.conf").write_text("# another text\n")
 
 
 def flag_for_nobody_here(node: SlurmNode) -> None:
@@ -127,10 +127,9 @@ def two_models(node: SlurmNode) -> None:
 
 
 def a_private_task_prolog(node: SlurmNode) -> None:
-    script = node.root / "private"
-    script.write_text(f"#!/bin/sh\nexec {node.paths.slurm_task}\n")
-    script.chmod(0o700)
-    node.put("TaskProlog", str(script))
+    script = f"printf '#!/bin/sh\\nexec {node.paths.slurm_task}\\n'"
+    harm(node.root, f"{script} >private; chmod 700 private")
+    node.put("TaskProlog", f"{node.root}/private")
 
 
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
@@ -154,13 +153,8 @@ def by_spank(*numbers: int, without_task_prolog: bool = True) -> Plant:
 
 
 def pyxis_alone(node: SlurmNode) -> None:
-    (node.root / "d").mkdir()
-    (node.root / "d/pyxis.conf").write_text("optional /usr/lib/slurm/spank_pyxis.so\n")
+    harm(node.root, "mkdir d; echo optional /usr/lib/slurm/spank_pyxis.so >d/pyxis.conf")
     node.stack(f"include {node.root}/d/*")
-
-
-def older_than_any_tried(node: SlurmNode) -> None:
-    (node.state / "release").write_text("21.08.8\n")
 
 
 def let_others_change_the_plugin(node: SlurmNode) -> None:
@@ -182,8 +176,18 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
-        (edit_gres_conf, "installation", "slurm-map", "gpulock install slurm"),
-        (older_than_any_tried, "Slurm", "this Slurm is 21.08", "uninstall slurm"),
+        (
+            shell("echo '# other' >etc-slurm/gres.conf"),
+            "installation",
+            "slurm-map",
+            "gpulock install slurm",
+        ),
+        (
+            shell("echo 21.08.8 >slurm/state/release"),
+            "Slurm",
+            "this Slurm is 21.08",
+            "uninstall slurm",
+        ),
     ],
 )
 def test_a_planted_fault_is_found(
@@ -196,28 +200,21 @@ def test_a_planted_fault_is_found(
     assert (check.state, says in check.what, do in check.do) == (FAULT, True, True), check
 
 
-def drained(node: SlurmNode) -> None:
-    text = (node.state / "node").read_text()
-    reason = "   Reason=gpulock: job 7: broken: no driver [root@2026-11-21T15:00:00]\n"
-    (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE+DRAIN") + reason)
+DRAINED = """
+sed -i 's/State=IDLE/&+DRAIN/' slurm/state/node
+echo '   Reason=gpulock: job 7: broken: no driver [root@2026-11-21T15:00:00]' >>slurm/state/node
+"""
 
 
 def a_site_prolog_before_ours(node: SlurmNode) -> None:
-    folder = node.root / "prolog.d"
-    folder.mkdir()
-    (folder / "50-site").write_text("#!/bin/sh\n")
-    (folder / "10-gpulock").symlink_to(node.paths.slurm_prolog)
-    node.put("Prolog", f"{folder}/*")
+    ours = node.paths.slurm_prolog
+    harm(node.root, f"mkdir p; echo '#!/bin/sh' >p/50-site; ln -s {ours} p/10-gpulock")
+    node.put("Prolog", f"{node.root}/p/*")
 
 
 def constrained_without_the_plugin(node: SlurmNode) -> None:
     node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=yes\n")
     node.put("TaskPlugin", "task/affinity")
-
-
-def unanswered(node: SlurmNode) -> None:
-    text = (node.state / "node").read_text()
-    (node.state / "node").write_text(text.replace("State=IDLE", "State=IDLE*"))
 
 
 def nothing_listed(node: SlurmNode) -> None:
@@ -230,13 +227,13 @@ def nothing_listed(node: SlurmNode) -> None:
     [
         (put("PrologEpilogTimeout", "(null)"), "recommended", "does not block the node"),
         (put("SchedulerParameters", "(null)"), "recommended", "are not held"),
-        (unanswered, "node", "node1 is IDLE*"),
+        (shell("sed -i 's/State=IDLE/&*/' slurm/state/node"), "node", "node1 is IDLE*"),
         (nothing_listed, "gres.conf", "no job gets a GPU"),
         (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "leftover processes"),
         (put("PrologFlags", "Contain,RunInJob"), "ProctrackType", "frees no GPU"),
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
-        (drained, "node", "broken: no driver"),
+        (shell(DRAINED), "node", "broken: no driver"),
         (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
         (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
         (

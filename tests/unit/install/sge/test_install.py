@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -177,47 +176,31 @@ def test_without_execd_the_shepherd_is_below_sge_root(
     assert f"SGE_SHEPHERD={site.root}/sge/sge_shepherd\n" in site.config.read_text()
 
 
-def no_shepherd(shepherd: Path) -> None:
-    shepherd.unlink()
-
-
-def broken_shepherd(shepherd: Path) -> None:
-    shepherd.write_text("#!/bin/sh\necho error while loading shared libraries >&2\nexit 127\n")
-
-
-def foreign_shepherd(shepherd: Path) -> None:
-    shepherd.write_bytes(b"\x7fELF\2\1\1x")
-
-
-def other_shepherd(shepherd: Path) -> None:
-    shepherd.write_text("#!/bin/sh\necho OCS 9.1.5\n")
-
-
-def writable_shepherd(shepherd: Path) -> None:
-    shepherd.chmod(0o777)
-
-
-def given_shepherd(shepherd: Path) -> None:
-    config = shepherd.parents[1] / "etc/gpulock.conf"
-    config.write_text(config.read_text() + "SGE_SHEPHERD=/nowhere/sge_shepherd\n")
-
-
 @pytest.mark.parametrize(
-    ("plant", "says"),
+    ("harm", "says"),
     [
-        (no_shepherd, "no sge_shepherd beside execd.*set SGE_SHEPHERD"),
-        (broken_shepherd, "ends with 127: error while loading shared libraries"),
-        (foreign_shepherd, "cannot be run: .*Exec format error"),
-        (other_shepherd, "is of OCS 9.1.5, the clients are of SGE 8.1.9"),
-        (writable_shepherd, "writable by others"),
-        (given_shepherd, "SGE_SHEPHERD=/nowhere/sge_shepherd is no program"),
+        ("rm sge/sge_shepherd", "no sge_shepherd beside execd.*set SGE_SHEPHERD"),
+        (
+            "printf '#!/bin/sh\\necho no library >&2\\nexit 127\\n' >sge/sge_shepherd",
+            "ends with 127: no library",
+        ),
+        ("printf '\\177ELF\\2\\1\\1x' >sge/sge_shepherd", "cannot be run: .*Exec format error"),
+        (
+            "printf '#!/bin/sh\\necho OCS 9.1.5\\n' >sge/sge_shepherd",
+            "is of OCS 9.1.5, the clients are of SGE 8.1.9",
+        ),
+        ("chmod 777 sge/sge_shepherd", "writable by others"),
+        (
+            "echo SGE_SHEPHERD=/nowhere/sge_shepherd >>etc/gpulock.conf",
+            "SGE_SHEPHERD=/nowhere/sge_shepherd is no program",
+        ),
     ],
 )
 def test_no_shepherd_is_put_in_force_that_would_start_no_job(
-    site: Site, plant: Callable[[Path], None], says: str
+    site: Site, harm: str, says: str
 ) -> None:
     """Every job vanished with 127, and doctor found nothing."""
-    plant(site.root / "sge/sge_shepherd")
+    site.harm(harm)
     before = tree(site.state)
 
     with pytest.raises(InstallError, match=says):

@@ -227,15 +227,6 @@ def test_shell_hooks_parse(hook: str) -> None:
     assert done.returncode == 0
 
 
-def test_the_shepherd_of_the_settings_is_the_one_that_is_started(tmp_path: Path) -> None:
-    config = tmp_path / "gpulock.conf"
-    config.write_text("SGE_SHEPHERD=/opt/my sge/bin/sge_shepherd\n")
-    hooks = render_hooks(tmp_path / "hooks", config)
-    text = (hooks.folder / "prolog/sge_shepherd").read_text()
-    assert "\nSHEPHERD='/opt/my sge/bin/sge_shepherd'\n" in text
-    assert text.count("SHEPHERD=") == 1
-
-
 # --- another Python ------------------------------------------------------------------------------
 
 

@@ -72,20 +72,13 @@ def run_without_forks(*words: object, cwd: Path = Path("/")) -> subprocess.Compl
 
 
 @pytest.mark.parametrize("site", [(), ("root", "/bin/true")])
-def test_a_finished_job_is_over_although_its_epilog_cannot_start(
-    hooks: HookPaths, site: tuple[str, ...]
+@pytest.mark.parametrize(("kind", "code"), [("prolog", 99), ("epilog", 0)])
+def test_a_job_whose_prolog_cannot_start_waits_and_a_finished_one_is_over(
+    hooks: HookPaths, kind: str, code: int, site: tuple[str, ...]
 ) -> None:
-    done = run_without_forks(hooks.drop_env, hooks.epilog, *JOB, *site)
+    done = run_without_forks(hooks.drop_env, hooks.folder / kind / "sge", *JOB, *site)
 
-    assert done.returncode == 0
-    assert "job 12: no process can be started here now" in done.stderr
-
-
-@pytest.mark.parametrize("site", [(), ("root", "/bin/true")])
-def test_a_job_whose_prolog_cannot_start_waits(hooks: HookPaths, site: tuple[str, ...]) -> None:
-    done = run_without_forks(hooks.drop_env, hooks.prolog, *JOB, *site)
-
-    assert done.returncode == 99
+    assert done.returncode == code
     assert "job 12: no process can be started here now" in done.stderr
 
 

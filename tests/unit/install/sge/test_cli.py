@@ -60,7 +60,9 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
 
     done = call(site, "uninstall", "sge")
 
-    assert (done.exit_code, done.stdout.splitlines()[-2]) == (0, "uninstalled: sge")
+    assert done.exit_code == 0
+    said = ["uninstalled: sge", f"{site.config}, locks and history stay"]
+    assert done.stdout.splitlines()[-2:] == said
     last = call(site, "uninstall", "sge", "--cluster")
     assert (last.exit_code, last.stdout.splitlines()[-1]) == (0, "uninstalled: sge --cluster")
     assert call(site, "uninstall", "sge").stdout.startswith("nothing to do: sge")

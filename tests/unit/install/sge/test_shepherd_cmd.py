@@ -31,12 +31,12 @@ Edit = Callable[[str], str]
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the launcher, with a shepherd that shows its environment."""
-    folder = tmp_path_factory.mktemp("launcher")
+    folder = tmp_path_factory.mktemp("a launcher")
     shepherd = folder / "shepherd"
     shepherd.write_text(f"#!/bin/sh\ntr '\\0' '\\n' </proc/$$/environ\necho {STARTED}\n")
     shepherd.chmod(0o755)
     config = folder / "gpulock.conf"
-    config.write_text(f"SGE_SHEPHERD={shepherd}\n")
+    config.write_text(f"SGE_SHEPHERD={shepherd}\n")  # a path with a blank
     return render_hooks(folder / "hooks", config).folder / "prolog/sge_shepherd"
 
 

@@ -45,16 +45,6 @@ def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> Non
         assert len(line) <= 100, line
 
 
-def test_uninstall_says_that_it_is_done_or_that_there_was_nothing(node: SlurmNode) -> None:
-    before = sorted(node.root.rglob("*"))
-    assert call(node, "uninstall", "slurm").stdout.startswith("nothing to do: slurm")
-    assert sorted(node.root.rglob("*")) == before
-    install(node)
-
-    said = call(node, "uninstall", "slurm").stdout.splitlines()
-    assert said[-2:] == ["uninstalled: slurm", f"{node.config}, locks and history stay"]
-
-
 def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
     assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
 

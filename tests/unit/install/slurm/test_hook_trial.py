@@ -12,13 +12,10 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import hooks_python, render_hooks
-from gpulock.install.items import Wanted
 from gpulock.install.trial import (
     try_slurm_hooks,
     why_users_cannot_run,
 )
-from gpulock.install.versions import SLURM, Hooks, version_in_force
-from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import be_real
 
@@ -41,14 +38,15 @@ def settings(folder: Path) -> Path:
     return config
 
 
-def test_hooks_that_everybody_may_run_pass(public: Path) -> None:
-    config = settings(public)
-
-    try_slurm_hooks(render_hooks(public / "hooks", config))
-
-
-def test_hooks_below_a_private_folder_are_refused(public: Path) -> None:
-    paths = render_hooks(public / "hooks", public / "none.conf")
+def test_hooks_that_everybody_may_run_pass_and_damaged_or_private_ones_do_not(public: Path) -> None:
+    paths = render_hooks(public / "hooks", settings(public))
+    try_slurm_hooks(paths)
+    for hook in (paths.slurm_prolog, paths.slurm_epilog):
+        whole = hook.read_text()
+        hook.write_text("#!/bin/sh\nexit 9\n")
+        with pytest.raises(InstallError, match=rf"self-test: {hook} ended with 9"):
+            try_slurm_hooks(paths)
+        hook.write_text(whole)
     paths.folder.chmod(0o700)
 
     with pytest.raises(InstallError, match=rf"users may not enter {paths.folder}"):
@@ -62,20 +60,6 @@ def test_settings_that_a_user_cannot_read_are_found(public: Path) -> None:
 
     with pytest.raises(InstallError, match=r"slurm-task as nobody .*Permission denied"):
         try_slurm_hooks(render_hooks(public / "hooks", config))
-
-
-def test_a_damaged_hook_is_not_put_in_force(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scripts(*_: object) -> dict[str, str]:
-        return {"prolog/slurm": "#!/bin/sh\n", "prolog/slurm-task": "#!/bin/sh\n"}
-
-    config = write_simulated_node(public / "node", "workstation").config
-    monkeypatch.setattr("gpulock.install.hooks.render_hook_scripts", scripts)
-    hooks = Hooks(read_settings(str(config)), SLURM)
-
-    with pytest.raises(InstallError, match="nothing was put in force"):
-        hooks.write(Wanted.PRESENT)
-
-    assert version_in_force(hooks.folder) is None
 
 
 def test_an_interpreter_below_a_private_folder_is_refused(

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from gpulock.cli import command_group
 from gpulock.cli.admin.items import NOT_IN_FORCE
-from tests.support.install_site import Site
+from tests.support.install_site import Site, tree
 from tests.support.runner import command_runner
 
 pytestmark = pytest.mark.slow
@@ -34,9 +34,12 @@ def test_what_belongs_to_the_cluster_is_not_taken_for_the_nodes(site: Site) -> N
 
 
 def test_the_verdict_says_whether_it_is_in_force(site: Site) -> None:
+    before = tree(site.state)
     alone = install(site)
     assert alone.exit_code == NOT_IN_FORCE
-    assert "\ninstalled, NOT in force: there is no complex gpu.free" in alone.stdout
+    left = "there is no complex gpu.free gpu.quarantined; no queue of node1 has hooks for @gpulock"
+    assert f"\ninstalled, NOT in force: {left}" in alone.stdout
+    assert (tree(site.state), (site.hooks / "current/prolog/sge").is_file()) == (before, True)
     assert "once, by a manager: gpulock --config" in alone.stdout
 
     cluster = install(site, *CLUSTER)

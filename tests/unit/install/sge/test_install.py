@@ -69,21 +69,6 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(site: Sit
         assert (again.changed, again.remainders) == ([], [])
 
 
-def test_without_the_clusters_part_a_node_has_its_files_and_leads_no_job_to_them(
-    site: Site,
-) -> None:
-    before = tree(site.state)
-
-    (left,) = site.install().remainders
-
-    assert left.clause == (
-        "there is no complex gpu.free gpu.quarantined; no queue of node1 has hooks for @gpulock"
-    )
-    assert "gpulock install sge --cluster --queue QUEUE" in left.page[0]
-    assert (site.hooks / "current/prolog/sge").is_file()
-    assert tree(site.state) == before
-
-
 def test_a_group_that_leads_elsewhere_is_not_joined(site: Site) -> None:
     """Each job of this host would go into error for want of a hook."""
     site.install_cluster()

@@ -61,15 +61,6 @@ def test_a_host_that_was_renamed_is_taken_out_by_its_name_of_then(
     assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
 
 
-def test_the_clusters_part_stays_while_a_host_is_in_its_group(site: Site) -> None:
-    site.install_all()
-
-    (left,) = site.run(site.cluster().removal(), Wanted.ABSENT).remainders
-
-    assert left.clause.startswith("hosts are in @gpulock: node1; run gpulock uninstall sge on each")
-    assert site.in_force("prolog") == site.hook("prolog")
-
-
 def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
     """A newer package's stayed, and the next run said that there was nothing to do."""
     site.install_all()
@@ -83,15 +74,6 @@ def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None
     assert site.uninstall().remainders == []
 
     assert not site.hooks.exists()
-
-
-def test_what_the_site_sets_after_an_installation_is_left(site: Site) -> None:
-    site.install_all()
-    site.set_attribute("prolog", "/site/new $job_id")
-
-    assert site.uninstall().remainders == []
-
-    assert site.in_force("prolog") == "/site/new $job_id"
 
 
 def test_a_group_of_that_name_with_a_line_of_the_sites_is_left_to_a_person(site: Site) -> None:

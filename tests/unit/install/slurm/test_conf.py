@@ -27,19 +27,6 @@ from gpulock.install.slurm.slurm_conf import (
 )
 from gpulock.node.settings import Settings
 
-RECORDED = Path(__file__).parents[3] / "support/data/slurm-22.05/config"
-
-
-def test_what_slurmctld_prints_is_read_and_what_is_not_set_is_not_there() -> None:
-    conf = parse_scontrol_config(RECORDED.read_text())
-
-    assert conf.get("SLURM_VERSION") == "22.05.8"
-    assert conf.get("proctracktype") == "proctrack/cgroup"
-    assert conf.get("Prolog") == ""
-    assert conf.get("ConstrainDevices") == "no"
-    assert conf.seconds("MessageTimeout") == 10
-    assert conf.seconds("PrologEpilogTimeout") is None
-
 
 def test_several_prologs_of_newer_releases_are_all_read() -> None:
     conf = parse_scontrol_config("Prolog[0] = /a\nProlog[1] = /b/*\nSLURM_VERSION = 24.05.1\n")

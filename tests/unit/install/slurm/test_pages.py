@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT
 from tests.support.slurm_node import SlurmNode, told
 
@@ -28,15 +26,6 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
     assert "First install gpulock on every node of the cluster, those without GPUs too" in " ".join(
         page
     )
-
-
-@pytest.mark.slow
-def test_what_is_in_force_is_not_asked_for_again(node: SlurmNode) -> None:
-    node.install()
-    node.put_hooks()
-    node.put_recommended()
-
-    assert node.parts().pages == []
 
 
 def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:

@@ -29,13 +29,12 @@ NVIDIA_SERVES: Final = (
 
 def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     """Return what hinders containers; of a simulated node nothing outside itself is looked at."""
-    looks = {
-        "driver set": lambda: check_driver_dir(settings),
-        "CDI": lambda: check_cdi_spec(settings),
-    }
-    if not settings.simulation:
-        looks["containers"] = lambda: check_container_hooks(root)
-    return [Check(name, look, (INSTALLED, DRIVER)) for name, look in looks.items()]
+    checks = [
+        Check("driver set", lambda: check_driver_dir(settings), (INSTALLED, DRIVER)),
+        Check("CDI", lambda: check_cdi_spec(settings), ("driver set",)),
+    ]
+    hooks = Check("containers", lambda: check_container_hooks(root), (INSTALLED, DRIVER))
+    return checks if settings.simulation else [*checks, hooks]
 
 
 def check_driver_dir(settings: Settings) -> Iterator[Finding]:
@@ -50,12 +49,8 @@ def check_cdi_spec(settings: Settings) -> Iterator[Finding]:
     """Look whether the spec in CDI_DIR is this node's."""
     if not settings.cdi_dir:
         return
-    try:
-        path = cdi.cdi_spec_path(settings)
-        made = cdi.format_cdi_spec(settings, Node(settings).devices())
-    except Refusal as refusal:
-        yield fault(f"no spec: {refusal.why}", refusal.do)
-        return
+    path = cdi.cdi_spec_path(settings)
+    made = cdi.format_cdi_spec(settings, Node(settings).devices())
     try:
         now = atomic.read_text(path, cdi.LIMIT)
     except FileNotFoundError:

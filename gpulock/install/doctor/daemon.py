@@ -35,7 +35,6 @@ def daemon_checks(settings: Settings) -> list[Check]:
     return [
         Check("gpulockd", lambda: check_daemon_runs(settings), (INSTALLED,)),
         Check("exporter", lambda: check_exporter_runs(settings), (INSTALLED,)),
-        Check("quarantine", lambda: check_quarantine_policy(settings), (INSTALLED,)),
         Check("HEALTH_COMMAND", lambda: check_health_command(settings)),
     ]
 
@@ -80,23 +79,26 @@ def read_unit(unit: str) -> dict[str, str]:
 
 
 def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
-    """Tell that an exporter which somebody started in this boot, or enabled, is down."""
-    if read_current_sample(settings) is not None:
+    """Tell that an exporter is down: one that was started in this boot, is enabled, or needed."""
+    folder, boot_id = settings.exporter_dir, Node(settings).boot_id
+    if sample.read_sample(folder, clock_boottime(), boot_id, settings.max_sample_age):
         yield fact("exporter")
         return
+    policy = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
+    unseen = [word for word in policy if word in POLICY_WORDS and word not in (MISSING, XID)]
     seen = read_unit(units.EXPORTER)
     state = manager.unit_state(seen)
-    path = f"{settings.exporter_dir}/{sample.SAMPLE}"
-    last = sample.load_sample_file(path, sample.SAMPLE_LINE)
-    here = last is not None and last.boot_id == Node(settings).boot_id
-    if not here and state in UNUSED:
+    last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
+    here = last is not None and last.boot_id == boot_id
+    if not here and not unseen and state in UNUSED:
         return
     then = last.boottime if here and last else None
     since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
     failed = state is not None and state.endswith("failed")
     why = f": exit {seen.get('ExecMainStatus')}{read_last_words()}" if failed else ""
     do = _LOG if failed else how_to_start(units.EXPORTER)
-    yield warning(f"down{since}{why}. Jobs are not affected", do)
+    lost = f"{' '.join(unseen)} is not detected" if unseen else "Jobs are not affected"
+    yield warning(f"down{since}{why}. {lost}", do)
 
 
 def read_last_words() -> str:
@@ -105,21 +107,6 @@ def read_last_words() -> str:
     with suppress(InstallError):
         return f", {manager.run_systemd_program('journalctl', *words).strip()}"
     return ""
-
-
-def read_current_sample(settings: Settings) -> sample.Sample | None:
-    """Return what the exporter says now, None where it says nothing."""
-    folder, oldest = settings.exporter_dir, settings.max_sample_age
-    return sample.read_sample(folder, clock_boottime(), Node(settings).boot_id, oldest)
-
-
-def check_quarantine_policy(settings: Settings) -> Iterator[Finding]:
-    """Look whether what the settings name can be seen."""
-    words = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
-    unseen = [word for word in words if word in POLICY_WORDS and word not in (MISSING, XID)]
-    if unseen and read_current_sample(settings) is None:
-        what = f"{' '.join(unseen)}: no exporter runs here, so nothing is detected"
-        yield warning(what, "start gpulock-exporter")
 
 
 def check_health_command(settings: Settings) -> Iterator[Finding]:

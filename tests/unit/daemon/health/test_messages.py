@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.cli.status.attention import quarantine_end_condition
@@ -14,17 +12,8 @@ from gpulock.daemon.health.recovery import (
     is_policy_note,
     parse_note_causes,
 )
-from gpulock.install.doctor.daemon import check_quarantine_policy
-from tests.support.health_site import Ward
 
 AFTER = "a reboot or a reload of the driver, then 3 clean checks"
-
-
-def test_a_policy_that_nobody_tells_anything_is_a_warning(tmp_path: Path) -> None:
-    (told,) = check_quarantine_policy(
-        Ward(tmp_path, QUARANTINE_ON="ecc xid missing").node().settings
-    )
-    assert told.what == "ecc: no exporter runs here, so nothing is detected"
 
 
 @pytest.mark.parametrize(

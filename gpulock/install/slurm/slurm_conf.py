@@ -30,10 +30,14 @@ _THINGS: Final = ("nodename", "partitionname", "downnodes", "nodeset", "frontend
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """What is in force, and who says so: `slurmctld`, or the path of the file that was read."""
+    """What is in force, and who says so: `slurmctld`, or the path of the file that was read.
+
+    `silent` is why slurmctld did not say it, where it was asked.
+    """
 
     values: dict[str, str]
     source: str
+    silent: str = ""
 
     def get(self, key: str) -> str:
         """Return a value, empty where it is not set."""

@@ -55,13 +55,6 @@ def fail_at(patch: pytest.MonkeyPatch, name: str, end: str, fault: OSError) -> N
     patch.setattr(os, name, call)
 
 
-def rename_host(patch: pytest.MonkeyPatch, name: str) -> None:
-    """Let this machine have another host name from now on."""
-    found = os.uname()
-    fields = (found.sysname, name, found.release, found.version, found.machine)
-    patch.setattr(os, "uname", lambda: os.uname_result(fields))
-
-
 class Failing:
     """Let the k-th call of one os function fail, or do something just before it."""
 

@@ -239,22 +239,6 @@ class Recorder:
         if source and target and source != target:
             self.change((*source, None), (*target, self._names[source]))
 
-    def link(
-        self,
-        real: Callable[..., None],
-        old: str,
-        new: str,
-        *,
-        src_dir_fd: int | None = None,
-        dst_dir_fd: int | None = None,
-        **more: Any,
-    ) -> None:
-        """Give a file one more name."""
-        real(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **more)
-        source, target = self.locate(old, src_dir_fd), self.locate(new, dst_dir_fd)
-        if source and target:
-            self.change((*target, self._names[source]))
-
     def unlink(self, real: Callable[..., None], path: str, *, dir_fd: int | None = None) -> None:
         """Remove a name."""
         place = self.locate(path, dir_fd)
@@ -269,24 +253,17 @@ class Recorder:
         if place:
             self.change((*place, None), removed=self._names[place])
 
-    def mkdir(
-        self,
-        real: Callable[..., None],
-        path: str,
-        mode: int = 0o777,
-        *,
-        dir_fd: int | None = None,
-    ) -> None:
+    def mkdir(self, real: Callable[..., None], path: str, mode: int = 0o777) -> None:
         """Make a folder."""
-        place = self.locate(path, dir_fd)
-        real(path, mode, dir_fd=dir_fd)
+        place = self.locate(path, None)
+        real(path, mode)
         if place:
             self.change((*place, self.log.new()))
 
 
 WRAPPED = {
     **{name: name for name in ("open", "close", "write", "ftruncate", "fchmod", "fsync")},
-    **{name: name for name in ("rename", "link", "unlink", "rmdir", "mkdir")},
+    **{name: name for name in ("rename", "unlink", "rmdir", "mkdir")},
     **{"fdatasync": "fsync", "replace": "rename", "remove": "unlink"},
 }
 

@@ -6,7 +6,7 @@ It is weaker than ext4, xfs and btrfs are, so what holds here holds there:
 - An fsync of a file makes its content durable, and no name. An fsync of a folder makes durable
   which names are in it, but not the folder's own name, and no content.
 - Of the rest any part may be kept. Changes of one name are kept in their order; changes of several
-  names in any order, also within one folder. A rename or link is kept whole or not at all, between
+  names in any order, also within one folder. A rename is kept whole or not at all, between
   two folders as well. A folder is removed only with all that happened in it before.
 - The unsynced content of a file is independent of its names: it is there, is what was durable
   before (of a new file: nothing), is cut short, is zeros in its whole length, or has zeros in the

@@ -27,6 +27,9 @@ BELOW: Final = (
 )
 
 
+SHARES: Final = "gpu_share"
+
+
 class SgeSite(Site):
     """An execution host."""
 
@@ -50,19 +53,13 @@ class SgeSite(Site):
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, gpus: int, script: str, *, user: str = "") -> int:
-        return self._submit(gpus, script, user)
-
-    def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
-        return self._submit(gpus, script, user, "-t", f"1-{tasks}")
-
-    def submit_share(self, places: int, script: str, *, user: str = "", tasks: int = 0) -> int:
-        many = ("-t", f"1-{tasks}") if tasks else ()
-        return self._submit(0, script, user, "-l", f"gpu_share={places}", *many)
-
-    def _submit(self, gpus: int, script: str, user: str, *more: str) -> int:
-        asked = ("-l", f"gpu={gpus}") if gpus else ()
-        words = jobs.on(self.node, *asked, *more)
+    def submit(
+        self, gpus: int, script: str, *, user: str = "", tasks: int = 0, kind: str = "gpu"
+    ) -> int:
+        """Submit a job; `gpu_share` is the other kind, places on a card."""
+        asked = ["-l", f"{kind}={gpus}"] if gpus else []
+        many = ["-t", f"1-{tasks}"] if tasks else []
+        words = jobs.on(self.node, *asked, *many)
         return self.sge.submit(user or self.alice, *words, stdin=f"#!/bin/bash\n{script}")
 
     def wait_running(self, job: int) -> None:
@@ -160,10 +157,6 @@ class SgeSite(Site):
             yield
         finally:
             self.sge.start_qmaster()
-
-    def reboot(self, job: int) -> None:
-        self.stop_daemon()
-        self.kill(job)
 
     def come_back(self, job: int) -> None:
         self.start_daemon()

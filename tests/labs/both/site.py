@@ -14,11 +14,8 @@ from tests.labs.common.installed import (
     CONFIG,
     Installed,
     gate_file,
-    lose_claims,
-    lose_locks,
-    other_boot,
     reap,
-    shut_gate,
+    waiting_for,
 )
 from tests.labs.common.processes import command_of, end
 from tests.labs.common.reaped import Reaped
@@ -52,12 +49,8 @@ class Site(ABC):
     # --- jobs -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def submit(self, gpus: int, script: str, *, user: str = "") -> int:
-        """Submit a job of the node, Alice's unless told; a bash script."""
-
-    @abstractmethod
-    def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
-        """Submit an array of such jobs; return its number."""
+    def submit(self, gpus: int, script: str, *, user: str = "", tasks: int = 0) -> int:
+        """Submit a bash script as a job of the node, Alice's unless told, or as an array."""
 
     @abstractmethod
     def wait_running(self, job: int) -> None:
@@ -155,10 +148,6 @@ class Site(ABC):
         """Let there be no qmaster, no slurmctld, for a while."""
 
     @abstractmethod
-    def reboot(self, job: int) -> None:
-        """Let the node go down with a job on it; its daemon is not started again."""
-
-    @abstractmethod
     def come_back(self, job: int) -> None:
         """Start the node's daemon after that, and have the scheduler forget the job."""
 
@@ -197,32 +186,13 @@ class Site(ABC):
         return {f"nvidia{one.minor_of(name)}" for name, one in locks if one.job_id == str(job)}
 
     def waiting(self, name: str) -> tuple[Path, str]:
-        """Return a file of Alice's that is not there, and bash lines that wait for it.
-
-        They start no child, which would outlive a script that is ended.
-        """
+        """Return a file of Alice's that is not there, and bash lines that wait for it."""
         path = gate_file(self.gpus, name, self.alice)
-        return path, f"exec 9<> <(:)\nuntil [ -e {path} ]; do read -rt 0.1 -u 9 || :; done\n"
+        return path, waiting_for(path)
 
     def reap(self, *around: str) -> Reaped:
         """Reconcile on the node; `around` are words before the command."""
         return reap(self.gpus, self.node, *around)
-
-    def lose_locks(self) -> None:
-        """Empty LOCK_DIR."""
-        lose_locks(self.gpus, self.node)
-
-    def lose_claims(self) -> None:
-        """Leave neither a lock nor a record on the node."""
-        lose_claims(self.gpus, self.node)
-
-    def other_boot(self) -> contextlib.AbstractContextManager[None]:
-        """Let the node have another boot id, as after a reboot."""
-        return other_boot(self.gpus, self.node)
-
-    def shut_gate(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the node's gate by a process that is stopped."""
-        return shut_gate(self.gpus, self.node)
 
     @property
     def settings_file(self) -> Path:
@@ -283,6 +253,11 @@ class Site(ABC):
             return self.is_empty()
 
         wait_until(over, why="all jobs to be over")
+
+    def reboot(self, job: int) -> None:
+        """Let the node go down with a job on it; its daemon is not started again."""
+        self.stop_daemon()
+        self.kill(job)
 
     def kill(self, job: int) -> None:
         """End a job with all its processes, and no epilog; the scheduler may not know."""

@@ -50,15 +50,10 @@ class SlurmSite(Site):
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, gpus: int, script: str, *, user: str = "") -> int:
-        return self._submit(gpus, script, user)
-
-    def submit_many(self, tasks: int, gpus: int, script: str, *, user: str = "") -> int:
-        return self._submit(gpus, script, user, f"--array=1-{tasks}")
-
-    def _submit(self, gpus: int, script: str, user: str, *more: str) -> int:
-        asked = (f"--gres=gpu:{gpus}",) if gpus else ()
-        words = ("-w", NODE, "--requeue", *asked, *more)
+    def submit(self, gpus: int, script: str, *, user: str = "", tasks: int = 0) -> int:
+        asked = [f"--gres=gpu:{gpus}"] if gpus else []
+        many = [f"--array=1-{tasks}"] if tasks else []
+        words = ("-w", NODE, "--requeue", *asked, *many)
         return self.slurm.submit(user or self.alice, *words, script=script)
 
     def wait_running(self, job: int) -> None:
@@ -175,10 +170,6 @@ class SlurmSite(Site):
                 self.slurm.bring_back_slurmctld()
             else:
                 self.slurm.start_slurmctld()
-
-    def reboot(self, job: int) -> None:
-        self.stop_daemon()
-        self.kill(job)
 
     def come_back(self, job: int) -> None:
         self.slurm.scontrol("update", f"nodename={NODE}", "state=down", "reason=reboot")

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.lab
 NUMBER = 200 if SOAK else 20
 
 
-def begun(site: Site, daemon: Daemon, gpus: int = 2, script: str = SLEEP) -> tuple[int, Claim]:
+def begun(site: Site, daemon: Daemon, script: str = SLEEP) -> tuple[int, Claim]:
     """Start a job; return it with its claim once gpulockd has seen its processes."""
-    job = site.start(gpus, script)
+    job = site.start(2, script)
     daemon.goes_round()
     return job, daemon.claim(job)
 
@@ -110,7 +110,7 @@ def test_gpulockd_beside_prologs_and_epilogs_takes_nobodys_device(site: Site) ->
     with daemon_on(site.gpus, site.node) as daemon, restless(daemon) as rounds:
         for user in (site.alice, site.bob):
             for gpus in (1, 2):
-                site.submit_many(NUMBER // 4, gpus, script, user=user)
+                site.submit(gpus, script, user=user, tasks=NUMBER // 4)
         site.wait_empty()
         site.gpus.wait_free()  # what an epilog left draining is freed as well
         wait_until(lambda: len(daemon.history()) >= NUMBER, why="their history")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import SHOW, Site
-from tests.labs.common.installed import SOAK, gate_file
+from tests.labs.common.installed import SOAK, gate_file, shut_gate
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -88,7 +88,7 @@ def test_a_gate_that_a_stopped_process_holds_sends_jobs_back_and_stops_no_node(s
     freed by the next reconcile.
     """
     ending = site.start(1)
-    with site.shut_gate():
+    with shut_gate(site.gpus, site.node):
         job = site.submit(site.count - 1, SHOW, user=site.bob)
         said = site.wait_sent_back(job)
         assert "unknown: timed out on the lock /run/gpulock.claims/gate" in said

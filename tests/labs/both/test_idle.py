@@ -40,7 +40,7 @@ def test_the_task_that_idles_is_warned_and_ended_and_no_other(site: Site) -> Non
 
     seen = exporter(gpus, site.node, place, lambda one: bool(one.devices), work)
     with seen as observer, daemon_on(gpus, site.node) as daemon:
-        job = site.submit_many(2, 1, SLEEP)
+        job = site.submit(1, SLEEP, tasks=2)
         wait_until(lambda: len(site.locks()) == 2, why="two tasks to have their GPUs")
         wait_until(lambda: len(site.tasks(job)) == 2, why="both to run")
         (idle,) = site.held_by_task(job, 2)

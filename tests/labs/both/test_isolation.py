@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.labs.both.sge_site import SgeSite
+from tests.labs.both.sge_site import SHARES, SgeSite
 from tests.labs.both.site import Site
 from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.device_nodes import modes, opened
@@ -129,7 +129,7 @@ def test_many_jobs_in_a_row_leave_nothing_behind(any_site: Site, node: ConfinedN
         ended.write_text("")
         ended.chmod(0o666)
         for gpus in (1, 0):
-            any_site.submit_many(ROW // 2, gpus, f"echo one >>{ended}\n")
+            any_site.submit(gpus, f"echo one >>{ended}\n", tasks=ROW // 2)
         any_site.wait_empty()
         assert ended.read_text().count("one") == ROW
         assert node.left() == []
@@ -152,10 +152,10 @@ def test_a_shared_card_is_open_to_each_job_with_a_place_until_its_own_end(
     with site.confined(range(site.count)[-2:]) as node:
         begin = f"{node.probe}\necho begun\n"
         stray = f"(setsid bash -c '({until_late.strip()}; {node.probe}; echo out) &' &)\n"
-        one = site.submit_share(1, begin + stray + until_first)
-        two = site.submit_share(2, begin + until_again + begin + until_last)
+        one = site.submit(1, begin + stray + until_first, kind=SHARES)
+        two = site.submit(2, begin + until_again + begin + until_last, kind=SHARES)
         whole = site.submit(1, begin + until_last)
-        other = site.submit_share(1, begin + until_last, user=site.bob)
+        other = site.submit(1, begin + until_last, user=site.bob, kind=SHARES)
         for job in (one, two, whole, other):
             said = site.wait_said(job, "begun")
             assert opened(said) == opens(site, site.device_nodes(job))

@@ -57,7 +57,7 @@ def test_a_job_that_asked_for_none_sees_none_and_holds_none(site: Site) -> None:
 
 def test_tasks_of_an_array_hold_different_gpus(site: Site) -> None:
     go, until_go = site.waiting("go")
-    job = site.submit_many(2, site.count // 2, until_go)
+    job = site.submit(site.count // 2, until_go, tasks=2)
     wait_until(lambda: len(site.tasks(job)) == 2, why="both to run")
     assert len({*site.held_by_task(job, 1), *site.held_by_task(job, 2)}) == site.count
     go.touch()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import Site
+from tests.labs.common.installed import lose_claims, lose_locks, other_boot
 
 pytestmark = pytest.mark.lab
 
@@ -19,8 +20,8 @@ def test_after_a_reboot_old_locks_are_dead_and_a_kept_or_wiped_lock_dir_serves_a
     """What decides is the boot id alone, as old pids mean nothing: the job goes on at first."""
     old = site.start(site.count)
     if way == "wiped":
-        site.lose_claims()
-    with site.other_boot():
+        lose_claims(site.gpus, site.node)
+    with other_boot(site.gpus, site.node):
         if way == "reap":
             assert site.reap().acts() == []  # claims of another boot are none
             assert site.locks() == {}
@@ -38,7 +39,7 @@ def test_after_a_reboot_old_locks_are_dead_and_a_kept_or_wiped_lock_dir_serves_a
 def test_an_emptied_lock_dir_is_whole_again_before_a_gpu_is_granted(site: Site) -> None:
     jobs = [site.start(1), site.start(1)]
     held = {job: site.held(job) for job in jobs}
-    site.lose_locks()
+    lose_locks(site.gpus, site.node)
 
     later = site.start(1, user=site.bob)
 
@@ -53,7 +54,7 @@ def test_without_records_nothing_is_granted_until_an_administrator_says_that_no_
     site: Site,
 ) -> None:
     job = site.start(2)
-    site.lose_claims()
+    lose_claims(site.gpus, site.node)
     refused = site.submit(1, "echo ran\n", user=site.bob)
     assert "the records of this boot's claims were lost" in site.wait_sent_back(refused)
     assert site.in_service()

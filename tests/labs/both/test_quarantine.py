@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
 from tests.labs.both.site import Site
+from tests.labs.common.exporter_node import PLACE
 from tests.labs.common.installed import out_of_service
-from tests.labs.common.told import PLACE, exporter
-from tests.labs.daemon.daemon_lab import Daemon, daemon_on
+from tests.labs.daemon.daemon_lab import daemon_on
+from tests.support.samples import Sampled
 
 pytestmark = pytest.mark.lab
 KEYS = {"QUARANTINE_ON": "xid memory", "SAMPLE_PERIOD": "0.4"}
@@ -21,6 +23,7 @@ def prepare(site: Site, **keys: str) -> list[str]:
     site.configure(**keys)
     reload_driver(site)
     site.reap()
+    out(site)  # else the sample of a test before counts
     return [device.id for device in site.gpus.node(site.node).devices()]
 
 
@@ -47,14 +50,13 @@ def log_kernel(site: Site, text: str) -> None:
         file.write(f"3,{number},{at:.0f},-;{text}\n")
 
 
-def out(site: Site) -> set[str]:
-    """Return the devices that are out of service."""
+def out(site: Site, **facts: int) -> set[str]:
+    """Return what is out of service, and let the exporter have looked, with this of each card."""
+    told = Sampled(site.gpus.cluster.path_in(site.node, PLACE))
+    for device in site.gpus.node(site.node).devices():
+        told.device(device.id, memory_used=0, processes=0, **facts)
+    told.write()
     return {*out_of_service(str(site.state_dir))}
-
-
-def wait_out(site: Site, daemon: Daemon, *names: str) -> None:
-    """Wait until just these devices are out of service."""
-    daemon.rounds_until(lambda: out(site) == {*names}, f"{names} to be out of service")
 
 
 @pytest.mark.attack
@@ -64,26 +66,23 @@ def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(site: S
     Stopped by: root believes it of half of the node; a job gets the rest, and no node stops.
     """
     names = prepare(site, **KEYS)
-    place = site.gpus.cluster.path_in(site.node, PLACE)
-    with exporter(place, names) as told, daemon_on(site.gpus, site.node) as daemon:
-        for name in names:
-            told.tell(name, "recovery_action=1")
-        daemon.rounds_until(lambda: len(out(site)) == site.count // 2, "half of it to be out")
+    bad = partial(out, site, recovery_action=1)
+    with daemon_on(site.gpus, site.node) as daemon:
+        daemon.rounds_until(lambda: len(bad()) == site.count // 2, "half of it to be out")
         daemon.goes_round()
-        assert len(out(site)) == site.count // 2
+        assert len(bad()) == site.count // 2
         job = site.start(site.count // 2)
-        assert {*site.held(job)} == {*names} - out(site)
+        assert {*site.held(job)} == {*names} - bad()
         assert site.in_service()
 
 
 def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site: Site) -> None:
-    names = prepare(site, **KEYS)
-    place = site.gpus.cluster.path_in(site.node, PLACE)
-    with exporter(place, names), daemon_on(site.gpus, site.node) as daemon:
+    prepare(site, **KEYS)
+    with daemon_on(site.gpus, site.node) as daemon:
         job = site.start(2)
         held = site.held(job)
         log_xid(site, held[0])
-        wait_out(site, daemon, held[0])
+        daemon.rounds_until(lambda: out(site) == {held[0]}, f"{held[0]} to be out of service")
         assert site.held(job) == held
         site.end(job)
         other = site.start(site.count - 1, user=site.bob)
@@ -92,7 +91,7 @@ def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site
         assert "quarantined" in site.refused(site.count)
         assert site.in_service()
         reload_driver(site)
-        wait_out(site, daemon)
+        daemon.rounds_until(lambda: not out(site), "it to be back in service")
         assert len(site.held(site.start(site.count))) == site.count
         said = daemon.said()
         assert said.count("is out of service") == said.count("is back in service") == 1, said

@@ -11,8 +11,7 @@ import pytest
 
 from gpulock.node.sample import FINISHED, Sample
 from tests.labs.both.site import Site
-from tests.labs.common.exporter_node import exporter
-from tests.labs.common.told import PLACE
+from tests.labs.common.exporter_node import PLACE, exporter
 from tests.nvml.double import Double
 from tests.nvml.node import ENERGY
 from tests.support.history_site import read_history

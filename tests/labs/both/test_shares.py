@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from gpulock.node.devices import SHARE
-from tests.labs.both.sge_site import SgeSite
+from tests.labs.both.sge_site import SHARES, SgeSite
 from tests.labs.both.site import SLEEP
 from tests.labs.common.contention import (
     CONTENDERS,
@@ -30,7 +30,7 @@ def cards(site: SgeSite, job: int) -> set[str]:
 
 def start_share(site: SgeSite, places: int, user: str) -> int:
     """Start a job of places; return it once it knows its part."""
-    job = site.submit_share(places, SHOW + SLEEP, user=user)
+    job = site.submit(places, SHOW + SLEEP, user=user, kind=SHARES)
     site.wait_running(job)
     site.wait_said(job, f"has {places}/{PLACES}")
     return job
@@ -70,8 +70,8 @@ def test_jobs_of_places_and_of_cards_contend_and_never_have_more_than_there_is(
         log = prepare_log(site.gpus.cluster.lab / "contention")
         each = CONTENDERS // 4
         for user in (site.alice, site.bob):
-            site.submit_share(1, contender_script(log), user=user, tasks=each)
-            site.submit_many(each, 1, contender_script(log), user=user)
+            site.submit(1, contender_script(log), user=user, tasks=each, kind=SHARES)
+            site.submit(1, contender_script(log), user=user, tasks=each)
         site.wait_empty(lambda: check_places(site))
         lines = log.read_text().splitlines()
         assert replay(lines, PLACES) == (CONTENDERS, "")

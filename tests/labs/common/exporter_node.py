@@ -12,10 +12,10 @@ from pathlib import Path
 
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE, Sample, load_sample_file
 from tests.labs.common.installed import CONFIG, Installed
-from tests.labs.common.told import PLACE
 from tests.nvml.double import Double
 from tests.support.wait import wait_exit, wait_until
 
+PLACE = "/run/gpulock-exporter"
 PROGRAM = [
     sys.executable,
     "-c",
@@ -27,19 +27,13 @@ ADDRESS = "127.0.0.1:9465"
 class Observer:
     """The exporter of one node; `nvml` is what it hears, `folder` is what it writes."""
 
-    def __init__(self, nvml: Double, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, nvml: Double, folder: Path) -> None:
         self.nvml = nvml
         self.folder = folder
-        self._process = process
 
     def sample(self) -> Sample | None:
         """Return what it told last, however long ago."""
         return load_sample_file(f"{self.folder}/{SAMPLE}", SAMPLE_LINE)
-
-    def crash(self) -> None:
-        """Kill it, as an OOM killer would."""
-        self._process.kill()
-        wait_exit(self._process, why="the killed exporter to end")
 
 
 @contextmanager
@@ -67,7 +61,7 @@ def exporter(
                 stderr=errors,
                 stdin=subprocess.DEVNULL,
             )
-        made = Observer(nvml, folder, process)
+        made = Observer(nvml, folder)
 
         def told() -> bool:
             found = made.sample()

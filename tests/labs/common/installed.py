@@ -185,6 +185,11 @@ def gate_file(gpus: Installed, name: str, user: str = "") -> Path:
     return path
 
 
+def waiting_for(path: Path | str) -> str:
+    """Return lines of bash that wait for a file, without a child that could be left behind."""
+    return f"exec 9<> <(:)\nuntil [ -e {path} ]; do read -rt 0.1 -u 9 || :; done\n"
+
+
 @contextlib.contextmanager
 def shut_gate(gpus: Installed, node: str) -> Generator[None]:
     """Hold a node's gate by a process that is stopped."""

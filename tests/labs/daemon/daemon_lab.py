@@ -226,11 +226,11 @@ def assert_held(daemon: Daemon, claim: Claim, proof: str, state: str = "alive") 
     assert claim.token not in {line["token"] for line in daemon.history()}
 
 
-def assert_freed(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> dict[str, Any]:
+def assert_freed(daemon: Daemon, claim: Claim, proof: str) -> dict[str, Any]:
     """Have it look once: all is free and told, with one line in the history, which is returned."""
     daemon.goes_round()
     assert claim.locked() == (), daemon.said()
-    return assert_over(daemon, claim, proof, how)
+    return assert_over(daemon, claim, proof)
 
 
 def assert_over(daemon: Daemon, claim: Claim, proof: str, how: str = "reap") -> dict[str, Any]:

@@ -27,8 +27,8 @@ USERS: Final = {"glalice": 27001, "glbob": 27002}
 class Cluster(Machines):
     """A qmaster's machine and three nodes, the daemons on them, and two ordinary users."""
 
-    def __init__(self, lab: str | os.PathLike[str] = DEFAULT_LAB):
-        self.lab = Path(lab)
+    def __init__(self) -> None:
+        self.lab = Path(DEFAULT_LAB)
         self.master = MASTER
         names = (MASTER, *NODES)
         self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}

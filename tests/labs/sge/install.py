@@ -46,9 +46,9 @@ class Installation:
                 (folder / path.name).symlink_to(path)
 
 
-def find_installation(folder: str = os.environ.get(VARIABLE, "")) -> Installation:
-    """Return the installation of a folder, Debian's where none is named; raise LabError."""
-    if not folder:
+def find_installation() -> Installation:
+    """Return the installation that the variable names, else Debian's; raise LabError."""
+    if not (folder := os.environ.get(VARIABLE)):
         util = Path("/usr/share/gridengine/util")
         return Installation("lx-amd64", _DEBIAN, _DEBIAN, _DEBIAN, util, "/usr/sbin")
     root = Path(folder)

@@ -34,25 +34,15 @@ def said(gpus: Gpulock, job: JobId, name: str = "STDIN", user: str = "glalice") 
         return ""
 
 
-def wait_said(
-    gpus: Gpulock,
-    job: JobId,
-    text: str,
-    *,
-    name: str = "STDIN",
-    user: str = "glalice",
-) -> str:
+def wait_said(gpus: Gpulock, job: JobId, text: str, name: str = "STDIN") -> str:
     """Wait until a job or its hooks have printed `text`; return all they printed."""
+
+    def found() -> str:
+        return said(gpus, job, name)
+
     return wait_until(
-        lambda: told if text in (told := said(gpus, job, name, user)) else None,
-        why=lambda: (
-            f"job {job} to print {text!r}\n"
-            + (
-                said(gpus, job, name, user)
-                + gpus.sge.qstat("-u", "*")
-                + gpus.sge.messages("qmaster")
-            )
-        ),
+        lambda: told if text in (told := found()) else None,
+        why=lambda: f"job {job} to print {text!r}\n{found()}{gpus.sge.messages('qmaster')}",
     )
 
 
@@ -184,7 +174,7 @@ def at_gate(pid: int) -> bool:
 
 
 def waiting_for(path: Path) -> str:
-    """Return a job's line that waits for a file."""
+    """Return a job's line that waits for a file; its shell is no bash."""
     return f"until [ -e {path} ]; do sleep 0.1; done\n"
 
 

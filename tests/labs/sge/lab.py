@@ -77,17 +77,9 @@ class GridEngine(Cluster):
             raise LabError(f"{user}: {command} failed: {done.stdout}{done.stderr}")
         return JobId(int(first))
 
-    def qrsh(
-        self,
-        user: str,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        node: str | None = None,
-        seconds: float = 60.0,
-    ) -> subprocess.CompletedProcess[str]:
+    def qrsh(self, user: str, *args: str) -> subprocess.CompletedProcess[str]:
         """Run qrsh as a user without a terminal of its own; `-pty no` where hooks are set."""
-        command = [str(PROGRAMS / "qrsh"), *args]
-        return self.run_as(user, command, machine=node, env=env, seconds=seconds)
+        return self.run_as(user, [str(PROGRAMS / "qrsh"), *args])
 
     def qstat(self, *args: str) -> str:
         """Run qstat as root on the master; return what it printed."""
@@ -167,14 +159,11 @@ class GridEngine(Cluster):
                 states[fields[0].partition("@")[2]] = fields[5] if len(fields) > 5 else ""
         return states
 
-    def wait_queue(self, node: str, state: str, *, queue: str = "gpu.q") -> None:
-        """Wait until a queue's state on a node has the letters asked for; empty is no state."""
+    def wait_queue(self, node: str, state: str) -> None:
+        """Wait until gpu.q's state on a node has the letters asked for; empty is no state."""
         wait_until(
-            lambda: (
-                (now := self.queue_states(queue).get(node, "?")) == state
-                or (bool(state) and state in now)
-            ),
-            why=f"{queue}@{node} to be {state or 'open'}",
+            lambda: (now := self.queue_states()[node]) == state or (bool(state) and state in now),
+            why=f"gpu.q@{node} to be {state or 'open'}",
         )
 
     def clear_queue_errors(self) -> None:

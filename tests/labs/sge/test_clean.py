@@ -11,15 +11,7 @@ from tests.labs.common.installed import gate_file
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import (
-    carriers,
-    group_of,
-    held,
-    on,
-    sleepers,
-    sparing_execd,
-    waiting_for,
-)
+from tests.labs.sge.jobs import carriers, group_of, held, on, sleepers, sparing_execd, waiting_for
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 

@@ -8,13 +8,7 @@ import shutil
 import pytest
 
 from gpulock.store.owner import Owner
-from tests.labs.common.installed import (
-    SOAK,
-    gate_file,
-    reap,
-    script,
-    shut_gate,
-)
+from tests.labs.common.installed import SOAK, gate_file, reap, script, shut_gate
 from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock

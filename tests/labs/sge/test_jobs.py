@@ -7,19 +7,12 @@ import pytest
 
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import on, start_shepherds
-from tests.labs.sge.lab import JobId
+from tests.labs.sge.jobs import on, said, start_shepherds
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ON_NODE = ("-l", f"h={NODE}", "-q", "gpu.q")
 SHOW = "env | grep -E '^(CUDA|NVIDIA|GPU|SGE_GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
-
-
-def output(gpus: Gpulock, job: JobId, name: str = "STDIN", suffix: str = "") -> str:
-    """Return what a job of glalice printed."""
-    home = gpus.sge.users["glalice"].home
-    return (home / f"{name}.o{job}{suffix}").read_text()
 
 
 def variables(text: str) -> dict[str, str]:
@@ -31,7 +24,7 @@ def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
     """Run a job to its end; return the variables it saw."""
     job = gpus.sge.submit("glalice", "-j", "y", *ON_NODE, *args, stdin=script)
     gpus.sge.wait_done(job)
-    return variables(output(gpus, job))
+    return variables(said(gpus, job))
 
 
 def test_per_slot_requests_count_once_a_slot_and_per_job_requests_once(gpus: Gpulock) -> None:

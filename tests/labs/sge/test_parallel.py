@@ -11,8 +11,7 @@ import pytest
 from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import stopped_queues
-from tests.labs.sge.test_jobs import output
+from tests.labs.sge.jobs import said, stopped_queues
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -48,7 +47,7 @@ def until_wrapped(gpus: Gpulock) -> None:
         if gpus.sge.wait_state(job, "", "Eqw"):  # what isolation refuses until its host has read it
             gpus.sge.qdel(str(job))
             return None
-        lines = [line for line in output(gpus, job).splitlines() if "CVD=" in line]
+        lines = [line for line in said(gpus, job).splitlines() if "CVD=" in line]
         return True if len(lines) == 3 and not any("unset" in line for line in lines) else None
 
     wait_until(wrapped, why="execds to start shepherds by gpulock")
@@ -64,7 +63,7 @@ def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: 
     )
     expected = sorted(f"{node} CVD=0,1 refused=" for node in NODES)
     wait_until(
-        lambda: sorted(x for x in output(tasks, job).splitlines() if "CVD=" in x) == expected,
+        lambda: sorted(x for x in said(tasks, job).splitlines() if "CVD=" in x) == expected,
         why="each host's task to show its GPUs",
     )
     # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
@@ -99,7 +98,7 @@ def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpuloc
         first = ("-masterq", f"gpu.q@{NODES[0]}")  # a prolog would send the whole job back
         job = tasks.sge.submit("glalice", "-j", "y", *first, *MPI, stdin=SERIAL)
         tasks.sge.wait_done(job)
-        text = output(tasks, job)
+        text = said(tasks, job)
     finally:
         tasks.sge.set_exechost(blocked, "gpu=8,gpuj=8,slots=16")
     assert "busy: 2 GPUs asked for, 1 of 8 free" in text
@@ -118,20 +117,20 @@ def test_a_task_whose_hook_cannot_start_ends_its_job_with_the_reason(tasks: Gpul
         tasks.sge.wait_done(job)
     finally:
         hook.write_text(text)
-    said = "\n".join(map(tasks.sge.messages, NODES))
-    assert f"{hook} ended with 127, so no task can start on this node" in said
+    told = "\n".join(map(tasks.sge.messages, NODES))
+    assert f"{hook} ended with 127, so no task can start on this node" in told
     assert stopped_queues(tasks) == {}
 
 
 def test_without_the_feature_a_job_over_several_hosts_is_refused(gpus: Gpulock) -> None:
     job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
     gpus.sge.wait_state(job, "Eqw")
-    assert "GPUs on several hosts" in output(gpus, job)
+    assert "GPUs on several hosts" in said(gpus, job)
     assert all(held == [] for held in gpus.held_by(job).values())
 
 
 def test_a_parallel_job_without_gpus_is_masked_on_every_host(tasks: Gpulock) -> None:
     job = tasks.sge.submit("glalice", "-j", "y", "-q", "gpu.q", "-pe", "mpi", "6", stdin=SERIAL)
     tasks.sge.wait_done(job)
-    lines = [line for line in output(tasks, job).splitlines() if "CVD=" in line]
+    lines = [line for line in said(tasks, job).splitlines() if "CVD=" in line]
     assert len(lines) == 3 and all("CVD= refused=" in line for line in lines)

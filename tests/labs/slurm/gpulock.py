@@ -75,11 +75,11 @@ def hook_programs(paths: HookPaths) -> dict[str, Path]:
     }
 
 
-def installed(slurm: Slurm, preset: str = "dgx1") -> Gpulock:
+def installed(slurm: Slurm) -> Gpulock:
     """Install hooks and simulated drivers into a lab's scratch folder."""
     drivers = slurm.lab / "drivers"
     for node in slurm.nodes:
-        write_simulated_node(drivers / node, preset, slurm.setup.gpus)
+        write_simulated_node(drivers / node, "dgx1", slurm.setup.gpus)
     hooks = hook_programs(render_hooks(slurm.lab / "hooks", Path(CONFIG)))
     setup = dataclasses.replace(slurm.setup, hooks=hooks)
     return Gpulock(drivers, slurm, setup)

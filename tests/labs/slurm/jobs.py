@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Final
 
 from gpulock.store.owner import Owner
@@ -56,14 +55,6 @@ def wait_requeued(gpus: Gpulock, job: JobId, *, times: int = 1) -> dict[str, str
         ),
         why=f"job {job} to be requeued",
     )
-
-
-def waiting_for(path: Path) -> str:
-    """Return lines of a batch script (bash, no other shell) that wait for a file by themselves.
-
-    A child that slept would outlive a script that Slurm ends, and keep its locks for that long.
-    """
-    return f"exec 9<> <(:)\nuntil [ -e {path} ]; do read -rt 0.1 -u 9 || :; done\n"
 
 
 # --- locks ----------------------------------------------------------------------------------------

@@ -53,39 +53,14 @@ class Slurm(Cluster):
         return JobId(int(done.stdout))
 
     def srun(
-        self,
-        user: str,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
+        self, user: str, *args: str, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run srun as a user on the head machine, to its end."""
-        return self.run_as(user, ["srun", *args], env=env, seconds=seconds)
+        return self.run_as(user, ["srun", *args], env=env)
 
-    def salloc(
-        self,
-        user: str,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60.0,
-    ) -> subprocess.CompletedProcess[str]:
+    def salloc(self, user: str, *args: str) -> subprocess.CompletedProcess[str]:
         """Run salloc as a user on the head machine, to the end of the command given to it."""
-        return self.run_as(user, ["salloc", *args], env=env, seconds=seconds)
-
-    def start(
-        self, user: str, *command: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a command, such as srun or salloc, as a user; the caller waits for it."""
-        who = self.users[user]
-        line = self.machines[self.master].enter(uid=who.uid, cwd=str(who.home))
-        return subprocess.Popen(
-            [*line, *command],
-            env={"PATH": "/usr/bin:/bin", **self.login(user), **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return self.run_as(user, ["salloc", *args])
 
     def said(self, job: JobId) -> str:
         """Return what a batch job has printed; empty as long as there is no file."""

@@ -27,19 +27,11 @@ USERS: Final = {"slalice": 27011, "slbob": 27012}
 class SlurmMachines(Machines):
     """A head machine and up to four nodes, two ordinary users, and what Slurm is to be told."""
 
-    def __init__(
-        self,
-        setup: Setup | None = None,
-        *,
-        nodes: int = 1,
-        names: str = "sl",
-        lab: str | os.PathLike[str] = DEFAULT_LAB,
-    ) -> None:
-        """Describe a lab; labs that are up at the same time need different `names`."""
-        self.lab = Path(lab)
-        self.setup = setup or Setup()
-        self.master = f"{names}master"
-        self.nodes = tuple(f"{names}node{number}" for number in range(1, nodes + 1))
+    def __init__(self, setup: Setup, *, nodes: int = 1) -> None:
+        self.lab = Path(DEFAULT_LAB)
+        self.setup = setup
+        self.master = "slmaster"
+        self.nodes = tuple(f"slnode{number}" for number in range(1, nodes + 1))
         self.machines = {
             name: Machine(name, number, self.lab)
             for number, name in enumerate((self.master, *self.nodes), 1)
@@ -93,18 +85,11 @@ class SlurmMachines(Machines):
             "printed": self.last_outputs(),
         }
 
-    def log(self, daemon: str, lines: int = 20) -> str:
-        """Return the last lines of a log: `slurmctld`, or a node's name for its slurmd."""
-        try:
-            text = (self.lab / f"log/{daemon}.log").read_text(errors="replace")
-        except FileNotFoundError:
-            return f"({daemon} has written no log)"
-        return "\n".join(text.splitlines()[-lines:])
-
-    def logs(self, lines: int = 100) -> str:
+    def logs(self) -> str:
         """Return the last lines of all logs, for the message of a failure."""
-        names = ("slurmctld", *self.nodes)
-        return "\n".join(f"--- {name}\n{self.log(name, lines)}" for name in names)
+        places = [self.lab / f"log/{name}.log" for name in ("slurmctld", *self.nodes)]
+        texts = {place.stem: place.read_text(errors="replace").splitlines() for place in places}
+        return "\n".join("\n".join([f"--- {name}", *text[-100:]]) for name, text in texts.items())
 
     def watch_logs(self) -> Callable[[], str]:
         """Return what tells later what the daemons have written since."""

@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 
 from tests.labs.common.device_nodes import PROBE, opened
-from tests.labs.common.installed import gate_file, reap, script
+from tests.labs.common.installed import gate_file, reap, script, waiting_for
 from tests.labs.common.processes import end
 from tests.labs.slurm.config import UNIFIED
 from tests.labs.slurm.confined import EVERY, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import kill_steps, started, waiting_for
+from tests.labs.slurm.jobs import kill_steps, started
 from tests.labs.slurm.modes import NODE, by_slurm, wait_said
 from tests.support.wait import wait_exit
 

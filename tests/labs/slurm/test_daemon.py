@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.labs.common.installed import gate_file, shut_gate
+from tests.labs.common.installed import gate_file, shut_gate, waiting_for
 from tests.labs.daemon.daemon_lab import (
     Daemon,
     assert_freed,
@@ -25,7 +25,7 @@ from tests.labs.daemon.daemon_lab import (
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, stops
-from tests.labs.slurm.jobs import SLEEP, started, waiting_for
+from tests.labs.slurm.jobs import SLEEP, started
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
@@ -177,6 +177,3 @@ def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
         # with two orphan steps, slurmd mostly runs no Epilog at all
         assert line["how"] == "reap" or hooks.has_run("Epilog", NODE, job)
         witness.never_free_too_soon(line)
-
-
-# --- the Prolog is cut short ----------------------------------------------------------------------

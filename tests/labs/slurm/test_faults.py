@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.installed import gate_file, reap, shut_gate
+from tests.labs.common.installed import gate_file, reap, shut_gate, waiting_for
 from tests.labs.common.processes import command_of, end, parent_of, running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When, stops
@@ -22,7 +22,6 @@ from tests.labs.slurm.jobs import (
     record_of,
     started,
     wait_requeued,
-    waiting_for,
 )
 from tests.labs.slurm.lab import ENDED, JobId
 from tests.labs.slurm.modes import (

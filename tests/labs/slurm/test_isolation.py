@@ -7,11 +7,10 @@ import pytest
 
 from gpulock.isolation.tree import MARK
 from tests.labs.common.device_nodes import opened
-from tests.labs.common.installed import gate_file, reap
+from tests.labs.common.installed import gate_file, reap, waiting_for
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import waiting_for
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, by_slurm, wait_said

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs.common.exporter_node import PLACE
 from tests.labs.common.installed import STATE_DIR, out_of_service, reap
-from tests.labs.common.told import BOOT, PLACE
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, started, wait_requeued
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
+from tests.support.samples import HERE
 
 pytestmark = pytest.mark.lab
 KEYS = {
     "QUARANTINE_ON": "xid memory",
     "SAMPLE_PERIOD": "0.4",
 }
-USED = f"memory_used={3 << 30}"
 
 
 def devices(gpus: Gpulock) -> list[str]:
@@ -74,7 +74,7 @@ def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(
     slurm, names = slurm_gpus.slurm, devices(slurm_gpus)
     told, published = (slurm.path_in(NODE, f"{d}/inventory") for d in (PLACE, "/run/gpulock"))
     told.parent.mkdir(parents=True, exist_ok=True)
-    head = ["gpulock-inventory 1", f"boot_id={BOOT.read_text().strip()}"]
+    head = ["gpulock-inventory 1", f"boot_id={HERE.read_text().strip()}"]
     with daemon_on(slurm_gpus, NODE) as daemon:
         daemon.goes_round()
         told.write_text("\n".join([*head, *[f"gpu.{one}.mig=1" for one in names]]) + "\n")

@@ -8,18 +8,9 @@ import re
 
 import pytest
 
-from tests.labs.common.installed import gate_file
+from tests.labs.common.installed import gate_file, waiting_for
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import (
-    ALL,
-    SHOW_MASK,
-    held,
-    notes,
-    occupied,
-    started,
-    wait_requeued,
-    waiting_for,
-)
+from tests.labs.slurm.jobs import ALL, SHOW_MASK, held, notes, occupied, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
 from tests.support.wait import wait_until
@@ -85,25 +76,6 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
     assert slurm.wait_settled(job) == "COMPLETED"
     assert slurm.said(job).endswith("mask=1.\n")
     assert (slurm.state(other), slurm.job(other)["Restarts"]) == ("RUNNING", "0")
-
-
-@BOTH
-def test_the_task_that_has_the_arrays_own_id_is_requeued_alone(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    array = slurm.submit("slalice", "--array=1-3%2", "-w", NODE, GPU, script="exec sleep 600\n")
-    wait_until(lambda: len(slurm_gpus.locks(NODE)) == 2, why="two tasks to start")
-    with occupied(slurm_gpus, NODE, 2, 3):
-        slurm.scontrol("update", f"jobid={array}", "arraytaskthrottle=3")
-        assert is_busy(busy(slurm_gpus, array))
-        tasks = slurm.tasks(array)
-        assert tasks.pop(3) == array, "the trap is not set: another task has the array's id"
-        for task in tasks.values():
-            slurm.wait_running(task)
-            assert (slurm.state(task), slurm.job(task)["Restarts"]) == ("RUNNING", "0")
-        assert sorted(held(slurm_gpus, t, NODE)[0] for t in tasks.values()) == ["0", "1"]
 
 
 @BOTH

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.labs.common.installed import waiting_for
 from tests.labs.slurm.releases import HAS_SLICE, HAS_SLUIDS, STARTS_ANEW
 from tests.labs.systemd.gpulock import Package, booted_node
 from tests.labs.systemd.slurm_node import HOME, SLICE, SLURMD, Kind, SlurmNode
@@ -20,7 +21,6 @@ from tests.labs.systemd.users_manager import (
     cgroup_of,
     child_of,
     leaving_with_its_gpu,
-    waiting_for,
 )
 from tests.support.wait import wait_until
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.labs.common.installed import waiting_for
 from tests.labs.systemd.machine import Machine
 from tests.labs.systemd.slurm_node import HOME, UID
 
@@ -17,11 +18,6 @@ print(os.readlink(f"/proc/self/fd/{opened}"), flush=True)
 open("kept", "w").close()
 time.sleep(600)
 """
-
-
-def waiting_for(name: str) -> str:
-    """Return lines of a script that wait for a file, without a child that could be left behind."""
-    return f"exec 9<> <(:)\nuntil [ -e {name} ]; do read -rt 0.1 -u 9 || :; done\n"
 
 
 def leaving_with_its_gpu(machine: Machine) -> str:

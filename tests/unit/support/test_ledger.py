@@ -15,24 +15,17 @@ from tests.support import ledger
 TEST = "tests/labs/sge/test_jobs.py::test_one"
 CONFTEST = """
 from pathlib import Path
-from tests.support import evidence, ledger
+from tests.support import ledger
 from tests.support.ledger import pytest_runtest_makereport, pytest_runtest_protocol
 from tests.support.ledger import pytest_terminal_summary
 
 ledger.LEDGER = Path(__file__).with_name("ledger.tsv")
 ledger.FAILED = Path(__file__).with_name("failed")
-
-class Lab:
-    name = "sge"
-    def evidence(self): return {"qstat": "no job"}
-    def log_files(self): return []
-
-evidence.watch(Lab())
 """
 TESTS = """
 from pathlib import Path
 import pytest
-from tests.support.wait import GaveUp, LabError
+from tests.support.wait import GaveUp
 pytestmark = pytest.mark.lab
 runs = Path(__file__).with_name("runs")
 
@@ -47,17 +40,11 @@ def gives_up_once():
 def gives_up_twice():
     raise GaveUp(ran())
 
-def fails():
-    assert ran() == "xx"
-
-def is_refused():
-    raise LabError(ran())
-
 jobs = []
 
 def fails_and_leaves_a_job():
     jobs.append(1)
-    fails()
+    assert ran() == "xx"
 
 @pytest.fixture(autouse=True)
 def no_job():
@@ -72,8 +59,6 @@ def no_job():
     [
         (["gives_up_once"], 0, 2, 1),
         (["gives_up_twice", "gives_up_twice"], 1, 3, 2),
-        (["fails"], 1, 1, 0),
-        (["is_refused"], 1, 1, 0),
         (["fails_and_leaves_a_job"], 1, 1, 0),
     ],
 )

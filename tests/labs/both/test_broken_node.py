@@ -52,19 +52,6 @@ def test_a_node_without_a_driver_goes_out_of_service_and_its_job_runs_once_it_is
     assert "mask=0.\n" in site.said(job)
 
 
-@EVERY
-def test_a_card_that_fell_off_is_the_nodes_fault_only_when_it_is_needed(site: Site) -> None:
-    with without(max((site.gpus.drivers / site.node / "proc/driver/nvidia/gpus").iterdir())):
-        job = site.submit(site.count - 1, SHOW)
-        site.wait_over(job)
-        assert site.said(job) == f"mask={','.join(map(str, range(site.count - 1)))}.\n"
-        assert site.in_service()
-        whole = site.submit(site.count, RAN)
-        assert "broken: " in site.wait_stopped(whole)
-        assert "ran\n" not in site.said(whole)
-        site.end(whole)
-
-
 # --- what lasts for a while -----------------------------------------------------------------------
 
 

@@ -228,26 +228,6 @@ class Prometheus:
             why=lambda: f"{series or 'some'} series of {expression}\n{self.query(expression)!s}",
         )
 
-    def firing(self, alert: str) -> list[dict[str, Any]]:
-        """Return the alerts of a name that fire, with labels and annotations."""
-        alerts = self._get("alerts")["alerts"]
-        return [
-            one
-            for one in alerts
-            if one["labels"]["alertname"] == alert and one["state"] == "firing"
-        ]
-
-    def wait_firing(self, alert: str) -> list[dict[str, Any]]:
-        """Wait until an alert fires."""
-        return wait_until(lambda: self.firing(alert), why=f"the alert {alert}")
-
-    def wait_quiet(self, alert: str) -> None:
-        """Wait until an alert fires no more."""
-        wait_until(
-            lambda: not self.firing(alert) and not self.query(UNSEEN),
-            why=f"an end of {alert}",
-        )
-
     def faults(self) -> list[str]:
         """Return what the rules could not be evaluated for."""
         groups = self._get("rules")["groups"]

@@ -83,19 +83,6 @@ def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node
     assert server.faults() == []
 
 
-def test_a_job_that_does_nothing_is_held_idle_and_one_that_works_is_not(node: Scene) -> None:
-    bus = node.stage.simulated.machine.gpus[0].bus
-    node.script(f"idle={bus}\n")
-    job = node.run(2)
-    (alert,) = node.server.wait_firing("GpulockHeldIdle")
-    assert alert["labels"]["gpu"] == "0" and alert["labels"]["job_id"] == str(job.pid)
-    assert f"job {job.pid}" in alert["annotations"]["summary"]
-    node.server.wait("gpulock:job:gpus_idle:count == 1", series=1)
-    node.script("")
-    node.server.wait_quiet("GpulockHeldIdle")
-    node.end(job)
-
-
 def test_the_cluster_is_told_as_the_node_tells_itself_and_a_node_that_is_down_is_named(
     node: Scene, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +53,7 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
     assert "nothing to change: sge --cluster is in force" in node.install_cluster()
     _, text = node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")
     assert text == "0,1\n"
-    _, text = node.run(script="echo [$CUDA_VISIBLE_DEVICES]\n")
+    _, text = node.run(script='echo "[$CUDA_VISIBLE_DEVICES]"\n')
     assert text == "[]\n"
     wait_until(
         lambda: "gpu.free=8" in node.sge.client("qhost", "-F", "gpu.free", "-h", NODE).stdout,
@@ -92,7 +91,7 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     assert f"[{NODE}={prolog}]" in node.objects()["-sq gpu.q"]
     node.obey(said)
     assert "installed, NOT" not in node.install()
-    _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
+    _, text = node.run("-l", "gpu=2", script='echo "[$CUDA_VISIBLE_DEVICES]"\n')
     assert (text, " pro " in log.read_text()) == ("[0,1]\n", True)
 
     assert f"qconf -mq gpu.q: prolog of gpu.q@{NODE} is root@{PREFIX}" in node.uninstall()
@@ -111,32 +110,6 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     sge.set_conf("mailer", "/bin/mail")
     sge.forget_conf(NODE, "xterm")
     sge.load("-Mc", "complexes", without(sge.qconf("-sc"), ["later"]))
-
-
-def test_a_host_in_another_group_with_a_hook_joins_once_it_has_the_line_that_is_shown(
-    node: Node, site_hook: Path
-) -> None:
-    """Two groups make the value ambiguous: the queue would take no job there."""
-    sge, prolog = node.sge, f"{site_hook} pro $job_name"
-    sge.load("-Ahgrp", "group", f"group_name @other\nhostlist {NODE}\n")
-    sge.qconf("-rattr", "queue", "prolog", prolog, "gpu.q@@other")
-
-    said = node.install()
-    assert "NOT in force: hooks of the site's" in unwrapped(said)
-    assert PREFIX not in sge.qconf("-sq", f"gpu.q@{NODE}")
-    node.obey(said)
-    assert "installed: sge" in node.install()
-
-    assert f"[{NODE}=root@{PREFIX}" in node.objects()["-sq gpu.q"]
-    assert sge.queue_states()[NODE] == ""
-    _, text = node.run("-l", "gpu=2", script="echo [$CUDA_VISIBLE_DEVICES]\n")
-    assert (text, site_hook.with_name("log").read_text().split()[1]) == ("[0,1]\n", "pro")
-    assert f"prolog of gpu.q@{NODE} is root@{PREFIX}" in node.uninstall()
-    sge.qconf("-purge", "queue", "prolog", f"gpu.q@{NODE}")
-    assert "uninstalled: sge" in node.uninstall()
-    assert " ".join(sge.qconf("-sq", f"gpu.q@{NODE}").split()).count(prolog) == 1
-    sge.qconf("-purge", "queue", "prolog", "gpu.q@@other")
-    sge.qconf("-dhgrp", "@other")
 
 
 def test_the_sites_hooks_go_on_as_their_users_in_their_environment(
@@ -208,28 +181,6 @@ def test_jobs_wait_while_their_shepherd_cannot_be_started(node: Node) -> None:
     for job, user in zip_equal(jobs, ("glalice", "glbob")):
         node.sge.wait_settled(job)
         assert (node.sge.users[user].home / "waits.out").read_text() == "ran\n"
-
-
-def test_uninstall_waits_for_jobs_and_leaves_what_others_changed(node: Node) -> None:
-    """The prolog goes at once; what a job still needs stays until it holds no device."""
-    node.install()
-    args = (*ON_NODE, "-l", "gpu=1", "-o", "/dev/null")
-    job = node.sge.submit("glalice", *args, stdin="sleep 600\n")
-    node.sge.wait_running(job)
-    domain, locks = f"gpu.q@{NODE}", node.sge.path_in(NODE, "/run/gpulock/locks")
-
-    assert "Grid Engine's jobs hold 1 devices" in unwrapped(node.uninstall())
-
-    hooks = re.sub(r"\\\n *", "", node.sge.qconf("-sq", domain))
-    assert re.search(r"(?m)^prolog +NONE$", hooks)
-    assert re.search(rf"(?m)^epilog +root@{PREFIX}", hooks)
-    node.sge.qdel(str(job))
-    node.sge.wait_done(job)
-    assert not list(locks.iterdir())
-    node.sge.qconf("-rattr", "queue", "epilog", "root@/bin/true", domain)
-    assert "uninstalled: sge" in node.uninstall()
-    assert "root@/bin/true" in node.sge.qconf("-sq", domain)
-    node.sge.qconf("-purge", "queue", "epilog", domain)
 
 
 def _lasting(environ: str) -> list[str]:

@@ -15,7 +15,7 @@ from gpulock.sge.card_map import NAME, format_card_map
 from tests.labs.common.installed import gate_file
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_install
-from tests.labs.sge.bare_node import CONFIG, NODE, Node
+from tests.labs.sge.bare_node import NODE
 from tests.labs.sge.config import EXECHOST_VALUES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import command, held, on, said, stopped_queues, wait_said, waiting_for
@@ -93,16 +93,6 @@ def test_jobs_beside_each_other_have_the_gpus_of_their_ids(mapped: Gpulock) -> N
     assert stopped_queues(mapped) == {}
 
 
-def test_an_id_that_no_map_names_refuses_its_job_and_the_queue_stays(mapped: Gpulock) -> None:
-    sge = mapped.sge
-    sge.set_exechost(NODE, "slots=16,card=1(GPU9)")
-    job = sge.submit("glalice", *on(NODE, "-l", "card=1"), stdin="echo ran\n")
-    sge.wait_state(job, "Eqw")
-    assert "card=GPU9" in said(mapped, job)
-    assert "ran\n" not in said(mapped, job)
-    assert (mapped.locks(NODE), stopped_queues(mapped)) == ({}, {})
-
-
 def test_the_id_of_a_card_out_of_service_goes_to_no_job_and_comes_back(mapped: Gpulock) -> None:
     sge = mapped.sge
     others = {name: value for name, value in values(sge).items() if name != "card"}
@@ -120,23 +110,3 @@ def test_the_id_of_a_card_out_of_service_goes_to_no_job_and_comes_back(mapped: G
     text = (sge.users["glbob"].home / "whole.out").read_text()
     assert sorted(assert_own(text, 4)) == sorted(IDS)
     assert {name: value for name, value in values(sge).items() if name != "card"} == others
-
-
-def test_the_installer_asks_which_gpu_each_id_is_and_takes_no_guess(
-    cards: None, node: Node
-) -> None:
-    config = node.sge.path_in(NODE, CONFIG)
-    config.write_text(config.read_text().replace("=gpu gpuj", "=card"))
-    node.sge.set_exechost(NODE, f"slots=16,card={GRANTED}")
-    objects = node.objects()
-    assert "say which GPU is" in node.install()
-    assert node.objects() == objects
-
-    node.install("--map", ",".join(f"{card}={n}" for card, n in MAP.items()))
-    _, text = node.run("-l", "card=2", script=SHOW)
-    assert_own(text, 2)
-    state, what, _ = node.doctor()["complex_values"]
-    assert (state, values(node.sge)["card"]) == ("ok", GRANTED), what
-    node.uninstall()
-    assert node.objects() == objects
-    assert not node.sge.path_in(NODE, f"/var/lib/gpulock/{NAME}").exists()

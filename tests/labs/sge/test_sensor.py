@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.installed import reap
-from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
     command,
-    end_carriers,
     forget_conf,
-    group_of,
     held,
     on,
     restart_execd,
@@ -98,25 +94,3 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     assert len(held(sensed, NODE, waiting)) == GPUS
     assert visits(sensed, waiting) == []
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_quarantined=0)
-
-
-def test_stale_locks_are_not_offered_and_a_sensor_that_cannot_know_offers_nothing(
-    sensed: Gpulock,
-) -> None:
-    """What is no longer reported is forgotten by qmaster with execd's next report (8.1.9).
-
-    A sensor that kept silent would so offer all that the bookkeeping has.
-    """
-    wait_reported(sensed, hl_gpu_free=8)
-    job = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=3"), stdin=SLEEP)
-    sensed.sge.wait_running(job)
-    gid, shepherd = group_of(sensed, NODE, job), sensed.sge.shepherd_pid(job)
-    end([shepherd])
-    end_carriers(gid)
-    wait_reported(sensed, hl_gpu=5, hl_gpu_free=5)
-    assert reap(sensed, NODE).acts() == [("freed", "dead")] * 3
-    wait_reported(sensed, hl_gpu_free=8)
-    sensed.configure(NODE, DRIVER_ROOT="/nonexistent")
-    wait_reported(sensed, hl_gpu=0, hl_gpu_free=0)
-    sensed.sge.set_conf("load_sensor", "none", host=NODE)
-    wait_reported(sensed, hl_gpu_free=None, hl_gpu=None, hc_gpu=8)

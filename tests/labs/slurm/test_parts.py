@@ -50,15 +50,6 @@ def test_a_shard_job_fails_with_the_reason_and_a_whole_gpu_is_free_for_the_next(
     assert len(held(slurm_gpus, whole, NODE)) == 4
 
 
-def test_an_mps_job_fails_with_the_reason(slurm_gpus: Gpulock) -> None:
-    by_slurm(slurm_gpus, shares={"mps": 400})
-    slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "-w", NODE, "--gres=mps:50", script="echo ran\n")
-    assert slurm.wait_settled(job) == "FAILED"
-    assert TOLD.format("mps") in slurm.said(job)
-    assert not slurm.is_out(NODE)
-
-
 def places(gpus: Gpulock, job: JobId) -> list[str]:
     """Return the locks of a job by their ids."""
     return sorted(name for name, r in gpus.locks(NODE).items() if r.job_id == str(job))

@@ -136,19 +136,6 @@ def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     reader.close()
 
 
-def test_a_restarted_daemon_takes_no_card_out_that_was_restored(tmp_path: Path) -> None:
-    ward = Ward(tmp_path)
-    ward.log_xid(1)
-    ward.round()
-    ward.restored(1)
-    ward.start()
-    ward.round(3)
-    assert ward.out() == []
-    ward.log_xid(1)
-    ward.round()
-    assert ward.out() == [bus(1)]
-
-
 def test_an_xid_puts_a_card_out_where_no_exporter_runs(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
     ward.log_xid(1)

@@ -351,13 +351,3 @@ def test_an_end_that_failed_is_tried_again_after_a_minute(lab: Lab) -> None:
         lab.passes(30, (own, 0))
         lab.round()
     assert lab.killed() == ["12"] * 3
-
-
-def test_without_a_command_nobody_is_ended(lab: Lab) -> None:
-    lab.settings |= {"IDLE_KILL": "1200", "IDLE_COMMAND": ""}
-    own = lab.hold(0, ago=HOUR)
-    for _ in range(3):
-        lab.passes(700, (own, 0))
-        lab.round()
-    assert len(lab.said) == 1
-    assert lab.idle.command is None

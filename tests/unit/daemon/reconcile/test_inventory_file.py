@@ -140,14 +140,6 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_what_has_not_changed_is_not_written_again(site: Site) -> None:
-    site.tell(f"gpu.{bus(0)}.memory_mib=32768")
-    site.run()
-    before = (site.box.lock / "inventory").stat().st_ino
-    site.run()
-    assert (site.box.lock / "inventory").stat().st_ino == before
-
-
 def test_what_was_told_in_another_boot_is_not_published(site: Site) -> None:
     site.tell(f"gpu.{bus(0)}.memory_mib=32768", boot_id=OTHER_BOOT)
     assert site.run() == {}

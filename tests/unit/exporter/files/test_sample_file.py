@@ -76,18 +76,6 @@ def test_a_restarted_exporter_goes_on_where_it_was(tmp_path: Path) -> None:
     assert node.text() == text
 
 
-def test_a_restart_in_the_middle_of_a_claim_loses_nothing_but_its_own_time() -> None:
-    whole, broken = Node(), Node()
-    for node in (whole, broken):
-        node.facts = facts(lock(0, A))
-        for second in range(10):
-            node.tick(card(0, energy=100.0 + 300 * second))
-            if node is broken and second == 5:
-                node.book = Node(again(node)).book
-    kept = [node.book.memory.ledger.accounts[A][bus(0)] for node in (whole, broken)]
-    assert kept[0] == kept[1]
-
-
 def test_counters_that_were_told_and_could_not_be_written_begin_at_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,17 +145,6 @@ def test_users_are_named_as_the_site_wants(
     assert ("alice" in text) is (how is LabelUser.NAME)
 
 
-def test_the_first_claim_that_times_out_is_a_rise_from_zero() -> None:
-    node = Node()
-    node.facts = facts(counters={"claims_granted": 1.0})
-    node.tick(card(0))
-    counted = flat(text_of(written(node.snapshot())))
-    timeouts = ("gpulock_claims_total", (("result", "lock_timeout"),))
-    assert counted[timeouts] == 0, "`increase` misses the first event of a new series"
-    node.facts = facts()
-    assert timeouts not in flat(text_of(written(node.snapshot()))), "not known is no zero"
-
-
 def test_nothing_is_a_text_as_well() -> None:
     assert render_families([]) == b""
     assert render_families([make_family("x", "Nothing.", [])]) == b""

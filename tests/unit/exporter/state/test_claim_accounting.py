@@ -30,20 +30,6 @@ def working(busy: float = 0.5, **changes: Any) -> DeviceTelemetry:
     return card(busy=busy, observed=1.0, **changes)
 
 
-def test_a_claim_that_goes_has_its_last_second_in_its_account() -> None:
-    node = Node()
-    held(node, lock(0, A, claimed_boottime=node.now + 1))
-    for energy in (100.0, 400.0, 700.0):
-        node.tick(working(energy=energy))
-    held(node)
-    over = node.tick(working(0.25, energy=900.0))
-    assert list(over) == [A]
-    last = over[A][bus(0)]
-    assert (last.busy, last.observed, last.energy) == (1.25, 3.0, 800.0)
-    assert last.buckets.used[-1] == 0.25
-    assert node.book.memory.ledger.accounts == {}
-
-
 def test_a_claim_that_follows_at_once_is_not_billed_for_the_one_before() -> None:
     node = Node()
     held(node, lock(0, A))

@@ -162,11 +162,13 @@ def read_slurm_lines(path: Path) -> Iterator[str]:
             yield bare
 
 
-def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str]]:
+def raw_slurm_lines(
+    path: Path, depth: int = 0, by_pattern: bool = False
+) -> Iterator[tuple[Path, str, str]]:
     """Yield each line as it stands, with its file and what Slurm reads of it; raise InstallError.
 
     One that ends in a backslash is one with the next. Those of included files stand where they are
-    included; plugstack.conf may name several by a pattern.
+    included; those of plugstack.conf, which names them `by_pattern`, need not be there.
     """
     if depth > _DEPTH:
         raise InstallError(f"{path}: Include within Include without end; look at it")
@@ -176,8 +178,8 @@ def raw_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str, str
         yield path, raw, bare
         if found := _INCLUDE.match(bare):
             name = str(path.parent / found[1].strip('"'))
-            for file in sorted(glob.glob(name)) if glob.has_magic(name) else [name]:
-                yield from raw_slurm_lines(Path(file), depth + 1)
+            for file in sorted(glob.glob(name)) if by_pattern else [name]:
+                yield from raw_slurm_lines(Path(file), depth + 1, by_pattern)
 
 
 def slurm_pairs(bare: str) -> list[tuple[str, str]]:

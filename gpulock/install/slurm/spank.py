@@ -76,7 +76,7 @@ class PlugStack:
     def __init__(self, conf: SlurmConf, slurm_conf: Path | None) -> None:
         folder = slurm_conf.parent if slurm_conf else Path("/etc/slurm")
         self.path = folder / (conf.get("PlugStackConfig") or "plugstack.conf")
-        found = raw_slurm_lines(self.path) if self.path.exists() else ()
+        found = raw_slurm_lines(self.path, by_pattern=True) if self.path.exists() else ()
         self.lines = [(file, " ".join(bare.split())) for file, _, bare in found if bare]
 
     def naming(self, plugin: str) -> list[tuple[Path, str]]:

@@ -137,7 +137,9 @@ def stack(folder: Path, *lines: str) -> PlugStack:
 def test_lines_are_found_in_included_files_and_where_slurm_conf_says(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d/20.conf").write_text(f"{PYXIS}  # containers\n")
-    found = stack(tmp_path, f"#{ABOVE}", "include d/*.conf", BELOW, "include none/*")
+    found = stack(
+        tmp_path, f"#{ABOVE}", "include d/*.conf", BELOW, "include none/*", "include gone"
+    )
     assert found.naming("spank_pyxis") == [(tmp_path / "d/20.conf", PYXIS)]
     assert found.naming(PLUGIN.name) == [(tmp_path / "plugstack.conf", BELOW)]
     (tmp_path / "other").write_text(f"{OTHER}\n")

@@ -106,6 +106,7 @@ def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"gpu.{bus(1)}.mig=1")
     ward.round(9)
+    assert ward.out() == []
     ward.inventory(f"gpu.{bus(0)}.mig=0")
     ward.round(9)
     assert ward.out() == []

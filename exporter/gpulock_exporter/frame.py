@@ -18,10 +18,6 @@ from typing import Any, NamedTuple
 
 from gpulock.errors import one_line
 
-COLLECTORS = (  # what `failures` of a frame go by
-    *("devices", "mig", "utilization", "memory", "power", "temperature", "clocks", "gpm"),
-    *("processes", "counters", "ecc", "remapped", "pcie", "nvlink"),
-)
 CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",
@@ -162,6 +158,8 @@ RULES = {
     for one in fields(DeviceTelemetry)
     if one.metadata
 }
+# what `failures` of a frame go by
+COLLECTORS = {*(rule.collector for rule in RULES.values()), "processes", "counters"}
 
 
 @dataclass

@@ -107,7 +107,7 @@ class ClaimServer:
     def run_due(self, now: float) -> None:
         """Serve the first in the queue, if possible; disconnect silent clients."""
         for client in list(self.clients.values()):
-            if client.request is None and now >= client.since + SILENCE:
+            if now >= client.since + SILENCE and self._is_silent(client):
                 self._refuse(client, INVALID_REQUEST, "no request came", "use gpulock run")
         if self._calls:
             client = min(self._calls, key=self._call_due)
@@ -147,13 +147,19 @@ class ClaimServer:
             return
         client = Client(connection, peer, clock_boottime())
         silent = [one for one in self.clients.values() if one.request is None]
-        if len(silent) >= UNREAD:
-            self._drop(min(silent, key=lambda one: one.since))
+        if len(silent) >= UNREAD and self._is_silent(silent[0]):
+            self._drop(silent[0])
         self.clients[connection.fileno()] = client
         self._loop.watch(
             connection.fileno(), lambda events: self._ready(client, events), select.POLLIN | GONE
         )
         self._loop.watch(peer.fd, lambda _: self._drop(client))
+
+    def _is_silent(self, client: Client) -> bool:
+        """Return whether a client has sent nothing: a round may have taken as long as it may."""
+        if client.request is None:
+            self._ready(client, select.POLLIN)
+        return client.request is None and client in self.clients.values()
 
     def _ready(self, client: Client, events: int) -> None:
         """Read what a client sent; one that has gone is forgotten."""

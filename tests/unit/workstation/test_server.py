@@ -22,7 +22,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from gpulock.workstation import server as server_module
-from gpulock.workstation import socket_claims
+from gpulock.workstation import socket_claims, wire
 from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import MOST_OF_USER, SILENCE, UNREAD
@@ -351,6 +351,26 @@ def test_who_says_nothing_is_sent_away(desk: Desk) -> None:
     desk.go(now=clock_boottime() + SILENCE)
     assert last(caller).state == REFUSED
     assert desk.server.due() == float("inf")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("others", [0, UNREAD])
+def test_what_came_during_a_long_round_is_read_before_its_caller_is_sent_away(
+    desk: Desk, others: int
+) -> None:
+    """Tried: a round that takes as long as a caller may be silent, or others who connect in it.
+
+    Stopped by: who seems to be silent is read before that counts.
+    """
+    caller = desk.come()
+    caller.send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1)))
+    for _ in range(others):
+        stranger = wire.new_packet_socket()
+        stranger.connect(str(desk.box.lock / "socket"))
+        desk.server._accept(0)
+        desk.came.append(stranger)
+    desk.server.run_due(clock_boottime() + SILENCE)
+    assert last(caller).state == GRANTED
 
 
 @pytest.mark.parametrize("data", [b"\0", b"x" * LARGEST, b"gpulock-request 2\nact=claim\n"])

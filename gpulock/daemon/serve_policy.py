@@ -19,7 +19,7 @@ class ServePolicy:
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._daemon = ""
+        self._daemon: str | None = None  # none was seen yet
 
     def why_not(self, node: Node, now: float) -> str:
         """Return why users are not served, nothing where they are."""
@@ -27,12 +27,17 @@ class ServePolicy:
             return "USER_CLAIMS is not set"
         if told := scheduler_from_settings(node):
             return told
+        if node.settings.simulation:
+            return ""
         if now >= self._next:
             self._next = now + LOOK_EVERY
-            self._daemon = (
-                "" if node.settings.simulation else scheduler_from_processes(ProcessScan(node.proc))
-            )
-        return self._daemon
+            scan = ProcessScan(node.proc)
+            scan.restrict({0: "root"})
+            found = scheduler_from_processes(scan)
+            if not found and scan.partial:  # what was seen before counts, if anything
+                found = scan.blind if self._daemon is None else self._daemon
+            self._daemon = found
+        return self._daemon or ""
 
     def recheck_processes(self) -> None:
         """Look at the processes the next time."""
@@ -49,9 +54,9 @@ def scheduler_from_settings(node: Node) -> str:
 
 
 def scheduler_from_processes(scan: ProcessScan) -> str:
-    """Return which scheduler's daemon runs here as root, or why that is not known, or nothing."""
+    """Return which scheduler's daemon is seen to run here as root, or nothing."""
     for name in (EXECD, SLURMD):
         for pid in scan.named(name):
             if scan.status(pid).uids[0] == 0 and is_root_program(scan.proc, pid, name):
                 return f"{name} runs here (pid {pid})"
-    return scan.blind if scan.partial else ""
+    return ""

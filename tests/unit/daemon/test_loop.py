@@ -14,6 +14,8 @@ from types import FrameType
 
 import pytest
 
+from gpulock.alloc import process_scan
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
@@ -283,3 +285,23 @@ def test_where_a_schedulers_daemon_runs_as_root_users_are_not_served(
     box.proc.add(60, name, uids=(0,) * 4)
     serving.recheck_processes()
     assert name in serving.why_not(box.node(), 1.0)
+
+
+@pytest.mark.attack
+def test_a_look_for_a_scheduler_reads_no_users_processes_and_keeps_its_answer_where_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: processes that are slow to read: the socket went, and who waited was sent away.
+
+    Stopped by: only root's and the system's are read, and what was seen before counts on.
+    """
+    box = Box(tmp_path, USER_CLAIMS="yes")
+    asked: list[dict[int, str]] = []
+    monkeypatch.setattr(ProcessScan, "restrict", lambda _, users: asked.append(users))
+    cut, serving = ServePolicy(), ServePolicy()
+    assert serving.why_not(box.node(), 0.0) == ""
+    monkeypatch.setattr(process_scan, "LONGEST", -1.0)
+    serving.recheck_processes()
+    assert serving.why_not(box.node(), 1.0) == ""
+    assert "no time for process" in cut.why_not(box.node(), 1.0)  # nothing was seen before
+    assert asked == [{0: "root"}] * 3

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpulock.alloc.process_owner import is_command_running_elsewhere
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import GIVEN_BACK, Reaper
-from gpulock.alloc.release import is_same_claim
+from gpulock.alloc.release import is_same_claim, restrict_to_owners
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
@@ -60,6 +60,7 @@ def release_unused(
     # a look at all files is not for what means nothing, or is refused without it
     own = select_own_locks(seen, meant, uid)
     refuse_running_commands(own, pid, judge.scan)
+    restrict_to_owners(judge.scan, own)
     reaper = Reaper(node, judge, node.devices_if_driver(), seen)
     reaper.files.seconds = LOOK_SECONDS
     reaper.decide(own, over)

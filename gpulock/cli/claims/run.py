@@ -143,6 +143,7 @@ def warn_of_terminal_server(proc: Proc, name: str) -> None:
     program, scan = os.path.basename(name), ProcessScan(proc)
     if program not in TERMINAL_SERVERS:
         return
+    scan.restrict({os.getuid(): ""})
     for pid in scan.named(TERMINAL_SERVERS[program]):
         if scan.status(pid).uids[0] == os.getuid():
             click.echo(

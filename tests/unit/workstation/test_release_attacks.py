@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
@@ -152,6 +153,22 @@ def test_a_look_at_the_files_of_one_user_has_a_limit(
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])
+
+
+@pytest.mark.attack
+def test_a_release_looks_at_the_processes_of_its_user_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: processes of another user that are slow to read: a release took 34 s, and its user
+    was charged ten times that.
+
+    Stopped by: only the user's own, root's and the system's are read.
+    """
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    asked: list[dict[int, str]] = []
+    monkeypatch.setattr(ProcessScan, "restrict", lambda _, users: asked.append(users))
+    reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
+    assert (reply.state, [*asked[0]]) == (RELEASED, [ALICE])
 
 
 @pytest.mark.attack

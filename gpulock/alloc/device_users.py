@@ -153,9 +153,9 @@ class OpenFiles:
         Where that look is not taken yet, both share their listings. One that may not be seen is
         tried again: a fork is hidden by its parent until its exec. Returns why there may be more.
         """
-        self._late = time.monotonic() + self.seconds
         scan, hidden, settled = self.scan, list[int](), False
         pids = [] if scan.complete else scan.list_new()
+        self._late = time.monotonic() + self.seconds  # statuses have a limit of their own
         pids = [*dict.fromkeys([*scan.seen, *pids])]  # a look at another user's may have begun it
         for attempt in range(ROUNDS):
             try:
@@ -170,7 +170,7 @@ class OpenFiles:
         if hidden:
             return f"the files of process {hidden[0]} cannot be seen"
         if (settled and not scan.restless) or (uid is not None and not scan.may_fork(uid)):
-            return ""
+            return scan.why_blind_about(uid)
         return "processes came and went faster than their files could be read"
 
     def _fill_from(

@@ -109,13 +109,13 @@ class UserEnvirons:
     """What the processes of one user were started as, each read once, within ONE_USER in all.
 
     A read waits for whoever changes the memory of that process: the time is the clock's, not ours.
-    `missed` says why there may be more of them, `unseen` what is not to be seen at all.
+    `missed` says why there may be more of them.
     """
 
     def __init__(self, uid: int, proc: "Proc") -> None:
         self.uid = uid
         self.started: dict[int, StartedAs] = {}
-        self.missed = self.unseen = ""
+        self.missed = ""
         self.complete = False
         self._proc = proc
         self._left = ONE_USER
@@ -146,7 +146,7 @@ class UserEnvirons:
         own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
         waiting = [pid for pid in own if pid != INIT]  # it may hide its own even from root
         later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
-        doubt = ""
+        doubt = unseen = ""
         for pause in PAUSES:
             if pause and waiting:
                 time.sleep(pause)
@@ -157,8 +157,7 @@ class UserEnvirons:
                     self.read(pid)
                 except later as fault:
                     hidden = isinstance(fault, PermissionError)
-                    unseen = f"process {pid} cannot be seen: {fault}"
-                    doubt = unseen if hidden else str(fault.strerror)
+                    doubt = cannot_see(pid, fault) if hidden else str(fault.strerror)
                     waiting.append(pid)
                 except TimeoutError as fault:
                     self.missed = str(fault)
@@ -166,5 +165,10 @@ class UserEnvirons:
                 except ProcessLookupError:
                     continue
                 except OSError as fault:
-                    self.unseen = f"process {pid} cannot be seen: {fault}"
-        self.missed = doubt if waiting else ""
+                    unseen = cannot_see(pid, fault)
+        self.missed = unseen or (doubt if waiting else "")
+
+
+def cannot_see(pid: int, fault: OSError) -> str:
+    """Return that a process cannot be seen, and why."""
+    return f"process {pid} cannot be seen: {fault}"

@@ -2,13 +2,14 @@
 """One look at the processes of a node, and whom it may have missed.
 
 Hot, loaded when a lock must be judged. A release asks for its job's owner alone: another user who
-hides, forks or multiplies processes costs it nothing, and keeps no lock that is not that user's.
+hides, forks or multiplies processes costs it nothing. What a look at everybody cannot read in time
+it has missed of that process's user: it keeps no lock of another.
 """
 
 import os
 import time
 
-from gpulock.node.procfs import INIT, OVER, Proc, ProcessStatus
+from gpulock.node.procfs import INIT, OVER, UNREAD, Proc, ProcessStatus
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
 LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
+UNCHARGED = 0.3  # seconds of reading until it is asked whose each process is
+ONE_USER = 1.0  # and then for the processes of one user: one of 65,536 groups takes 0.04
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
@@ -42,7 +45,8 @@ class ProcessScan:
     read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
     wrapped behind the place the listing has reached. A pid that is given again is read again.
     `blind` says why the look is not to be trusted, and is empty where it is; `restless` that it is
-    for nothing but processes that came and went; `partial` that there was no time for all.
+    for nothing but processes that came and went; `partial` that there was no time for all. What was
+    missed of one user `why_blind_about` that user says.
     """
 
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
@@ -55,19 +59,64 @@ class ProcessScan:
         self._accounts: dict[int, int] = {}
         self._running: set[int] = set()  # users who had a process
         self._environs: "dict[int, UserEnvirons]" = {}  # by uid
-        self._newest: "list[ProcessStatus] | None" = None
+        self._newest: "list[tuple[set[int], frozenset[int]]] | None" = None
         self.seen: dict[int, ProcessStatus] = {}  # who is not over, as far as the look has come
         self._asked: dict[int, ProcessStatus] = {}  # of those that are in no listing
         self._read: dict[int, int] = {}  # the inode of /proc/PID as that process was read
         self._listings, self._spent = 0, 0.0
+        self._reading = 0.0  # seconds in statuses, and of these for each user
+        self._charged: dict[int, float] = {}
+        self._missed: dict[int, str] = {}  # by user: why not all is known, and no more is read
         self._sees_all: "bool | None" = None
 
     def status(self, pid: int) -> ProcessStatus:
-        """Return a process's status; raise OSError or ValueError as Proc.status does."""
+        """Return a process's status; raise as `_read_status` does."""
         found = self.seen.get(pid) or self._asked.get(pid)
         if found is None:
-            found = self._asked[pid] = self.proc.status(pid)
+            found = self._asked[pid] = self._read_status(pid)
         return found
+
+    def _read_status(self, pid: int) -> ProcessStatus:
+        """Read a process's status, in the time that is left for its user's.
+
+        By the owner of /proc/PID, before it may vanish. Raises OSError or ValueError as Proc.status
+        does, TimeoutError where no time is left.
+        """
+        user = 0
+        if self._missed or self._reading > UNCHARGED:
+            user = self._user_of(pid)
+            if user in self._missed:
+                raise TimeoutError(self._missed[user])
+        begun = time.monotonic()
+        status = self.proc.status(pid)
+        seconds = time.monotonic() - begun
+        self._reading += seconds
+        if status.groups is UNREAD:
+            self._miss(user or self._user_of(pid), f"process {pid} has too many groups to be read")
+        elif user:
+            self._charged[user] = self._charged.get(user, 0.0) + seconds
+            if self._charged[user] > ONE_USER:
+                self._miss(user, f"no time for more processes of uid {user}")
+        return status
+
+    def _user_of(self, pid: int) -> int:
+        """Return the user who answers for a process, 0 for the system's; raise OSError.
+
+        Where namespaces may not be seen, each uid answers for itself.
+        """
+        try:
+            uid = os.stat(f"{self.proc.root}/{pid}").st_uid
+        except FileNotFoundError as gone:
+            raise ProcessLookupError(*gone.args) from gone
+        try:
+            return self.account(pid, uid) if uid >= SYSTEM_UIDS else 0
+        except PermissionError:
+            return uid
+
+    def _miss(self, user: int, why: str) -> None:
+        """Note why not all is known of an ordinary user's processes; the first reason stays."""
+        if user:
+            self._missed.setdefault(user, why)
 
     def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
         """Return a process and what is above it, as far as that can be seen."""
@@ -127,13 +176,15 @@ class ProcessScan:
                 break
             try:
                 if not self._is_left_out(pid):
-                    status = self.proc.status(pid)
+                    status = self._read_status(pid)
                     if status.state not in OVER or not self.proc.finished(pid):
                         self.seen[pid] = status
                         new.append(pid)
             except ProcessLookupError:
                 vanished = True
                 continue
+            except TimeoutError:
+                pass  # of a user who has had enough
             except (PermissionError, ValueError) as fault:
                 self.blind = f"process {pid} cannot be seen: {fault}"
                 new.append(pid)
@@ -147,10 +198,6 @@ class ProcessScan:
                 self.restless = True
                 self.blind = "processes came and went faster than they could be read"
         return new
-
-    def mark_blind(self, why: str) -> None:
-        """Say that nothing of this look is to be trusted, of no user."""
-        self.blind, self.restless = why, False
 
     def _list_unread(self, first: bool) -> dict[int, int]:
         """Return the processes that are there and were not read yet, with their inodes.
@@ -228,11 +275,12 @@ class ProcessScan:
         self._running.add(uid)
         return True
 
-    def why_blind_about(self, uid: int, gid: int = 0) -> str:
-        """Return why processes of a user, or of a group, may have been missed, or nothing."""
-        if self.restless and not self.may_fork(uid, gid):
-            return ""
-        return self.blind
+    def why_blind_about(self, uid: "int | None", gid: int = 0) -> str:
+        """Return why processes of a user, of anybody, or of a group may have been missed."""
+        if uid is None:
+            return self.blind or next(iter(self._missed.values()), "")
+        missed = self._missed.get(uid, "")
+        return missed if self.restless and not self.may_fork(uid, gid) else self.blind or missed
 
     def may_fork(self, uid: int, gid: int = 0) -> bool:
         """Return whether it may be a user, or a group, that forks faster than can be read.
@@ -243,17 +291,17 @@ class ProcessScan:
             return False
         if self._newest is None:
             self._newest = self._look_at_newest()
-        for status in self._newest:
-            if uid in (*status.uids, self._accounts.get(status.uids[0])) or gid in status.groups:
+        for uids, groups in self._newest:
+            if uid in uids or gid in groups:
                 return True
         return len(self._newest) < ENOUGH
 
-    def _look_at_newest(self) -> list[ProcessStatus]:
-        """Return the status of processes that have just started, as many as are met in a while.
+    def _look_at_newest(self) -> "list[tuple[set[int], frozenset[int]]]":
+        """Return uids and groups of processes that just started, as many as are met in a while.
 
         Most numbers are of none: a fork may fail.
         """
-        found: list[ProcessStatus] = []
+        found: "list[tuple[set[int], frozenset[int]]]" = []
         late = time.monotonic() + SAMPLING
         try:
             before = self.proc.last_pid()
@@ -261,22 +309,24 @@ class ProcessScan:
                 last = self.proc.last_pid()
                 for pid in range(last, max(before, last - MANY), -1):
                     try:
-                        status = self.proc.status(pid)
-                        if status.uids[0] >= SYSTEM_UIDS:
-                            self.account(pid, status.uids[0])
+                        try:
+                            status = self._read_status(pid)
+                        except TimeoutError:
+                            found.append(({self._user_of(pid)}, UNREAD))
+                            continue
+                        uid, uids = status.uids[0], {*status.uids}
+                        if uid >= SYSTEM_UIDS:
+                            uids.add(self.account(pid, uid))
                     except ProcessLookupError:
                         continue
-                    found.append(status)
+                    found.append((uids, status.groups))
                 before = last
         except (OSError, ValueError, IndexError):
             pass
         return found
 
     def started_as(self, uid: int) -> "tuple[dict[int, StartedAs], str]":
-        """Return what each process of a user was started as, and why there may be more.
-
-        What cannot be seen at all makes the look blind.
-        """
+        """Return what each process of a user was started as, and why there may be more."""
         statuses = self.seen if self.sealed else self.statuses()
         if self.complete and not any(
             [one.uids[0] == uid and not one.kernel for one in statuses.values()]
@@ -285,8 +335,6 @@ class ProcessScan:
         user = self._environs_of(uid)
         if not (user.complete or self.sealed):
             user.read_all(statuses)
-            if user.unseen:
-                self.mark_blind(user.unseen)
         return user.started, user.missed if user.complete else f"uid {uid} {NOT_READ}"
 
     def read_start(self, pid: int, uid: int) -> "StartedAs":

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
 MOST = 1 << 20  # bytes: 65,536 groups, the most there can be, fit in
 LONG = 1024  # bytes of a list of groups
+LONGEST = 1 << 15  # bytes of one that is read: some thousand groups, 6 MiB where it has 65,536
 KEPT = 256  # lists of groups: those of the processes of most nodes
+UNREAD = frozenset((-1,))  # stands for groups that are too many
 STAT_FIELDS = 20  # after the name, up to the start time
 UIDS = 4  # real, effective, saved, file system
 OVER = ("Z", "X")  # states of a process that has ended, unless a thread of it goes on
@@ -45,6 +47,7 @@ class ProcessStatus:
 
     `uids` are real, effective, saved, file system; `session` is -1 where the file does not tell it
     (NSsid, since Linux 4.1); `kernel` says whether it is a kernel thread, which has no files.
+    `groups` are UNREAD where there are too many.
     """
 
     __slots__ = ("groups", "kernel", "name", "ppid", "session", "state", "uids")
@@ -73,7 +76,7 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
     """Parse /proc/PID/status; raise ValueError where a line is missing (a tree that is no proc).
 
     The lines are looked up one after the other: thousands of processes are read in a scan. Most
-    have the groups of another, and may have 65,536 of them: `known` keeps each list once.
+    have the groups of another: `known` keeps each list once.
     """
     found = ProcessStatus()
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
@@ -88,7 +91,7 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
     if line not in known:
         if len(line) > LONG:
             known.clear()  # a user with subordinate ids may have many such lists: one is kept
-        known[line] = frozenset(map(int, line.split()))
+        known[line] = frozenset(map(int, line.split())) if len(line) <= LONGEST else UNREAD
     found.groups = known[line]
     told = b"\nNSsid:" in data
     found.session = int((status_line_value(data, b"\nNSsid:").split() or [b""])[0]) if told else -1

@@ -142,8 +142,9 @@ class SlurmSteps:
     def _is_placeholder(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
         try:
-            if scan.proc.status(pid).uids[0] != self._uid:
-                return False
+            for status in (scan.status(pid), scan.proc.status(pid)):  # a user's is not read anew
+                if status.uids[0] != self._uid:
+                    return False
             words = scan.proc.read_memory(pid, "cmdline").split(b"\0")
         except (OSError, ValueError):
             return False

@@ -66,8 +66,8 @@ def list_remaining_users(node: Node) -> Iterator[str]:
     opened, blind = reaper.files.look(None)
     for device, pids in opened.items():
         yield f"process {pids[0]} has {device} open"
-    if blind or judge.scan.blind:
-        yield blind or judge.scan.blind
+    if blind := blind or judge.scan.why_blind_about(None):
+        yield blind
 
 
 def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:

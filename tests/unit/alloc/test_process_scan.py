@@ -6,13 +6,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpulock.alloc import process_scan
+from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
 from gpulock.alloc.process_scan import ProcessScan, is_root_program
-from gpulock.node.procfs import Proc
+from gpulock.node import procfs
+from gpulock.node.devices import Device
+from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.node.settings import Settings
 from tests.support.faults import raising, returning
 from tests.support.trees import FakeProc
 
@@ -181,3 +187,130 @@ def test_programs_that_may_not_be_seen_are_believed(
     assert tree.sees_all() and tree.sees_all()
     monkeypatch.setattr(Proc, "link", raising(PermissionError(13, "denied")))
     assert is_root_program(tree.proc, 700, "slurmd")
+
+
+CROWD, HONEST = range(700, 800), range(800, 810)  # processes of GONE and of HERE
+
+
+@pytest.fixture
+def slow(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return whose statuses are read: one of the crowd takes 0.04 s, one of 65,536 groups."""
+    passed, reads = [0.0], list[int]()
+    real = Proc.status
+
+    def status(tree: Proc, pid: int) -> ProcessStatus:
+        reads.append(pid)
+        passed[0] += 0.04 if pid in CROWD else 0.0
+        return real(tree, pid)
+
+    for pid in (*CROWD, *HONEST):
+        proc.add(pid, uids=(HERE if pid in HONEST else GONE,) * 4)
+    owned(monkeypatch, dict.fromkeys(CROWD, GONE) | dict.fromkeys(HONEST, HERE))
+    monkeypatch.setattr(Proc, "status", status)
+    clock = SimpleNamespace(monotonic=lambda: passed[0])
+    monkeypatch.setattr(process_scan, "time", clock)
+    return reads
+
+
+def assert_missed_of_the_crowd_alone(scan: ProcessScan) -> None:
+    assert {*HONEST} < {*scan.statuses()}
+    assert (scan.blind, scan.partial, scan.why_blind_about(HERE)) == ("", False, "")
+    assert scan.why_blind_about(GONE) == scan.why_blind_about(None) != ""
+    device = Device("0000:3b:00.0", 0)
+    device.minor = 7
+    files = OpenFiles(scan, [device], Settings({}))
+    assert files.look(HERE)[1] == ""
+    assert files.look(GONE)[1] == files.look(None)[1] == scan.why_blind_about(GONE)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("rotates", [False, True])
+def test_processes_that_are_slow_to_read_are_a_doubt_of_their_user_alone(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, rotates: bool
+) -> None:
+    """Tried: 250 processes of 65,536 groups each, also each of another subordinate uid: a look had
+    no time for the rest, so that nobody's lock was freed and nobody was served.
+
+    Stopped by: the time is that of the account, and of one who has had enough no more are read.
+    """
+    if rotates:
+        owned(monkeypatch, {pid: 3_000_000 + pid for pid in CROWD} | dict.fromkeys(HONEST, HERE))
+        monkeypatch.setattr(Proc, "namespace_owner", lambda _, pid: GONE if pid in CROWD else -1)
+    scan = look(proc)
+    assert_missed_of_the_crowd_alone(scan)
+    longest = process_scan.UNCHARGED + process_scan.ONE_USER
+    assert len({*slow} & {*CROWD}) <= longest / 0.04 + 2
+    assert "no time" in scan.why_blind_about(GONE)
+    with pytest.raises(TimeoutError):
+        scan.status(CROWD[-1])
+    kinds = [classify_process(pid, [], scan, ()) for pid in (HONEST[0], CROWD[-1])]
+    assert kinds == [FOREIGN, UNSEEN]
+
+
+@pytest.mark.attack
+def test_of_a_user_with_too_many_groups_no_more_is_read(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: 85 processes with 65,536 groups of their own each: gpulockd kept 500 MiB of them.
+
+    Stopped by: a list of more than some thousand groups is not kept, and ends that user's look.
+    """
+    monkeypatch.setattr(procfs, "LONGEST", 10)
+    for pid in CROWD:
+        proc.add(pid, uids=(GONE,) * 4, groups=range(10))
+    scan = look(proc)
+    assert_missed_of_the_crowd_alone(scan)
+    assert len({*slow} & {*CROWD}) == 1
+    assert "has too many groups" in scan.why_blind_about(GONE)
+
+
+@pytest.mark.attack
+def test_who_forks_processes_that_are_slow_to_read_is_told_from_others(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: new ones all the time, so that too few of the newest were read to tell whose they are.
+
+    Stopped by: of a user who has had enough, it counts whose a process is.
+    """
+    monkeypatch.setattr(process_scan, "SAMPLING", 1000.0)
+    numbers = iter((CROWD[0], CROWD[-1]))
+    monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
+    scan = look(proc)
+    scan.statuses()
+    scan.blind, scan.restless = "processes came and went", True
+    assert scan.why_blind_about(HERE) == ""
+    assert (scan.may_fork(GONE), len(slow) < len(CROWD)) == (True, True)
+
+
+def test_where_namespaces_are_hidden_each_uid_answers_for_its_time(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proc, "namespace_owner", raising(PermissionError(13, "denied")))
+    scan = look(proc)
+    assert {*HONEST} < {*scan.statuses()}
+    assert (scan.why_blind_about(HERE), scan.why_blind_about(GONE) != "") == ("", True)
+
+
+def test_the_time_of_the_system_is_charged_to_nobody(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned(monkeypatch, dict.fromkeys((*CROWD, *HONEST), 0))
+    scan = look(proc)
+    assert {*CROWD, *HONEST} < {*scan.statuses()}
+    assert scan.why_blind_about(None) == ""
+
+
+def test_one_that_is_gone_when_it_is_asked_whose_it_is_was_not_read(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process that ends while it is read would be charged to nobody."""
+
+    def met(pid: int) -> None:
+        if pid == CROWD[-1]:
+            proc.remove(pid)
+            raise FileNotFoundError(2, "gone")
+
+    owned(monkeypatch, dict.fromkeys(CROWD, GONE) | dict.fromkeys(HONEST, HERE), met)
+    scan = look(proc)
+    scan.statuses()
+    assert CROWD[-1] not in slow

@@ -92,8 +92,9 @@ def claim_devices(
                     raise
                 if grant:
                     grant.waited = waited
-                    who = format_claimant(template.user, template.job())
-                    note_claim(node.store.path, "granted", who, waited)
+                    if grant.fresh:
+                        who = format_claimant(template.user, template.job())
+                        note_claim(node.store.path, "granted", who, waited)
                     return grant
             if want.asked and want.patience:
                 from gpulock.alloc.checks import wait_for_checks

@@ -121,7 +121,6 @@ class Client:
     told: SocketReply = STILL_WAITING
     round: int = 0
     reaped: bool = False
-    kept_since: float = 0.0
     _sent: SocketReply | None = None
     _sent_at: float = float("-inf")
 

@@ -138,7 +138,7 @@ class ClaimServer:
             self._let_in(connection)
 
     def _let_in(self, connection: socket.socket) -> None:
-        """Let one more in; where too many say nothing, the oldest of them goes."""
+        """Let one more in; where too many say nothing, the oldest of who has most of them goes."""
         connection.setblocking(False)
         try:
             peer = identify_peer(connection, self._node().proc)
@@ -147,8 +147,12 @@ class ClaimServer:
             return
         client = Client(connection, peer, clock_boottime())
         silent = [one for one in self.clients.values() if one.request is None]
-        if len(silent) >= UNREAD and self._is_silent(silent[0]):
-            self._drop(silent[0])
+        if len(silent) >= UNREAD:
+            accounts = [one.peer.account for one in silent]
+            most = max(accounts, key=accounts.count)
+            oldest = silent[accounts.index(most)]  # they are in the order in which they came
+            if self._is_silent(oldest):
+                self._drop(oldest)
         self.clients[connection.fileno()] = client
         self._loop.watch(
             connection.fileno(), lambda events: self._ready(client, events), select.POLLIN | GONE

@@ -130,11 +130,11 @@ class SocketClaims:
             return refuse_request(refusal)._replace(state=WAITING if temporary else REFUSED)
         except Exception as fault:  # one request must not end gpulockd for all others
             return self.report_fault(client, fault)
+        ids = tuple(device.id for device in grant.devices)
         if grant.fresh:
             self.rate.charge(account, PERIOD, clock_boottime())
-        ids = tuple(device.id for device in grant.devices)
-        who = f"pid {record.pid} ({record.user})"
-        self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {grant.waited * 1000:.1f} ms")
+            who, took = f"pid {record.pid} ({record.user})", f"{grant.waited * 1000:.1f} ms"
+            self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {took}")
         places = grant.owner.places
         cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
         told = [f"GPU {cards[name].label()} is {coming[name]}" for name in coming if name in cards]

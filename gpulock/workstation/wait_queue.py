@@ -47,6 +47,7 @@ class WaitQueue:
         self._node = node
         self._end = end
         self._line: list[Client] = []
+        self._kept_since: dict[int, float] = {}  # when a user's turns began, by account
         self._number = 0
         self._left: list[WaitingCaller] = []  # of the gpulockd before, not yet back
         self._left_until = 0.0
@@ -75,6 +76,8 @@ class WaitQueue:
                 break
         self._number = max(self._number, caller.number)
         client.caller, client.until = caller, since + request.wait
+        if account not in [one.peer.account for one in self._line]:
+            self._kept_since.pop(account, None)
         self._line.append(client)
         self._line.sort(key=lambda one: one.caller)
         self._next = 0.0
@@ -150,8 +153,8 @@ class WaitQueue:
                     why = f"{OTHERS_FIRST}; {why}"
                 elif first is None:
                     first = client
-                    client.kept_since = client.kept_since or now
-                    if client.want and backfill.keeps_free_devices(now - client.kept_since):
+                    since = self._kept_since.setdefault(client.peer.account, now)
+                    if client.want and backfill.keeps_free_devices(now - since):
                         usable = backfill.list_usable_devices(view, client.want)
                         whose = f"kept for number {number}, which waits longest"
                         kept = dict.fromkeys(usable, whose)

@@ -54,8 +54,11 @@ ANSWER_SECONDS = 60.0  # for a release
 _SEND_TIMEOUT = struct.Struct("ll")  # struct timeval
 
 
-class DaemonEndedError(Exception):
-    """The daemon ended while we waited: our place in line is kept, another one takes over."""
+class DaemonEndedError(Refusal):
+    """The daemon said nothing more: where it ended our place in line is kept for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(BROKEN, "no answer came from gpulockd", "try again")
 
 
 class DaemonAbsentError(CommandRefusedError):
@@ -221,8 +224,8 @@ def request_daemon_claim(
         try:
             reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), how)
             break
-        except DaemonEndedError:
-            ended = Refusal(BROKEN, "gpulockd ended", "try again")
+        except DaemonEndedError as nothing:
+            ended = nothing
         except CommandRefusedError as nobody:
             if lost is None and not isinstance(nobody, DaemonAbsentError):
                 raise
@@ -251,10 +254,7 @@ def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) 
 
 def request_daemon_act(node: Node, request: SocketRequest) -> SocketReply:
     """Have the daemon do something that it answers at once; raise Refused or Refusal."""
-    try:
-        reply = send_daemon_request(node, request, Deadline(ANSWER_SECONDS))
-    except DaemonEndedError as fault:
-        raise Refusal(BROKEN, "gpulockd does not answer", "try again") from fault
+    reply = send_daemon_request(node, request, Deadline(ANSWER_SECONDS))
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
     return reply

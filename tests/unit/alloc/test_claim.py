@@ -49,6 +49,7 @@ def test_the_same_run_gets_the_same_answer(box: Box) -> None:
     again = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
     assert (ids(again), again.owner.token) == (ids(first), first.owner.token)
     assert (first.fresh, again.fresh) == (True, False)
+    assert totals(box)["claims_granted"] == "1"
 
 
 def test_part_of_a_grant_is_given_up_and_claimed_afresh(box: Box) -> None:

@@ -151,9 +151,9 @@ def test_who_waits_asks_the_next_gpulockd(daemon: Daemon) -> None:
     assert len(daemon.asked) == 3
 
 
-def test_who_does_not_wait_is_told_that_it_ended(daemon: Daemon) -> None:
+def test_who_does_not_wait_is_told_that_no_answer_came(daemon: Daemon) -> None:
     daemon.answers([])
-    assert refused(daemon.obtain).why == "gpulockd ended"
+    assert refused(daemon.obtain).why == "no answer came from gpulockd"
 
 
 def test_one_that_does_not_come_back_is_given_up(

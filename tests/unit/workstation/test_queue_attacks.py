@@ -9,12 +9,13 @@ import threading
 
 import pytest
 
+from gpulock.daemon.core import loop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
-from gpulock.workstation import backfill, server, socket_claims
+from gpulock.workstation import backfill, server, socket_claims, wait_queue
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
@@ -27,6 +28,7 @@ from gpulock.workstation.wire import (
     SocketRequest,
     new_packet_socket,
 )
+from tests.support import desk as desk_module
 from tests.support.desk import Desk, answers, last
 from tests.support.trees import bus
 
@@ -133,6 +135,42 @@ def test_the_turns_of_the_first_are_of_equal_length_and_grow() -> None:
     ends = [first, 2 * first, 4 * first, 6 * first, 10 * first]
     kept = [backfill.keeps_free_devices(end) for end in (0.0, *ends)]
     assert kept == [False, True, False, True, False, True]
+
+
+@pytest.mark.attack
+def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: several calls of one user, stopped in turns: one of them kept the free GPUs always.
+
+    Stopped by: the turns are those of the user, as long as any call of that user waits.
+    """
+    begun, passed = clock_boottime(), [0.0]
+    for module in (loop, server, socket_claims, wait_queue, desk_module):
+        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
+    desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
+    calls = [desk.claim_as(ALICE, pid, 4, FOR_EVER) for pid in (901, 902)]
+
+    def bob_asks(at: float, stopped: str) -> str:
+        """Ask for one device, after a while in which the first call is stopped or not."""
+        desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state=stopped)
+        for passed[0] in (at, at + PAUSE, at + 2 * PAUSE):
+            desk.go()
+        reply = last(desk.claim_as(BOB, 903, 1))
+        if reply.state == GRANTED:
+            desk.give_back(1)
+        return reply.state
+
+    turn = backfill.FIRST_TURN
+    asked = [(10.0, "S"), (turn, "S"), (turn + 60, "T"), (2 * turn + 90, "T"), (4 * turn, "S")]
+    states = [bob_asks(at, stopped) for at, stopped in asked]
+    assert states == [GRANTED, REFUSED, REFUSED, GRANTED, REFUSED]
+    for call in calls:
+        call.close()
+    passed[0] += PAUSE
+    desk.go()
+    desk.claim_as(ALICE, 905, 4, FOR_EVER)
+    assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
 
 
 def test_a_caller_yields_no_longer_once_its_own_user_gave_back(desk: Desk) -> None:
@@ -297,13 +335,14 @@ def test_all_who_wait_at_the_socket_are_let_in_at_once(desk: Desk) -> None:
         caller.close()
 
 
-def test_a_claim_that_is_answered_again_counts_once(
+def test_a_claim_that_is_answered_again_counts_once_and_is_no_line(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk.server.claims, "rate", Allowance(socket_claims.PERIOD))
     for _ in range(2):
         assert last(desk.claim_as(ALICE, 901, 1)).state == GRANTED
     assert desk.server.claims.rate.due(ALICE) <= clock_boottime()
+    assert len(desk.journal.said()) == 1
 
 
 def test_who_did_not_claim_for_long_saved_up_no_more_than_one_burst(desk: Desk) -> None:

@@ -316,13 +316,19 @@ def test_one_user_cannot_take_all_places(desk: Desk, monkeypatch: pytest.MonkeyP
 def test_who_says_nothing_keeps_nobody_out(desk: Desk) -> None:
     """Tried: as many connections as gpulockd reads from, none of which says anything.
 
-    Stopped by: one more takes the place of the oldest that said nothing.
+    Stopped by: one more takes the place of the oldest of the user who has most of them, unless
+    that has said something by now.
     """
-    callers = [desk.come() for _ in range(UNREAD)]
-    assert desk.claim(1).state == GRANTED
-    assert len(desk.server.clients) == UNREAD - 1
+    honest = desk.come_as(2001, 901)
+    callers = [desk.come() for _ in range(UNREAD - 1)]
+    callers[0].send(encode_packet(SocketRequest(CLAIM, ME, MINE, 1)))
+    for _ in range(2):
+        desk.come()
+    assert last(callers[0]).state == GRANTED
+    assert len(desk.server.clients) == UNREAD
     with pytest.raises(BrokenPipeError):
-        callers[0].send(b"late")
+        callers[1].send(b"late")
+    assert last(desk.ask(SocketRequest(CLAIM, 901, 9, 1), honest)).state == GRANTED
 
 
 @pytest.mark.attack

@@ -50,6 +50,12 @@ class Verdict:
         self.orphans = ""
 
 
+def process_in_proof(text: str) -> int:
+    """Return the process that a proof or reason names first, 0 for none."""
+    number = text.partition("process ")[2].partition(" ")[0]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
 def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
     """Replace the verdicts, by token; raise OSError."""
     pairs = [("boot_id", boot_id), ("checked_boottime", f"{clock_boottime():.3f}")]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
-from gpulock.store.verdicts import FRESH, read_dated_verdicts
+from gpulock.store.verdicts import FRESH, process_in_proof, read_dated_verdicts
 from gpulock.text.words import (
     FORCE,
     format_count,
@@ -31,8 +30,6 @@ from gpulock.workstation.waiting import is_stopped, read_waiting
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
-# in the proof of a verdict: the one that runs
-PROCESS_IN_PROOF = re.compile(r"\bprocess ([0-9]+)\b")
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 REQUEST = "gpulock run -n 1 --wait -- COMMAND"
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
@@ -221,8 +218,8 @@ def find_holder_way(view: StatusView, row: DeviceState, lock: Lock) -> tuple[str
     verdict = (view.verdicts or {}).get(record.token)
     proof = verdict.proof if verdict else ""
     if record.scheduler == "process":
-        found = PROCESS_IN_PROOF.search(proof)
-        return "the end of that process", f"look at it: ps -fp {found[1] if found else record.pid}"
+        pid = process_in_proof(proof) or record.pid
+        return "the end of that process", f"look at it: ps -fp {pid}"
     if record.draining or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
     show = "scontrol show job" if record.scheduler == "slurm" else "qstat -j"

@@ -12,13 +12,14 @@ from gpulock.alloc.process_owner import belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
 from gpulock.cli.session import uid_to_user_name
-from gpulock.cli.status.attention import PROCESS_IN_PROOF, format_foreign_processes
+from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import INIT, TICKS, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import process_in_proof
 from gpulock.text.words import (
     format_count,
     format_device_label,
@@ -201,9 +202,8 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
 def find_blocking_pids(sight: ProcessView, row: DeviceState) -> list[int]:
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
     if row.lock and row.orphans:
-        told = PROCESS_IN_PROOF.search(row.orphans)
         there = sight.holders.pids_with_open(row.id, row.lock.owner.uid if row.lock.owner else None)
-        pid = int(told[1]) if told else 0
+        pid = process_in_proof(row.orphans)
         return [pid] if pid in there or not there else there
     if row.state != FOREIGN:
         return []

@@ -188,7 +188,7 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
     try:
         for outcome in outcomes:
             if outcome.act != FREED and outcome.lock.owner:
-                report.processes += list_owner_processes(node, judge, outcome.lock)
+                report.processes += list_owner_processes(node, judge, outcome)
         verdicts.write_verdicts(store.path, left, node.boot_id)
         freed = [outcome for outcome in outcomes if outcome.act == FREED]
         for outcome in freed:
@@ -208,20 +208,27 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
     return ""
 
 
-def list_owner_processes(node: Node, judge: Judge, lock: Lock) -> list[tuple[int, int]]:
-    """Return (pid, start) of the processes that keep a lock alive; raise OSError.
+def list_owner_processes(node: Node, judge: Judge, outcome: ReapOutcome) -> list[tuple[int, int]]:
+    """Return (pid, start) of the processes that keep a lock alive, start 0 of one that has ended.
 
-    That the extern step of a Slurm job was seen is noted: from then on its absence counts.
+    Where the owner is gone it is the one that the verdict names: what cannot be seen is none. That
+    the extern step of a Slurm job was seen is noted: from then on its absence counts. Raises
+    OSError.
     """
+    lock, pids = outcome.lock, set[int]()
     found, record = lock.shepherds(), lock.owner
-    if record is None or record.scheduler != "slurm":
-        return found
-    job = judge.job_processes(lock)
-    if EXTERN in job.daemons.values() and not lock.seen:
-        node.store.mark_seen(record.token)
-    for pid in {**job.daemons, **job.pids}:
+    if outcome.verdict.state != verdicts.UNKNOWN:
+        pids = {verdicts.process_in_proof(outcome.reason)} - {0}
+    if record is not None and record.scheduler == "slurm":
+        job = judge.job_processes(lock)
+        if EXTERN in job.daemons.values() and not lock.seen:
+            node.store.mark_seen(record.token)
+        pids |= {*job.daemons, *job.pids}
+    for pid in pids - {known for known, _ in found}:
         try:
             found.append((pid, node.proc.start(pid)))
-        except (ProcessLookupError, ValueError):
+        except ProcessLookupError:
+            found.append((pid, 0))
+        except ValueError:
             continue
     return found

@@ -43,6 +43,28 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     assert [pid for pid, _ in report.processes] == [500, 502], "whose end gpulockd waits for"
 
 
+@pytest.mark.parametrize("opens", [False, True], ids=["started in the claim", "has the GPU open"])
+def test_what_is_left_of_a_claim_whose_process_is_gone_is_waited_for_one_after_another(
+    box: Box, opens: bool
+) -> None:
+    """What `gpulock run` left in a session of its own: a queue waits for no pause of gpulockd."""
+    process = {"scheduler": "process", "job_id": "501", "add_grp_id": 0, "uid": 1000}
+    hold(box, 0, 501, **process)
+    for pid in (601, 602):
+        box.proc.add(pid, start=pid, fds={3: box.dev / "nvidia0"} if opens else {})
+        (box.proc.root / f"{pid}/environ").write_bytes(b"" if opens else b"GPULOCK_CLAIM=t501\0")
+    seen: set[int] = set()
+    for _ in range(2):
+        report = run(box)
+        assert [one.act for one in report.outcomes] == ["orphans" if opens else "held"]
+        ((pid, start),) = report.processes[1:]
+        assert start == pid
+        box.proc.remove(pid)
+        seen.add(pid)
+    assert seen == {601, 602}
+    assert [one.act for one in run(box).outcomes] == ["freed"]
+
+
 def test_a_dry_run_changes_nothing_but_the_gate(box: Box) -> None:
     hold(box, 1, 501)
     before = sorted(box.lock.rglob("*"))

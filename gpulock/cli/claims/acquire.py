@@ -153,12 +153,17 @@ def acquire_devices(
     preferred = tuple(card.id for card in last.cards) if last else ()
     terms = ClaimTerms(preferred, wishes.seconds, wishes.note[:LONGEST_NOTE])
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
-    if serving or socket_client.is_daemon_needed(node):
-        how = socket_client.take_handed_wait(what, session.program)
-        how = how._replace(end=how.begun + wishes.wait)
-        grant = socket_client.request_daemon_claim(node, record, want, terms, how)
-    else:
-        grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
+    try:
+        if serving or socket_client.is_daemon_needed(node):
+            how = socket_client.take_handed_wait(what, session.program)
+            how = how._replace(end=how.begun + wishes.wait)
+            grant = socket_client.request_daemon_claim(node, record, want, terms, how)
+        else:
+            grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
+    except Refusal as refusal:
+        if refusal.kind != BUSY or wishes.wait or "wait" in refusal.do:
+            raise
+        raise Refusal(BUSY, refusal.why, f"use --wait; {refusal.do}") from refusal
     if node.settings.share_mps and grant.owner.places:
         try:
             wait_for_mps(node, grant.owner, Deadline(CLAIM_SECONDS))

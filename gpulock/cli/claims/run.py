@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 from typing import Any, NoReturn
 
 import click
@@ -41,11 +42,13 @@ from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
 from gpulock.workstation import waiter
+from gpulock.workstation.peer import CREDENTIALS
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
-# programs that leave their work to a server, by its name as the kernel has it
-TERMINAL_SERVERS = {"tmux": "tmux: server", "byobu": "tmux: server", "screen": "screen"}
+# programs that leave their work to a server, with their options as getopt(3) has them
+TMUX = "2c:CDdf:hlL:NqS:T:uUvV"
+TERMINALS = {"tmux": TMUX, "byobu": TMUX, "screen": "48aAc:dDe:fh:ilLmnOp:qQrRs:S:t:T:UvwxX"}
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -74,15 +77,25 @@ def run_command(
     mask = os.umask(0)
     os.umask(mask)
     node = open_node_for_claim(session)
-    warn_of_terminal_server(node.proc, command[0])
     want = make_claim_request(node, wishes)
     waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
+    if not waited and (server := find_terminal_server(node.proc, command)):
+        program = os.path.basename(command[0])
+        click.echo(
+            f"gpulock: your {program} server runs already (pid {server}): what it starts is not"
+            f" told of these GPUs, which are freed when {program} ends or is detached; call"
+            f" gpulock run inside {program} instead",
+            err=True,
+        )
     around = [] if waited else list_outer_claims(node)
     for record in around:
         if outer := find_outer_grant(node, record, want):
             names = format_device_list(outer.owner.devices, outer.devices)
             who = f"the claim of pid {record.pid}"
-            click.echo(f"gpulock: {names} of {who}, which this command is in", err=True)
+            given = {"--for": wishes.seconds, "--comment": wishes.note, "--prefer": wishes.prefer}
+            unused = " and ".join([name for name, value in given.items() if value])
+            no = f": {unused} changes nothing of it" if unused else ""
+            click.echo(f"gpulock: {names} of {who}, which this command is in{no}", err=True)
             exec_command(command, outer, node.settings, mask)
     for record in around if wishes.wait else []:
         names = format_device_list(record.devices, node.devices())
@@ -138,21 +151,35 @@ def refuse_missing_command(ctx: click.Context, name: str) -> None:
         exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
 
 
-def warn_of_terminal_server(proc: Proc, name: str) -> None:
-    """Say what becomes of the claim where a server that runs already starts the programs."""
-    program, scan = os.path.basename(name), ProcessScan(proc)
-    if program not in TERMINAL_SERVERS:
-        return
-    scan.restrict({os.getuid(): ""})
-    for pid in scan.named(TERMINAL_SERVERS[program]):
-        if scan.status(pid).uids[0] == os.getuid():
-            click.echo(
-                f"gpulock: your {program} server runs already (pid {pid}): what it starts is not"
-                f" told of these GPUs, which are freed when {program} ends or is detached; call"
-                f" gpulock run inside {program} instead",
-                err=True,
-            )
-            return
+def find_terminal_server(proc: Proc, command: tuple[str, ...]) -> int:
+    """Return the server that runs already and is to start the programs, 0 for none.
+
+    Of tmux it is who listens at its socket; screen starts one, unless it is to join another.
+    """
+    import getopt
+
+    program = os.path.basename(command[0])
+    try:
+        options = dict(getopt.getopt(command[1:], TERMINALS.get(program, ""))[0])
+    except getopt.GetoptError:
+        options = {}
+    if program == "screen" and {"-r", "-R", "-x", "-X"} & options.keys():
+        scan, me = ProcessScan(proc), os.getuid()
+        scan.restrict({me: ""})
+        return next((pid for pid in scan.named(program) if scan.status(pid).uids[0] == me), 0)
+    if TERMINALS.get(program) != TMUX:
+        return 0
+    outer = "" if "-L" in options else os.environ.get("TMUX", "").partition(",")[0]
+    folder = f"{os.environ.get('TMUX_TMPDIR') or '/tmp'}/tmux-{os.getuid()}"
+    path = options.get("-S") or outer or f"{folder}/{options.get('-L', 'default')}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.setblocking(False)
+        try:
+            server.connect(path)
+        except OSError:
+            return 0
+        data = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(data)[0])
 
 
 def exit_as_shell(ctx: click.Context, name: str, fault: OSError) -> NoReturn:

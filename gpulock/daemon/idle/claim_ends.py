@@ -26,6 +26,7 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.user_release import release_unused
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
+SHORT: Final = 90.0  # seconds: what is left is told in seconds
 AGAIN: Final = 60.0  # seconds until a claim that is still used is tried again
 GATE_SECONDS: Final = 2.0
 PTS: Final = range(136, 144)  # major numbers of /dev/pts, Documentation/admin-guide/devices.txt
@@ -58,9 +59,10 @@ class ClaimEnds(Chore):
                     held[token] = f"pid {record.pid} ({record.user}) holds {name_devices(record)}"
             elif now >= record.until - BEFORE and token not in self._told:
                 self._told.add(token)
-                minutes = max(1, round((record.until - now) / 60))
+                left = record.until - now
+                time = f"{left / 60:.0f} min" if left > SHORT else f"{left:.0f} s"
                 do = "end what uses them, and claim anew"
-                words = f"your claim of {name_devices(record)} ends in {minutes} min; {do}"
+                words = f"your claim of {name_devices(record)} ends in {time}; {do}"
                 tell_terminal(node, record, words)
                 self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpulock.deadline import Deadline
 from gpulock.job import environment
 from gpulock.node.settings_file import read_settings
 from gpulock.store.gate import Gate
+from gpulock.workstation.waiter import ENVIRONMENT
 from tests.support.cli_site import Site
 from tests.support.wait import wait_until
 
@@ -139,23 +141,44 @@ def test_what_the_command_leaves_behind_keeps_the_claim_until_it_ends(site: Site
     assert site.states() == ["free"] * 8
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tmux",), True),
+        (("tmux", "-L", "default", "new", "-d"), True),
+        (("tmux", "-L", "other", "new", "-d"), False),
+        (("tmux", "-2S/nowhere"), False),
+        (("train", "-L", "default"), False),
+        (("screen", "-dmS", "work", "train", "-r"), False),
+        (("screen", "-S", "work", "-x"), True),
+    ],
+)
 def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
-    site: Site, tmp_path: Path
+    site: Site, tmp_path: Path, words: tuple[str, ...], says: bool
 ) -> None:
-    name_self = "open('/proc/self/comm', 'w').write('tmux: server'); print(flush=True); input()"
-    for name in ("tmux", "train"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
-        assert site.run("run", "-n", "1", "--", str(program)).stderr == ""
-    with subprocess.Popen(
-        [sys.executable, "-c", name_self], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as server:
+    program = tmp_path / words[0]
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (folder := tmp_path / f"tmux-{os.getuid()}").mkdir()
+    outside = {name: value for name, value in os.environ.items() if name != "TMUX"}
+    env = {**outside, "TMUX_TMPDIR": str(tmp_path)}
+    name_self = "open('/proc/self/comm', 'w').write('screen'); print(flush=True); input()"
+    argv, pipe = [sys.executable, "-c", name_self], subprocess.PIPE
+    with (
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe) as server,
+        socket.socket(socket.AF_UNIX) as listening,
+    ):
         assert server.stdout is not None
         server.stdout.readline()
-        for name, says in (("tmux", True), ("train", False)):
-            done = site.run("run", "-n", "1", "--", str(tmp_path / name))
-            assert (done.returncode, "gpulock run inside tmux" in done.stderr) == (0, says)
+        listening.bind(str(folder / "default"))
+        listening.listen()
+        done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=env)
+        pid = server.pid if words[0] == "screen" else os.getpid()
+        told = f"{words[0]} server runs already (pid {pid})" in done.stderr
+        assert (done.returncode, told, bool(done.stderr)) == (0, says, says)
+        waited = {**env, ENVIRONMENT: "-1 0"}  # it was said before the waiting
+        done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=waited)
+        assert done.stderr == ""
         server.kill()
 
 
@@ -165,6 +188,7 @@ def test_more_than_is_free_is_refused_at_once(site: Site, wait: tuple[str, ...])
     done = site.run("run", "-n", "6", *wait, "--", "/bin/true")
     assert done.returncode == 1
     assert done.stderr.startswith("gpulock: run: busy: 6 GPUs asked for, 5 of 8 free")
+    assert "; use --wait; " in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -267,6 +291,11 @@ def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
         'eval "$("$@" claim --devices 5 --export 2>/dev/null)"; "$@" run -n 1 -- env 2>/dev/null'
     )
     assert "CUDA_VISIBLE_DEVICES=5" in site.shell(script).split()
+
+
+def test_a_run_within_a_claim_says_which_options_change_nothing_of_it(site: Site) -> None:
+    script = '"$@" claim --devices 5 >/dev/null 2>&1; "$@" run -n 1 --for 5m --wait -- true 2>&1'
+    assert "which this command is in: --for changes nothing of it\n" in site.shell(script)
 
 
 def test_a_run_that_waits_says_what_its_own_shell_holds(site: Site) -> None:

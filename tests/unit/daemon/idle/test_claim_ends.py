@@ -77,6 +77,11 @@ def test_its_user_is_told_once_ten_minutes_before(site: Site) -> None:
     assert site.told == [f"alice: your claim of GPU {bus(0)} ends in 10 min; {do}"]
 
 
+def test_a_short_rest_is_told_in_seconds(site: Site) -> None:
+    site.go(END - 20)
+    assert "ends in 20 s;" in site.told[0]
+
+
 def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:
     site.box.proc.add(902, uids=(ALICE,) * 4, fds={3: site.box.dev / "nvidia0"})
     assert site.go(END) == [bus(0)]

@@ -26,6 +26,7 @@ from gpulock.cli.claims.acquire import (
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.node.procfs import Proc
+from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list, short_model
 
 SCRIPT = 2  # the word after `sh -c`
@@ -104,6 +105,23 @@ def claim_command(
     names = format_device_list([d.id for d in grant.devices], grant.devices)
     hint = f"gpulock: {names} held by pid {record.pid} until it ends; give back: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
+    mask = dict(environment.grant_variables(grant.devices, node.settings))
+    cuda = {name: value for name, value in mask.items() if name.startswith("CUDA_")}
+    if pid is not None:
+        line = f"import os; os.environ.update({cuda})"
+        click.echo(f"gpulock: it sees all GPUs: let it run, before it loads CUDA: {line}", err=True)
+    elif not export and not cuda.items() <= os.environ.items():
+        line = f'eval "$(gpulock claim {format_claim_options(grant.owner, wishes)} --export)"'
+        told = f"gpulock: this shell sees all GPUs until you run: {line}"
+        click.echo(name_config(told), err=True)
+
+
+def format_claim_options(record: Owner, wishes: ClaimWishes) -> str:
+    """Return the options that ask for what a claim has."""
+    kinds = {"devices": wishes.devices, "model": wishes.model, "mig": wishes.mig}
+    named = [f" --{name} {shlex.quote(value)}" for name, value in kinds.items() if value]
+    share = " --share" if record.places else ""
+    return f"-n {len(record.devices)}{share}{''.join(named)}"
 
 
 def refuse_passing_shell(proc: Proc, pid: int) -> None:

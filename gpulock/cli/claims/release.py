@@ -95,12 +95,12 @@ def release_command(
     if export:
         unset_lost_claim(node)
     found = node.devices_if_driver()
-    holder = pid or find_calling_shell(node.proc)
+    meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
-    ours = make_lock_filter(ids, holder, job)
+    ours = make_lock_filter(ids, meant)
     freed: dict[str, str] = {}  # lock id, and whose it was
-    if socket_client.is_daemon_needed(node) and not force and job is None:
-        freed = dict.fromkeys(socket_client.request_daemon_release(node, holder, ids), "")
+    if socket_client.is_daemon_needed(node) and not force and meant.pid:
+        freed = dict.fromkeys(socket_client.request_daemon_release(node, meant.pid, ids), "")
     else:
         node = session.writable_node()
         if not node.store.read_all_locks():
@@ -141,12 +141,11 @@ def warn_of_stale_mask(
     click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
 
 
-def make_lock_filter(ids: Sequence[str], pid: int, job: str | None) -> Callable[[Lock], bool]:
-    """Return what tells the locks that are meant; raise SelectError."""
+def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], bool]:
+    """Return what tells the locks that are meant."""
     if ids:
         return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
-    what = Subject(pid=pid) if job is None else parse_job(job)
-    return lambda lock: lock.owner is not None and what.owns(lock.owner)
+    return lambda lock: lock.owner is not None and meant.owns(lock.owner)
 
 
 def resolve_lock_id(name: str, found: Sequence[Device]) -> str:

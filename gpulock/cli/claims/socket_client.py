@@ -247,8 +247,13 @@ def request_daemon_claim(
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal."""
-    start = 0 if devices else node.proc.start(pid)
+    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
+
+    The process may have ended, and what it started hold its claim.
+    """
+    held = [lock.owner for lock in node.store.read_all_locks().values() if lock.owner]
+    own = [one.start for one in held if one.scheduler == "process" and one.pid == pid]
+    start = 0 if devices else max(own, default=0)
     return request_daemon_act(node, SocketRequest(RELEASE, pid, start, devices=devices)).devices
 
 

@@ -7,15 +7,19 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
 from gpulock.deadline import clock_boottime
 from gpulock.job.environment import BIND_LISTS, loaded_driver_version
+from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
+from gpulock.workstation.wire import SocketReply, SocketRequest
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.driver_reads import is_gate_held
 from tests.support.locks import place_lock
@@ -79,6 +83,45 @@ def test_a_second_claim_of_a_shell_says_what_it_holds_already(site: Site, shell:
     script = '"$@" claim -n 1 --for 2h >/dev/null 2>&1; "$@" claim -n 1 --for 3h 2>&1; echo $$'
     said, *_, pid = site.shell(script, shell).splitlines()
     assert said.startswith(f"gpulock: pid {pid} holds GPU 0 already, until ")
+
+
+@pytest.mark.parametrize("words", ["-n 2", "-n 1 --devices 5", "-n 2 --model 'v100*'"])
+def test_a_claim_without_a_mask_says_what_sets_it(site: Site, words: str) -> None:
+    """The line gives the mask of the claim that the shell has, and says nothing once it is set."""
+    told, claim = f'eval "$({site.gpulock} claim {words} --export)"', f'"$@" claim {words}'
+    again = f'eval "$({claim} --export 2>/dev/null)"; echo "<$CUDA_VISIBLE_DEVICES>"; {claim} 2>&1'
+    environ = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    said = site.shell(f"{claim} 2>&1; {again}", env=environ)
+    mask = ",".join(line.split()[1] for line in said.splitlines() if line.startswith("GPU "))
+    assert f"<{mask[: len(mask) // 2]}>" in said
+    assert [line.partition(": ")[2] for line in said.splitlines() if "eval" in line] == [
+        f"this shell sees all GPUs until you run: {told}"
+    ]
+
+
+def test_a_claim_for_a_process_says_what_sets_its_mask(site: Site, process: Process) -> None:
+    said = site.call("claim", "--devices", "5", "--pid", str(process.pid)).stderr
+    line = said.splitlines()[-1].rpartition("CUDA: ")[2]
+    check = f"{line}; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    assert subprocess.check_output([sys.executable, "-c", check], text=True) == "5\n"
+
+
+@pytest.mark.parametrize("words", [("--pid", "4711"), ("--job", "pid 4711")])
+def test_a_user_gives_back_what_a_process_that_ended_has_left(
+    site: Site, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
+) -> None:
+    """gpulockd is asked for the claim of that number, as status shows it."""
+    asked: list[SocketRequest] = []
+
+    def answer(_: Node, request: SocketRequest) -> SocketReply:
+        asked.append(request)
+        return SocketReply(devices=(site.id(2),))
+
+    site.hold(2, scheduler="process", job_id="4711", pid=4711, start=99)
+    monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
+    monkeypatch.setattr(socket_client, "request_daemon_act", answer)
+    assert site.call("release", *words).stdout == "freed GPU 2\n"
+    assert [(one.pid, one.start) for one in asked] == [(4711, 99)]
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

@@ -95,6 +95,12 @@ def parse_job(text: str) -> Subject:
         raise SelectError(why, "name a job: 12, 12.3 or pid 4711") from None
 
 
+def parse_bare_pid(text: str) -> Subject:
+    """Return what a number means that is of no job: the process whose claim status shows by it."""
+    text = text.strip()
+    return Subject(pid=int(text) if text.isascii() and text.isdigit() else 0)
+
+
 def match_one_device(text: str, devices: Sequence[Device]) -> Device:
     """Return the one device that `text` names; raise SelectError."""
     found = match_devices(text, devices)

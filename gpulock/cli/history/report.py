@@ -7,7 +7,7 @@ import json
 
 import click
 
-from gpulock.cli.select import parse_job
+from gpulock.cli.select import parse_bare_pid, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.report.scan import HistoryFaults
 from gpulock.report.sources import find_job_claims
@@ -32,6 +32,9 @@ def report_command(session: Session, job: tuple[str, ...], only_last: bool, as_j
     meant = parse_job(" ".join(job))
     faults = HistoryFaults()
     found = find_job_claims(node, meant.query(), faults)
+    if not found and (process := parse_bare_pid(" ".join(job))).pid:
+        meant, faults = process, HistoryFaults()
+        found = find_job_claims(node, meant.query(), faults)
     for unread in faults.as_sentences():
         click.echo(f"gpulock: report: {unread}", err=True)
     if only_last:

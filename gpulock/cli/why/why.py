@@ -14,6 +14,7 @@ from gpulock.cli.select import (
     DEVICE,
     Subject,
     match_devices,
+    parse_bare_pid,
     parse_lock_id,
     parse_subject,
 )
@@ -86,13 +87,13 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
         if any(lock.owner and Subject(job=text).owns(lock.owner) for lock in view.held.values()):
             found.append(name_config(f"There is a job {text} as well: gpulock why job {text}"))
         return found, known
-    held = [lock for lock in view.held.values() if is_lock_of_subject(sight, meant, lock)]
-    if held:
-        found, known = explain_job_claims(sight, held, width), True
-    else:
-        found, known = explain_no_claim(sight, meant, width)
+    found, known = explain_claims(sight, meant, width)
+    word = "job"
+    if not known and (process := parse_bare_pid(text)).pid:
+        other, known = explain_claims(sight, process, width)
+        found, word = (other, "process") if known else (found, word)
     if text.isdigit():  # a number names a device first
-        found.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a job)")
+        found.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a {word})")
     return found, known
 
 
@@ -165,6 +166,14 @@ def format_answer(head: str, facts: FactList, width: int) -> list[str]:
     """Return the lines of an answer: what it is of, and below it what is known."""
     named = [(label, name_config(text)) for label, text in facts]
     return [head, *table.render_facts(named, width)]
+
+
+def explain_claims(sight: ProcessView, meant: Subject, width: int) -> tuple[list[str], bool]:
+    """Return the answer for a job or process, and whether anything is known of a claim of it."""
+    locks = sight.view.held.values()
+    if held := [lock for lock in locks if is_lock_of_subject(sight, meant, lock)]:
+        return explain_job_claims(sight, held, width), True
+    return explain_no_claim(sight, meant, width)
 
 
 def explain_job_claims(sight: ProcessView, held: list[Lock], width: int) -> list[str]:

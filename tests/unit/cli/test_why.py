@@ -249,6 +249,18 @@ def test_a_number_that_is_no_device_here_is_said_to_be_taken_for_a_job(site: Sit
     assert "taken for a job" not in site.call("why", "99.1").stdout
 
 
+def test_a_number_of_no_known_job_is_a_process_as_status_names_it(site: Site) -> None:
+    pid, start = dead_process()
+    held = site.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start, queue="")
+    told = site.call("why", str(pid)).stdout
+    assert told.startswith(f"pid {pid} of alice holds GPU 1\n")
+    assert f"no GPU {pid} is here: {pid} is taken for a process" in told
+    assert site.call("report", str(pid)).stdout.startswith(f"pid {pid} of alice on ")
+    site.hold(2, job_id=str(pid), token="u", uid=held.uid)
+    assert site.call("why", str(pid)).stdout.startswith(f"job {pid} of alice in gpu.q holds GPU 2")
+    assert site.call("report", str(pid)).stdout.startswith(f"Job {pid} of alice")
+
+
 def test_a_job_that_the_prolog_refused_is_told_the_last_reason(site: Site) -> None:
     lock_dir = site.node().store.path
     sentence = "gpulock: job 4711: broken: no NVIDIA driver; load it"

@@ -66,7 +66,7 @@ class ProcessScan:
         self._listings, self._spent = 0, 0.0
         self._reading = 0.0  # seconds in statuses, and of these for each user
         self._charged: dict[int, float] = {}
-        self._missed: dict[int, str] = {}  # by user: why not all is known, and no more is read
+        self._missed: dict[int, str] = {}  # by user: why not all is known
         self._sees_all: "bool | None" = None
 
     def status(self, pid: int) -> ProcessStatus:
@@ -83,20 +83,23 @@ class ProcessScan:
         does, TimeoutError where no time is left.
         """
         user = 0
-        if self._missed or self._reading > UNCHARGED:
+        if self._reading > UNCHARGED:
             user = self._user_of(pid)
-            if user in self._missed:
-                raise TimeoutError(self._missed[user])
+            if self._charged.get(user, 0.0) > ONE_USER:
+                why = f"no time for process {pid} of uid {user}"
+                raise TimeoutError(self._missed.setdefault(user, why))
         begun = time.monotonic()
         status = self.proc.status(pid)
         seconds = time.monotonic() - begun
         self._reading += seconds
-        if status.groups is UNREAD:
-            self._miss(user or self._user_of(pid), f"process {pid} has too many groups to be read")
-        elif user:
+        if user:
             self._charged[user] = self._charged.get(user, 0.0) + seconds
-            if self._charged[user] > ONE_USER:
-                self._miss(user, f"no time for more processes of uid {user}")
+        if status.groups is UNREAD:
+            for one in (
+                user or self._user_of(pid),
+                status.uids[0],
+            ):  # also of a set-user-id program
+                self._missed.setdefault(one, f"process {pid} has too many groups to be read")
         return status
 
     def _user_of(self, pid: int) -> int:
@@ -112,11 +115,6 @@ class ProcessScan:
             return self.account(pid, uid) if uid >= SYSTEM_UIDS else 0
         except PermissionError:
             return uid
-
-    def _miss(self, user: int, why: str) -> None:
-        """Note why not all is known of an ordinary user's processes; the first reason stays."""
-        if user:
-            self._missed.setdefault(user, why)
 
     def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
         """Return a process and what is above it, as far as that can be seen."""

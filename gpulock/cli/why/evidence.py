@@ -177,7 +177,10 @@ def describe_open_device(sight: ProcessView, device: str, record: Owner | None =
         pids = [*dict.fromkeys([*pids, *sight.holders.pids_with_open(device, record.uid)])]
     whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
     who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
-    limit = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
+    missed = sight.holders.look(None)[1]
+    limit = f" ({missed})" if missed else ""
+    if os.geteuid() != 0:
+        limit = " (of your own processes; root sees all)"
     return f"{format_device_list([device], sight.view.devices)}: {who}{limit}"
 
 

@@ -44,6 +44,15 @@ class Site:
         """Run a command in this process."""
         return command_runner().invoke(command_group, ["--config", self.config, *args])
 
+    def words(self, *args: str) -> str:
+        """Return what a command prints, with a blank between two words."""
+        return " ".join(self.call(*args).stdout.split())
+
+    def set(self, text: str) -> None:
+        """Add lines to the settings."""
+        with self.files.config.open("a") as file:
+            file.write(text)
+
     def command(self, *args: str) -> list[str]:
         """Return the argument list of a command as a process of its own."""
         return [*PROGRAM, "--config", self.config, *args]

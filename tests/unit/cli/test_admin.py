@@ -51,7 +51,7 @@ def test_status_and_why_show_the_reason_of_a_reserve(site: Site) -> None:
     (line,) = [line for line in said if "burn-in" in line]
     assert line.startswith("GPUs 3, 5 reserved by ")
     assert line.endswith(": burn-in until Friday")
-    why = " ".join(site.call("why", "3").stdout.split())
+    why = site.words("why", "3")
     assert f"holder a reserve of {uid_to_user_name(os.getuid())} " in why
     assert "reason burn-in until Friday" in why
     assert why.endswith(f"next {site.gpulock} unreserve 3")
@@ -117,8 +117,7 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     every = [Reservation(site.id(3), 1001, (now, now + 60), "alice", "thesis")]
     write_reservations(site.node().settings.state_dir, every)
     assert site.call("unreserve", "3").exit_code == 1  # without USER_CLAIMS it counts for nobody
-    with Path(site.config).open("a") as file:
-        file.write("USER_CLAIMS=yes\n")
+    site.set("USER_CLAIMS=yes\n")
     assert site.call("unreserve", "3").exit_code == 0
     assert [one.act for one in asked] == [RESERVE, UNRESERVE]
     assert site.call("reserve", "2", "--reason", "test").exit_code == 0
@@ -284,10 +283,8 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
         True,
     )
     me, restore = uid_to_user_name(os.getuid()), f"{site.gpulock} restore 0"
-    assert f"XID 79 ({me}); back by an administrator; {restore}" in " ".join(
-        site.call("status").stdout.split()
-    )
-    why = " ".join(site.call("why", "0:gi2.ci0").stdout.split())
+    assert f"XID 79 ({me}); back by an administrator; {restore}" in site.words("status")
+    why = site.words("why", "0:gi2.ci0")
     assert why.endswith(f"next {site.gpulock} restore 0")
     assert site.call("restore", "0").exit_code == 0
     assert noted(site, quarantine.QUARANTINE) == []
@@ -303,8 +300,7 @@ def test_restore_ends_a_quarantine_and_no_reserve(site: Site) -> None:
 
 def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Site) -> None:
     assert "HEALTH_COMMAND is not set" in site.call("test", "3").stderr
-    with Path(site.config).open("a") as file:
-        file.write("HEALTH_COMMAND=/bin/true\n")
+    site.set("HEALTH_COMMAND=/bin/true\n")
     node = site.node()
     cards = read_cards(node.settings.state_dir, node.boot_id)
     cards.of(site.id(3)).tested = clock_boottime() - 90

@@ -34,7 +34,7 @@ def lose_records(site: Site) -> None:
 
 
 def test_a_free_device_is_not_offered_while_nothing_is_granted(lost: Site) -> None:
-    said = " ".join(lost.call("why", "2").stdout.split())
+    said = lost.words("why", "2")
     assert "granted to nobody: the records of this boot's claims were lost" in said
     assert "forget-locks when no job is left" in said and "COMMAND" not in said
 

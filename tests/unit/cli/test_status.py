@@ -103,7 +103,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
     path = site.files.lock_dir / "inventory"
     boot = site.node().boot_id
     path.write_text(f"gpulock-inventory 1\nboot_id={boot}\ngpu.{site.id(0)}.mig=1\n")
-    said = " ".join(site.call("status").stdout.split())
+    said = site.words("status")
     assert "it is in MIG mode, and no instance of it is known; back by a MIG instance" in said
     assert "8 GPUs: 7 free, 1 quarantined" in said
     why = site.call("why", "0").stdout
@@ -113,7 +113,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
 
 def test_a_record_at_which_every_claim_stops_is_said_before_all_else(site: Site) -> None:
     spoil_record(site.node().store, "garbage")
-    text = " ".join(site.call("status").stdout.split())
+    text = site.words("status")
     assert "LOCK_DIR the record of claim garbage cannot be read: " in text
     assert "nothing is granted until it can be read" in text
 
@@ -150,11 +150,9 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     ]
     for many, more in ((1, ""), (2, f"; 1 other caller: {site.gpulock} queue")):
         write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))
-        shown = " ".join(site.call("status").stdout.split())
+        shown = site.words("status")
         assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in shown
-        assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in " ".join(
-            site.call("why", "2").stdout.split()
-        )
+        assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in site.words("why", "2")
     rows = [line.split() for line in site.call("queue").stdout.splitlines()]
     assert [row[:4] for row in rows[1:]] == [
         ["7", "alice", str(me), "1m"],
@@ -167,8 +165,7 @@ def test_a_user_is_told_where_no_gpulockd_would_grant_anything(
     site: Site, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     node, pid = site.node(), os.getpid()
-    with site.files.config.open("a") as file:
-        file.write("USER_CLAIMS=yes\n")
+    site.set("USER_CLAIMS=yes\n")
     monkeypatch.setattr(attention, "owns_lock_dir", lambda _: False)
     monkeypatch.setattr(attention, "find_running_daemon", lambda *_: pid if state else None)
     monkeypatch.setattr(attention, "is_stopped", lambda *_: state == "T")
@@ -178,13 +175,12 @@ def test_a_user_is_told_where_no_gpulockd_would_grant_anything(
     what = f"pid {pid} does not answer" if state else "does not run"
     told = f"gpulockd {what}: nothing is granted; ask root to start it again"
     for words in (("status",), ("why", "0"), ("queue",)):
-        said = " ".join(site.call(*words).stdout.split())
+        said = site.words(*words)
         assert (told in said) == (state != "S"), words
 
 
 def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
-    with site.files.config.open("a") as file:
-        file.write("USER_CLAIMS=yes\n")
+    site.set("USER_CLAIMS=yes\n")
     node, now = site.node(), time.time()
     every = [
         Reservation(site.id(2), 1001, (now - 60, now + 3600), "alice", "thesis"),
@@ -192,14 +188,14 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
         Reservation(site.id(4), 1002, (now - 7200, now - 3600), "bob", "over"),
     ]
     write_reservations(node.settings.state_dir, every)
-    shown = " ".join(site.call("status").stdout.split())
+    shown = site.words("status")
     assert [site.states()[number] for number in (2, 3, 4)] == ["held", "free", "free"]
     assert f"GPU 2 {every[0].describe()} GPU 3 {every[1].describe()}" in shown
     assert line_of(site.call("status").stdout, 2)[3:] == ["held", "reserved"]
     assert "over" not in shown
-    said = " ".join(site.call("why", "2").stdout.split())
+    said = site.words("why", "2")
     assert every[0].describe() in said
-    assert f"later {every[1].describe()}" in " ".join(site.call("why", "3").stdout.split())
+    assert f"later {every[1].describe()}" in site.words("why", "3")
     assert f"{site.gpulock} run -n 1 --wait -- COMMAND" in said
 
 
@@ -276,9 +272,8 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
 
 
 def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:
-    with site.files.config.open("a") as file:
-        file.write("GUPS=8\n")
-    said = " ".join(site.call("status").stdout.split())
+    site.set("GUPS=8\n")
+    said = site.words("status")
     assert f"unknown key 'GUPS'; {site.gpulock} doctor" in said
     assert "unknown key 'GUPS'" in site.json()["settings_faults"][0]
     assert site.call("config").stdout.splitlines()[1].endswith("unknown key 'GUPS'")
@@ -420,11 +415,10 @@ def test_a_lock_directory_that_may_not_be_read_is_not_called_free(public: Site) 
 
 def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> None:
     assert "shares" not in site.call("status").stdout
-    with site.files.config.open("a") as file:
-        file.write("SHARES=6:4 7:2\n")
+    site.set("SHARES=6:4 7:2\n")
     record, place = site.hold(7, job_id="13"), f"{site.id(6)}.share1"
     place_lock(site.node().store, place, record.copy(devices=(place,), places=4, token="u"))
-    assert " ".join(site.call("status").stdout.split()).endswith(
+    assert site.words("status").endswith(
         "8 GPUs: 6 free, 2 held shares GPU 6: 3 of 4 free, GPU 7: 0 of 2 free"
     )
     gpus = site.json()["gpus"]
@@ -436,8 +430,7 @@ def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> Non
 
 
 def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
-    with site.files.config.open("a") as file:
-        file.write("SHARES=6:4\n")
+    site.set("SHARES=6:4\n")
     leave_mps(site.node(), site.id(6), 1001)
     text = site.call("status").stdout
     assert line_of(text, 6)[3] == "held"
@@ -447,7 +440,7 @@ def test_a_card_whose_mps_ends_is_held_and_says_so(site: Site) -> None:
     gpu = site.json()["gpus"][6]
     assert (gpu["state"], gpu["reason"]) == ("held", "MPS of uid 1001 ends on it")
     assert (gpu["held"], gpu["holders"]) == (None, [])
-    why = " ".join(site.call("why", "6").stdout.split())
+    why = site.words("why", "6")
     assert "reason MPS of uid 1001 ends on it" in why
     assert why.endswith(f"freed by the end of that MPS, by gpulockd next {site.gpulock} doctor")
 
@@ -460,5 +453,5 @@ def test_a_full_lock_dir_is_said(site: Site, monkeypatch: pytest.MonkeyPatch) ->
         return full
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    text = " ".join(site.call("status").stdout.split())
+    text = site.words("status")
     assert "LOCK_DIR it is full, no GPU is granted until there is room; df /" in text

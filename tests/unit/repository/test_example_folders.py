@@ -17,8 +17,7 @@ GRAFANA = EXAMPLES / "prometheus/grafana"
 
 def test_a_workstations_command_runs_with_the_gpu_that_it_says(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    with Path(site.config).open("a") as conf:
-        conf.write((EXAMPLES / "workstation/gpulock.conf").read_text())
+    site.set((EXAMPLES / "workstation/gpulock.conf").read_text())
     done = site.run("run", "-n", "1", "--wait", "--", str(EXAMPLES / "workstation/train.sh"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" has GPUs 0\n")

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.health.findings import (
-    MIB,
-    check_links,
-    check_memory,
-)
+from gpulock.daemon.health.findings import MIB, check_links, check_memory
 from gpulock.node.sample import DeviceSample, parse_sample_fields
-from tests.support.claims import never
+from tests.support.claims import ask, ids
 from tests.support.health_site import Ward
-from tests.support.trees import bus, record, soon
+from tests.support.trees import bus
 
 GOOD = (
     "looked=100 pcie_width=16 pcie_width_max=16 nvlink_active=18 memory_used=0"
@@ -89,9 +83,7 @@ def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_pa
     assert cards[bus(1)].failed() == {}
     assert ward.said() == [f"<4>{bus(0)}: {why}"]
     assert ward.suspects() == {bus(0): why}
-    own = record(token="", devices=())
-    grant = claim_devices(ward.node(), own, ClaimRequest(1), never, soon())
-    assert [device.id for device in grant.devices] == [bus(1)]
+    assert ids(ask(ward, 1)) == [bus(1)]
     assert ward.out() == []
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.errors import BUSY, Refusal
+from tests.support.claims import ask, ids
 from tests.support.health_site import GIB, ROUND, Ward
-from tests.support.trees import bus, judge_of, judging, record, soon
+from tests.support.trees import bus, judge_of, soon
 
 LOST = "lost: the driver does not answer for it: GPU is lost"
 
@@ -29,12 +28,10 @@ def default_ward(root: Path, gpus: int = 4) -> Ward:
 
 def next_job(ward: Ward, job_id: str, count: int) -> list[str]:
     """Let a job have so many GPUs and end at once; return them."""
-    node = ward.node()
-    own = record(token="", devices=(), job_id=job_id)
-    grant = claim_devices(node, own, ClaimRequest(count), judging(node), soon())
+    node, grant = ward.node(), ask(ward, count, job_id=job_id)
     token = grant.owner.token
     release_locks(node, lambda owner: owner.token == token, judge_of(node), soon(), "failed")
-    return [device.id for device in grant.devices]
+    return ids(grant)
 
 
 def test_a_card_that_does_not_answer_is_taken_last_and_goes_out_after_a_minute(

@@ -14,8 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.health import checker, recovery
 from gpulock.daemon.health.cards import COMMAND
@@ -25,9 +23,10 @@ from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import quarantine
+from tests.support.claims import ask, ids
 from tests.support.health_site import ROUND, Ward
 from tests.support.seeds import chosen_seed
-from tests.support.trees import bus, judge_of, judging, record, soon
+from tests.support.trees import bus, judge_of, soon
 
 CARDS, HALF = 8, 4
 XID, LOST, HANGS, GONE, RECOVERY, LINK = "xid", "lost", "hangs", "gone", "recovery", "link"
@@ -195,13 +194,10 @@ class Faults(Ward):
 
     def job(self, count: int) -> set[int]:
         """Let a job have so many GPUs and end; return them."""
-        node = self.node()
-        own = record(token="", devices=())
-        grant = claim_devices(node, own, ClaimRequest(count), judging(node), soon())
+        node, grant = self.node(), ask(self, count)
         token = grant.owner.token
         release_locks(node, lambda owner: owner.token == token, judge_of(node), soon(), "over")
-        names = {device.id for device in grant.devices}
-        return {number for number in range(CARDS) if bus(number) in names}
+        return {number for number in range(CARDS) if bus(number) in ids(grant)}
 
     def pause(self, seconds: float) -> None:
         """Let gpulockd look at nothing for so long: the next look adds no time to what lasts."""

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import device_users
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health import policy
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import MIB
@@ -18,9 +16,10 @@ from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
+from tests.support.claims import ask, ids
 from tests.support.faults import disk_full, raising
 from tests.support.health_site import GIB, ROUND, SHEPHERD, Ward
-from tests.support.trees import bus, judge_of, judging, record, soon
+from tests.support.trees import bus, judge_of, soon
 
 
 @pytest.fixture
@@ -30,15 +29,6 @@ def ward(tmp_path: Path) -> Iterator[Ward]:
         made.tell(number)
     made.round()
     yield made
-
-
-def grants(ward: Ward, count: int) -> list[str]:
-    """Return the devices that a job gets."""
-    node = ward.node()
-    found = claim_devices(
-        node, record(token="", devices=(), job_id="99"), ClaimRequest(count), judging(node), soon()
-    )
-    return [device.id for device in found.devices]
 
 
 # --- out of service -------------------------------------------------------------------------------
@@ -51,8 +41,8 @@ def test_an_xid_of_the_card_puts_it_out_and_is_told_once_with_the_reason(ward: W
     (line,) = ward.said()
     assert f"{bus(1)} is out of service: xid: XID 79 (GPU has fallen off the bus)" in line
     with pytest.raises(Refusal):
-        grants(ward, 4)
-    assert bus(1) not in grants(ward, 3)
+        ask(ward, 4)
+    assert bus(1) not in ids(ask(ward, 3))
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 92, 94, 9999])
@@ -122,7 +112,7 @@ def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward
     ward.proc.remove(SHEPHERD)
     ward.round()
     assert ward.locks() == []
-    assert bus(1) not in grants(ward, 3)
+    assert bus(1) not in ids(ask(ward, 3))
 
 
 def test_only_what_is_asked_for_puts_a_card_out(tmp_path: Path) -> None:

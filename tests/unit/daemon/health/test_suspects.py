@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
-from tests.support.claims import never
+from tests.support.claims import ask, ids
 from tests.support.health_site import Ward
-from tests.support.trees import bus, judge_of, record, soon
+from tests.support.trees import bus, judge_of, soon
 
 LOST = "GPU is lost"
 
@@ -33,10 +31,9 @@ def test_without_any_policy_a_job_gets_no_lost_card_while_a_good_one_is_free(
 ) -> None:
     ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares, QUARANTINE_ON="")
     write_suspects(ward, f"lost {bus(0)} 12.5 {LOST}", f"lost {bus(1)} 12.5 {LOST}")
-    own = record(token="", devices=())
-    grant = claim_devices(ward.node(), own, ClaimRequest(count), never, soon())
-    assert {bus(2), bus(3)} <= {device.id for device in grant.devices}
-    assert (len(grant.devices), ward.out()) == (count, [])
+    granted = ids(ask(ward, count))
+    assert {bus(2), bus(3)} <= {*granted}
+    assert (len(granted), ward.out()) == (count, [])
     assert write_suspects(ward) == {}
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -30,6 +31,8 @@ from gpulock.workstation.waiting import is_stopped, read_waiting
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
+# what only root may do
+ROOTS = re.compile("gpulock (reap|release|restore|unreserve|quarantine) ?|^(rm|mount) ")
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 REQUEST = "gpulock run -n 1 --wait -- COMMAND"
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
@@ -171,10 +174,21 @@ def list_next_steps(
     if row.state == states.QUARANTINED and not row.orphans:
         label = "back by"
     elif row.lock is None and row.state != states.HELD:
-        return [("next", command)]
+        return [("next", command_for_caller(view.node, command))]
     elif row.lock and view.is_read_only:
         how, command = READ_ONLY
-    return [(label, how), ("next", command)]
+    return [(label, how), ("next", command_for_caller(view.node, command))]
+
+
+def command_for_caller(node: Node, command: str) -> str:
+    """Return a next command, for who may not change locks whose it is: root's, or gpulockd's."""
+    if owns_lock_dir(node):
+        return command
+    if find_running_daemon(node.store.path, node.settings.proc_root):
+        command = command.replace("then gpulock reap", "then gpulockd frees it")
+        if command == "gpulock reap":
+            return "nothing: gpulockd does it"
+    return f"ask root: {command}" if ROOTS.search(command) else command
 
 
 def find_release_way(view: StatusView, row: DeviceState, pids: Sequence[int]) -> tuple[str, str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -268,7 +269,10 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     assert (found["gpus"][4]["held"], found["gpus"][4]["held_seconds"]) == (None, None)
     assert not any("." in key for key in (*found, *held, *held["held"], *found["totals"]))
     text = (ROOT / "docs/status-json.md").read_text()
-    assert [key for key in (*found, *held, *found["totals"]) if f"`{key}`" not in text] == []
+    shown = (*found, *held, *held["held"], *found["totals"])
+    assert [key for key in shown if f"`{key}`" not in text] == []
+    listed = re.findall("`([a-z_]+)`", text.partition("## `held`")[2].partition("## States")[0])
+    assert {*listed} == TYPES.keys(), "what is not there is not listed"
 
 
 def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:

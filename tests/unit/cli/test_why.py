@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.cli.status import attention
 from gpulock.cli.status.status_view import ProcessView, view_node
 from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.node.procfs import TICKS, Proc
@@ -208,6 +209,31 @@ def test_who_keeps_the_device_of_a_dead_job_open_is_named_and_whether_it_was_the
         assert found["open"] == f"GPU 5: {user.pid} (sh{older}){SEEN}"
         end = f"end process {user.pid} (ps -fp {user.pid} shows it)"
         assert found["next"] == f"{end}, then {site.gpulock} reap"
+
+
+@pytest.mark.parametrize(
+    ("runs", "first", "second"),
+    [
+        (0, "then {} reap", "ask root: {} reap"),
+        (7, "then gpulockd frees it", "nothing: gpulockd does it"),
+    ],
+    ids=["no gpulockd", "gpulockd runs"],
+)
+def test_a_user_is_told_what_only_root_may_do_as_roots(
+    site: Site, monkeypatch: pytest.MonkeyPatch, runs: int, first: str, second: str
+) -> None:
+    write_device_note(site.node().settings.state_dir, QUARANTINE, site.id(1), "bob", "fan")
+    site.hold(0)
+    verdict = Verdict("dead", "its shepherd is gone")
+    site.publish(t=verdict)
+    monkeypatch.setattr(attention, "owns_lock_dir", lambda _: False)
+    monkeypatch.setattr(attention, "find_running_daemon", lambda *_: runs)
+    monkeypatch.setattr("gpulock.cli.why.why.owns_lock_dir", lambda _: False)
+    assert facts(site.call("why", "1").stdout)["next"] == f"ask root: {site.gpulock} restore 1"
+    assert facts(site.call("why", "0").stdout)["next"] == second.format(site.gpulock)
+    verdict.orphans = "process 7 has the device open"
+    site.publish(t=verdict)
+    assert facts(site.call("why", "0").stdout)["next"].endswith(first.format(site.gpulock))
 
 
 def test_a_device_with_the_number_of_a_job_points_to_the_job_and_its_tasks(site: Site) -> None:

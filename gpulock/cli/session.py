@@ -74,25 +74,25 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
     return seconds
 
 
-def parse_time(text: str, now: float, ahead: bool = False) -> float:
+def parse_time(text: str, now: float, after: float = 0.0) -> float:
     """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError.
 
-    Of one that lies `ahead`: `2h` from now, or `14:00`, the next one.
+    Of one that lies ahead: `2h` from now, or `14:00`, the first one `after` some time.
     """
     from datetime import datetime, time, timedelta
 
     from gpulock.text.words import parse_duration
 
     try:
-        if ahead and CLOCK.fullmatch(text):
-            today = datetime.fromtimestamp(now)
+        if after and CLOCK.fullmatch(text):
+            today = datetime.fromtimestamp(after)
             at = datetime.combine(today, time.fromisoformat(text.zfill(5)))
             return (at if at > today else at + timedelta(days=1)).timestamp()
         if re.match("[0-9]{4}-", text):
             return datetime.fromisoformat(text).timestamp()
-        return now + parse_duration(text) * (1 if ahead else -1)
+        return now + parse_duration(text) * (1 if after else -1)
     except (ValueError, OverflowError):
-        forms = "14:00, 2h (from now) or 2026-12-01T14:00" if ahead else PAST
+        forms = "14:00, 2h (from now) or 2026-12-01T14:00" if after else PAST
         raise ValueError(f"{text!r} is no time: {forms}") from None
 
 

@@ -179,7 +179,11 @@ def describe_former_claim(grant: Grant) -> str:
     if grant.fresh:
         return ""
     labels = ", ".join(dict.fromkeys([device.label() for device in grant.devices]))
-    left, end = grant.owner.until - clock_boottime(), "without an end"
-    if grant.owner.until:
-        end = time.strftime("until %m-%d %H:%M", time.localtime(time.time() + left))
+    end = f"until {claim_end(grant.owner)}" if grant.owner.until else "without an end"
     return f"pid {grant.owner.pid} holds GPU {labels} already, {end}: nothing of it is changed"
+
+
+def claim_end(record: Owner) -> str:
+    """Return when a claim ends that has an end: `11-29 18:00`."""
+    at = time.time() + record.until - clock_boottime()
+    return time.strftime("%m-%d %H:%M", time.localtime(at))

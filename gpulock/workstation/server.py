@@ -235,7 +235,7 @@ class ClaimServer:
         if account not in (0, other.peer.account):
             why = f"number {number} is another user's"
             raise Refusal(INVALID_REQUEST, why, "ask that user, or root")
-        self._refuse(other, BUSY, f"cancelled by uid {account}", "wait again")
+        self._refuse(other, BUSY, f"cancelled by {user_name(account)}", "see gpulock queue")
         self._end(client, SocketReply(RELEASED))
 
     def _serve_call(self, client: Client) -> None:
@@ -247,14 +247,14 @@ class ClaimServer:
             self._journal.say(INFO, f"uid {account} gave back {' '.join(freed)}")
             self._end(client, SocketReply(RELEASED, devices=freed))
         else:
-            devices = request.devices
+            devices, told = request.devices, list[str]()
             if request.act == RESERVE:
                 reserve_for_user(self._node(), request, (account, user_name(account)), now)
             else:
-                devices = end_reservations(self._node(), request, account, now)
+                devices, told = end_reservations(self._node(), request, account, now)
             self.claims.rate.charge(account, PERIOD, clock_boottime())
             self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(devices)}")
-            self._end(client, SocketReply(RELEASED))
+            self._end(client, SocketReply(RELEASED, number=len(told), why="; ".join(told)))
         self.retry_now()
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:

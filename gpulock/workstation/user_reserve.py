@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reserve a GPU for an ordinary user, from a time to another, as far as RESERVE_MAX goes.
 
-What is over counts for a day more: so nobody keeps a GPU from all others by one after another.
+What lies within a day of it counts with it, also what is over: so nobody keeps a GPU from all
+others by one after another.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpulock.store.reservations import Reservation, read_reservations, write_res
 from gpulock.workstation.wire import SocketRequest
 
 HOUR = 3600.0
-COUNTED = 86400.0  # seconds for which one that is over counts
+COUNTED = 86400.0  # seconds before and after one, within which others count with it
 AHEAD = 366 * 86400.0  # seconds: the latest begin of one
 MOST = 50  # of a user, those that count
 
@@ -37,10 +38,13 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
         if lock_ids_overlap(one.device, device) and one.begin < wanted.end and begin < one.end:
             raise Refusal(BUSY, f"{device} is {one.describe()}", "reserve another, or another time")
     mine = [one for one in every if one.uid == uid]
-    left = longest - sum(one.end - one.begin for one in mine)
+    near = [o for o in mine if o.end > begin - COUNTED and o.begin < wanted.end + COUNTED]
+    left = longest - sum(one.end - one.begin for one in near)
     if wanted.end - begin > left or len(mine) >= MOST:
         hours = f"{max(0.0, left) / HOUR:.1f} of {longest / HOUR:.1f} hours a day"
-        why = f"{hours} are left to you (RESERVE_MAX)"
+        why = f"{hours} are left to you at that time (RESERVE_MAX)"
+        if len(mine) >= MOST:
+            why = f"you have {MOST} reservations"
         do = "ask for less, or gpulock unreserve what you do not need"
         if not longest:
             why, do = "users reserve nothing here", "ask for RESERVE_MAX on this node"
@@ -48,8 +52,10 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     write_reservations(node.settings.state_dir, [*every, wanted])
 
 
-def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -> tuple[str, ...]:
-    """End what the user, or for root anybody, has reserved of devices; return them.
+def end_reservations(
+    node: Node, request: SocketRequest, uid: int, now: float
+) -> tuple[tuple[str, ...], list[str]]:
+    """End what the user, or for root anybody, has reserved of devices; return them, and what ended.
 
     Raises Refusal.
     """
@@ -59,7 +65,8 @@ def end_reservations(node: Node, request: SocketRequest, uid: int, now: float) -
     if not ended:
         what = f"{' '.join(request.devices)} is not reserved for you"
         raise Refusal(INVALID_REQUEST, what, "see gpulock status")
+    told = [one.describe() for one in ended]
     for one in ended:
         one.end = now  # what was used of it counts
     write_reservations(node.settings.state_dir, [one for one in every if one.end > one.begin])
-    return tuple(one.device for one in ended)
+    return tuple(one.device for one in ended), told

@@ -158,6 +158,7 @@ class WaitQueue:
                         usable = backfill.list_usable_devices(view, client.want)
                         whose = f"kept for number {number}, which waits longest"
                         kept = dict.fromkeys(usable, whose)
+                        why = f"{waiting.KEPT}; {why}" if kept else why
             client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY

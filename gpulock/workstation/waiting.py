@@ -17,6 +17,7 @@ NAME = "waiting"
 VERSION = 1
 LIMIT = 1 << 18  # bytes: 200 callers of 1000 characters
 SHOWN = 200  # characters of a text
+KEPT = "free GPUs are kept for it"  # begins why a caller waits
 NOT_WAITING = (ValueError, LookupError, TypeError, OverflowError, RecursionError)
 
 

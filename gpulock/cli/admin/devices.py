@@ -40,7 +40,7 @@ from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
 from gpulock.store.reservations import Reservation
-from gpulock.text.words import format_device_label, format_lock_holder
+from gpulock.text.words import format_count, format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
@@ -57,9 +57,10 @@ reason_option = click.option(
 
 
 def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
-    """Return a point in time that is to come (epoch seconds), 0 for none."""
+    """Return a point in time that is to come (epoch seconds), 0 for none; one of --to is later."""
+    now = time.time()
     try:
-        return 0.0 if value is None else parse_time(value, time.time(), ahead=True)
+        return 0.0 if value is None else parse_time(value, now, ctx.params.get("begin") or now)
     except ValueError as fault:
         raise click.BadParameter(str(fault), ctx, param) from None
 
@@ -67,7 +68,12 @@ def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | N
 @click.command()
 @click.argument("device")
 @click.option(
-    "--from", "begin", callback=parse_time_option, metavar="TIME", help=f"From then: {TIME_HELP}"
+    "--from",
+    "begin",
+    callback=parse_time_option,
+    is_eager=True,  # --to goes by it
+    metavar="TIME",
+    help=f"From then: {TIME_HELP}",
 )
 @click.option("--to", "end", callback=parse_time_option, metavar="TIME", help="Until then.")
 @reason_option
@@ -110,6 +116,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
             grants.undo_claim(node.store, record.token, record.devices)
             raise
     report_admin_change(node, f"{label} is reserved: {reason}")
+    report_quarantine(node, label, name)
 
 
 @click.command()
@@ -119,7 +126,7 @@ def unreserve_command(session: Session, device: str) -> None:
     """End the reserve of DEVICE."""
     node = session.node()
     if socket_client.is_daemon_needed(node):
-        ask_for_reserve(session, device, UNRESERVE, "is not reserved any more")
+        ask_for_reserve(session, device, UNRESERVE)
         return
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
@@ -135,7 +142,7 @@ def unreserve_command(session: Session, device: str) -> None:
         if lock is not None and reserved:
             free_locks(node, [lock], one_line(f"unreserved by {describe_caller()}"))
     if not reserved and not noted:  # a user's own, of which gpulockd keeps the file
-        ask_for_reserve(session, device, UNRESERVE, "is not reserved any more")
+        ask_for_reserve(session, device, UNRESERVE)
         return
     report_admin_change(node, f"{label} is not reserved any more")
 
@@ -225,14 +232,26 @@ def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list
         return found, cards.pop()
 
 
-def ask_for_reserve(session: Session, device: str, act: str, said: str, **fields: Any) -> None:
+def ask_for_reserve(session: Session, device: str, act: str, said: str = "", **fields: Any) -> None:
     """Have gpulockd reserve a device for the caller, or end that; raise Refused or Refusal."""
     node = session.node()
     found, name = find_admin_device(node, device)
-    socket_client.request_daemon_act(node, SocketRequest(act, devices=(name,), **fields))
-    click.echo(f"{format_device_label(name, found)} {said}")
-    if act == RESERVE:
-        report_holders(find_overlapping_locks(node.store.read_all_locks(), name))
+    request, label = SocketRequest(act, devices=(name,), **fields), format_device_label(name, found)
+    reply = socket_client.request_daemon_act(node, request)
+    if act == UNRESERVE:
+        click.echo(f"{label}: {format_count(reply.number, 'reservation')} ended: {reply.why}")
+        return
+    click.echo(f"{label} {said}")
+    report_quarantine(node, label, name)
+    report_holders(find_overlapping_locks(node.store.read_all_locks(), name))
+
+
+def report_quarantine(node: Node, label: str, name: str) -> None:
+    """Say that nobody is granted a device that was reserved, where it is out of service."""
+    noted = notes.read_device_notes(node.settings.state_dir, notes.QUARANTINE)
+    for one, note in noted.items():
+        if lock_ids_overlap(one, name):
+            click.echo(f"{label} is quarantined: {notes.note_reason(note)}")
 
 
 def report_holders(held: dict[str, Lock]) -> None:

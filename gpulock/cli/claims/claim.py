@@ -28,6 +28,7 @@ from gpulock.job import environment
 from gpulock.node.procfs import Proc
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list, short_model
+from gpulock.workstation.process_claims import claim_end
 
 SCRIPT = 2  # the word after `sh -c`
 ONE_SCRIPT = re.compile(r"-[a-z]*c")
@@ -103,7 +104,10 @@ def claim_command(
         ]
     click.echo("\n".join(lines))
     names = format_device_list([d.id for d in grant.devices], grant.devices)
-    hint = f"gpulock: {names} held by pid {record.pid} until it ends; give back: gpulock release"
+    held = node.store.read(grant.owner.devices[0]).owner
+    end = f"; the claim's end: {claim_end(held)}" if held and held.until else ""
+    hint = f"gpulock: {names} held by pid {record.pid} until it ends{end}; give back"
+    hint = f"{hint}: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
     mask = dict(environment.grant_variables(grant.devices, node.settings))
     cuda = {name: value for name, value in mask.items() if name.startswith("CUDA_")}

@@ -27,7 +27,7 @@ from gpulock.text.words import (
     format_duration,
     format_lock_holder,
 )
-from gpulock.workstation.waiting import is_stopped, read_waiting
+from gpulock.workstation.waiting import KEPT, is_stopped, read_waiting
 
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
@@ -111,13 +111,16 @@ def why_not_served(node: Node) -> str:
 
 
 def list_queue_facts(node: Node) -> list[tuple[str, str]]:
-    """Return that nobody serves the queue of users' claims, or who waits, the first by name."""
+    """Return that nobody serves the queue of users' claims, or who waits.
+
+    Named is the first, or for whom free devices are kept: those before that one let others by.
+    """
     if why := why_not_served(node):
         return [("gpulockd", why)]
     callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
     if not callers:
         return []
-    first = callers[0]
+    first = next((one for one in callers if one.why.startswith(KEPT)), callers[0])
     waited = format_duration(clock_boottime() - first.since)
     others = ""
     if len(callers) > 1:

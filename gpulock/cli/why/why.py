@@ -147,8 +147,9 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     if row.lock is None and device is not None:
         found.append(("open", describe_open_device(sight, row.id)))
     found += describe_observed_use(view, row)
-    coming = [one for one in view.reservations if one.device == row.id and one.begin > view.now]
-    found += [("later", one.describe()) for one in coming]
+    for one in view.reservations:
+        if one.device == row.id and one.describe() != row.reason:
+            found.append(("later" if one.begin > view.now else "reserved", one.describe()))
     if row.lock is None:
         found += last_holder_facts(view, row.id)
     if not each:

@@ -24,7 +24,7 @@ from gpulock.node.settings_file import read_settings
 from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import DEAD, Verdict, write_verdicts
-from gpulock.workstation.wire import RESERVE, UNRESERVE, SocketRequest
+from gpulock.workstation.wire import RELEASED, RESERVE, UNRESERVE, SocketReply, SocketRequest
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import disk_full
@@ -97,7 +97,12 @@ def test_a_reserve_that_cannot_be_noted_is_undone(
 
 def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[SocketRequest] = []
-    monkeypatch.setattr(socket_client, "request_daemon_act", lambda _, one: asked.append(one))
+
+    def ask(_: Node, one: SocketRequest) -> SocketReply:
+        asked.append(one)
+        return SocketReply(RELEASED, number=2, why="reserved for alice; reserved for bob")
+
+    monkeypatch.setattr(socket_client, "request_daemon_act", ask)
     site.hold(3)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
@@ -118,7 +123,8 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     write_reservations(site.node().settings.state_dir, every)
     assert site.call("unreserve", "3").exit_code == 1  # without USER_CLAIMS it counts for nobody
     site.set("USER_CLAIMS=yes\n")
-    assert site.call("unreserve", "3").exit_code == 0
+    ended = "GPU 3: 2 reservations ended: reserved for alice; reserved for bob\n"
+    assert site.call("unreserve", "3").stdout == ended
     assert [one.act for one in asked] == [RESERVE, UNRESERVE]
     assert site.call("reserve", "2", "--reason", "test").exit_code == 0
     write_reservations(
@@ -126,6 +132,25 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     )
     assert site.call("unreserve", "2").exit_code == 0  # root's own, and no user's
     assert len(asked) == 2
+    site.call("quarantine", "3", "--reason", "Xid 79")
+    for words in (("--to", "1h"), ()):
+        told = site.call("reserve", "3", "--reason", "x", *words).stdout
+        assert "GPU 3 is quarantined: Xid 79 (" in told, words
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_end_of_a_reserve_is_the_first_such_time_after_its_begin(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, turned: bool
+) -> None:
+    asked: list[SocketRequest] = []
+    monkeypatch.setattr(socket_client, "request_daemon_act", lambda _, one: asked.append(one))
+    now = time.mktime((2026, 11, 30, 13, 12, 0, 0, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: now)
+    times = [("--from", "10:00"), ("--to", "15:00")]
+    words = [word for pair in (times[::-1] if turned else times) for word in pair]
+    said = site.call("reserve", "3", "--reason", "x", *words).stdout
+    assert "from 12-01 10:00 until 12-01 15:00: x" in said
+    assert asked[0].seconds == 5 * 3600
 
 
 @pytest.mark.parametrize(

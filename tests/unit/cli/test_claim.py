@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,12 @@ def records(site: Site) -> list[str]:
 
 
 def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Process) -> None:
-    result = site.call("claim", "-n", "2", "--pid", str(process.pid))
-    assert result.exit_code == 0
+    result = site.call("claim", "-n", "2", "--for", "2h", "--pid", str(process.pid))
+    end = time.strftime("%m-%d", time.localtime(time.time() + 7200))
+    assert (result.exit_code, f"until it ends; the claim's end: {end}" in result.stderr) == (
+        0,
+        True,
+    )
     assert [line.split()[:3] for line in result.stdout.splitlines()] == [
         ["GPU", "0", "0000:06:00.0"],
         ["GPU", "3", "0000:0b:00.0"],

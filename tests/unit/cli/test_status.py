@@ -23,7 +23,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.store.owner import TYPES
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import Verdict, write_verdicts
-from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_waiting
+from gpulock.workstation.waiting import KEPT, WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.locks import place_lock, spoil_record
@@ -154,6 +154,9 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
         shown = site.words("status")
         assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in shown
         assert f"queue alice waits 1m for 4 GPUs: 2 of 8 free{more}" in site.words("why", "2")
+    callers[1] = callers[1]._replace(why=KEPT)
+    write_waiting(node.store.path, encode_waiting(callers, node.boot_id))
+    assert f"bob waits 1m for 1 GPU: {KEPT}; 1 other" in site.words("status")
     rows = [line.split() for line in site.call("queue").stdout.splitlines()]
     assert [row[:4] for row in rows[1:]] == [
         ["7", "alice", str(me), "1m"],
@@ -186,6 +189,7 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
     every = [
         Reservation(site.id(2), 1001, (now - 60, now + 3600), "alice", "thesis"),
         Reservation(site.id(3), 1002, (now + 3600, now + 7200), "bob", "talk"),
+        Reservation(site.id(1), 1002, (now - 120, now + 3600), "bob", "now"),
         Reservation(site.id(4), 1002, (now - 7200, now - 3600), "bob", "over"),
     ]
     write_reservations(node.settings.state_dir, every)
@@ -197,6 +201,8 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
     said = site.words("why", "2")
     assert every[0].describe() in said
     assert f"later {every[1].describe()}" in site.words("why", "3")
+    site.hold(1)
+    assert f"reserved {every[2].describe()}" in site.words("why", "1")
     assert f"{site.gpulock} run -n 1 --wait -- COMMAND" in said
 
 

@@ -394,7 +394,8 @@ def test_a_time_is_a_date_or_so_long_ago() -> None:
     assert parse_time("2026-11-21T12:00", now) == now
     assert parse_time("2026-11-21 11:59:50", now) == now - 10
     for text, hours in (("9:30", 21.5), ("14:00", 2), ("2h", 2), ("2026-11-21T14:00", 2)):
-        assert parse_time(text, now, ahead=True) == now + hours * 3600
+        assert parse_time(text, now, now) == now + hours * 3600
+    assert parse_time("14:00", now, now + 3 * 3600) == now + 26 * 3600
     for none in ("2026-13-01", "14:00", "0001-01-01"):
         with pytest.raises(ValueError, match="is no time: 7d"):
             parse_time(none, now)

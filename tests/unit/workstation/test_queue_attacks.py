@@ -19,6 +19,7 @@ from gpulock.workstation import backfill, server, socket_claims, wait_queue
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
+from gpulock.workstation.waiting import KEPT
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -105,6 +106,7 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
         reply = last(asked)
         assert (reply.state, reply.kind, reply.do) == (REFUSED, BUSY, do)
         assert reply.why.startswith("free GPUs are kept for number 1, which waits longest; 1 GPU")
+    assert desk.waiting()[0].why.startswith(f"{KEPT}; 4 GPUs asked for")
     for device in [bus(n) for n in range(4)]:
         if device in desk.box.locks():
             desk.give_back([bus(n) for n in range(4)].index(device))

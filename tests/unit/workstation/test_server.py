@@ -26,6 +26,7 @@ from gpulock.workstation import socket_claims, wire
 from gpulock.workstation import wait_queue as line_module
 from gpulock.workstation.peer import Peer
 from gpulock.workstation.server import MOST_OF_USER, SILENCE, UNREAD
+from gpulock.workstation.socket_claims import user_name
 from gpulock.workstation.wire import (
     CANCEL,
     CLAIM,
@@ -207,7 +208,8 @@ def test_a_caller_is_cancelled_by_number_by_its_user_or_root_alone(desk: Desk) -
     desk.ask(SocketRequest(CANCEL, 0, 0, number), stranger)
     assert (last(stranger).kind, len(desk.line())) == (INVALID_REQUEST, 1)
     assert last(desk.ask(SocketRequest(CANCEL, 0, 0, number))).state == RELEASED
-    assert (last(caller).kind, desk.line()) == (BUSY, [])
+    told = last(caller)
+    assert (told.kind, told.why, desk.line()) == (BUSY, f"cancelled by {user_name(UIDS[0])}", [])
     assert last(desk.ask(SocketRequest(CANCEL, 0, 0, number))).kind == INVALID_REQUEST
 
 

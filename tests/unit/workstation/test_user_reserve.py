@@ -191,6 +191,21 @@ def test_what_is_refused(desk: Desk, ask: dict[str, float], kind: str, words: st
     assert (reply.kind, words in reply.why) == (kind, True), reply
 
 
+def test_what_lies_within_a_day_counts_with_it_and_nothing_else(desk: Desk) -> None:
+    assert [reserve(desk, ALICE, 1, 4, ahead).state for ahead in (1.0, 30.0)] == [RELEASED] * 2
+    for ahead in (6.0, 28.0, 57.0):
+        assert "0.0 of 4.0 hours a day" in reserve(desk, ALICE, 2, 1, ahead).why, ahead
+    assert reserve(desk, BOB, 2, 1, 57.0).state == RELEASED
+
+
+def test_a_user_has_so_many_reservations_at_most(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_reserve, "MOST", 1)
+    reserve(desk, ALICE, 1, 1)
+    assert reserve(desk, ALICE, 1, 1, ahead=30).why == "you have 1 reservations"
+
+
 def test_without_a_limit_users_reserve_nothing(desk: Desk) -> None:
     desk.node = Node(Settings(desk.box.settings))
     assert reserve(desk, ALICE, 0, 1).why == "users reserve nothing here"
@@ -224,7 +239,10 @@ def test_a_reserve_is_ended_by_its_own_user_or_root(desk: Desk) -> None:
     reserve(desk, ALICE, 2, 1)
     assert unreserve(desk, BOB, 2).kind == INVALID_REQUEST
     assert last(desk.claim_as(BOB, 901, 4)).kind == BUSY
-    assert unreserve(desk, 0, 2).state == RELEASED
+    reserve(desk, ALICE, 2, 1, ahead=20)
+    ended = unreserve(desk, 0, 2)
+    assert (ended.state, ended.number) == (RELEASED, 2)
+    assert ended.why.count(f"reserved for uid {ALICE} from") == 2
     assert last(desk.claim_as(BOB, 902, 4)).state == GRANTED
 
 

@@ -144,7 +144,7 @@ def unreserve_command(session: Session, device: str) -> None:
     if not reserved and not noted:  # a user's own, of which gpulockd keeps the file
         ask_for_reserve(session, device, UNRESERVE)
         return
-    report_admin_change(node, f"{label} is not reserved any more")
+    report_admin_change(node, f"the administrator's reserve of {label} is over")
 
 
 @click.command()

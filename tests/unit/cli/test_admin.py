@@ -130,7 +130,8 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     write_reservations(
         site.node().settings.state_dir, [Reservation(site.id(2), 1001, (now, now + 60), "a", "b")]
     )
-    assert site.call("unreserve", "2").exit_code == 0  # root's own, and no user's
+    over = site.call("unreserve", "2").stdout  # root's own, and no user's
+    assert over == "the administrator's reserve of GPU 2 is over\n"
     assert len(asked) == 2
     site.call("quarantine", "3", "--reason", "Xid 79")
     for words in (("--to", "1h"), ()):

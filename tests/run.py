@@ -30,7 +30,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 LOGS = CHECKOUT / "build/run"
 LEDGER = CHECKOUT / "tests/ledger.tsv"
 RUNS = "GPULOCK_RUNS"  # a file to which each run adds its line
-LIMIT = 2700  # seconds of a step, after which it is ended: a run that hangs must say where
+# seconds of a step, after which it is ended: a run that hangs must say where
+LIMITS = {"test": 2700, "labs": 2700, "soak": 21600}
 DIFFERS = re.compile(r"E +(?:[-+?] |assert |\w+Error)")  # pytest's, of a comparison that failed
 SPARE = 6  # steps that mostly wait, at the same time
 
@@ -39,7 +40,7 @@ class Run:
     """One run of a plan: what goes on, what is over, and how long each usually takes."""
 
     def __init__(self, plan: str, steps: list[Step]) -> None:
-        self._target, self._steps = f"make {plan}", steps
+        self._target, self._steps, self._limit = f"make {plan}", steps, LIMITS[plan]
         self._times_file = cache_folder() / "times.json"
         self._usual = self._read_times()
         self._lock = threading.Lock()
@@ -97,9 +98,9 @@ class Run:
             with self._lock:
                 self._running[step.name] = process
             try:
-                code = process.wait(LIMIT)
+                code = process.wait(self._limit)
             except subprocess.TimeoutExpired:
-                file.write(f"not over after {LIMIT} s; ended\n".encode())
+                file.write(f"not over after {self._limit} s; ended\n".encode())
                 os.killpg(process.pid, signal.SIGKILL)
                 code = process.wait()
             with self._lock:

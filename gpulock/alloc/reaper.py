@@ -2,8 +2,9 @@
 """The one engine that decides whether a lock may go, and that frees it.
 
 Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
-one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then nobody may have the device open, and no
-process of its job may be left: but for GIVEN_BACK, whose owner goes on.
+one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its user that is of no
+other claim may have the device open, and none of its job may be left: but for GIVEN_BACK, whose
+owner goes on.
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user

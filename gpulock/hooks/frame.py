@@ -92,7 +92,7 @@ def complete_claim(
     tell: "Callable[[], None]",
     undo: "Callable[[], None]",
 ) -> None:
-    """Record a claim, confine its job and tell it; undo it where anything fails, and raise that."""
+    """Record a claim, wait for its MPS and tell its job; undo it where that fails, and raise it."""
     try:
         record()
         if node.settings.share_mps and grant.owner.places:

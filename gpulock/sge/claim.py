@@ -32,8 +32,8 @@ ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
 def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
     """Return the record of a job, all but the devices; raise Refusal.
 
-    Where 8.1.10 starts jobs by systemd (USE_CGROUPS=systemd), the group that `config` names is on
-    no process: a job that lives would be proven dead.
+    Where Some Grid Engine starts jobs by systemd (USE_CGROUPS=systemd), the group that `config`
+    names is on no process: a job that lives would be proven dead.
     """
     if found.config.get("use_systemd") == ["yes"]:
         raise Refusal(

@@ -51,9 +51,8 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
         except (OSError, ValueError):
             pass  # then it must be our parent
     if above != call.shepherd:
-        raise Refusal(
-            BROKEN, f"not started by sge_shepherd (parent {call.shepherd})", "see gpulock doctor"
-        )
+        why = f"not started by sge_shepherd (parent {above}, not {call.shepherd})"
+        raise Refusal(BROKEN, why, "see gpulock doctor")
     uid = os.geteuid() if node.settings.simulation else 0
     found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
     task = call.task if call.task.isdigit() and call.task != "0" else "1"

@@ -89,13 +89,13 @@ def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
     part in that environment.
     """
     settings = node.settings
-    confined = settings.isolation != "cgroup"
+    must_confine = settings.isolation == "cgroup"
     locked = job is None or settings.sge_slave_tasks
-    if confined and locked:
+    if locked and not must_confine:
         return
     if found.need("pe") == "none":
         return
-    if not confined:
+    if must_confine:
         try:
             marks = node.proc.read(found.pid, "environ").split(b"\0")
         except OSError as fault:

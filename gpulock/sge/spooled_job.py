@@ -133,7 +133,7 @@ class CullReader:
         return None
 
     def element(self, kinds: list[int], own: bool = True) -> list[object]:
-        """Read one element of a list or object: its `own` descriptor where it is a free one."""
+        """Read one element; a free one brings a descriptor, which it must not unless `own`."""
         if self.number() == FREE:
             if not own:
                 raise LayoutError("an element has other fields than its list")

@@ -4,7 +4,7 @@
 Hot. The boot id stands beside the records and in STATE_DIR. Beside the records: go on. Only in
 STATE_DIR, or nothing there that can be read: the records of running jobs were lost with their
 folder, and nothing is granted until a person has looked (`gpulock forget-locks`). Neither: the
-first claim of a boot makes ready.
+first claim or reconcile of a boot makes ready.
 """
 
 import errno
@@ -188,7 +188,7 @@ def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
 
 
 def is_full(path: str) -> bool:
-    """Return whether a file system has hardly any room left; one that cannot be asked has."""
+    """Return whether a file system has hardly any room left; False for one that cannot be asked."""
     try:
         found = os.statvfs(path)
     except OSError:

@@ -52,9 +52,9 @@ class Owner:
     uuids: tuple[str, ...] = ()  # UUID of each device, empty: not known at the claim
     minors: tuple[str, ...] = ()  # N of each device's /dev/nvidiaN, empty: not known
     places: int = 0  # of a share: how many of them its card was parted into, 0: not known
-    comment: str = ""  # why (admin)
+    comment: str = ""  # why (admin); `run` or `claim --pid`, else empty (process)
     note: str = ""  # what its owner wrote beside it (process)
-    until: float = 0.0  # CLOCK_BOOTTIME seconds of the end that its owner chose, 0: none (process)
+    until: float = 0.0  # CLOCK_BOOTTIME seconds of its end, 0: none (process)
     devices: tuple[str, ...] = ()  # ids of the whole grant; the last line: it marks a whole record
     # not written
     draining: int = 0

@@ -3,7 +3,7 @@
 
 The process's pid and start time are the owner. Where it leads a session of its own, the whole
 session keeps the claim; of a command started from a terminal, whose session is the login's,
-only itself and the processes that have its devices open.
+itself, what was started with its GPULOCK_CLAIM, and the processes that have its devices open.
 """
 
 from __future__ import annotations

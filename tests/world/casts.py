@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which actors meet: what is sampled, and which pairs are played to the end."""
+"""Which actors meet: in whole casts, and in pairs with each plan of preemptions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules of whole casts: at random, by priorities, and with something at each call.
 
-A failure prints its seed, and the shortest schedule that fails as well. `make world SEED=n
-SCHEDULES=1` plays that seed again.
+A failure prints the shortest schedule that fails as well. `make world SEED=n SCHEDULES=1` plays the
+seed of a random one again; of another `explorer.check(Planned(plan), "")` plays its plan.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def claim_options(function: F) -> F:
             "seconds",
             callback=parse_duration_option,
             metavar="DURATION",
-            help="Give them back after that time: 90m, 2h.",
+            help="When the claim ends: 90m, 2h; what still runs keeps its GPUs.",
         ),
         click.option(
             "--comment",

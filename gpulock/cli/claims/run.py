@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpulock run`: claim with our own pid, then become the command.
 
-After exec the pid stays, so the command is the owner, and its end frees the devices: the next
-claim or reconcile that finds the pid gone takes them.
+After exec the pid stays, so the command is the owner. The next claim or reconcile that finds it and
+all that it started gone takes the devices.
 """
 
 from __future__ import annotations

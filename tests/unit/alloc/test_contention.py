@@ -180,7 +180,7 @@ def held_twice(events: list[tuple[int, str, int, str]]) -> list[str]:
     return wrong
 
 
-def test_a_process_killed_just_after_it_took_a_device_holds_it_no_more() -> None:
+def test_the_judge_of_the_log_knows_that_a_killed_process_holds_nothing() -> None:
     took_when_killed = [(1, "dead", 7, "-"), (2, "take", 7, "a"), (3, "take", 8, "a")]
     gave_when_killed = [(1, "take", 7, "a"), (2, "dead", 7, "-"), (3, "give", 7, "a")]
     took_of_another = [(1, "take", 8, "a"), (2, "dead", 7, "-"), (3, "take", 7, "a")]

@@ -20,9 +20,11 @@ from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
+from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.journal import HeardJournal
@@ -198,9 +200,19 @@ def test_a_reconcile_that_took_long_leaves_as_much_time_to_users_calls(
     assert [due >= 4.0 for due in dues] == [serves == "yes"]
 
 
-def test_a_new_lock_is_seen_at_once_and_so_is_the_end_of_its_owner(field: Field) -> None:
+def test_a_new_lock_wakes_gpulockd_and_so_does_the_end_of_its_owner(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = OwnerWatcher.follow
+
+    def end_once_it_is_watched(watch: OwnerWatcher, report: ReconcileReport, proc: Proc) -> None:
+        follow(watch, report, proc)
+        if acts(report) == ["held"]:
+            field.end()
+
+    monkeypatch.setattr(OwnerWatcher, "follow", end_once_it_is_watched)
     field.run()
-    reports = field.run(field.hold, field.end)
+    reports = field.run(field.hold, lambda: None)
     assert [acts(report) for report in reports] == [[], ["held"], ["freed"]]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import click
 import pytest
 
 from gpulock.cli import command_group
+from gpulock.node.procfs import Proc
 from gpulock.simulate.presets import PRESETS
 from tests.demo.__main__ import demo_command
 from tests.support.cli_site import Site
+from tests.support.faults import returning
 from tests.support.runner import command_runner
 from tests.unit.repository.test_docs import ROOT, documents, name_of
 
@@ -109,7 +112,12 @@ def squeeze(text: str) -> list[str]:
     return [re.sub(r"\b[0-9]+s\b", "0s", " ".join(line.split())) for line in lines]
 
 
-def test_readmes_daily_commands_work_on_a_node_with_jobs(tmp_path: Path) -> None:
+def test_readmes_daily_commands_work_on_a_node_with_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of this machine's processes, which may be 25,000, each of five looks would read all
+    own = {os.getpid(): os.stat("/proc/self").st_ino}
+    monkeypatch.setattr(Proc, "inodes", returning(own))
     site = Site(tmp_path)
     site.hold(0, token="one", job_id="12", task_id="7")
     site.hold(1, token="two", job_id="12", task_id="")

@@ -95,9 +95,13 @@ def test_a_dry_run_says_the_same_and_changes_nothing(box: Box) -> None:
 
 
 def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> None:
-    lock(box, boot_id=OTHER_BOOT)
+    owner = lock(box, boot_id=OTHER_BOOT)
     box.proc.add(700, fds={9: box.dev / "nvidia0"})
     assert act(box) == ORPHANS
+    look = make_reaper(box)
+    look.files.seconds = -1.0
+    (outcome,) = reaper.reap_locks(look)
+    assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
     box.proc.remove(700)
     assert act(box) == FREED
 

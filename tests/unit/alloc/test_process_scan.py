@@ -29,6 +29,12 @@ def look(proc: FakeProc) -> ProcessScan:
     return ProcessScan(Proc(str(proc.root)))
 
 
+def look_at_files(scan: ProcessScan) -> OpenFiles:
+    device = Device("0000:3b:00.0", 0)
+    device.minor = 7
+    return OpenFiles(scan, [device], Settings({}))
+
+
 def test_a_look_that_ran_out_of_time_is_partial_and_blind(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,6 +43,7 @@ def test_a_look_that_ran_out_of_time_is_partial_and_blind(
     scan.statuses()
     assert scan.partial
     assert "no time for process" in scan.why_blind_about(1000)
+    assert look_at_files(scan).look(1000)[1] == scan.why_blind_about(1000)
 
 
 def test_a_user_is_somebodys_subordinate_uid_alone_by_what_the_kernel_says(
@@ -216,9 +223,7 @@ def assert_missed_of_the_crowd_alone(scan: ProcessScan) -> None:
     assert {*HONEST} < {*scan.statuses()}
     assert (scan.blind, scan.partial, scan.why_blind_about(HERE)) == ("", False, "")
     assert scan.why_blind_about(GONE) == scan.why_blind_about(None) != ""
-    device = Device("0000:3b:00.0", 0)
-    device.minor = 7
-    files = OpenFiles(scan, [device], Settings({}))
+    files = look_at_files(scan)
     assert files.look(HERE)[1] == ""
     assert files.look(GONE)[1] == files.look(None)[1] == scan.why_blind_about(GONE)
 

@@ -290,6 +290,8 @@ def test_who_forks_processes_that_are_slow_to_read_is_told_from_others(
     scan.blind, scan.restless = "processes came and went", True
     assert scan.why_blind_about(HERE) == ""
     assert (scan.may_fork(GONE), len(slow) < len(CROWD)) == (True, True)
+    monkeypatch.setattr(ProcessScan, "may_fork", returning(False))
+    assert "no time for process" in scan.why_blind_about(GONE)
 
 
 def test_where_namespaces_are_hidden_each_uid_answers_for_its_time(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -143,6 +144,19 @@ def test_another_gpulockd_ends_this_one(one: Round, monkeypatch: pytest.MonkeyPa
     with pytest.raises(AlreadyRunningError):
         one.go()
     other.release()
+
+
+def test_a_reap_that_writes_the_history_is_waited_for(
+    one: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "REAP_SECONDS", 50.0)
+    one.box.lock.mkdir()
+    reap = InstanceLock()
+    reap.take(str(one.box.lock))
+    end = Timer(0.1, reap.release)
+    end.start()
+    assert one.go() is not None
+    end.join()
 
 
 def test_a_chore_that_fails_is_said_once_and_stops_no_other(one: Round) -> None:

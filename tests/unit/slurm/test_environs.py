@@ -92,6 +92,15 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
 
 
+def test_an_environment_that_cannot_be_read_at_all_is_a_doubt_of_its_user_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.process(900, "python")
+    monkeypatch.setattr(Proc, "read_memory", raising(OSError(5, "no thread can be started")))
+    own, other = reasons(site, UID, OTHER_UID)
+    assert (own.partition(": ")[0], other) == ("process 900 cannot be seen", "")
+
+
 @pytest.mark.attack
 def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
     site: Site, monkeypatch: pytest.MonkeyPatch

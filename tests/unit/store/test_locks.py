@@ -118,9 +118,14 @@ def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
     store.mark_seen(record().token)
     store.mark_draining(record().token)
     store.mark_draining(record().token)
-    for lock in store.read_all_locks().values():
-        store.read_details([lock])
+    store.anchor(record().token, 600, 2000, 0)
+    say_mps(store, "700 1000\n")
+    for lock in store.read_detailed_locks().values():
         assert lock.seen and lock.owner and lock.owner.draining == 1
+        assert (lock.anchors, lock.mps) == ([(600, 2000, 0)], "700 1000")
+    Path(store.claims_dir, record().token, "anchors", "65401").write_text("600")
+    faults = [lock.fault for lock in store.read_detailed_locks().values()]
+    assert [fault.startswith("its anchors: ") for fault in faults] == [True, True]
 
 
 def test_of_the_tasks_of_a_group_the_last_is_the_anchor(store: LockStore) -> None:

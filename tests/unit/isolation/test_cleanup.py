@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reconcile removes the cgroups of jobs that are over, and opens what nobody closes any more."""
+"""How a job's isolation begins and ends, and what a reconcile removes of it and opens again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
+from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import bpf, confine, sessions, tree
-from gpulock.isolation.job import IsolatedJob, end_job_isolation
+from gpulock.isolation.job import (
+    IsolatedJob,
+    begin_job_isolation,
+    end_job_isolation,
+    prepare_slurm_isolation,
+)
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import MARK, cgroup_name
 from tests.support.claims import ask
@@ -230,3 +236,55 @@ def test_a_node_without_cgroups_is_a_fault_only_where_they_are_wanted(
     (cell.cgroups / "cgroup.controllers").unlink()
 
     assert bool(cell.reconcile(isolation).fault) is told
+
+
+# --- how a job's isolation begins and ends --------------------------------------------------------
+
+OF_JOB = IsolatedJob("12.1", 500, 1000)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Give a node with cgroups."""
+    made = Box(tmp_path, ISOLATION="cgroup")
+    cgroups = tmp_path / "sys/fs/cgroup"
+    cgroups.mkdir(parents=True)
+    for name in ("cgroup.procs", "cgroup.controllers"):
+        (cgroups / name).touch()
+    return made
+
+
+def test_logins_are_closed_before_a_job_is_confined(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(sessions, "close_login_cgroups", lambda *_: done.append("logins"))
+    monkeypatch.setattr(confine, "confine_process", lambda *_: done.append("job"))
+
+    begin_job_isolation(box.node(), OF_JOB, [])
+
+    assert done == ["logins", "job"]
+
+
+@pytest.mark.parametrize(
+    "fault", [Refusal(BROKEN, "no cgroups", "mount them"), OSError("no cgroups")]
+)
+def test_an_end_that_fails_says_why(
+    box: Box, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(confine, "end_confinement", raising(fault))
+    monkeypatch.setattr(confine, "remove_step_cgroups", raising(fault))
+
+    assert end_job_isolation(box.node(), "12-", OF_JOB) == "no cgroups"
+    assert end_job_isolation(box.node(), "12.") == "no cgroups"
+
+
+def test_a_slurmd_that_ends_while_it_is_closed_makes_its_job_wait(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "close_launcher", raising(ProcessLookupError("700")))
+
+    with pytest.raises(Refusal, match="slurmd ended meanwhile: 700") as refused:
+        prepare_slurm_isolation(box.node(), [700])
+
+    assert refused.value.kind == UNKNOWN

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a Grid Engine job is alive, from this node alone."""
+"""Whether a Grid Engine job is alive, from this node alone, and what of it is left."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.isolation import confine
 from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
 from gpulock.sge.verdict import make_sge_rule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.faults import fail_at
-from tests.support.trees import BOOT, EXECD, FakeProc, record
+from tests.support.trees import BOOT, EXECD, Box, FakeProc, box_with_shepherd, bus, judge_of, record
 
 GID = 65400
 
@@ -158,3 +162,170 @@ def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
     host.fake.shepherd(500, host.spool("12.1"))
     assert host.verdict().state == ALIVE
+
+
+# --- what a job left behind -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Give a node with the job's shepherd, 500, and a process of its group, 700."""
+    made = box_with_shepherd(tmp_path)
+    shepherd(made, 500, f"add_grp_id={GID}\n")
+    made.proc.add(700, groups=[GID])
+    return made
+
+
+def shepherd(box: Box, pid: int, config: str) -> Path:
+    """Let a shepherd run in a folder of execd's; return its config."""
+    folder = box.root / "active_jobs" / f"{pid}.1"
+    folder.mkdir(parents=True)
+    (folder / "config").write_text(config)
+    box.proc.shepherd(pid, folder)
+    return folder / "config"
+
+
+def look(box: Box) -> ProcessScan:
+    return ProcessScan(Proc(str(box.proc.root)))
+
+
+def members(box: Box, scan: ProcessScan | None = None, **keys: str) -> JobProcesses:
+    held = Lock(bus(0), record(add_grp_id=GID), "")
+    node = box.node()
+    for key, value in keys.items():
+        setattr(node.settings, key, value)
+    return find_job_processes(held, scan or look(box), SgeMembers(node))
+
+
+def left(box: Box, scan: ProcessScan | None = None) -> list[int]:
+    """Return what is the job's for sure; whatever carries its group keeps the lock all the same."""
+    found = members(box, scan)
+    assert found.reason()
+    return list(found.pids)
+
+
+def test_where_its_group_may_have_been_missed_nobody_is_a_doubt(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.proc.remove(700)
+    assert members(box).reason() == ""
+    monkeypatch.setattr(
+        ProcessScan, "why_blind_about", lambda _, uid, gid=0: f"group {gid} was missed" * bool(gid)
+    )
+    assert members(box).reason() == f"group {GID} was missed"
+
+
+def test_a_shepherd_whose_folder_may_not_be_seen_may_have_any_group(box: Box) -> None:
+    shepherd(box, 501, f"add_grp_id={GID + 1}\n")
+    (box.proc.root / "501/cwd").unlink()
+    assert left(box) == []
+
+
+def test_a_shepherd_that_ended_meanwhile_has_no_group(box: Box) -> None:
+    shepherd(box, 501, "")
+    scan = look(box)
+    scan.statuses()
+    box.proc.remove(501)
+    (box.proc.root / "501").mkdir()
+    (box.proc.root / "501/cwd").symlink_to(box.root / "active_jobs/501.1")
+    assert left(box, scan) == [700]
+
+
+def test_a_shepherd_that_is_dead_and_not_yet_reaped_has_no_group(box: Box) -> None:
+    shepherd(box, 501, "")
+    scan = look(box)
+    scan.statuses()
+    box.proc.remove(501)
+    box.proc.add(501, "sge_shepherd", state="Z")
+    assert left(box, scan) == [700]
+
+
+def test_a_folder_of_that_name_which_a_user_made_is_no_jobs(box: Box, tmp_path: Path) -> None:
+    """A fork of a shepherd is in the user's folder when it becomes the job."""
+    forged = tmp_path / "home/active_jobs/1.1"
+    forged.mkdir(parents=True)
+    (forged / "config").write_text(f"add_grp_id={GID}\n")
+    box.proc.execd(box.root)
+    box.proc.shepherd(501, forged)
+    assert left(box) == [700]
+
+
+def test_in_a_look_that_ran_out_of_time_no_group_proves_anything(box: Box) -> None:
+    scan = look(box)
+    scan.statuses()
+    scan.partial = True
+    assert left(box, scan) == []
+
+
+def test_an_epilog_in_the_jobs_own_cgroup_is_not_what_is_left(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.proc.add(os.getpid(), ppid=500)
+    box.proc.add(701, state="Z")
+    found = [os.getpid(), 500, 701, 702]  # 702 has ended
+
+    def pids(*_: object) -> list[int]:
+        return found
+
+    monkeypatch.setattr(confine, "confined_pids", pids)
+    box.proc.remove(700)
+    assert members(box, isolation="cgroup").reason() == ""
+    box.proc.add(703)
+    found.append(703)
+    assert members(box, isolation="cgroup").pids == {703: "is in the job's cgroup"}
+
+
+def test_a_cgroup_that_cannot_be_read_keeps_the_lock(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> list[int]:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(confine, "confined_pids", denied)
+    box.proc.remove(700)
+    assert "cannot be read" in members(box, isolation="cgroup").doubt
+
+
+@pytest.mark.attack
+def test_every_shepherd_is_asked_once_a_look_and_for_the_head_of_its_configuration(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: jobs without GPUs, with 130,000 arguments each: an epilog with 8 GPUs took 29 s.
+
+    Stopped by: one reading of each shepherd's first 4 KiB a look, however many locks are judged.
+    """
+    config = shepherd(box, 501, f"add_grp_id={GID + 1}\n" + "job_arg=x\n" * 200_000)
+    reads: list[int] = []
+    read = os.read
+
+    def counted(fd: int, size: int) -> bytes:
+        data = read(fd, size)
+        if os.readlink(f"/proc/self/fd/{fd}") == str(config):
+            reads.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "read", counted)
+    box.proc.remove(500)
+    judge = judge_of(box.node())
+    for number in range(8):
+        held = Lock(bus(number), record(add_grp_id=GID), "")
+        assert (judge.verdict(held).state, list(judge.job_processes(held).pids)) == (ALIVE, [700])
+    assert reads == [4096]
+
+
+@pytest.mark.attack
+def test_a_set_user_id_program_under_the_name_of_a_shepherd_has_no_group(
+    box: Box, tmp_path: Path
+) -> None:
+    """Tried: links sge_execd and sge_shepherd to sudo, in folders that name another job's group, so
+    that its dead owner's lock is never freed.
+
+    Stopped by: the program that runs.
+    """
+    forged = tmp_path / "home/active_jobs/1.1"
+    forged.mkdir(parents=True)
+    (forged / "config").write_text(f"add_grp_id={GID}\n")
+    root = (0, 0, 0, 0)
+    box.proc.add(601, "sge_execd", uids=root, cwd=tmp_path / "home", exe="/usr/bin/sudo")
+    box.proc.add(602, "sge_shepherd", uids=root, cwd=forged, exe="/usr/bin/sudo")
+    assert left(box) == [700]

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TaskProlog: the very lines that a task gets in each mode."""
+"""The TaskProlog: the very lines that a task gets in each mode, and in doubt none."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.job import environment
-from gpulock.slurm import task
-from tests.support.faults import fail_at
-from tests.support.slurm_site import RUN, STEPD, UID, row
-from tests.support.slurm_tasks import TWINS, TaskSite, stopped
+from gpulock.slurm import note, task
+from gpulock.store import grants
+from tests.support.faults import fail_at, raising
+from tests.support.locks import retire_lock
+from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID, row
+from tests.support.slurm_tasks import TWINS, TaskSite, Told, stopped
 from tests.support.trees import bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -195,3 +199,244 @@ def test_a_component_of_a_heterogeneous_job_is_recognised_by_the_title(site: Tas
     site.stepd(STEPD, "13.0", UID)
     told = site.run(SLURM_JOB_ID="12", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES="2")
     assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
+
+
+# --- in doubt the task is stopped -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [{"SLURM_GPUS_ON_NODE": "2"}, {"SLURM_STEP_GPUS": "0,1"}, {"SLURM_GPUS_ON_NODE": ""}],
+)
+def test_without_a_note_a_job_that_slurm_gave_gpus_is_stopped(
+    site: TaskSite, evidence: dict[str, str]
+) -> None:
+    assert "no claim" in stopped(site.run(**evidence))
+    assert not site.lock.exists()
+
+
+@pytest.mark.parametrize("keys", [{}, OURS])
+def test_without_a_note_and_without_evidence_the_task_sees_nothing(
+    site: TaskSite, keys: dict[str, str]
+) -> None:
+    site.set(**keys)
+    told = site.run(CUDA_VISIBLE_DEVICES="0", SLURM_JOB_GPUS="0")
+    assert (told.code, told.mask) == (RUN, "")
+
+
+def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None:
+    site.set(**OURS)
+    site.prolog(12, "0,1")
+    site.stepd(STEPD, "12.batch", UID)
+    forged = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "3"}
+    assert site.run(**forged).mask == "0,1"
+
+
+def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
+    """The id was given again, and the Prolog of this job never ran (docs/facts/slurm.md)."""
+    site.prolog(12, "0,1", SLURM_JOB_UID=str(OTHER_UID))
+    assert site.run().mask == ""
+    stopped(site.run(SLURM_GPUS_ON_NODE="2"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "no record": Path.unlink,
+    "no claim": lambda path: shutil.rmtree(path.parent),
+    "no text": lambda path: path.write_text(""),
+    "fifo": fifo,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_a_claim_without_a_record_stops_the_task(site: TaskSite, spoil: str) -> None:
+    site.prolog()
+    SPOILS[spoil](site.records / "claims" / site.note().token / "record")
+    assert "GPU 0" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_device_that_is_not_the_claims_any_more_stops_the_task(
+    site: TaskSite, number: int
+) -> None:
+    site.prolog()
+    retire_lock(site.node().store, site.node().store.read(bus(number)), "its job ended")
+    assert f"GPU {number}" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+def test_a_lock_that_was_removed_stops_no_task_of_its_claim(site: TaskSite) -> None:
+    """Nobody else gets the device: its record stands, and the next claim makes the lock again."""
+    site.prolog()
+    shutil.rmtree(site.lock)
+    assert site.run(CUDA_VISIBLE_DEVICES="0,1").mask == "0,1"
+    assert site.prolog(13, "0") == RUN
+    site.refused(13)
+    assert site.locks() == [bus(0), bus(1)]
+
+
+def test_a_job_whose_records_are_lost_before_its_note_is_written_starts_no_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        shutil.rmtree(site.lock)
+        shutil.rmtree(site.records)
+
+    monkeypatch.setattr(grants, "note_owed_line", lose)
+    site.prolog()
+    assert "is lost" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+    assert site.prolog(13, "2") == RUN
+    assert "were lost" in site.refused(13, "unknown")
+
+
+def test_after_its_epilog_a_job_has_nothing(site: TaskSite) -> None:
+    site.prolog()
+    kept = (site.records / "tasks/n1.12").read_text()
+    site.epilog()
+    stopped(site.run(SLURM_GPUS_ON_NODE="2"))
+    (site.records / "tasks/n1.12").write_text(kept)
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "gpulock-task 2\n", "\0"])
+def test_a_note_that_cannot_be_read_stops_the_task(site: TaskSite, text: str) -> None:
+    site.prolog()
+    (site.records / "tasks/n1.12").write_text(text)
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+def test_a_lock_dir_that_may_not_be_read_stops_the_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.prolog()
+    fail_at(monkeypatch, "open", "/tasks/n1.12", PermissionError(13, "denied\nexport A=b"))
+    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+
+
+@pytest.mark.parametrize(
+    "title", ["bash", "", "slurmstepd: [x.0]", "slurmstepd: [12]", "slurmstepd: [²2.0]", None]
+)
+def test_without_a_title_the_job_is_slurmstepds_own_word(site: TaskSite, title: str | None) -> None:
+    site.prolog()
+    if title is None:
+        site.proc.remove(STEPD)
+    else:
+        site.process(STEPD, "slurmstepd", title)
+    assert site.run(SLURM_STEP_ID="0", CUDA_VISIBLE_DEVICES="1").mask == "1"
+    site.set(**OURS)
+    assert site.run(SLURM_STEP_ID="0", SLURM_STEP_GPUS="1").mask == "1"
+    assert site.run(SLURM_STEP_GPUS="1").mask == "0,1"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "../12"},
+        {"SLURM_JOB_ID": "1" * 30},
+        {"SLURM_JOB_ID": "12\nexport A=b"},
+    ],
+)
+def test_who_is_not_called_as_a_task_prolog_stops(site: TaskSite, environ: dict[str, str]) -> None:
+    site.prolog()
+    site.process(STEPD, "bash", "bash")
+    stopped(site.run(**environ))
+
+
+BINDS = "/d/535.5.1/bin:/nvbin,/d/535.5.1/lib:/nvlib"
+
+
+def with_binds(site: TaskSite) -> None:
+    site.prolog()
+    own = site.note()
+    own.binds = BINDS
+    note.write_task_note(site.node().store, own)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ("", BINDS),
+        ("/a:/b", f"/a:/b,{BINDS}"),
+        (f"/a,{BINDS}", f"/a,{BINDS}"),
+        ("/ä b", f"/ä b,{BINDS}"),
+        ("/a\nexport LD_PRELOAD=/evil.so", BINDS),
+        ("/a\r", BINDS),
+        ("\x1b[2J", BINDS),
+        ("\udcff", BINDS),
+        ("/a\u2028unset PATH", BINDS),
+    ],
+)
+def test_the_drivers_files_are_appended_to_the_users_own_binds(
+    site: TaskSite, old: str, expected: str
+) -> None:
+    with_binds(site)
+    told = site.run(CUDA_VISIBLE_DEVICES="0", APPTAINER_BINDPATH=old, SINGULARITY_BINDPATH=old)
+    assert told.exported["APPTAINER_BINDPATH"] == expected
+    assert told.exported["SINGULARITY_BINDPATH"] == expected
+    assert "LD_PRELOAD" not in told.exported
+
+
+HOSTILE = ["a\nexport LD_PRELOAD=/evil.so\n", "\nunset PATH", "\nprint x", "\r\0\x1b", "\udcff"]
+
+
+TOLD = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "APPTAINER_BINDPATH",
+    "SLURM_STEP_GPUS",
+    "SLURM_JOB_GPUS",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURMD_NODENAME",
+    "SLURM_GPUS_ON_NODE",
+)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("mode", ["slurm", "gpulock", "none", "title"])
+def test_no_value_of_the_users_becomes_a_line_of_ours(
+    site: TaskSite, mode: str, value: str
+) -> None:
+    site.set(SLURM_DEVICE_SELECTION="gpulock" if mode == "gpulock" else "slurm")
+    if mode != "none":
+        with_binds(site)
+    if mode == "title":
+        site.process(STEPD, "bash", "bash")
+    for name in TOLD:
+        told = site.run(**{"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_ID": "0", name: value})
+        assert "LD_PRELOAD" not in told.exported and "PATH" not in told.unset, name
+        assert "x" not in told.printed, name
+        assert (told.code == RUN) is (not told.printed), name
+
+
+@pytest.mark.parametrize("fault", [KeyError("a\nexport A=b"), OSError(5, "io"), MemoryError()])
+def test_a_fault_nobody_foresaw_stops_the_task(
+    site: TaskSite, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(note, "find_task_note", raising(fault))
+    assert type(fault).__name__ in stopped(site.run())
+
+
+def test_settings_that_are_wrong_stop_the_task(
+    site: TaskSite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
+    for path in (
+        str(site.root / "gone"),
+        site.config(EXPECTED_GPUS="x"),
+        site.config(SLURM_WAIT="0"),
+    ):
+        code = task.main(environ, path)
+        assert stopped(Told(code, capfd.readouterr().out), 213) != ""
+
+
+def test_a_request_that_is_refused_the_next_time_too_is_not_tried_again(site: TaskSite) -> None:
+    """Of several types of GPU the Prolog is told one: an srun job began anew with 213."""
+    site.prolog(12, "0")
+    said = stopped(site.run(SLURM_GPUS_ON_NODE="2", SLURM_STEP_GPUS="0,1"), 1)
+    assert "one type of GPU" in said

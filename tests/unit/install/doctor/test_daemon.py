@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doctor says whether gpulockd and the exporter run, and whether settings can do what they say."""
+"""Doctor says whether the services run, and whether settings can do what they say."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,15 @@ from gpulock.daemon.mps.unit import MpsPrograms
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
+from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.doctor.node import check_mps, check_settings, node_checks
-from gpulock.install.systemd import manager
+from gpulock.install.systemd import install, manager, units
+from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node import sample
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
+from tests.support.cli_site import Site
+from tests.support.systemd_site import SystemdNode, make_systemd_node
 from tests.support.trees import BOOT, Box
 
 
@@ -158,3 +164,156 @@ def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
         (FAULT, "/bin/none is no program")
     ] * 2
     assert [*check_mps(box.node().settings, MpsPrograms(*["/bin/true"] * 3))] == []
+
+
+# --- the services that systemd runs ---------------------------------------------------------------
+
+DAEMON = "gpulockd.service"
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
+    made = make_systemd_node(tmp_path, monkeypatch)
+    made.install()
+    return made
+
+
+def look(node: SystemdNode) -> list[Finding]:
+    return run_checks(systemd_checks(node.config)).findings
+
+
+def test_nothing_is_said_where_nothing_was_installed_or_no_systemd_runs(
+    tmp_path: Path, node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
+    assert look(node) == []
+    assert look(make_systemd_node(tmp_path / "other", monkeypatch)) == []
+
+
+def wrong_drop_in(node: SystemdNode) -> None:
+    node.set(EXPORTER_LISTEN=":9999")
+
+
+def no_drop_in(node: SystemdNode) -> None:
+    node.set(EXPORTER_LISTEN="localhost:9465")
+
+
+def lost_unit(_: SystemdNode) -> None:
+    install.unit_path(DAEMON).unlink()
+
+
+def changed_unit(node: SystemdNode) -> None:
+    node.ctl.properties[DAEMON] = {"NeedDaemonReload": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("plant", "name", "says", "do"),
+    [
+        (
+            wrong_drop_in,
+            "services",
+            "/gpulock-exporter.socket.d/10-gpulock.conf",
+            "install systemd",
+        ),
+        (no_drop_in, "services", "not on a name; give the address", ""),
+        (lost_unit, "services", "lib/systemd/system/gpulockd.service", "install systemd"),
+        (changed_unit, "gpulockd", "was changed since systemd read it", "install systemd"),
+    ],
+)
+def test_what_is_not_as_it_would_be_installed_is_named(
+    node: SystemdNode, plant: Callable[[SystemdNode], None], name: str, says: str, do: str
+) -> None:
+    plant(node)
+
+    (first,) = look(node)
+
+    assert (first.name, first.state, says in first.what) == (name, WARNING, True), first
+    assert do in first.do
+
+
+def test_a_service_that_is_stopped_is_left_to_the_checks_of_the_programs(node: SystemdNode) -> None:
+    node.ctl.mark("active", DAEMON, "")
+
+    assert look(node) == []
+
+
+def test_of_the_packages_units_those_that_run_are_compared_with_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_systemd_node(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
+    monkeypatch.setattr(units, "_UNIT_WRITES", ("/run", str(tmp_path)))
+    node.give_package_units()
+    assert look(node) == []  # nobody started any
+    node.ctl("enable", DAEMON)
+    node.ctl("restart", DAEMON)
+    assert look(node) == []
+    node.set(EXPORTER_LISTEN=":9999")
+    assert look(node) == []  # the exporter does not run
+    node.set(ISOLATION="cgroup")
+
+    (first,) = look(node)
+
+    assert (first.name, first.state) == ("services", WARNING)
+    assert first.what.endswith(f": {install.drop_in_path(DAEMON)}")
+    assert first.do == "gpulock install systemd"
+
+
+# --- a command that is printed mends the node when it is pasted, also where paths have blanks -----
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "GPUs of us")
+
+
+def faults(site: Site) -> list[Finding]:
+    report = run_checks(node_checks(read_settings(site.config)))
+    return [one for one in report.findings if one.state == FAULT]
+
+
+def open_gate(site: Site) -> None:
+    Path(f"{site.files.lock_dir}.claims/gate").chmod(0o644)
+
+
+def file_for_a_lock(site: Site) -> None:
+    (site.files.lock_dir / "locks" / site.id(2)).touch()
+
+
+def folder_for_the_boot_id(site: Site) -> None:
+    path = Path(f"{site.files.lock_dir}.claims/boot_id")
+    path.unlink()
+    path.mkdir()
+
+
+def open_state_dir(site: Site) -> None:
+    Path(read_settings(site.config).state_dir).chmod(0o775)
+
+
+def lost_quarantine(site: Site) -> None:
+    (Path(read_settings(site.config).state_dir) / "quarantine.lost").touch()
+
+
+@pytest.mark.parametrize("name", ["", ".claims"])
+def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> None:
+    site.hold(1)
+    folder = Path(f"{site.files.lock_dir}{name}")
+    folder.chmod(0o777)
+    (broken,) = faults(site)
+    assert f"LOCK_DIR {folder} has uid" in broken.what and "mode 777" in broken.what
+
+
+@pytest.mark.parametrize(
+    "plant", [open_gate, file_for_a_lock, folder_for_the_boot_id, open_state_dir, lost_quarantine]
+)
+def test_the_command_for_a_fault_of_the_node_mends_it(
+    site: Site, plant: Callable[[Site], None]
+) -> None:
+    site.hold(1)
+    assert faults(site) == []
+    plant(site)
+    (broken,) = faults(site)
+    command = broken.do.rpartition("then: ")[2]
+    site.shell(command.replace("gpulock reap", '"$@" reap'))
+    assert faults(site) == []

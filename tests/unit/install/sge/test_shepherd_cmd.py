@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow  # a shell each
 
 RECORDED = Path(__file__).parents[3] / "support/data/sge-8.1.9"
 CONFIGS = ("array", "parallel")
+DAEMONS = ("qlogin_daemon", "rlogin_daemon")
 STARTED = "the shepherd was started"
 # common/execution_states.h: the job is in error, started again, deleted; the queue goes on
 APPERROR, AGAIN, DELETED = 30, 25, 100
@@ -50,9 +51,32 @@ def start(launcher: Path, folder: Path, config: str, shell: str = "") -> tuple[i
     return done.returncode, done.stdout
 
 
-def recorded(name: str) -> str:
-    """Return a config that execd wrote."""
-    return (RECORDED / f"{name}.config").read_text()
+def recorded(name: str, ocs: bool = False, **values: object) -> str:
+    """Return a config that execd wrote, with other values, or as Open Cluster Scheduler does."""
+    config = (RECORDED / f"{name}.config").read_text()
+    for key, value in values.items():
+        config = re.sub(rf"(?m)^{key}=.*$", f"{key}={value}", config)
+    return re.sub(r"(?m)^enable_windomacc=.*\n", "", config) if ocs else config
+
+
+def copied(
+    launcher: Path, folder: Path, shepherd: object = None, slave: str = "#!/bin/sh\n"
+) -> Path:
+    """Return a copy of the launcher, with another shepherd perhaps, beside a hook of tasks."""
+    mine, text = folder / "sge_shepherd", launcher.read_text()
+    if shepherd is not None:
+        text = re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={shepherd}", text)
+    for path, written in ((mine, text), (folder / "sge-slave", slave)):
+        path.write_text(written)
+        path.chmod(0o755)
+    return mine
+
+
+def spool(folder: Path, place: str) -> Path:
+    """Make the folder of a job or of a task."""
+    made = folder / "active_jobs" / place
+    made.mkdir(parents=True)
+    return made
 
 
 def behind(key: str, text: str) -> Edit:
@@ -81,6 +105,18 @@ def in_front_and_behind(front: str, end: str) -> Edit:
     return lambda config: f"{front}{config}{end}"
 
 
+def in_front_of(key: str, *lines: str) -> Edit:
+    """Put lines in front of another."""
+    text = "".join(f"\n{line}" for line in lines)
+    return lambda config: config.replace(f"\n{key}=", f"{text}\n{key}=")
+
+
+def control_port(real: str, *forged: str) -> Edit:
+    """Give a qrsh the port of its client, behind which a line may be forged."""
+    lines = ("master_host=m", "commd_port=-1", "qrsh_control_port=h:1", *forged, f"{real}=builtin")
+    return in_front_of("write_osjob_id", *lines)
+
+
 def cut_in_half(config: str) -> str:
     """Lose the end, as on a full disk."""
     return config[: len(config) // 2]
@@ -101,6 +137,8 @@ def unchanged(config: str) -> str:
         with_arguments(*("=" * 5 for _ in range(40))),
         behind("job_name", " odd $(name) \udcff * [a-z]"),
         behind("account", "prolog=root@/x"),
+        in_front_of("use_afs", "display=:0"),
+        *(control_port(real) for real in DAEMONS),
     ],
 )
 def test_what_execd_writes_is_started_and_marked(
@@ -116,6 +154,8 @@ def test_what_execd_writes_is_started_and_marked(
         assert (tmp_path / made).stat().st_mode & 0o777 == 0o644
 
 
+# It names a line only by what a terminal does not obey.
+REASON = r"gpulock: (a line|\w{1,20}) in the job's config is not Grid Engine's: submit [a-z, ]+\n"
 FORGED = "\nprolog=root@/tmp/evil\ny="
 KEYS = (
     "stdin_path",
@@ -128,6 +168,8 @@ KEYS = (
     "account",
     "acct_project",
 )
+STAGED = ("fs_stdin_host", "fs_stdout_path", "fs_stderr_path")
+WORDS = ("\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y", "x" * 80_000)
 
 
 @pytest.mark.parametrize("shell", ["", "/bin/bash"])
@@ -153,6 +195,10 @@ KEYS = (
         in_front_and_behind("", "prolog=root@/tmp/evil"),
         in_front_and_behind("x=y\n", ""),
         cut_in_half,
+        *(behind(key, text) for key in STAGED for text in (FORGED, "\nuse_afs=1", "\n")),
+        *(in_front_of("use_afs", "display=:0", line) for line in ("prolog=root@/x", "y", "")),
+        *(control_port(real, "rsh_daemon=/tmp/evil") for real in DAEMONS),
+        *(behind("cwd", f"\n{word}=y") for word in WORDS),  # which the reason does not show
     ],
 )
 def test_a_line_that_is_not_execds_puts_the_job_in_error(
@@ -162,34 +208,17 @@ def test_a_line_that_is_not_execds_puts_the_job_in_error(
 
     assert (code, said) == (APPERROR, "")
     assert (tmp_path / "exit_status").read_text() == f"{APPERROR}\n"
-    assert "in the job's config is not Grid Engine's" in (tmp_path / "error").read_text()
-
-
-@pytest.mark.parametrize("text", [FORGED, "\nprolog=root@/tmp/evil", "\nuse_afs=1", "\n"])
-@pytest.mark.parametrize("key", ["display", "fs_stdin_host", "fs_stdout_path", "fs_stderr_path"])
-def test_a_display_and_a_staged_file_forge_no_line(
-    launcher: Path, tmp_path: Path, key: str, text: str
-) -> None:
-    good = recorded("array").replace("\nuse_afs=", "\ndisplay=:0\nuse_afs=")
-
-    assert start(launcher, tmp_path, good)[0] == 0
-    assert start(launcher, tmp_path, behind(key, text)(good))[0] == APPERROR
+    assert re.fullmatch(REASON, (tmp_path / "error").read_text())
 
 
 @pytest.mark.parametrize("text", [FORGED, "\nprolog=root@/tmp/evil", "\npe_task_id=1", "\n"])
 def test_the_name_of_a_task_forges_no_line(launcher: Path, tmp_path: Path, text: str) -> None:
     """The client of `qrsh -inherit` names it, and the whole job is deleted."""
-    for name in ("sge_shepherd", "sge-slave"):
-        (tmp_path / name).write_text(
-            launcher.read_text() if name in str(launcher) else "#!/bin/sh\n"
-        )
-        (tmp_path / name).chmod(0o755)
-    folder = tmp_path / "active_jobs/7.1/1.node"
-    folder.mkdir(parents=True)
-    task = recorded("array").replace("\naccount=", "\npe_task_id=1.node\naccount=")
+    mine, folder = copied(launcher, tmp_path), spool(tmp_path, "7.1/1.node")
+    task = in_front_of("account", "pe_task_id=1.node")(recorded("array"))
 
-    assert start(tmp_path / "sge_shepherd", folder, task)[0] == 0
-    assert start(tmp_path / "sge_shepherd", folder, behind("job_name", text)(task))[0] != 0
+    assert start(mine, folder, task)[0] == 0
+    assert start(mine, folder, behind("job_name", text)(task))[0] != 0
     assert (folder / "exit_status").read_text() == f"{DELETED}\n"
 
 
@@ -251,31 +280,6 @@ def test_no_text_of_a_user_in_thousands_changes_another_line(
     tried(launcher, tmp_path_factory.mktemp("job"), key, text)
 
 
-@pytest.mark.parametrize(
-    "word", ["\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y", "x" * 80_000]
-)
-def test_the_reason_names_no_line_that_a_terminal_obeys(
-    launcher: Path, tmp_path: Path, word: str
-) -> None:
-    start(launcher, tmp_path, behind("cwd", f"\n{word}=y")(recorded("array")))
-
-    reason = (tmp_path / "error").read_text()
-    assert reason.startswith("gpulock: a line in the job's config is not Grid Engine's: submit")
-    assert reason.endswith("arguments\n") and reason.count("\n") == 1
-
-
-@pytest.mark.parametrize("real", ["qlogin_daemon", "rlogin_daemon"])
-def test_a_control_port_with_a_newline_names_no_daemon(
-    launcher: Path, tmp_path: Path, real: str
-) -> None:
-    lines = f"master_host=m\ncommd_port=-1\nqrsh_control_port=h:1\n{real}=builtin\n"
-    good = recorded("array").replace("write_osjob_id", lines + "write_osjob_id")
-    bad = good.replace("h:1\n", "h:1\nrsh_daemon=/tmp/evil\n")
-
-    assert start(launcher, tmp_path, good)[0] == 0
-    assert start(launcher, tmp_path, bad)[0] == APPERROR
-
-
 def test_a_config_that_cannot_be_read_starts_nothing(launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     done = subprocess.run([launcher], cwd=tmp_path, env={}, check=False, timeout=60)
@@ -312,14 +316,8 @@ def test_a_shepherd_that_cannot_be_started_loses_no_job(
     if fault != "missing":
         shepherd.write_bytes({"format": b"\x7fELF\2\1\1x"}.get(fault, b"#!/no/such\n"))
         shepherd.chmod(0o644 if fault == "mode" else 0o755)
-    words = "" if fault == "not known" else str(shepherd)
-    mine = tmp_path / "sge_shepherd"
-    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={words}", launcher.read_text()))
-    (tmp_path / "sge-slave").write_text("#!/bin/sh\n")
-    for made in (mine, tmp_path / "sge-slave"):
-        made.chmod(0o755)
-    folder = tmp_path / "active_jobs" / place
-    folder.mkdir(parents=True)
+    mine = copied(launcher, tmp_path, "" if fault == "not known" else shepherd)
+    folder = spool(tmp_path, place)
 
     ended, said = start(mine, folder, recorded("array"), shell)
 
@@ -336,14 +334,10 @@ def test_a_task_whose_hook_cannot_start_says_so_and_no_client_waits(
     launcher: Path, tmp_path: Path, hook: str | None, code: int, shell: str
 ) -> None:
     """Its client waited for 60 s and learned nothing, nor did anybody else."""
-    mine, slave = tmp_path / "sge_shepherd", tmp_path / "sge-slave"
-    mine.write_text(launcher.read_text())
-    mine.chmod(0o755)
-    if hook:
-        slave.write_text(hook)
-        slave.chmod(0o755)
-    folder = tmp_path / "active_jobs/7.1/1.node"
-    folder.mkdir(parents=True)
+    mine, folder = copied(launcher, tmp_path, slave=hook or ""), spool(tmp_path, "7.1/1.node")
+    slave = tmp_path / "sge-slave"
+    if hook is None:
+        slave.unlink()
 
     ended, said = start(mine, folder, recorded("array"), shell)
 
@@ -354,10 +348,7 @@ def test_a_task_whose_hook_cannot_start_says_so_and_no_client_waits(
 
 def interactive(script: str, pty: int, tls: bool, ocs: bool, admin: str = "sgeadmin") -> str:
     """Return the config of a qrsh, of Open Cluster Scheduler 9.1 where it has a line `tls`."""
-    lines = re.sub(r"(?m)^script_file=.*$", f"script_file={script}", recorded("array"))
-    lines = re.sub(r"(?m)^pty=.*$", f"pty={pty}", lines)
-    lines = re.sub(r"(?m)^admin_user=.*$", f"admin_user={admin}", lines)
-    lines = re.sub(r"(?m)^enable_windomacc=.*\n", "", lines) if ocs else lines
+    lines = recorded("array", ocs, script_file=script, pty=pty, admin_user=admin)
     return re.sub(r"(?m)^csp=.*$", "tls=0", lines) if tls else lines
 
 
@@ -367,10 +358,7 @@ def launcher_of_release(launcher: Path, folder: Path, release: str) -> Path:
     shepherd.parent.mkdir()
     shepherd.write_text(f"#!/bin/sh\necho '{release}'\necho usage\n")
     shepherd.chmod(0o755)
-    mine = folder / "sge_shepherd"
-    mine.write_text(re.sub(r"(?m)^SHEPHERD=.*$", f"SHEPHERD={shepherd}", launcher.read_text()))
-    mine.chmod(0o755)
-    return mine
+    return copied(launcher, folder, shepherd)
 
 
 @pytest.mark.parametrize("shell", ["", "/bin/bash"])
@@ -434,8 +422,8 @@ def test_a_job_on_a_terminal_that_no_hook_breaks_is_started(
     launcher: Path, tmp_path: Path, hook: str
 ) -> None:
     """A queue of the same host without GPUs has no hook: its terminals worked before gpulock."""
-    config = re.sub(r"(?m)^pty=.*$", "pty=1", recorded("parallel"))
-    free = re.sub(r"(?m)^(prolog|epilog|pe_start|pe_stop)=.*", r"\1=NONE", config)
+    none = "NONE"
+    free = recorded("parallel", pty=1, prolog=none, epilog=none, pe_start=none, pe_stop=none)
     one = free.replace(f"\n{hook}=NONE\n", f"\n{hook}=/site/hook\n")
 
     assert start(launcher, tmp_path, free)[0] == 0
@@ -455,12 +443,6 @@ def test_an_interactive_job_of_a_newer_open_cluster_scheduler_is_started_as_it_i
         assert (tmp_path / "config").read_text() == config
 
 
-def with_file_size(soft: str, hard: str) -> str:
-    """Return a config with limits of file sizes."""
-    lines = re.sub(r"(?m)^s_fsize=.*$", f"s_fsize={soft}", recorded("array"))
-    return re.sub(r"(?m)^h_fsize=.*$", f"h_fsize={hard}", lines)
-
-
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("soft", "hard", "device"),
@@ -470,7 +452,7 @@ def test_a_trace_has_no_size_where_files_have_a_limit(
     launcher: Path, tmp_path: Path, soft: str, hard: str, device: bool
 ) -> None:
     """The owner may write it, and a shepherd's fork under the limit died at its own line there."""
-    assert start(launcher, tmp_path, with_file_size(soft, hard))[0] == 0
+    assert start(launcher, tmp_path, recorded("array", s_fsize=soft, h_fsize=hard))[0] == 0
 
     trace = tmp_path / "trace"
     assert trace.exists() == device
@@ -484,17 +466,10 @@ def test_where_no_device_can_be_made_the_shepherd_starts_all_the_same(
 ) -> None:
     (tmp_path / "trace").write_text("of an earlier run\n")  # mknod finds it there
 
-    code, said = start(launcher, tmp_path, with_file_size("0", "0"))
+    code, said = start(launcher, tmp_path, recorded("array", s_fsize=0, h_fsize=0))
 
     assert (code, said.count(STARTED)) == (0, 1)
     assert not (tmp_path / "trace").exists()
-
-
-def with_stack(soft: str, hard: str, ocs: bool = True) -> str:
-    """Return a config with limits of the stack, of Open Cluster Scheduler or of 8.1.9."""
-    lines = re.sub(r"(?m)^s_stack=.*$", f"s_stack={soft}", recorded("array"))
-    lines = re.sub(r"(?m)^h_stack=.*$", f"h_stack={hard}", lines)
-    return re.sub(r"(?m)^enable_windomacc=.*\n", "", lines) if ocs else lines
 
 
 MIB = 1 << 20
@@ -532,7 +507,9 @@ def test_a_job_whose_environment_starts_no_hook_is_in_error_and_its_queue_is_not
     value = "x" * 1022
     (tmp_path / "environment").write_text(f"A={value}\n" * (size // 1025))
 
-    code, said = start(launcher, tmp_path, with_stack(soft, hard), shell)
+    code, said = start(
+        launcher, tmp_path, recorded("array", ocs=True, s_stack=soft, h_stack=hard), shell
+    )
 
     assert (code, STARTED in said) == ((0, True) if starts else (APPERROR, False))
     told = (tmp_path / "error").read_text()
@@ -541,4 +518,4 @@ def test_a_job_whose_environment_starts_no_hook_is_in_error_and_its_queue_is_not
 
 def test_8_1_9_answers_for_such_a_job_itself(launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "environment").write_text("A=x\n" * MIB)
-    assert start(launcher, tmp_path, with_stack("0", "0", ocs=False))[0] == 0
+    assert start(launcher, tmp_path, recorded("array", s_stack=0, h_stack=0))[0] == 0

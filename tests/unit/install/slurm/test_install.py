@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm` on a recorded Slurm: shown, made once, nothing of the cluster's."""
+"""`gpulock install slurm` and uninstall on a recorded Slurm: made once, nothing of the cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
+from gpulock.cli import command_group
+from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.errors import Refusal
-from gpulock.install.files import InstallError
+from gpulock.install import container_hooks
+from gpulock.install.files import InstallError, lock_installation
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.slurm import site
 from gpulock.install.slurm.site import Slurmd
+from gpulock.sge.card_map import format_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
+from gpulock.store import owner
+from gpulock.store.owner import Owner
 from tests.support.install_site import ignore, tree
+from tests.support.runner import command_runner
 from tests.support.slurm_node import SlurmNode, told
 
 pytestmark = pytest.mark.slow
@@ -185,3 +194,217 @@ def test_a_map_without_positions_names_the_parts_of_gpus_all_the_same(node: Slur
     assert read_shared_gres(str(node.map.parent)) == ("shard",)
     assert read_gres_map(str(node.map.parent)) == {}
     assert node.differences() == []
+
+
+# --- uninstall: its own files go, and what others still need stays --------------------------------
+
+
+def lock(node: SlurmNode, scheduler: str, name: str = "0000:06:00.0") -> None:
+    folder = node.root / "node/run/gpulock/locks" / name
+    folder.mkdir(parents=True)
+    job = Owner(scheduler=scheduler, node="node1", job_id="7", token="t", boot_id="b")
+    record = job.copy(devices=(name,))
+    (folder / "owner").write_text(owner.encode_owner(record))
+
+
+def test_uninstall_removes_all_but_settings_locks_and_history(node: SlurmNode) -> None:
+    def files() -> dict[str, str]:
+        found = tree(node.root)
+        away = ("node/run", "node/state/install.lock", "etc/gpulock.conf")
+        return {name: text for name, text in found.items() if not name.startswith(away)}
+
+    before = files()
+    node.install()
+    settings = node.config.read_text()
+
+    done = node.uninstall()
+
+    assert done.verdict("slurm", Wanted.ABSENT, dry_run=False) == "uninstalled: slurm"
+    assert files() == before
+    assert node.config.read_text() == settings
+    assert not node.hooks.exists()
+    assert node.uninstall().changed == []
+
+
+def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
+    node.install()
+    lock(node, "slurm")
+
+    (clause,) = node.uninstall().clauses()
+
+    assert clause.startswith("Slurm's jobs hold 1 devices (0000:06:00.0)")
+    assert clause.endswith(", or --force --reason TEXT")
+    assert node.map.exists() and node.paths.slurm_epilog.is_file()
+    assert node.uninstall(force=True).clauses() == []
+    assert not node.map.exists()
+
+
+def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: SlurmNode) -> None:
+    node.install()
+    lock(node, "sge")
+    (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
+
+    assert "1 devices (0000:07:00.0)" in node.uninstall().clauses()[0]
+
+    (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
+    assert node.uninstall().clauses() == []
+
+
+def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(
+    node: SlurmNode,
+) -> None:
+    node.install()
+    node.put_hooks()
+    folder = node.root / "epilog.d"
+    folder.mkdir()
+    (folder / "10-gpulock").symlink_to(node.paths.slurm_epilog)
+    node.put("Epilog", f"{folder}/*")
+
+    (left,) = node.uninstall().remainders
+
+    assert left.clause.endswith("then scontrol reconfigure, and run it again")
+    hooks = (("Prolog", node.paths.slurm_prolog), ("TaskProlog", node.paths.slurm_task))
+    assert sorted(left.page) == sorted(
+        [
+            *(f"from the slurm.conf of slurmctld: {key}={path}" for key, path in hooks),
+            f"from the slurm.conf of slurmctld: Epilog={folder}/* (by {folder}/10-gpulock)",
+        ]
+    )
+    assert node.paths.slurm_prolog.is_file() and node.map.exists()
+
+
+def test_a_line_that_is_no_longer_in_force_is_named_and_the_next_run_completes(
+    node: SlurmNode,
+) -> None:
+    """A hook that the file names comes into force at the next reconfigure."""
+    node.install()
+    node.put_hooks()
+    more = node.conf.parent / "more.conf"
+    pair = f"  prolog = {node.paths.slurm_prolog} Epilog={node.paths.slurm_epilog} # ours"
+    more.write_text(f"{pair}\n")
+    kept = re.sub(r"(?m)^(Prolog|Epilog|TaskProlog)=.*\n", "", node.conf.read_text())
+    node.conf.write_text(f"{kept}include more.conf\n")
+    for key in ("Prolog", "Epilog", "TaskProlog"):
+        node.set_in_force(key, "(null)")
+
+    (left,) = node.uninstall().remainders
+
+    assert left.clause.startswith("Slurm still starts the hooks")
+    assert [*left.page] == [
+        f"from the slurm.conf of {node.conf}: Prolog={node.paths.slurm_prolog}",
+        f"from the slurm.conf of {node.conf}: Epilog={node.paths.slurm_epilog}",
+    ]
+
+    more.write_text("RequeueExit=75\n")
+    done = node.uninstall()
+    assert (done.clauses(), done.remainders) == ([], [])
+    assert not node.hooks.exists()
+
+
+def test_uninstall_refuses_where_it_cannot_see_what_slurm_starts(node: SlurmNode) -> None:
+    node.install()
+    (node.state / "down").touch()
+    node.conf.unlink()
+
+    assert "cannot be found out" in node.uninstall().clauses()[0]
+
+    assert node.paths.slurm_prolog.is_file()
+    assert node.uninstall(force=True).clauses() == []
+    assert not node.hooks.exists()
+
+
+# --- beside Grid Engine --------------------------------------------------------------------------
+
+
+def test_the_hooks_stay_while_grid_engine_uses_them_and_go_with_the_last(node: SlurmNode) -> None:
+    hook = container_hooks.ENROOT_HOOKS / container_hooks.ENROOT_HOOK
+    hook.parent.mkdir(parents=True)
+    node.install(enroot=True)
+    sge = node.map.with_name("sge-map")
+    sge.write_text(format_card_map("node1", {}))
+
+    assert node.uninstall().clauses() == []
+    assert node.paths.prolog.is_file() and hook.exists() and not node.map.exists()
+
+    sge.unlink()
+    node.install()
+    assert node.uninstall().clauses() == []
+    assert not hook.exists() and not node.hooks.exists()
+
+
+# --- the commands, as an administrator types them -------------------------------------------------
+
+LACKS = "slurm.conf lacks Prolog, TaskProlog, Epilog, PrologFlags=Contain, RequeueExit=213"
+
+
+def call(node: SlurmNode, *args: str) -> Result:
+    return command_runner().invoke(command_group, ["--config", str(node.config), *args])
+
+
+def install(node: SlurmNode, *args: str) -> Result:
+    return call(node, "install", "slurm", *args)
+
+
+def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> None:
+    node.put("SchedulerParameters", "bf_window=4320,bf_continue,bf_max_job_test=500")
+    node.put("Prolog", "/site/prolog")
+
+    said, _, page = install(node, "--dry-run").stdout.partition("Into slurm.conf")
+
+    assert "\n3 changes would be made; then slurm.conf lacks " in said
+    assert not node.map.exists()
+    for line in page.replace(str(node.root), "/usr/local").splitlines():
+        assert len(line) <= 100, line
+
+
+def test_the_help_of_install_is_not_cut(node: SlurmNode) -> None:
+    assert "..." not in call(node, "install", "--help").stdout.partition("Commands:")[2]
+
+
+def test_a_second_installation_says_that_another_runs(node: SlurmNode) -> None:
+    with lock_installation(node.root / "node/state"):
+        refused = [install(node), call(node, "install", "slurm", "--dry-run")]
+        mode = (node.root / "node/state/install.lock").stat().st_mode & 0o777
+
+    assert ([done.exit_code for done in refused], mode) == ([1, 0], 0o600)
+    assert "runs already (fuser -v " in refused[0].stderr
+    assert not node.map.exists()
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(node: SlurmNode) -> None:
+    (node.root / "slurm/bin/scontrol").unlink()
+    node.set(SLURM_BINARIES="/nowhere")
+
+    done = install(node)
+
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("gpulock: install slurm: ")
+    assert "no scontrol in /nowhere" in done.stderr
+
+
+def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
+    node: SlurmNode,
+) -> None:
+    done, again = install(node), install(node)
+
+    assert f"done: file {node.map}\n" in done.stdout
+    assert f"\ninstalled, NOT in force: {LACKS}\n" in done.stdout
+    assert "scontrol reconfigure" in done.stdout and "printenv" not in done.stdout
+    assert "\nnote: gpulockd does not run" in done.stdout
+    assert (done.exit_code, again.exit_code) == (NOT_IN_FORCE, NOT_IN_FORCE)
+    assert f"nothing to change on this node, NOT in force: {LACKS}\n" in again.stdout
+
+    node.put_hooks()
+    running = InstanceLock()
+    running.take(str(node.root / "node/run/gpulock"))
+    whole = install(node)
+    running.release()
+    assert "gpulockd does not run" not in whole.stdout
+    assert whole.exit_code == 0
+    assert "nothing to change: slurm is in force\n" in whole.stdout
+    assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1" in whole.stdout
+
+
+def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:
+    assert "gres.conf is younger than slurmd" in install(node, "--dry-run").stdout

@@ -232,13 +232,6 @@ def test_orphans_are_not_restored_by_hand(site: Site) -> None:
     assert (result.exit_code, f"{site.gpulock} reap" in result.stderr) == (1, True)
 
 
-def test_an_instance_is_reserved_by_its_name(tmp_path: Path) -> None:
-    site = Site(tmp_path, "a100-mig")
-    assert site.call("reserve", "1", "--reason", "x").exit_code == 1
-    assert site.call("reserve", "1:gi2.ci0", "--reason", "x").exit_code == 0
-    assert [gpu["id"] for gpu in site.json()["gpus"] if gpu["held"]] == ["0000:0f:00.0.gi2.ci0"]
-
-
 def test_reap_frees_the_dead_keeps_the_living_and_says_why(site: Site) -> None:
     pid, start = dead_process()
     site.hold(1, 2, scheduler="process", job_id=str(pid), pid=pid, start=start, token="a")

@@ -48,17 +48,6 @@ def test_a_node_without_driver_is_broken_and_says_so_in_one_line(site: Site) -> 
     assert result.stderr.count("\n") == 1
 
 
-def test_a_held_device_shows_job_user_queue_and_time(site: Site) -> None:
-    site.hold(1, 3, job_id="12", task_id="3")
-    site.publish(t=Verdict("alive", "its shepherd runs"))
-    text = site.call("status").stdout
-    assert line_of(text, 3) == [
-        *("3", "0000:0b:00.0", "V100-SXM2-32GB", "held", "12.3", "alice", "gpu.q"),
-        text.splitlines()[4].split()[-1],
-    ]
-    assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
-
-
 def test_the_table_is_cut_for_no_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.hold(0, user="a-very-long-user-name", queue="a-queue-of-many-words.q", job_id="1234567")
     monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it

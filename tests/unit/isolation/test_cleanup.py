@@ -154,10 +154,14 @@ def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
     assert closed == [(over, bpf.assemble_device_program(CLOSE_ALL_GPUS))]
 
 
-def test_a_dry_run_removes_nothing(cell: Cell) -> None:
+def test_a_dry_run_removes_and_closes_nothing(cell: Cell, closing: list[str]) -> None:
     cell.reconcile(dry_run=True)
-
     assert cell.jobs() == {JOB, OTHER}
+    cell.mark.unlink()
+
+    cell.reconcile("cgroup", dry_run=True)
+
+    assert (closing, cell.mark.exists()) == ([], False)
 
 
 def test_where_isolation_is_off_and_never_was_on_nothing_is_looked_at(cell: Cell) -> None:
@@ -194,15 +198,6 @@ def test_a_site_that_gave_isolation_up_has_its_logins_and_slurmds_opened(
     assert cell.reconcile("off").fault == ""
 
     assert opened == [str(cell.cgroups / "user.slice"), str(launcher)]
-
-
-def test_a_dry_run_closes_nothing(cell: Cell, closing: list[str]) -> None:
-    cell.mark.unlink()
-
-    cell.reconcile("cgroup", dry_run=True)
-
-    assert closing == []
-    assert not cell.mark.exists()
 
 
 def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_over(

@@ -292,22 +292,6 @@ def test_a_parallel_job_starts_where_shepherd_cmd_confines_its_tasks(
     assert bool(site.locks()) is (code == RUN and bool(asked))
 
 
-def test_where_it_cannot_be_seen_who_started_the_shepherd_the_job_waits(
-    site: Site, kernel: Kernel
-) -> None:
-    spooled = site.run(pe="mpi", hosts=HOSTS)
-    (site.proc.root / str(site.pid) / "environ").unlink()
-
-    assert start(site, spooled, **CGROUP) == REQUEUE
-    assert kernel.asked == []
-
-
-def test_only_isolation_needs_the_launcher(site: Site, kernel: Kernel) -> None:
-    spooled = site.run(pe="mpi", hosts=HOSTS)
-
-    assert start(site, spooled, ISOLATION="off") == RUN
-
-
 def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
     store = site.node().store
     assert tree.read_cgroup_folders(store) == []

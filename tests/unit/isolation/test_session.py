@@ -133,26 +133,18 @@ def test_without_isolation_it_does_nothing(site: Site, kernel: Kernel) -> None:
     assert kernel.confined == []
 
 
-def test_a_job_without_gpus_opens_none(site: Site, kernel: Kernel) -> None:
+@pytest.mark.parametrize(("job", "user"), [("13", "alice"), ("14", "alice"), ("12", "mallory")])
+def test_a_job_without_a_grant_of_its_own_opens_none(
+    site: Site, kernel: Kernel, job: str, user: str
+) -> None:
+    """It asked for none, the Prolog left no word of it, or its id was another user's."""
     site.set(ISOLATION="off")
     site.prolog(13, None)
     site.set(ISOLATION="cgroup")
-    site.stepd(STEPD, "13.0")
+    site.stepd(STEPD, f"{job}.0")
 
-    assert run(site) == 0
-    assert kernel.confined == [("13.0", [])]
-
-
-def test_a_job_of_which_the_prolog_left_no_word_opens_none(site: Site, kernel: Kernel) -> None:
-    site.stepd(STEPD, "14.0")
-
-    assert run(site) == 0
-    assert kernel.confined == [("14.0", [])]
-
-
-def test_a_job_that_has_another_users_old_id_opens_none(site: Site, kernel: Kernel) -> None:
-    assert run(site, {**OPEN, "PAM_USER": "mallory"}) == 0
-    assert kernel.confined == [("12.0", [])]
+    assert run(site, {**OPEN, "PAM_USER": user}) == 0
+    assert kernel.confined == [(f"{job}.0", [])]
 
 
 @pytest.mark.parametrize(

@@ -106,27 +106,6 @@ def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     assert f"the settings obeyed last stay in force ({file.copy})" in found.faults[0]
 
 
-def test_a_file_that_is_mended_counts_at_once(file: File) -> None:
-    file.write("EXPECTED_GPUS=4\nON_BUSY=error\n")
-    file.read()
-    file.write("nonsense\n")
-    file.read()
-    file.write("EXPECTED_GPUS=8\n")
-
-    found = file.read()
-
-    assert (found.expected_gpus, found.on_busy, found.faults) == (8, "requeue", ())
-
-
-def test_the_copy_follows_each_change_that_root_obeys(file: File) -> None:
-    for number in (4, 5):
-        file.write(f"EXPECTED_GPUS={number}\n")
-        file.read()
-    file.write("EXPECTED_GPUS=6\nnonsense\n")
-
-    assert file.read().expected_gpus == 5
-
-
 def test_a_read_that_does_not_keep_writes_nothing(file: File) -> None:
     file.write("EXPECTED_GPUS=4\n")
     file.read(keep=False)

@@ -269,23 +269,18 @@ def test_a_marker_of_somebody_else_is_refused_by_root_as_well(
     refusal(path, uid + 1)
 
 
-def test_mps_serves_one_user_a_card_and_a_mask_of_uuids() -> None:
-    one = parse_settings("SHARES=0:4\nSHARE_MPS=yes\n", "conf")
-    assert (one.share_mps, one.visible_devices, one.faults) == (True, "uuid", ())
-    many = parse_settings("SHARES=0:4\nSHARE_MPS=yes\nSHARE_USERS=many\n", "conf")
-    assert (many.share_mps, many.visible_devices) == (False, "index")
-    assert many.faults == ("conf: SHARE_MPS=yes needs SHARE_USERS=one: MPS serves one user a card",)
-
-
-def test_no_mps_opens_what_isolation_keeps_a_job_from() -> None:
-    one = parse_settings("SHARES=0:4\nSHARE_MPS=yes\nISOLATION=cgroup\n", "conf")
-    assert (one.share_mps, one.visible_devices) == (False, "uuid")
-    assert one.faults == (
-        "conf: SHARE_MPS=yes needs ISOLATION=off: through the MPS its user opens every GPU",
-    )
-
-
-def test_shards_have_no_mps() -> None:
-    one = parse_settings("SHARES=0:4\nSHARE_MPS=yes\nSLURM_SHARDS=share\n", "conf")
-    assert not one.share_mps
-    assert one.faults == ("conf: SHARE_MPS=yes needs SLURM_SHARDS=refuse: shards have no MPS",)
+@pytest.mark.parametrize(
+    ("line", "mask", "fault"),
+    [
+        ("", "uuid", ""),
+        ("SHARE_USERS=many", "index", "SHARE_USERS=one: MPS serves one user a card"),
+        ("ISOLATION=cgroup", "uuid", "ISOLATION=off: through the MPS its user opens every GPU"),
+        ("SLURM_SHARDS=share", "index", "SLURM_SHARDS=refuse: shards have no MPS"),
+    ],
+)
+def test_mps_serves_one_user_a_card_by_uuid_and_none_that_is_isolated(
+    line: str, mask: str, fault: str
+) -> None:
+    found = parse_settings(f"SHARES=0:4\nSHARE_MPS=yes\n{line}\n", "conf")
+    assert (found.share_mps, found.visible_devices) == (not fault, mask)
+    assert found.faults == ((f"conf: SHARE_MPS=yes needs {fault}",) if fault else ())

@@ -53,15 +53,6 @@ def test_an_epilog_that_does_not_know_its_locks_says_so(
     assert (lines, len(site.locks())) == ([], 2)
 
 
-def test_an_epilog_without_a_prolog_frees_nothing(site: Site) -> None:
-    first = site.run(gpus(2))
-    start(site, first)
-    end(site, site.run(gpus(1), job_id=123, pid=501))
-    end(site, site.run(job_id=1, pid=502))
-    end(site, site.run(job_id=12, task_id=2, pid=503))
-    assert len(site.locks()) == 2
-
-
 def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -> None:
     first = site.run(gpus(2))
     start(site, first)

@@ -75,14 +75,6 @@ def test_execd_says_the_hosts_name_and_the_kernel_where_it_does_not(site: Site) 
         assert {line.partition(":")[0] for line in lines[1:-1]} == {name}
 
 
-def test_a_node_nobody_uses_offers_all(site: Site) -> None:
-    assert values(site) == {
-        "gpu": "4",
-        "gpu.free": "4",
-        "gpu.quarantined": "0",
-    }
-
-
 def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     hold(site, 1)

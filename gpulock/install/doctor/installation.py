@@ -49,15 +49,20 @@ def check_installed(schedulers: Sequence[str], running: Sequence[str]) -> Iterat
         yield fact("no scheduler")
 
 
-def check_installation(items_of: Callable[[], Sequence[Item]], again: str) -> Iterator[Finding]:
-    """Yield what an installation would refuse, else what it would change and leave to a person."""
+def check_installation(
+    items_of: Callable[[], Sequence[Item]], again: str, by_hand: str = ""
+) -> Iterator[Finding]:
+    """Yield what an installation would refuse, else what it would change and leave to a person.
+
+    `by_hand` is what to do about what is left without a page of its own.
+    """
     try:
-        yield from check_items(items_of(), again)
+        yield from check_items(items_of(), again, by_hand)
     except InstallError as reason:
         yield fault(str(reason), f"then {again}")
 
 
-def check_items(items: Sequence[Item], again: str) -> Iterator[Finding]:
+def check_items(items: Sequence[Item], again: str, by_hand: str) -> Iterator[Finding]:
     """Yield what an installation would change, and what it would leave to the administrator."""
     for one in items:
         if isinstance(one, Hooks):
@@ -68,7 +73,7 @@ def check_items(items: Sequence[Item], again: str) -> Iterator[Finding]:
         what = ", ".join(dict.fromkeys(outcome.changed))
         yield fault(f"not as installed: {what}", f"{again} (--dry-run shows the difference)")
     for left in outcome.remainders:
-        yield fault(left.clause, " ".join(" ".join(left.page).split()) or again)
+        yield fault(left.clause, " ".join(" ".join(left.page).split()) or by_hand or again)
 
 
 def check_hooks(hooks: Hooks, again: str) -> Iterator[Finding]:

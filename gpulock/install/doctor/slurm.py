@@ -141,7 +141,7 @@ class SlurmChecks:
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""
-        return check_installation(lambda: self.installer.parts().items, _AGAIN)
+        return check_installation(lambda: self.installer.parts().items, _AGAIN, _LINES)
 
     def recommended(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that had better be otherwise."""
@@ -235,7 +235,8 @@ class SlurmChecks:
         site = self.installer.site
         if not self.listed.positions:
             what, _, do = NO_GRES.partition("; if ")
-            yield warning(what, f"if {do}")
+            known = self.conf.has("GresTypes", "gpu")  # else no job of the cluster's can ask for any
+            yield (warning if known else fault)(what, f"if {do}")
             return
         flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []
         if self.by_slurm and any("no_gpu_env" in words for words in flags):

@@ -377,6 +377,17 @@ def test_on_a_node_with_the_package_alone_one_command_is_named(
     )
 
 
+def test_hooks_that_slurm_conf_does_not_name_are_one_line(node: SlurmNode) -> None:
+    for key in ("Prolog", "TaskProlog", "RequeueExit"):
+        node.put(key, "(null)")
+
+    assert seen(node.config) == (
+        "x installation: slurm.conf lacks Prolog, TaskProlog, RequeueExit=213.\n"
+        "    gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its"
+        " template (Ansible, Puppet), then scontrol reconfigure once"
+    )
+
+
 def test_a_node_that_is_well_is_one_line(node: SlurmNode) -> None:
     assert seen(node.config) == (
         f"ok: n17, 8 GPUs, hooks {__version__}, Slurm 22.05.8, no ConstrainDevices: a job can open"

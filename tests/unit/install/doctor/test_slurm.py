@@ -162,6 +162,16 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
     node.plugin.chmod(0o666)
 
 
+def nothing_listed(node: SlurmNode) -> None:
+    node.count_none()
+    node.install()
+
+
+def no_gres_types(node: SlurmNode) -> None:
+    nothing_listed(node)
+    node.put("GresTypes", "(null)")
+
+
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
@@ -170,7 +180,8 @@ def let_others_change_the_plugin(node: SlurmNode) -> None:
         (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
-        (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "install slurm"),
+        (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "scontrol reconfigure"),
+        (no_gres_types, "gres.conf", "no job gets a GPU", "GresTypes=gpu"),
         (own_timeouts, "installation", "PrologTimeout=120", "install slurm"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
@@ -215,11 +226,6 @@ def a_site_prolog_before_ours(node: SlurmNode) -> None:
 def constrained_without_the_plugin(node: SlurmNode) -> None:
     node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=yes\n")
     node.put("TaskPlugin", "task/affinity")
-
-
-def nothing_listed(node: SlurmNode) -> None:
-    node.count_none()
-    node.install()
 
 
 @pytest.mark.parametrize(

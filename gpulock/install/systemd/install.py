@@ -103,10 +103,10 @@ class ServiceItem(Item):
             if failed := [unit for unit, state in self.states().items() if "failed" in str(state)]:
                 manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
             return
-        if old := [unit for unit, state in self.states().items() if state]:
-            manager.systemctl("stop", *old)  # so that a run that is killed leaves it to the next
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
             manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
+        if old := [unit for unit, state in self.states().items() if state]:
+            manager.systemctl("stop", *old)  # so that a run that is killed leaves it to the next
         manager.systemctl("daemon-reload")
         manager.systemctl("enable", "--quiet", *self.units)
         journal = f"see journalctl -u {self.units[-1]}"

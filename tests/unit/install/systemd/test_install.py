@@ -13,6 +13,7 @@ from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
 from gpulock.install.systemd.units import PACKAGE_PYTHON, UNITS
+from tests.support.faults import raising
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
@@ -124,6 +125,17 @@ def test_a_service_whose_start_was_cut_short_is_started_afresh_by_the_next_run(
     node.ctl.fails = ""
 
     assert node.install().changed == ["service gpulock-exporter"]
+
+
+def test_what_fails_before_a_service_is_started_afresh_leaves_it_running(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.install()
+    node.set(EXPORTER_LISTEN="127.0.0.1:9999")
+    monkeypatch.setattr(manager, "run_systemd_program", raising(InstallError("/etc is full")))
+    with pytest.raises(InstallError, match="/etc is full"):
+        node.install()
+    assert "gpulock-exporter.service" in node.ctl.units("active")
 
 
 def test_a_service_that_does_not_start_is_an_error_that_names_its_journal(

@@ -159,7 +159,7 @@ RULES = {
     if one.metadata
 }
 # what `failures` of a frame go by
-COLLECTORS = {*(rule.collector for rule in RULES.values()), "processes", "counters"}
+COLLECTORS = sorted({*(rule.collector for rule in RULES.values()), "processes", "counters"})
 
 
 @dataclass

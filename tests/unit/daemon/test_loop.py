@@ -16,13 +16,14 @@ import pytest
 
 from gpulock.alloc import process_scan
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.daemon import main_loop
+from gpulock.daemon import main_loop, serve_policy
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.daemon.serve_policy import ServePolicy
+from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
@@ -216,6 +217,23 @@ def test_a_new_lock_wakes_gpulockd_and_so_does_the_end_of_its_owner(
     assert [acts(report) for report in reports] == [[], ["held"], ["freed"]]
 
 
+@pytest.mark.parametrize("soon", [True, False])
+def test_what_may_be_free_at_any_moment_is_looked_at_again_soon(
+    field: Field, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    monkeypatch.setattr(main_loop, "needs_recheck", lambda *_: soon)
+    dues: list[float] = []
+
+    def wait(_: EventLoop, until: float) -> None:
+        dues.append(daemon.pace.due - clock_boottime())
+        field.signals.ending = True
+
+    monkeypatch.setattr(EventLoop, "wait", wait)
+    daemon = field.daemon(Chore())
+    daemon.run()
+    assert [due <= main_loop.FIRST for due in dues] == [soon]
+
+
 def test_a_lock_directory_that_goes_is_made_again_at_once(field: Field) -> None:
     field.run()
     reports = field.run(lambda: shutil.rmtree(field.simulated.lock_dir))
@@ -316,4 +334,12 @@ def test_a_look_for_a_scheduler_reads_no_users_processes_and_keeps_its_answer_wh
     serving.recheck_processes()
     assert serving.why_not(box.node(), 1.0) == ""
     assert "no time for process" in cut.why_not(box.node(), 1.0)  # nothing was seen before
-    assert asked == [{0: "root"}] * 3
+
+    def found(scan: ProcessScan) -> str:
+        scan.partial = True
+        return "slurmd runs here"
+
+    monkeypatch.setattr(serve_policy, "scheduler_from_processes", found)
+    serving.recheck_processes()
+    assert serving.why_not(box.node(), 2.0) == "slurmd runs here"  # before the time was over
+    assert asked == [{0: "root"}] * 4

@@ -72,8 +72,9 @@ def test_an_impossible_value_is_a_failure_of_its_source(
     frame = decoded(full_card(1), full_card(0, **told))
     assert list(frame.failures) == [collector]
     assert collector in COLLECTORS
-    (field,) = told
+    ((field, value),) = told.items()
     assert field in frame.failures[collector]
+    assert value not in [getattr(one, field) for one in frame.devices]
 
 
 def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
@@ -157,6 +158,12 @@ def test_of_two_devices_of_one_place_the_first_counts() -> None:
 def test_a_frame_has_so_many_devices_at_most() -> None:
     many = [card(bus=f"{number:04x}:01:00.0") for number in range(3000)]
     assert len(decoded(*many).devices) == 1024
+
+
+def test_of_lost_cards_those_count_that_can_be_named_and_so_many_at_most() -> None:
+    lost = {"x": "?", "0000:3B:00.0": "fell\noff"}
+    assert decoded(lost=lost).lost == {"0000:3b:00.0": "fell?off"}
+    assert len(decoded(lost={f"{n:04x}:01:00.0": "" for n in range(3000)}).lost) == 1024
 
 
 def with_device(**fields: Any) -> bytes:

@@ -411,6 +411,22 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
     ward.round()
     assert ward.out() == [bus(number) for number in range(4)]
     assert ward.reason(0) == "its fan died"
+    assert not [line for line in ward.said() if "is not put out" in line]
+
+
+def test_a_fault_of_what_an_administrator_took_out_costs_no_other_card_its_note(
+    ward: Ward,
+) -> None:
+    ward.by_hand(0)
+    ward.tell(1, f"memory_used={300 * MIB}")
+    ward.log_xid(2)
+    ward.round(2)
+    assert (ward.out(), ward.reason(1)[:7]) == ([bus(0), bus(1), bus(2)], "memory:")
+    ward.tell(1)
+    ward.log_xid(0)
+    ward.log_xid(1)
+    ward.round()
+    assert "xid: XID 79" in ward.reason(1)
 
 
 def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:

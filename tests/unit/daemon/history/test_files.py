@@ -20,6 +20,7 @@ from gpulock.daemon.history.files import (
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.daemon.history.writer import write_history_once
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
+from gpulock.errors import BROKEN, Refusal
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
@@ -264,13 +265,19 @@ def test_an_author_removes_what_is_older_than_history_days(site: Ended) -> None:
     assert {path.name for path in folder.iterdir()} == kept
 
 
-def test_beside_a_gpulockd_a_reap_leaves_the_history_to_it(site: Ended) -> None:
+def test_beside_a_gpulockd_a_reap_leaves_the_history_to_it(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.claim(0)
     report, gpulockd = ReconcileReport([], []), InstanceLock()
     gpulockd.take(str(site.lock))
     write_history_once(site.node(), report, 0.0, site.told.append)
     assert (site.tokens(), site.told) == ([], [])
     gpulockd.release()
+    with monkeypatch.context() as patch:  # of a fault no reap ends
+        patch.setattr(InstanceLock, "take", raising(Refusal(BROKEN, "no room", "make some")))
+        write_history_once(site.node(), report, 0.0, site.told.append)
+    assert site.told == ["the history of finished claims waits: no room"]
     write_history_once(site.node(), report, 0.0, site.told.append)
     assert (site.tokens(), site.waiting()) == (["feed"], [])
 

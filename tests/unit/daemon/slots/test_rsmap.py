@@ -107,6 +107,7 @@ def site(tmp_path: Path) -> Site:
 def test_the_ids_are_read_as_qconf_shows_them(value: str, ids: list[str]) -> None:
     assert [*parse_rsmap(value)] == ids
     assert parse_rsmap(rsmap.format_rsmap(parse_rsmap(value))).keys() == {*ids}
+    assert next_rsmap(value, {}, ["GPU9"]) == (value, {}), "what is right is not written anew"
 
 
 @pytest.mark.parametrize("value", ["", "4", "NONE", "3(0 1)", "1(0 1)", "4.5", "2(0-1) x"])

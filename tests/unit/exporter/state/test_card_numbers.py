@@ -58,6 +58,14 @@ def test_an_instance_has_the_number_of_its_card() -> None:
     assert labels(node, part)[part.id] == "1:gi2.ci0"
 
 
+def test_a_card_that_cuda_does_not_count_has_no_number() -> None:
+    node = Node()
+    node.tick(card(0))
+    assert labels(node, shifted(0, -1)) == {bus(0): ""}
+    node.snapshot([listed(0)])
+    assert labels(node, shifted(0, -1)) == {bus(0): ""}, "whatever it had before"
+
+
 def test_numbers_outlive_the_exporter() -> None:
     node = Node()
     node.tick(*(card(n) for n in range(3)))

@@ -200,12 +200,19 @@ def test_without_any_driver_locks_are_told() -> None:
     ]
 
 
-def test_where_the_locks_cannot_be_read_nothing_is_said_of_them() -> None:
-    node = Node()
-    node.tick(full_card(0))
+def alive(root: Path) -> Path:
+    """Return a /proc with a process that has no claim."""
+    proc = FakeProc(root / "proc")
+    proc.add(700)
+    return proc.root
+
+
+def test_where_the_locks_cannot_be_read_nothing_is_said_of_them(tmp_path: Path) -> None:
+    node = Node(proc=str(alive(tmp_path)))
     node.facts.locks = None
+    node.tick(full_card(0, processes=[Process(700)]))
     snapshot = node.snapshot([listed(0)])
-    assert (snapshot.states, state_of(snapshot)) == (None, None)
+    assert (snapshot.states, state_of(snapshot), seen(snapshot).foreign) == (None, None, None)
     names = families_with_values(snapshot)
     assert "gpulock_gpu_utilization_ratio" in names
     assert not {"gpulock_gpu_state", "gpulock_gpus"} & names

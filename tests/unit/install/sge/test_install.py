@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -331,6 +333,22 @@ def test_a_sensor_that_reports_since_before_proves_no_shepherd_cmd(
     site.install(said.append)
     assert "waiting for execd of node1 to take its configuration" in said
     assert site.in_force("prolog") == site.hook("prolog")
+
+
+def test_execd_goes_by_a_configuration_once_two_later_reports_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the first qmaster sees that it has the old one."""
+    reports = [{"gpu.free": "8", "load": str(number // 2)} for number in range(12)]
+    asked = iter(reports)
+    host = SimpleNamespace(
+        **{"_followed": False, "echo": ignore, "name": "node1"},
+        effective_configuration=dict,
+        values=lambda _: next(asked),
+    )
+    monkeypatch.setattr("gpulock.install.sge.host._PAUSE", 0.0)
+    SgeHost.await_configuration(cast("SgeHost", host), sensor=True)
+    assert next(asked) == reports[5], "the one that it had, and two"
 
 
 def test_a_hook_of_the_group_that_goes_while_execd_is_awaited_is_told(

@@ -134,8 +134,9 @@ def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
 
 
 def test_there_are_no_more_names_than_cards_have() -> None:
-    clean = cleaned(card(ecc={f"n{number}": 1 for number in range(1000)}))
-    assert len(clean.ecc or {}) == 64
+    names = [f"n{number}" for number in range(1000)]
+    clean = cleaned(card(ecc=dict.fromkeys(names, 1), clock_reasons=names))
+    assert (len(clean.ecc or {}), len(clean.clock_reasons or ())) == (64, 64)
 
 
 def test_processes_that_cannot_be_are_left_out_and_each_is_there_once() -> None:
@@ -164,6 +165,13 @@ def test_of_lost_cards_those_count_that_can_be_named_and_so_many_at_most() -> No
     lost = {"x": "?", "0000:3B:00.0": "fell\noff"}
     assert decoded(lost=lost).lost == {"0000:3b:00.0": "fell?off"}
     assert len(decoded(lost={f"{n:04x}:01:00.0": "" for n in range(3000)}).lost) == 1024
+
+
+def test_what_a_frame_says_besides_its_devices_is_text_or_what_it_must_be() -> None:
+    line = b'{"boottime":1,"driver":5,"devices":[],"failures":{"power":[1]},"lost":{},"complete":1}'
+    frame = decode_frame(line)
+    assert (frame.driver, frame.failures, frame.complete) == ("5", {"power": "[1]"}, False)
+    assert len(decoded(card(uuid="x y" * 1000)).failures["devices"]) < 200
 
 
 def with_device(**fields: Any) -> bytes:

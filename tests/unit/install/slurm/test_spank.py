@@ -137,6 +137,7 @@ def stack(folder: Path, *lines: str) -> PlugStack:
 def test_lines_are_found_in_included_files_and_where_slurm_conf_says(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d/20.conf").write_text(f"{PYXIS}  # containers\n")
+    (tmp_path / "d/10.conf").write_text("include more/*\ninclude none\n")
     found = stack(
         tmp_path, f"#{ABOVE}", "include d/*.conf", BELOW, "include none/*", "include gone"
     )
@@ -148,7 +149,7 @@ def test_lines_are_found_in_included_files_and_where_slurm_conf_says(tmp_path: P
     assert PlugStack(SlurmConf({}, "x"), tmp_path / "none/slurm.conf").lines == []
 
 
-@pytest.mark.parametrize("lines", [(ABOVE, PYXIS, BELOW), (OTHER, ABOVE)])
+@pytest.mark.parametrize("lines", [(ABOVE, PYXIS, BELOW.replace(" ", "\t ")), (OTHER, ABOVE)])
 def test_with_both_lines_around_pyxis_nothing_is_left(
     tmp_path: Path, lines: tuple[str, ...]
 ) -> None:

@@ -235,7 +235,9 @@ class SlurmChecks:
         site = self.installer.site
         if not self.listed.positions:
             what, _, do = NO_GRES.partition("; if ")
-            known = self.conf.has("GresTypes", "gpu")  # else no job of the cluster's can ask for any
+            known = self.conf.has(
+                "GresTypes", "gpu"
+            )  # else no job of the cluster's can ask for any
             yield (warning if known else fault)(what, f"if {do}")
             return
         flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []

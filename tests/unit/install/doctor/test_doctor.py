@@ -134,6 +134,8 @@ def hold_one(site: Site) -> None:
 
 
 RECORD_IS_A_FOLDER = "cd run/gpulock.claims/claims/*; rm record; mkdir record"
+UNREADABLE_LOCK = "rm -r run/gpulock.claims/claims/*; echo x | tee run/gpulock/locks/*/owner"
+OPEN_GATE = "touch run/gpulock.claims/gate; chmod 644 run/gpulock.claims/gate"
 SPOILED = "echo garbage | tee run/gpulock.claims/claims/*/record; rm -r run/gpulock/locks/*"
 
 
@@ -144,6 +146,8 @@ SPOILED = "echo garbage | tee run/gpulock.claims/claims/*/record; rm -r run/gpul
         ("rm -r run/gpulock state", "quarantine", "quarantine was lost", "quarantine again"),
         (SPOILED, "locks", "): nothing is granted", "once no job is left: rm -r"),
         (RECORD_IS_A_FOLDER, "locks", "): nothing is granted", "once no job is left: rm -r"),
+        (UNREADABLE_LOCK, "locks", "0000:06:00.0: its owner record", "gpulock why 0000:06:00.0"),
+        (OPEN_GATE, "gate", "has mode 0644: any user can block it", "chmod 600"),
     ],
 )
 def test_what_no_claim_can_put_back_is_a_fault(

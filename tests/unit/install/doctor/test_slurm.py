@@ -107,6 +107,11 @@ def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
     node.install()
 
 
+def no_gres_conf(node: SlurmNode) -> None:
+    gpulock_chooses(node)
+    node.conf.with_name("gres.conf").unlink()
+
+
 def flag_for_nobody_here(node: SlurmNode) -> None:
     """Let a comment and another node's line have the flag, and no line of this node."""
     gpulock_chooses(node)
@@ -185,6 +190,7 @@ def no_gres_types(node: SlurmNode) -> None:
         (own_timeouts, "installation", "PrologTimeout=120", "install slurm"),
         (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
+        (no_gres_conf, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
         (
@@ -277,6 +283,11 @@ def reordered_where_gpulock_selects(node: SlurmNode) -> None:
     two_models(node)
 
 
+def gpulock_alone_names_cards(node: SlurmNode) -> None:
+    gpulock_chooses(node)
+    harm(node.root, "sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.conf")
+
+
 def masks_by_uuid(node: SlurmNode) -> None:
     reorder(node)
     gres = node.conf.with_name("gres.conf")
@@ -303,6 +314,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
         (by_spank(), ("SPANK", "installation")),
         (reordered_and_constrained, ("order of gres.conf", "ConstrainDevices", "installation")),
         (reordered_where_gpulock_selects, ("order of gres.conf", "installation")),
+        (gpulock_alone_names_cards, ("gres.conf",)),
         (masks_by_uuid, ("order of gres.conf", "installation")),
         (partial(own_timeouts, prolog="120"), ("installation",)),
         (hooks_beside_slurm_conf, ("installation", "hooks of the site")),

@@ -105,17 +105,6 @@ def test_a_setting_that_changes_a_unit_starts_that_service_afresh_and_no_other(
     assert restarts(node) == STARTED[:1]
 
 
-def test_a_service_that_somebody_stopped_is_started_again(node: SystemdNode) -> None:
-    node.install()
-    node.ctl.mark("active", "gpulockd.service", "")
-
-    assert node.differences() == {
-        "service gpulockd": ["  - enabled, inactive", "  + enabled, active"]
-    }
-    node.install()
-    assert "gpulockd.service" in node.ctl.units("active")
-
-
 def test_a_service_whose_start_was_cut_short_is_started_afresh_by_the_next_run(
     node: SystemdNode,
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpulock.alloc.reaper import FREED, ORPHANS
-from gpulock.daemon.core.instance_lock import REAP_SECONDS, AlreadyRunningError, InstanceLock
+from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception, run_each
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport, reconcile_locks
@@ -51,7 +51,7 @@ class Rounds:
         report, failed = None, ""
         try:
             self.node.store.check(make=True)
-            self.single.take(self.node.store.path, REAP_SECONDS)
+            self.single.take(self.node.store.path)
             judge = make_liveness_judge(self.node, self.ask_slurmctld())
             report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
             report.cards = self.node.cards

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.process_owner import RUN
 from gpulock.alloc.release import release_locks
-from gpulock.daemon.history.writer import write_history_once
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal
@@ -387,7 +387,7 @@ def reap() -> Play:
             try:
                 judge = make_liveness_judge(node)
                 report = reconcile_locks(node, judge, Deadline(120.0))
-                write_history_once(node, report, kernel.now, site.log.append)
+                HistoryWriter(site.log.append).run(node, report, kernel.now)
             except (Refusal, OSError) as refusal:
                 site.log.append(str(refusal))
                 return 1

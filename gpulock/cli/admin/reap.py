@@ -10,7 +10,7 @@ import click
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
 from gpulock.cli.status.status_view import find_stray_path
-from gpulock.daemon.history.writer import write_history_once
+from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
@@ -47,9 +47,9 @@ def reap_command(session: Session, dry_run: bool) -> None:
     click.echo(name_config("\n".join(told)))
     if not dry_run:
         tell = partial(click.echo, err=True)  # a fault of the history fails no reap
-        now = clock_boottime()
-        write_history_once(node, report, now, lambda line: tell(f"gpulock: reap: {line}"))
-        TemporaryRemover().run(node, report, now)
+        writer = HistoryWriter(lambda line: tell(f"gpulock: reap: {line}"))
+        writer.run(node, report, clock_boottime())
+        TemporaryRemover().run(node, report, clock_boottime())
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"

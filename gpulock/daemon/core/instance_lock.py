@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One gpulockd a node: it holds a lock of LOCK_DIR, of the gate's kind, for as long as it lives.
 
-Who holds it writes the history as well: `gpulock reap` does, where no gpulockd runs. The kernel
-frees such a lock when its holder dies. The file stays: without it two could hold two files of one
-name.
+The kernel frees such a lock when its holder dies. The file stays: without it two could hold two
+files of one name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from gpulock.errors import BUSY, LockTimeout, Refusal
 from gpulock.store.gate import Gate
 
 NAME = "daemon"  # in LOCK_DIR
-REAP_SECONDS = 5.0  # for which gpulockd waits: a `gpulock reap` may write the history
 
 
 def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
@@ -50,15 +48,12 @@ class InstanceLock:
     def __init__(self) -> None:
         self._gate: Gate | None = None
 
-    def take(self, lock_dir: str, seconds: float = 0.0) -> None:
-        """Take the lock, within some seconds, or keep it; raise Refusal.
-
-        AlreadyRunningError where another has it.
-        """
+    def take(self, lock_dir: str) -> None:
+        """Take the lock, or keep it; raise Refusal, AlreadyRunningError where another runs."""
         if self._gate is not None and self._gate.is_named():
             return
         self.release()  # of a file that is gone
-        gate = Gate(lock_dir, Deadline(seconds), name=NAME)
+        gate = Gate(lock_dir, Deadline(0.0), name=NAME)
         try:
             self._gate = gate.__enter__()
         except LockTimeout as fault:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one author of the history, after each reconcile: gpulockd, or `gpulock reap` without it.
 
-Warm. Who holds gpulockd's lock of LOCK_DIR is the author, and no other has it at that time. A line
-is made durable before the finished claim goes, and one whose author may have been another or was
-killed is looked for in the history first. So a crash at any instruction loses no claim and writes
-none twice; a claim that cannot be written waits.
+Warm. A line is made durable before the finished claim goes, and one whose author may have been
+another or was killed is looked for in the history first. So a crash at any instruction loses no
+claim and writes none twice; a claim that cannot be written waits.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from gpulock.alloc.reaper import FREED
-from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.history import pending
 from gpulock.daemon.history.files import (
     FOLDER,
@@ -31,16 +30,19 @@ from gpulock.daemon.history.record import (
     encode_history_record,
 )
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.deadline import clock_boottime
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.store import grants
 from gpulock.store.event_log import count_dropped_claims
+from gpulock.store.gate import Gate
+
+LOCK_SECONDS: Final = 5.0  # for another author to finish
 
 
 class HistoryWriter(Chore):
-    """The chore of who is the author; `say` is told each fault once while it lasts."""
+    """The chore; `say` is told each fault once while it lasts."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -89,22 +91,23 @@ class HistoryWriter(Chore):
             return
         folder = f"{node.settings.state_dir}/{FOLDER}"
         os.makedirs(folder, 0o755, exist_ok=True)  # a site may set its mode, or have a link there
-        done = self._find_written(folder, ready)
-        lines: dict[str, bytes] = {}
-        for token in [one for one in ready if one not in done]:
-            try:
-                claim = build_history_record(ready[token], advice, devices)
-                lines[token] = encode_history_record(claim)
-            except (ValueError, OverflowError) as fault:
-                faults.add(f"claim {token} has no line: {fault}; remove it from finished")
-        if lines:
-            append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
-        self.written = len(lines)
-        done |= lines.keys()
-        pending.remove_written_claims(node, done)
-        for name in expired_months(list_months(folder), node.settings.history_days, now):
-            os.unlink(f"{folder}/{name}")
-        self._written, self._sizes = done, file_sizes(folder)
+        with Gate(folder, Deadline(LOCK_SECONDS)):
+            done = self._find_written(folder, ready)
+            lines: dict[str, bytes] = {}
+            for token in [one for one in ready if one not in done]:
+                try:
+                    claim = build_history_record(ready[token], advice, devices)
+                    lines[token] = encode_history_record(claim)
+                except (ValueError, OverflowError) as fault:
+                    faults.add(f"claim {token} has no line: {fault}; remove it from finished")
+            if lines:
+                append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
+            self.written = len(lines)
+            done |= lines.keys()
+            pending.remove_written_claims(node, done)
+            for name in expired_months(list_months(folder), node.settings.history_days, now):
+                os.unlink(f"{folder}/{name}")
+            self._written, self._sizes = done, file_sizes(folder)
 
     def _find_written(self, folder: str, ready: EndedClaims) -> set[str]:
         """Return the claims whose line is there already.
@@ -122,22 +125,6 @@ class HistoryWriter(Chore):
             oldest = min(part.owner.claimed_at for token in sought for part in ready[token])
             done |= find_written_tokens(folder, sought, oldest)
         return done
-
-
-def write_history_once(
-    node: Node, report: ReconcileReport, now: float, say: Callable[[str], None]
-) -> None:
-    """Write what is over, but where a gpulockd runs: its next round does."""
-    author = InstanceLock()
-    try:
-        author.take(node.store.path)
-        HistoryWriter(say).run(node, report, now)
-    except AlreadyRunningError:
-        return
-    except Refusal as refusal:
-        say(f"the history of finished claims waits: {refusal.why}")
-    finally:
-        author.release()
 
 
 def file_sizes(folder: str) -> dict[str, int]:

@@ -214,6 +214,8 @@ def slow(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         proc.add(pid, uids=(HERE if pid in HONEST else GONE,) * 4)
     owned(monkeypatch, dict.fromkeys(CROWD, GONE) | dict.fromkeys(HONEST, HERE))
     monkeypatch.setattr(Proc, "status", status)
+    inodes = Proc.inodes  # listed as the kernel does, whatever the order of a folder on a disk
+    monkeypatch.setattr(Proc, "inodes", lambda tree: dict(sorted(inodes(tree).items())))
     clock = SimpleNamespace(monotonic=lambda: passed[0])
     monkeypatch.setattr(process_scan, "time", clock)
     return reads

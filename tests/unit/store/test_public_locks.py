@@ -66,6 +66,7 @@ def only_exporter(settings: Settings) -> Generator[None]:
 LOCKS: dict[str, Callable[[Settings], AbstractContextManager[object]]] = {
     "gate": lambda settings: Gate(settings.lock_dir, Deadline(0)),
     "gpulockd": only_gpulockd,
+    "history": lambda settings: Gate(f"{settings.state_dir}/history", Deadline(0)),
     "exporter": only_exporter,
     "installation": lambda settings: lock_installation(Path(settings.state_dir)),
 }

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.daemon.history.files import (
     append_history_lines,
     expired_months,
@@ -18,9 +17,6 @@ from gpulock.daemon.history.files import (
     name_month,
 )
 from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
-from gpulock.daemon.history.writer import write_history_once
-from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.errors import BROKEN, Refusal
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
@@ -261,25 +257,8 @@ def test_an_author_removes_what_is_older_than_history_days(site: Ended) -> None:
         (folder / name).touch()
     site.claim(0)
     site.write()
-    kept = {"1999-12.jsonl", "1999-99.jsonl", "1999-01.jsonl.kept", site.path.name}
+    kept = {"1999-12.jsonl", "1999-99.jsonl", "1999-01.jsonl.kept", site.path.name, "gate"}
     assert {path.name for path in folder.iterdir()} == kept
-
-
-def test_beside_a_gpulockd_a_reap_leaves_the_history_to_it(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.claim(0)
-    report, gpulockd = ReconcileReport([], []), InstanceLock()
-    gpulockd.take(str(site.lock))
-    write_history_once(site.node(), report, 0.0, site.told.append)
-    assert (site.tokens(), site.told) == ([], [])
-    gpulockd.release()
-    with monkeypatch.context() as patch:  # of a fault no reap ends
-        patch.setattr(InstanceLock, "take", raising(Refusal(BROKEN, "no room", "make some")))
-        write_history_once(site.node(), report, 0.0, site.told.append)
-    assert site.told == ["the history of finished claims waits: no room"]
-    write_history_once(site.node(), report, 0.0, site.told.append)
-    assert (site.tokens(), site.waiting()) == (["feed"], [])
 
 
 def test_a_line_is_looked_for_in_the_last_two_files_and_in_all_since_its_claim(site: Ended) -> None:

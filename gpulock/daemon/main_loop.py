@@ -25,6 +25,7 @@ from gpulock.workstation.server import ClaimServer
 SETTLING = 0.05  # seconds after a change: an epilog that has just begun is done by then
 SPACING = 0.5  # seconds between two reconciles that changes brought forward
 FIRST = 1.0  # seconds until something restless is looked at again
+NEVER = float("inf")
 
 
 class ReconcileSchedule:
@@ -43,11 +44,15 @@ class ReconcileSchedule:
         """Reconcile soon: something changed."""
         self.due = min(self.due, max(now + SETTLING, self._last + SPACING))
 
-    def record_reconcile(self, now: float, restless: bool) -> None:
-        """Note that one is over; `restless`: something it held may be free any moment."""
+    def record_reconcile(self, now: float, restless: bool, next_at: float = NEVER) -> None:
+        """Note that one is over; `restless`: something it held may be free any moment.
+
+        At `next_at` the next one has work.
+        """
         self._last = now
         self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2
-        self.due = now + (self._pause if restless else PERIOD)
+        due = now + (self._pause if restless else PERIOD)
+        self.due = min(due, max(next_at, now + SPACING))
 
 
 class GpulockDaemon:
@@ -124,7 +129,8 @@ class GpulockDaemon:
         node, begun = self.rounds.node, clock_boottime()
         self._watch.follow(node.store)  # what comes while we reconcile is seen after it
         report = self.rounds.run_round(begun)
-        self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node))
+        next_at = report.next_at if report else NEVER
+        self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node), next_at)
         self._watch.follow(node.store)
         if report is not None:
             if node.settings.user_claims and any(one.act == FREED for one in report.outcomes):

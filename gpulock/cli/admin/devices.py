@@ -123,7 +123,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
 @click.argument("device")
 @click.pass_obj
 def unreserve_command(session: Session, device: str) -> None:
-    """End the reserve of DEVICE."""
+    """End the reserve of DEVICE, or all that you have reserved of it."""
     node = session.node()
     if socket_client.is_daemon_needed(node):
         ask_for_reserve(session, device, UNRESERVE)

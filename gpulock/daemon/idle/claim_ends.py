@@ -18,7 +18,7 @@ from gpulock.alloc.reaper import ENDED, HELD
 from gpulock.daemon.core.journal import INFO, DaemonJournal
 from gpulock.daemon.idle.command import IdleClaim
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
@@ -27,7 +27,8 @@ from gpulock.workstation.user_release import release_unused
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
 SHORT: Final = 90.0  # seconds: what is left is told in seconds
-AGAIN: Final = 60.0  # seconds until a claim that is still used is tried again
+AGAIN: Final = 2.0  # seconds until a claim that is still used is tried again, or so many
+SPARING: Final = 20  # times as long as the look at its user's files took
 GATE_SECONDS: Final = 2.0
 PTS: Final = range(136, 144)  # major numbers of /dev/pts, Documentation/admin-guide/devices.txt
 TERMINAL: Final = 4  # field of stat behind the program's name, proc_pid_stat(5)
@@ -67,6 +68,8 @@ class ClaimEnds(Chore):
                 self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}
         self._journal.log_changes("ends", over)
+        to_come = [one.until for one in claims.values() if one.until > now]
+        report.next_at = min([report.next_at, *to_come, *self._again.values()])
 
     def _release(self, node: Node, record: Owner, now: float) -> None:
         """Give a claim back that is over, or note when to try again."""
@@ -74,11 +77,13 @@ class ClaimEnds(Chore):
         def meant(lock: Lock) -> bool:
             return lock.owner is not None and lock.owner.token == record.token
 
+        begun = clock_boottime()
         try:
             how = "its end has come"
             release_unused(node, meant, (record.uid, 0), Deadline(GATE_SECONDS), how, ENDED)
         except (Refusal, OSError):
-            self._again[record.token] = now + AGAIN
+            took = clock_boottime() - begun
+            self._again[record.token] = now + max(AGAIN, SPARING * took)
             return
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"{name_devices(record)} of {who} given back: its end has come")

@@ -78,7 +78,8 @@ class ReconcileReport:
     `fault` says why the verdicts could not be published, empty where they were; `blind` why
     processes could not be seen. `devices` are those the driver shows, `driver` why it shows none;
     `cards` by bus id what it shows without NVML's help, where the node knows that. `processes` are
-    (pid, start) of those that keep locks alive.
+    (pid, start) of those that keep locks alive. A chore has work for the next reconcile at
+    `next_at` (CLOCK_BOOTTIME).
     """
 
     restored: list[Owner]
@@ -90,6 +91,7 @@ class ReconcileReport:
     notes_lost: bool = False  # of STATE_DIR: what was out of service is not known
     cards: dict[str, DriverCard] = field(default_factory=dict[str, DriverCard])
     processes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    next_at: float = float("inf")
 
 
 class Chore:

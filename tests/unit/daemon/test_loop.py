@@ -28,6 +28,7 @@ from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
+from gpulock.store.verdicts import PERIOD
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
 from tests.support.trees import Box
@@ -232,6 +233,20 @@ def test_what_may_be_free_at_any_moment_is_looked_at_again_soon(
     daemon = field.daemon(Chore())
     daemon.run()
     assert [due <= main_loop.FIRST for due in dues] == [soon]
+
+
+def test_a_chore_brings_the_next_reconcile_forward(field: Field) -> None:
+    """As the end of a claim does: its card was held half a minute longer."""
+    at = clock_boottime() + PERIOD / 2
+
+    def ask() -> None:
+        script.reports[0].next_at = at
+        field.signals.ending = True
+
+    script = Script(field.signals, ask)
+    gpulockd = field.daemon(script)
+    gpulockd.run()
+    assert gpulockd.pace.due == at
 
 
 def test_a_lock_directory_that_goes_is_made_again_at_once(field: Field) -> None:

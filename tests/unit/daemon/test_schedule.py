@@ -55,3 +55,14 @@ def test_after_a_quiet_time_the_pauses_start_short() -> None:
     for restless in (True, True, True, False, True):
         pace.record_reconcile(0.0, restless)
     assert pace.due == FIRST
+
+
+@pytest.mark.parametrize(
+    ("next_at", "due"), [(110.0, 110.0), (99.0, 100.0 + SPACING), (900.0, 130.0)]
+)
+def test_work_that_a_chore_has_at_some_time_brings_the_next_forward(
+    next_at: float, due: float
+) -> None:
+    pace = ReconcileSchedule(90.0)
+    pace.record_reconcile(100.0, restless=False, next_at=next_at)
+    assert pace.due == due

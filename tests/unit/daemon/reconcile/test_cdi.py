@@ -244,11 +244,12 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
 ) -> None:
     site = Site(tmp_path)
     configured(site, CDI_DIR=str(tmp_path / "cdi"))
-    answered = threading.Event()
+    begun, answered = threading.Event(), threading.Event()
     asked: list[int] = []
 
     def hangs(_: Settings) -> str:
         asked.append(1)
+        begun.set()
         answered.wait()
         return ""
 
@@ -256,6 +257,7 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
     monkeypatch.setattr(cdi, "SECONDS", 0.05)
     chore = Chore(site)
     chore.run()
+    begun.wait()
     chore.run()
     assert len(asked) == 1
     assert ["does not answer" in line for line in chore.said()] == [True]

@@ -111,7 +111,7 @@ def claim_command(
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
     mask = dict(environment.grant_variables(grant.devices, node.settings))
     cuda = {name: value for name, value in mask.items() if name.startswith("CUDA_")}
-    if pid is not None:
+    if pid is not None or not read_command(node.proc, holder)[0].endswith("sh"):
         line = f"import os; os.environ.update({cuda})"
         click.echo(f"gpulock: it sees all GPUs: let it run, before it loads CUDA: {line}", err=True)
     elif not export and not cuda.items() <= os.environ.items():
@@ -133,16 +133,20 @@ def refuse_passing_shell(proc: Proc, pid: int) -> None:
 
     So it is for `!gpulock claim` in a notebook, and for a subprocess with a shell.
     """
-    try:
-        words = [os.fsdecode(word) for word in proc.read_memory(pid, "cmdline").split(b"\0")]
-        parent = proc.stat(pid).ppid
-    except OSError:
-        return  # make_cli_owner says so
+    words = read_command(proc, pid)
     if len(words) <= SCRIPT or not words[0].endswith("sh") or not ONE_SCRIPT.fullmatch(words[1]):
         return
     if set(REDIRECTED.sub("", words[SCRIPT].strip())) & SEPARATORS:
         return
     raise CommandRefusedError(
         f"the calling shell (pid {pid}) ends with this command, and its GPUs would be free again",
-        f"name who is to hold them, as in gpulock claim --pid {parent}",
+        f"name who is to hold them, as in gpulock claim -n 1 --pid {proc.stat(pid).ppid}",
     )
+
+
+def read_command(proc: Proc, pid: int) -> list[str]:
+    """Return the words of a process's command, an empty one where they cannot be seen."""
+    try:
+        return [os.fsdecode(word) for word in proc.read_memory(pid, "cmdline").split(b"\0")]
+    except OSError:
+        return [""]

@@ -111,6 +111,13 @@ def test_a_claim_for_a_process_says_what_sets_its_mask(site: Site, process: Proc
     assert subprocess.check_output([sys.executable, "-c", check], text=True) == "5\n"
 
 
+def test_a_claim_that_a_notebook_makes_says_what_sets_the_mask_of_its_kernel(site: Site) -> None:
+    """`bash -c` becomes the command, so the kernel is its parent, and holds the claim."""
+    line = [*site.command(), "claim", "--devices", "5"]
+    said = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True).stderr
+    assert "os.environ.update({'CUDA_VISIBLE_DEVICES': '5'})" in said
+
+
 @pytest.mark.parametrize("words", [("--pid", "4711"), ("--job", "pid 4711")])
 def test_a_user_gives_back_what_a_process_that_ended_has_left(
     site: Site, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
@@ -150,7 +157,7 @@ def test_a_claim_for_a_shell_that_ends_with_it_is_refused(site: Site, script: st
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
     said = done.stdout + done.stderr
     assert "ends with this command, and its GPUs would be free again" in said
-    assert f"{site.gpulock} claim --pid {os.getpid()}" in said
+    assert f"{site.gpulock} claim -n 1 --pid {os.getpid()}" in said
     assert site.states() == ["free"] * 8
 
 

@@ -115,7 +115,10 @@ class Session:
         return Node(self.settings())
 
     def writable_node(self) -> Node:
-        """Return the node, to change; raise Refused for all but the owner of LOCK_DIR."""
+        """Return the node, to change.
+
+        Raises CommandRefusedError for all but the owner of LOCK_DIR.
+        """
         node = self.node()
         uid = find_node_owner(node)
         if uid not in (None, os.geteuid()):

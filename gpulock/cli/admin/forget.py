@@ -38,7 +38,7 @@ def forget_locks_command(session: Session, force: bool) -> None:
     node.store.check(make=True)
     with Gate(node.store, Deadline(SECONDS)):
         begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    click.echo("The lost records are forgotten: every GPU of this node may be granted again.")
+    click.echo("The lost records are forgotten: GPUs that no record names may be granted again.")
 
 
 def list_remaining_users(node: Node) -> Iterator[str]:

@@ -36,7 +36,7 @@ ACT_WIDTH = 12
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be freed; change nothing.")
 @click.pass_obj
 def reap_command(session: Session, dry_run: bool) -> None:
     """Free what dead owners hold, put back what was lost, publish the verdicts,

@@ -105,13 +105,18 @@ def claim_options(function: F) -> F:
 
 
 def open_node_for_claim(session: Session) -> Node:
-    """Return the node, on which we or gpulockd for us may claim; raise Refused or Refusal."""
+    """Return the node, on which we or gpulockd for us may claim.
+
+    Raises CommandRefusedError or Refusal.
+    """
     node = session.node()
     return node if socket_client.is_daemon_needed(node) else session.writable_node()
 
 
 def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
-    """Return what is asked for; raise UsageError or Refused. Of a kind one is asked for without -n.
+    """Return what is asked for.
+
+    Raises UsageError or CommandRefusedError. Of a kind one is asked for without -n.
 
     Only one option names a kind or devices, but shares may be of certain cards.
     """
@@ -140,7 +145,7 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
 def acquire_devices(
     session: Session, node: Node, record: Owner, want: ClaimRequest, wishes: ClaimWishes
 ) -> Grant:
-    """Claim, waiting as long as is wished; raise Refusal or Refused.
+    """Claim, waiting as long as is wished; raise Refusal or CommandRefusedError.
 
     Where gpulockd serves users it claims for us. Of a share whose card has an MPS it waits for
     that.

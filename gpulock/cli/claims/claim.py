@@ -129,7 +129,7 @@ def format_claim_options(record: Owner, wishes: ClaimWishes) -> str:
 
 
 def refuse_passing_shell(proc: Proc, pid: int) -> None:
-    """Raise Refused where the caller is a shell that runs this command alone, and ends with it.
+    """Refuse a caller that is a shell which runs this command alone, and ends with it.
 
     So it is for `!gpulock claim` in a notebook, and for a subprocess with a shell.
     """

@@ -156,7 +156,10 @@ def resolve_lock_id(name: str, found: Sequence[Device]) -> str:
 
 
 def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
-    """Free the caller's locks that are `ours`, all or none; raise Refused or Refusal."""
+    """Free the caller's locks that are `ours`, all or none.
+
+    Raises CommandRefusedError or Refusal.
+    """
     caller, how = (os.getuid(), os.getpid()), one_line(f"released by {describe_caller()}")
     try:
         let = release_unused(node, ours, caller, Deadline(LONGEST_WAIT), how)
@@ -172,7 +175,10 @@ def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
 def force_locks(
     node: Node, found: list[Device], ours: Callable[[Lock], bool], reason: str
 ) -> list[Lock]:
-    """Free the locks that are `ours`, whatever is said of them, and log it; raise Refused."""
+    """Free the locks that are `ours`, whatever is said of them, and log it.
+
+    Raises CommandRefusedError.
+    """
     reaper = Reaper(node, make_liveness_judge(node), found, {})
     how = one_line(f"release --force by {describe_caller()}: {reason}")
     used: list[str] = []
@@ -192,7 +198,7 @@ def force_locks(
 
 
 def force_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free one lock under the gate; raise Refused or Refusal."""
+    """Free one lock under the gate; raise CommandRefusedError or Refusal."""
     if lock.owner is not None or not lock.fault:
         free_locks(node, [lock], how)
     elif path := find_stray_path(node, lock):

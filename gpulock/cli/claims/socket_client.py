@@ -80,7 +80,10 @@ def is_daemon_serving(node: Node) -> bool:
 
 
 def connect_to_daemon(node: Node) -> socket.socket:
-    """Return a connection to this node's gpulockd; raise Refused where nobody serves."""
+    """Return a connection to this node's gpulockd.
+
+    Raises CommandRefusedError where nobody serves.
+    """
     path = node.store.path
     connection = new_packet_socket()
     # connect(2) waits for room in the queue of a gpulockd that hangs
@@ -160,7 +163,7 @@ def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
 def send_daemon_request(
     node: Node, request: SocketRequest, deadline: Deadline, how: ClaimWait | None = None
 ) -> SocketReply:
-    """Send a request and return the last reply; raise Refused, Refusal or EndedError.
+    """Send a request and return the last reply; raise CommandRefusedError, Refusal or EndedError.
 
     `how` it waits, for a claim. Where it is not even read, that is told; without time to wait it
     is a Refusal.
@@ -207,7 +210,7 @@ def await_reading(connection: socket.socket, wait: float) -> None:
 def request_daemon_claim(
     node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, how: ClaimWait
 ) -> Grant:
-    """Have the daemon claim for a process of ours; raise Refused or Refusal."""
+    """Have the daemon claim for a process of ours; raise CommandRefusedError or Refusal."""
     end = Deadline(how.end - clock_boottime())
     lost: Deadline | None = None
     while True:
@@ -247,7 +250,9 @@ def request_daemon_claim(
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Have the daemon free what a process holds, or these devices; raise Refused or Refusal.
+    """Have the daemon free what a process holds, or these devices.
+
+    Raises CommandRefusedError or Refusal.
 
     The process may have ended, and what it started hold its claim.
     """
@@ -258,7 +263,10 @@ def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) 
 
 
 def request_daemon_act(node: Node, request: SocketRequest) -> SocketReply:
-    """Have the daemon do something that it answers at once; raise Refused or Refusal."""
+    """Have the daemon do something that it answers at once.
+
+    Raises CommandRefusedError or Refusal.
+    """
     reply = send_daemon_request(node, request, Deadline(ANSWER_SECONDS))
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")

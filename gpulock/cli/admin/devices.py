@@ -195,8 +195,13 @@ def test_command(session: Session, devices: tuple[str, ...]) -> None:
     node = session.node()
     if not node.settings.health_command:
         raise CommandRefusedError("HEALTH_COMMAND is not set", "name a program in gpulock.conf")
+    missing: list[str] = []
     for device in devices:
-        node, found, name = prepare_admin_device(session, device, card=True)
+        try:
+            node, found, name = prepare_admin_device(session, device, card=True)
+        except SelectError as fault:
+            missing.append(fault.why)
+            continue
         card = card_bus_id(name)
         with make_admin_gate(node):
             cards = read_cards(node.settings.state_dir, node.boot_id)
@@ -205,6 +210,8 @@ def test_command(session: Session, devices: tuple[str, ...]) -> None:
         label = format_device_label(card, found)
         outcome = f"gpulock why {card} tells the outcome"
         report_admin_change(node, f"{label} is tested once it is free; {outcome}")
+    if missing:
+        raise SelectError("; ".join(missing))
 
 
 def prepare_admin_device(

@@ -330,7 +330,9 @@ def test_a_test_is_asked_for_and_gpulockd_runs_it_once_the_gpu_is_free(site: Sit
     cards.of(site.id(3)).found[COMMAND] = ""
     assert save_cards(node.settings.state_dir, cards)
     assert "passed HEALTH_COMMAND, begun 1m ago" in site.call("why", "3").stdout
-    assert "GPU 3 is tested once it is free" in site.call("test", "3").stdout
+    asked = site.call("test", "9", "3")
+    assert (asked.exit_code, "no device '9' here" in asked.stderr) == (1, True)
+    assert "GPU 3 is tested once it is free" in asked.stdout, "one that is missing stops no other"
     assert "HEALTH_COMMAND" not in site.call("why", "3").stdout, "it is not known any more"
     state = read_cards(node.settings.state_dir, node.boot_id).of(site.id(3))
     assert is_test_due(state, {}, NodeCards(""), 6.0)

@@ -7,9 +7,9 @@ Hot. The gate is held to free locks and to pick for a claim; what else asks may 
 import os
 
 from gpulock.alloc.choose import (
+    LAST,
     LATE,
     QUARANTINED,
-    SUSPECT,
     WITHHELD,
     ClaimRequest,
     choose_devices,
@@ -96,7 +96,7 @@ def pick_free_devices(
     free = usable_devices(found, [*taken, *out])
     if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):
         suspect = [d.id for d in free if d.bus in suspects or d.id in suspects]
-        last = last | dict.fromkeys(suspect, SUSPECT)
+        last = last | dict.fromkeys(suspect, LAST)
     if want.wanted:
         free = [d for d in free if d.id in want.wanted]
     if os.access(node.settings.mps_dir, os.F_OK):  # also once SHARES names no card any more

@@ -18,7 +18,7 @@ MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md
 PAIR = 2
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
-LATE, SUSPECT = 1, 2  # after all others; after these as well: it may not work, or not long
+LATE, LAST = 1, 2  # after all others; after these as well: it may not work, or not long
 CHECK_SECONDS = 2.0  # gpulockd ends a health check in a tenth of that, but in a round at work
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
@@ -30,7 +30,7 @@ class ClaimRequest:
     on each of the `wanted` cards where there are some, beside others' (gpulock.alloc.shares);
     `counted`: the caller has counted them. `check` refuses what was chosen, `check_held` locks
     that the job has here already. `last` are ids that
-    are taken only where there are not enough others, and how late: LATE or SUSPECT. `kinds` are
+    are taken only where there are not enough others, and how late: LATE or LAST. `kinds` are
     (kind, count) of gpulock.node.kinds, whose sum is `count`; an empty kind is what PLAIN_REQUEST
     says. `kept` are ids that this user does not get, each with why. `uid` is whose claim it is,
     once it is made. `asked` are the locks of health checks that gpulockd ends for it, and
@@ -109,7 +109,7 @@ def choose_devices(
     if 1 < count <= len(whole):
         free = whole
     chosen: list[Device] = []
-    for late in (0, LATE, SUSPECT):
+    for late in (0, LATE, LAST):
         equal = [device for device in free if (last or {}).get(device.id, 0) == late]
         more = count - len(chosen)
         if 0 < more < len(equal):

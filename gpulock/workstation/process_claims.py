@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest
+from gpulock.alloc.choose import LAST, LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
@@ -100,7 +100,7 @@ LONGEST_CLAIM = 1e9  # seconds: everybody's `status` tells its end as a date
 class ClaimTerms(NamedTuple):
     """What a claim is to be besides its devices.
 
-    Some are `preferred`, and some taken `late`, which somebody else has reserved for later; its end
+    Some are `preferred`, and some taken last, which somebody else has `reserved` for later; its end
     comes after `seconds` (0: none was chosen); `note` stands beside it. Without `may_reap` nothing
     of a dead owner is taken.
     """
@@ -109,7 +109,7 @@ class ClaimTerms(NamedTuple):
     seconds: float = 0.0
     note: str = ""
     may_reap: bool = True
-    late: tuple[str, ...] = ()
+    reserved: tuple[str, ...] = ()
 
 
 ANY_TERMS = ClaimTerms()
@@ -159,7 +159,7 @@ def claim_for_process(
     if terms.preferred:
         others = [one.id for one in node.devices() if one.id not in terms.preferred]
         want.last.update(dict.fromkeys(others, LATE))
-    want.last.update(dict.fromkeys(terms.late, SUSPECT))
+    want.last.update(dict.fromkeys(terms.reserved, LAST))
     longest = node.settings.claim_max
     if terms.seconds > (longest or LONGEST_CLAIM):
         most = f"CLAIM_MAX is {longest:.0f} s" if longest else f"{LONGEST_CLAIM:.0f} s at most"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.alloc.choose import LATE, SUSPECT, ClaimRequest
+from gpulock.alloc.choose import LAST, LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.release import release_locks
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
@@ -185,7 +185,7 @@ def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_pa
 def test_cards_that_are_taken_last_are_so_within_a_kind(two_models: Box) -> None:
     node = two_models.node()
     want = ClaimRequest(1, kinds=(("model:h200", 1),))
-    want.last = {bus(2): LATE, bus(3): SUSPECT}
+    want.last = {bus(2): LATE, bus(3): LAST}
     one = record(token="", devices=())
     assert ids(claim_devices(node, one, want, judging(node), soon())) == [bus(4)]
     assert ids(ask_kinds(two_models, ("model:h200", 2), job_id="13")) == [bus(2), bus(3)]

@@ -25,7 +25,6 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.hooks import HookPaths
-from gpulock.install.sge import login
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.site import OCS, release_fault
@@ -53,7 +52,6 @@ class SgeChecks:
         first = [
             Check("execd", self.execd, (INSTALLED,)),
             Check("trial of hooks", lambda: self.trial(paths), (INSTALLED,)),
-            Check("login shells", self.login_shells, (INSTALLED,)),
             Check("qmaster", self.qmaster, (INSTALLED,)),
         ]
         own = ("qmaster",)
@@ -96,11 +94,6 @@ class SgeChecks:
             return
         if hidden := shepherds.why_execd_hidden(ProcessScan(Proc(self.settings.proc_root))):
             yield fault(hidden, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-
-    def login_shells(self) -> Iterator[Finding]:
-        """Name the login shells that read no script with the mask of a qlogin."""
-        for what, do in login.login_shell_faults(login.PROFILE):
-            yield warning(what, do)
 
     def other_queues(self) -> Iterator[Finding]:
         """Name the queues of this host without hooks of ours, where another has them."""

@@ -36,7 +36,6 @@ from gpulock.install.sge.queue_hooks import (
     HOOKS,
     hooked_queues,
     queue_hooks,
-    site_hooks_left,
     site_lines_left,
 )
 from gpulock.install.sge.site import (
@@ -116,11 +115,10 @@ class SgeInstaller(NodePart):
             *self.login_scripts(),
         ]
         cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
-        amounts = self.amounts(gpus, table)
-        title = f"hooks of the site's on {host.name} alone"
-        site = ByHand(title, lambda: site_hooks_left(host))
-        configuration, hooks = HostConfiguration(host), queue_hooks(host, *HOOKS)
-        items = [settings, *files, cluster, *amounts, configuration, site, *hooks]
+        amounts, hooks = self.amounts(gpus, table), queue_hooks(host, *HOOKS)
+        for one in hooks:
+            one.check()  # refused before anything is written
+        items = [settings, *files, cluster, *amounts, HostConfiguration(host), *hooks]
         return InstallParts(items, self.notes, try_line=self.try_line())
 
     def removal(self, force: bool = False) -> InstallParts:
@@ -190,8 +188,6 @@ class SgeInstaller(NodePart):
         if not self.execd and not spool.is_dir():
             self.note("no execd runs here: the login script for qlogin is left out")
             return []
-        for what, do in login.login_shell_faults(login.PROFILE):
-            self.note(f"{what}; {do}")
         text = login.login_script_text(str(spool), self.lines.get("gid_range", ""))
         return login.login_script_items(login.PROFILE, text)
 

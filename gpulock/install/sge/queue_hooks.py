@@ -11,7 +11,6 @@ the queue is written again (docs/facts/grid-engine.md, configuration changes).
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Final
 
@@ -118,31 +117,30 @@ class HostHook(Item):
         """Return the queue's value on this host."""
         return self.host.qconf.show("-sq", self.domain)[self.hook]
 
-    def is_ours(self, line: str) -> bool:
-        """Say whether a line leads to our hook, the group's as well as one that a person wrote."""
-        return hook_folder(line, self.hook) == self.host.current
-
     def is_member(self) -> bool:
         """Say whether the host is in our group."""
         return self.host.name in self.host.qconf.hosts_of_group(GROUP)
 
-    def call_to_make(self) -> str:
-        """Return the call by which a person gives this host our line, empty where it needs none.
+    def check(self) -> None:
+        """Raise InstallError for a hook of this host alone.
 
         Over the group's goes a line of the host's own, with another group's it is ambiguous, and it
-        is over what the host's configuration names. Raises InstallError.
+        is over what the host's configuration names.
         """
         default, domains = self.values()
-        now, group = self.in_force(), domains.get(GROUP)
-        if group is None or not hook_folder(group, self.hook) or self.is_ours(now):
-            return ""
+        now, call = self.in_force(), f"qconf -mq {self.queue}"
+        if (group := domains.get(GROUP)) is None or now == group:
+            return
         if now == default and self.host.name not in domains:
-            now = (self.host.configuration() or {}).get(self.hook, site_command(group))
-            if sge_value(default) or now == site_command(group):
-                return ""
-        site = "" if is_gpulock_command(now, self.hook) else sge_value(now)
-        line = shlex.quote(join_hooks(self.host.current, self.hook, site))
-        return f"qconf -rattr queue {self.hook} {line} {self.domain}"
+            own, site = (self.host.configuration() or {}).get(self.hook), site_command(group)
+            if own is None or sge_value(default) or sge_value(own) == site:
+                return
+            now, call = own, f"qconf -mconf {self.host.name}"
+        raise InstallError(
+            f"{self.host.name} alone has the {self.hook} {now}: take it out ({call}). If it is to"
+            f" run beside gpulock's, give it to all of {self.queue}, and run gpulock install sge"
+            f" --cluster --queue {self.queue} again"
+        )
 
     def read(self) -> str | None:
         """Return the hook in force, and whether the host is in the group; nothing without its."""
@@ -157,8 +155,6 @@ class HostHook(Item):
         if wanted is Wanted.ABSENT:
             is_own = now != group or self.host.name in domains
             return now if is_own else None
-        if not hook_folder(group, self.hook) or (now != group and self.is_ours(now)):
-            return self.read()
         return f"{group}\n{self.joined}"
 
     def write(self, wanted: Wanted) -> None:
@@ -181,14 +177,6 @@ class HostHook(Item):
 def queue_hooks(host: SgeHost, *hooks: str) -> list[HostHook]:
     """Return some hooks of all queues of a host."""
     return [HostHook(host, queue, hook) for hook in hooks for queue in host.queues()]
-
-
-def site_hooks_left(host: SgeHost) -> Remainder | None:
-    """Return the calls that a person makes where it does not do to be in the group."""
-    calls = [call for one in queue_hooks(host, *HOOKS) if (call := one.call_to_make())]
-    what = f"hooks of the site's on {host.name} alone hide gpulock's"
-    do = "make the calls that are shown, by which gpulock's run them, and run this again"
-    return Remainder(f"{what}: {do}", calls) if calls else None
 
 
 def hooked_queues(host: SgeHost) -> dict[str, Path]:

@@ -77,7 +77,7 @@ def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
 def test_what_the_site_sets_later_stays_through_another_installation_and_its_end(
     node: Node, site_hook: Path
 ) -> None:
-    """A line of the host's own is nobody's but the site's: it says how gpulock's runs it."""
+    """A line of the host's own is nobody's but the site's: it is to be the queue's."""
     sge, log = node.sge, site_hook.with_name("log")
     node.install()
     prolog = f"{site_hook} pro $job_name"
@@ -87,19 +87,19 @@ def test_what_the_site_sets_later_stays_through_another_installation_and_its_end
     sge.set_conf("xterm", "/usr/bin/later", host=NODE)
     sge.set_conf("mailer", "/bin/later")
     said = node.install()
-    assert f"hooks of the site's on {NODE} alone hide gpulock's" in unwrapped(said)
+    assert f"{NODE} alone has the prolog {prolog}: take it out" in unwrapped(said)
     assert f"[{NODE}={prolog}]" in node.objects()["-sq gpu.q"]
-    node.obey(said)
+    sge.qconf("-purge", "queue", "prolog", f"gpu.q@{NODE}")
+    sge.qconf("-rattr", "queue", "prolog", prolog, "gpu.q")
+    node.install_cluster()
     assert "installed, NOT" not in node.install()
     _, text = node.run("-l", "gpu=2", script='echo "[$CUDA_VISIBLE_DEVICES]"\n')
     assert (text, " pro " in log.read_text()) == ("[0,1]\n", True)
 
-    assert f"qconf -mq gpu.q: prolog of gpu.q@{NODE} is root@{PREFIX}" in node.uninstall()
-    sge.qconf("-rattr", "queue", "prolog", prolog, f"gpu.q@{NODE}")
     assert "uninstalled: sge" in node.uninstall()
 
     objects = node.objects()
-    assert f"[{NODE}={prolog}]" in objects["-sq gpu.q"]
+    assert prolog in objects[f"-sq gpu.q@{NODE}"]
     assert "later later INT <= YES NO 0 0" in objects["-sc"]
     assert "slots=17" in objects["-se"]
     assert "mailer /bin/later" in objects["-sconf"]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
@@ -205,66 +204,57 @@ def test_no_shepherd_is_put_in_force_that_would_start_no_job(
     assert tree(site.state) == before
 
 
-def own_line(site: Site) -> str:
-    site.set_attribute("prolog", "/site/own $job_id")
-    return " $job_owner /site/own $job_id"
+def own_line(site: Site, line: str = "/site/own $job_id") -> str:
+    site.set_attribute("prolog", line)
+    return "prolog /site/own $job_id: take it out (qconf -mq gpu.q)"
 
 
 def no_hook(site: Site) -> str:
-    site.set_attribute("prolog", "NONE")
-    return ""
+    own_line(site, "NONE")
+    return "prolog NONE: take it out (qconf -mq gpu.q)"
 
 
 def edited_line(site: Site) -> str:
-    site.set_attribute("prolog", f"{site.hook('prolog')} mine")
-    return ""
+    own_line(site, f"{site.hook('prolog')} mine")
+    return "mine: take it out (qconf -mq gpu.q)"
 
 
 def other_group(site: Site) -> str:
     """Two groups make the value ambiguous, and the queue takes no job there."""
     (site.state / "hgrp-@other").write_text("group_name @other\nhostlist node1\n")
     site.edit("sq", "prolog                NONE", "prolog NONE,[@other=/site/pro $job_id]")
-    return " $job_owner /site/pro $job_id"
+    return "prolog /site/pro $job_id: take it out (qconf -mq gpu.q)"
 
 
-def own_configuration(site: Site) -> str:
-    own = f"{site.show('sconf-node1')}prolog /site/here $job_id\n"
+def own_configuration(site: Site, hook: str = "/site/here $job_id") -> str:
+    own = f"{site.show('sconf-node1')}prolog {hook}\n"
     (site.state / "sconf-node1").write_text(own)
-    return " $job_owner /site/here $job_id"
+    return "prolog /site/here $job_id: take it out (qconf -mconf node1)"
 
 
 @pytest.mark.parametrize("plant", [own_line, no_hook, edited_line, other_group, own_configuration])
-def test_a_hook_of_this_host_alone_is_left_to_a_person_with_the_call_to_paste(
+def test_a_hook_of_this_host_alone_is_refused_with_the_call_that_edits_it(
     site: Site, plant: Callable[[Site], str]
 ) -> None:
     """The group's line is passed over there, and no epilog comes without its prolog."""
-    behind = plant(site)
+    says = plant(site)
     site.install_cluster()
-    before = (site.in_force("prolog"), site.in_force("epilog"))
+    before = tree(site.root)
 
-    (left,) = site.install().remainders
+    with pytest.raises(InstallError, match=re.escape(says)):
+        site.install()
 
-    assert left.clause.startswith("hooks of the site's on node1 alone hide gpulock's")
-    assert (site.in_force("prolog"), site.in_force("epilog")) == before
-    (call,) = left.page
-    *words, line, domain = shlex.split(call)
-    assert words == ["qconf", "-rattr", "queue", "prolog"]
-    assert (line, domain) == (f"{site.hook('prolog')}{behind}", "gpu.q@node1")
-
-    site.set_attribute("prolog", line)
-    assert site.install().remainders == []
-    assert (site.in_force("prolog"), site.in_force("epilog")) == (line, site.hook("epilog"))
-    assert site.install().changed == []
-    (left,) = site.uninstall().remainders
-    assert left.page == [f"qconf -mq gpu.q: prolog of gpu.q@node1 is {line}"]
+    assert tree(site.root) == before
 
 
-def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site) -> None:
-    site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
-    own_configuration(site)
+@pytest.mark.parametrize("hook", ["/site/here", "none"])
+def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site, hook: str) -> None:
+    if hook != "none":  # which hides nothing
+        site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+    own_configuration(site, hook)
 
     assert site.install_all().remainders == []
-    assert site.in_force("prolog").endswith(" $job_owner /site/pro $job_id")
+    assert site.in_force("prolog").endswith("pro $job_id" if hook != "none" else "$queue")
 
 
 def test_a_shepherd_cmd_of_the_sites_stays_and_no_job_comes_to_the_hooks(site: Site) -> None:

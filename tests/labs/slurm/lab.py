@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NewType
 
+from tests.labs.common.processes import end
 from tests.labs.slurm import config, processes
 from tests.labs.slurm.cluster import Cluster, fields
 from tests.labs.slurm.machines import USERS
@@ -192,6 +193,8 @@ class Slurm(Cluster):
             if not self.slurmd_pid(node):
                 self.start_slurmd(node)
         self.clear_jobs()
+        # What bash forks between SIGCONT and SIGTERM of its job outlives it under linuxproc.
+        end(processes.job_processes(self.machines.values()))
         if self.unheard:
             self.restart_slurmds()
         for node in self.nodes:

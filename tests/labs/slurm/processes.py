@@ -41,17 +41,19 @@ def steps(machines: Iterable[Machine]) -> list[Step]:
     return found
 
 
-def job_processes(machines: Iterable[Machine], job: int) -> list[int]:
-    """Return what runs with a job's environment, detached or not, but for its hooks.
+def job_processes(machines: Iterable[Machine], job: int | None = None) -> list[int]:
+    """Return what runs with the environment of a job, or of any, detached or not; no hooks.
 
     Tasks of every component of a heterogeneous job carry the leader's id.
     """
     found: list[int] = []
+    wanted = None if job is None else b"%d" % job
     for _, pid in _within(machines):
         with contextlib.suppress(OSError):
             words = read_environ(pid).split(b"\0")
             environ = {name: value for name, _, value in (word.partition(b"=") for word in words)}
-            if environ.get(b"SLURM_JOB_ID") == b"%d" % job and not _is_hook(environ):
+            own = environ.get(b"SLURM_JOB_ID")
+            if own and wanted in (None, own) and not _is_hook(environ):
                 found.append(pid)
     return found
 

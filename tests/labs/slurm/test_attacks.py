@@ -250,7 +250,7 @@ def test_a_device_that_slurmd_holds_for_a_user_keeps_no_other_users_gpu(
     victim = started(slurm_gpus, NODE, "--gres=gpu:1")
     device = slurm_gpus.device(NODE, int(record_of(slurm_gpus, victim, NODE).minors[0]))
     device.chmod(0o666)
-    text = f"truncate -s 200M big\nsbcast --force --size=4k big {device}\nsleep 600\n"
+    text = f"truncate -s 200M big\nsbcast --force --size=4k big {device}\nexec sleep 600\n"
     slurm.submit(OTHER, "-w", NODE, script=text)
     fds = Path(f"/proc/{slurm.slurmd_pid(NODE)}/fd")
     wait_until(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -48,15 +47,12 @@ def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
         made = Path(folder, NAME)
         env = {"PATH": _PATH, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         command = [*compiler, *FLAGS, "-o", str(made), str(source)]
-        try:
-            run_program(command, _SECONDS, env, check=True)
-            return made.read_bytes()
-        except subprocess.CalledProcessError as fault:
-            said = fault.stderr.splitlines()
+        done = run_program(command, _SECONDS, env)
+        if done.returncode or not made.exists():
+            said = done.stderr.splitlines()
             why = next((line for line in said if "error" in line), "?")[:300]
-            raise InstallError(f"{source} cannot be compiled: {why}") from fault
-        except (OSError, subprocess.TimeoutExpired) as fault:
-            raise InstallError(f"{source} cannot be compiled: {fault}") from fault
+            raise InstallError(f"{source} cannot be compiled: {why}")
+        return made.read_bytes()
 
 
 @functools.cache

@@ -35,17 +35,24 @@ def run_program(
     command: Sequence[str | Path],
     seconds: float,
     env: Mapping[str, str] | None,
-    check: bool = False,
+    do: str = "",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; raise OSError or SubprocessError.
+    """Run a program to its end, whatever that is; raise InstallError where it comes to none.
 
-    `more` are options of `subprocess.run`.
+    `do` is said then; `more` are options of `subprocess.run`.
     """
-    given = {"input": "", "errors": "replace", **more}
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=seconds, check=check, **given
-    )
+    given = {"input": "", "errors": "replace", "text": True, **more}
+    name, do = " ".join(map(str, command[:3])), f"; {do}" if do else ""
+    try:
+        return subprocess.run(
+            command, env=env, capture_output=True, timeout=seconds, check=False, **given
+        )
+    except subprocess.TimeoutExpired as late:
+        raise InstallError(f"{name} gave no answer within {seconds:g} s{do}") from late
+    except OSError as fault:
+        name = str(more.get("executable") or command[0])
+        raise InstallError(f"{name} cannot be run: {fault.strerror}{do}") from fault
 
 
 def find_share_folder() -> Path:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -189,7 +188,7 @@ def render_hooks(target: Path, config: Path) -> HookPaths:
         for path in (folder, *folder.rglob("*")):
             if path.is_dir() or path.suffix == ".pyc":
                 path.chmod(0o755 if path.is_dir() else 0o644)
-    except (OSError, subprocess.SubprocessError) as fault:
+    except OSError as fault:
         raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
     return HookPaths(folder)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Union
@@ -41,13 +40,11 @@ def try_hook(
     user: dict[str, Any] = {}
     if as_nobody:
         user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-    try:
-        done = run_program(command, SECONDS, env or {}, cwd="/", input=stdin, **user)
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"self-test: {name}: {fault}") from fault
+    do = f"self-test: {name}"
+    done = run_program(command, SECONDS, env or {}, do, cwd="/", input=stdin, **user)
     said = " ".join((done.stderr + done.stdout).split())
     if done.returncode not in codes or words not in said:
-        raise InstallError(f"self-test: {name} ended with {done.returncode}: {said[:300]!r}")
+        raise InstallError(f"{do} ended with {done.returncode}: {said[:300]!r}")
 
 
 def why_users_cannot_run(path: Path) -> str:

@@ -34,17 +34,14 @@ def play_fakes_in_process(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType)
 
 
 def run_or_play(
-    command: Sequence[str | Path], seconds: float, env: Mapping[str, str], **more: Any
+    command: Sequence[str | Path], seconds: float, env: Mapping[str, str], do: str = "", **more: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program as the installer does, or play it where it is one of the fakes."""
     program = Path(more.get("executable") or command[0])
     code = CODE.get(program.read_text(errors="replace")) if program.is_file() else None
     if code is None:
-        return run_program(command, seconds, env, **more)
-    done = play(code, program, [str(word) for word in command], env)
-    if more.get("check"):
-        done.check_returncode()
-    return done
+        return run_program(command, seconds, env, do, **more)
+    return play(code, program, [str(word) for word in command], env)
 
 
 def play(

@@ -149,7 +149,7 @@ class Site:
     def set_attribute(self, hook: str, value: str) -> None:
         """Set a hook for this host, as an administrator does."""
         words = [str(self.root / "sge/qconf"), "-rattr", "queue", hook, value, "gpu.q@node1"]
-        run_or_play(words, 20, os.environ, check=True)
+        assert run_or_play(words, 20, os.environ).returncode == 0
 
     def restart_execd(self) -> None:
         """Have execd read the configuration that its host has now."""

@@ -133,7 +133,7 @@ class SlurmNode:
         """Put slurm.conf in force."""
         scontrol = self.root / "slurm/bin/scontrol"
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        run_or_play([scontrol, "reconfigure"], 20, env, check=True)
+        assert run_or_play([scontrol, "reconfigure"], 20, env).returncode == 0
 
     def put_hooks(self) -> None:
         """Put all that the installer asks for into slurm.conf."""

@@ -8,7 +8,6 @@ included; we ask for whole lines (SGE_SINGLE_LINE), but old versions do not know
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +21,6 @@ COMPLEX_FIELDS: Final = 8  # name shortcut type relop requestable consumable def
 _HELP_SECONDS: Final = 10.0
 # Open Cluster Scheduler says nothing without them, and asks nobody for its help.
 PORTS: Final = {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
-
-
-class QconfError(InstallError):
-    """Say that Grid Engine did not do or show what was asked."""
 
 
 class Qconf:
@@ -58,10 +53,7 @@ class Qconf:
     def release(self, program: str | Path = "qstat") -> str:
         """Return the release of its clients, `SGE 8.1.9`, or a program's; raise InstallError."""
         path = Path(self.binaries, program)
-        try:
-            done = run_program([path, "-help"], _HELP_SECONDS, {**PORTS, **self.env}, cwd="/")
-        except (OSError, subprocess.SubprocessError) as fault:
-            raise InstallError(f"{path} cannot be run: {fault}") from fault
+        done = run_program([path, "-help"], _HELP_SECONDS, {**PORTS, **self.env}, cwd="/")
         said = (done.stdout.strip() or done.stderr.strip() or "nothing").splitlines()[0]
         line = "".join(c if c.isprintable() else "?" for c in said[:80])
         if done.returncode != 0:
@@ -69,21 +61,15 @@ class Qconf:
         return line
 
     def run(self, program: str, *args: str) -> str:
-        """Return what a client prints; raise QconfError when it fails or hangs."""
-        path = Path(self.binaries, program)
-        try:
-            done = run_program([path, *args], self.seconds, self.env, errors="surrogateescape")
-        except subprocess.TimeoutExpired as late:
-            raise QconfError(
-                f"{program} did not answer in {self.seconds:g} s; is qmaster up?"
-            ) from late
-        except OSError as fault:
-            raise QconfError(f"{path}: {fault.strerror}; set SGE_BINARIES") from fault
+        """Return what a client prints; raise InstallError when it fails or hangs."""
+        command: list[str | Path] = [Path(self.binaries, program), *args]
+        do = "is qmaster up? else set SGE_BINARIES"
+        done = run_program(command, self.seconds, self.env, do, errors="surrogateescape")
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip().replace("\n", " ")[:300]
             if denied := _NO_ADMIN_HOST.search(said):
                 said += f"; on the master: qconf -ah {denied[1]}"
-            raise QconfError(f"{program} {' '.join(args)[:100]} failed: {said or 'no message'}")
+            raise InstallError(f"{program} {' '.join(args)[:100]} failed: {said or 'no message'}")
         return done.stdout
 
     def show(self, *args: str) -> dict[str, str]:
@@ -94,7 +80,7 @@ class Qconf:
         """Return a list of names (`-sel`, `-sql`, `-sconfl`), empty where qconf has none."""
         try:
             return self.run("qconf", option).split()
-        except QconfError as fault:
+        except InstallError as fault:
             if "defined" in str(fault):  # "no config defined", "no host group list defined"
                 return []
             raise
@@ -116,7 +102,7 @@ class Qconf:
         """Return the queues that a host has."""
         try:
             instances = [word.split("@") for word in self.run("qselect").split() if "@" in word]
-        except QconfError:  # without a word where there is no queue at all
+        except InstallError:  # without a word where there is no queue at all
             if self.names("-sql"):
                 raise
             return []
@@ -129,15 +115,15 @@ class Qconf:
         return self.run("qconf", "-shgrp_resolved", group).split()
 
     def hook_values(self, queue: str, hook: str) -> tuple[str, dict[str, str]]:
-        """Return a queue's own value of a hook, and those of its domains; raise QconfError."""
+        """Return a queue's own value of a hook, and those of its domains; raise InstallError."""
         return parse_host_overrides(self.show("-sq", queue)[hook])
 
     def set_hook(self, hook: str, line: str, domain: str) -> None:
-        """Write a hook of a queue, or of a domain of it; raise QconfError."""
+        """Write a hook of a queue, or of a domain of it; raise InstallError."""
         self.run("qconf", "-rattr", "queue", hook, line, domain)
 
     def load(self, option: str, name: str, text: str) -> None:
-        """Have qconf read an object from a file of that name; raise QconfError."""
+        """Have qconf read an object from a file of that name; raise InstallError."""
         with tempfile.TemporaryDirectory(prefix="gpulock-") as folder:
             path = Path(folder, name)
             path.write_text(text, errors="surrogateescape")
@@ -167,7 +153,7 @@ def sge_value(value: str | None) -> str:
 
 
 def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
-    """Split `DEFAULT,[HOST=VALUE],[@GROUP=VALUE]`; raise QconfError for anything else."""
+    """Split `DEFAULT,[HOST=VALUE],[@GROUP=VALUE]`; raise InstallError for anything else."""
     default, found, rest = value.partition(",[")
     overrides: dict[str, str] = {}
     if not found:
@@ -175,7 +161,7 @@ def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
     parts = [part.partition("=") for part in re.split(r"\],\s*\[", rest[:-1])]
     for domain, equals, inner in parts:
         if not rest.endswith("]") or not equals or "[" in inner or "]" in inner:
-            raise QconfError(f"not understood: {value[:120]}; set it by hand")
+            raise InstallError(f"not understood: {value[:120]}; set it by hand")
         overrides[domain.strip()] = inner.strip()
     return default.strip(), overrides
 

@@ -110,7 +110,7 @@ class HostHook(Item):
         self.joined = f"{host.name} in {GROUP}"
 
     def values(self) -> tuple[str, dict[str, str]]:
-        """Return the queue's own value, and those of domains; raise QconfError."""
+        """Return the queue's own value, and those of domains; raise InstallError."""
         return self.host.qconf.hook_values(self.queue, self.hook)
 
     def in_force(self) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from gpulock.daemon.core.sge_client import read_cell_ports
 from gpulock.install.daemons import SchedulerDaemon, check_trusted, find_scheduler_daemons
 from gpulock.install.files import InstallError
-from gpulock.install.sge.qconf import PORTS, Qconf, QconfError
+from gpulock.install.sge.qconf import PORTS, Qconf
 from gpulock.node.settings import Settings
 
 _ELF: Final = b"\x7fELF"
@@ -181,7 +181,7 @@ def sge_host_name(qconf: Qconf, name: str = "") -> str:
         return name
     try:
         alias = qconf.run("gethostname", "-aname").strip()
-    except QconfError:  # not every build has it
+    except InstallError:  # not every build has it
         alias = ""
     if found := choose_sge_host(hosts, node, alias):
         return found

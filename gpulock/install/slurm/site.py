@@ -149,11 +149,8 @@ class SlurmSite:
         env = {name: value for name, value in env.items() if value}
         try:
             return run_program(command, seconds, env, executable=program)
-        except subprocess.TimeoutExpired as late:
-            words = " ".join(map(str, command[:3]))
-            raise SlurmError(f"{words} gave no answer within {seconds:.0f} s") from late
-        except OSError as fault:
-            raise SlurmError(f"{program or command[0]}: {fault.strerror}") from fault
+        except InstallError as fault:
+            raise SlurmError(str(fault)) from fault
 
 
 def _what_it_said(done: subprocess.CompletedProcess[str]) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -24,14 +23,10 @@ def systemctl(*words: str) -> str:
 
 def run_systemd_program(*command: str) -> str:
     """Run one of systemd's programs; raise InstallError."""
-    name = " ".join(command)
-    try:
-        done = run_program(command, _SECONDS, None)
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise InstallError(f"{name}: {fault}") from fault
+    done = run_program(command, _SECONDS, None)
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[:400]
-        raise InstallError(f"{name} ended with {done.returncode}: {said or 'no reason given'}")
+        said = " ".join((done.stderr or done.stdout).split())[:400] or "no reason given"
+        raise InstallError(f"{' '.join(command)} ended with {done.returncode}: {said}")
     return done.stdout
 
 

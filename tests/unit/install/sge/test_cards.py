@@ -17,7 +17,6 @@ from gpulock.install.sge.cards import (
     CardMap,
     mapped_cards,
 )
-from gpulock.install.sge.qconf import QconfError
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, format_card_map, read_card_map
 from tests.support.install_site import Site, make_site
@@ -120,4 +119,4 @@ def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
 
 
 def no_client(*words: str) -> str:
-    raise QconfError(f"no qmaster for {words[0]}")
+    raise InstallError(f"no qmaster for {words[0]}")

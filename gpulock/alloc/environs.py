@@ -6,21 +6,21 @@ environment of their own processes: it proves something about that user's jobs a
 """
 
 import errno
-import os
 import time
 
 from gpulock.node.procfs import CHUNK, INIT, MOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpulock.node.procfs import Proc, ProcessStatus
+    from collections.abc import Callable
+
+    from gpulock.node.procfs import Proc
 
 # fields of stat after the name, since Linux 3.5
 FLAGS, END_CODE, ENV_START, ENV_END = 6, 24, 47, 48
 PF_KTHREAD = 0x00200000  # linux/sched.h: a thread of the kernel's has no memory of its own
 LONG = 256  # bytes of a value: no token, job or node is longer
 ROUNDS = 4  # reads of an environment that comes to be meanwhile
-ONE_USER = 1.0  # seconds for the processes of one user, in one look
 # Seconds: an execve(2) takes 0.3 ms, and longer where others have the processor.
 PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 CLAIM = "GPULOCK_CLAIM"  # the token of the claim that a process was started in
@@ -105,68 +105,34 @@ def read_environ(proc: "Proc", pid: int, late: float = float("inf")) -> bytes:
     raise StartingProgramError(errno.EAGAIN, f"process {pid} starts a program or ends")
 
 
-class UserEnvirons:
-    """What the processes of one user were started as, each read once, within ONE_USER in all.
+def read_each(pids: "list[int]", read: "Callable[[int], StartedAs]", hides: bool) -> str:
+    """Read what the processes of one user were started as; return why there may be more.
 
-    A read waits for whoever changes the memory of that process: the time is the clock's, not ours.
-    `missed` says why there may be more of them.
+    One that is starting a program is read again once the others are, and one that is hidden from
+    its own user (`hides`): the kernel hides it while it ends, and while it enters namespaces. One
+    that hangs ends it: 1,500 processes of 640,000 strings each took more than a minute.
     """
-
-    def __init__(self, uid: int, proc: "Proc") -> None:
-        self.uid = uid
-        self.started: dict[int, StartedAs] = {}
-        self.missed = ""
-        self.complete = False
-        self._proc = proc
-        self._left = ONE_USER
-
-    def read(self, pid: int) -> StartedAs:
-        """Return what a process was started as; raise TimeoutError, or as read_environ does."""
-        if pid not in self.started:
-            if self._left <= 0:
-                why = f"no time for the environment of process {pid} of uid {self.uid}"
-                raise TimeoutError(why)
-            begun = time.monotonic()
+    waiting = [pid for pid in pids if pid != INIT]  # it may hide its own even from root
+    later = (StartingProgramError, *([PermissionError] if hides else ()))
+    doubt = unseen = ""
+    for pause in PAUSES:
+        if pause and waiting:
+            time.sleep(pause)
+        pids, waiting = waiting, []
+        for pid in pids:
             try:
-                environ = read_environ(self._proc, pid, begun + self._left)
-            finally:
-                self._left -= time.monotonic() - begun
-            self.started[pid] = StartedAs(environ)
-        return self.started[pid]
-
-    def read_all(self, statuses: "dict[int, ProcessStatus]") -> None:
-        """Read all of the user's processes.
-
-        One that is starting a program is read again once the others are, and one that is hidden
-        from its own user: the kernel hides it while it ends, and while it enters namespaces. One
-        that hangs ends it: 1,500 processes of 640,000 strings each took more than a minute.
-        """
-        self.complete = True
-        uid = self.uid
-        own = [pid for pid, one in statuses.items() if not one.kernel and one.uids[0] == uid]
-        waiting = [pid for pid in own if pid != INIT]  # it may hide its own even from root
-        later = (StartingProgramError, *([PermissionError] if uid == os.geteuid() != 0 else ()))
-        doubt = unseen = ""
-        for pause in PAUSES:
-            if pause and waiting:
-                time.sleep(pause)
-                self._left -= pause
-            pids, waiting = waiting, []
-            for pid in pids:
-                try:
-                    self.read(pid)
-                except later as fault:
-                    hidden = isinstance(fault, PermissionError)
-                    doubt = cannot_see(pid, fault) if hidden else str(fault.strerror)
-                    waiting.append(pid)
-                except TimeoutError as fault:
-                    self.missed = str(fault)
-                    return
-                except ProcessLookupError:
-                    continue
-                except OSError as fault:
-                    unseen = cannot_see(pid, fault)
-        self.missed = unseen or (doubt if waiting else "")
+                read(pid)
+            except later as fault:
+                hidden = isinstance(fault, PermissionError)
+                doubt = cannot_see(pid, fault) if hidden else str(fault.strerror)
+                waiting.append(pid)
+            except TimeoutError as fault:
+                return str(fault)
+            except ProcessLookupError:
+                continue
+            except OSError as fault:
+                unseen = cannot_see(pid, fault)
+    return unseen or (doubt if waiting else "")
 
 
 def cannot_see(pid: int, fault: OSError) -> str:

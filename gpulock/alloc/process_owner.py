@@ -7,7 +7,8 @@ process that is not shown is not foreign: without proof it counts as not seen.
 
 import os
 
-from gpulock.alloc.process_scan import SYSTEM_UIDS, ProcessScan
+from gpulock.alloc.process_reader import SYSTEM_UIDS
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import OVER, Proc
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 
-from gpulock.alloc.process_scan import ProcessScan, is_root_program
+from gpulock.alloc.process_reader import is_root_program
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.sge.shepherds import EXECD
 from gpulock.slurm.gres_map import NAME as SLURM_MAP

@@ -5,7 +5,8 @@ Hot, loaded when a lock must be judged. Anybody can give a process any name, and
 program runs as root: a daemon is known by its uid and its program.
 """
 
-from gpulock.alloc.process_scan import ProcessScan, is_root_program
+from gpulock.alloc.process_reader import is_root_program
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import OVER
 from gpulock.sge import spool
 from gpulock.store import atomic

@@ -10,7 +10,8 @@ the job alive.
 import os
 
 from gpulock.alloc.job_processes import JobProcesses
-from gpulock.alloc.process_scan import ProcessScan, is_root_program
+from gpulock.alloc.process_reader import is_root_program
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpulock.alloc import environs
+from gpulock.alloc import environs, process_reader
 from gpulock.alloc.environs import environ_value
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_owner import FOREIGN, OWNERS, UNSEEN, classify_process
@@ -87,7 +87,7 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     Stopped by: a second for one user, whose own locks then stay.
     """
     site.process(900, "python")
-    monkeypatch.setattr(environs, "ONE_USER", -1.0)
+    monkeypatch.setattr(process_reader, "ONE_USER", -1.0)
     own, other = reasons(site, UID, OTHER_UID)
     assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
 
@@ -120,7 +120,8 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
 
     monkeypatch.setattr(Proc, "read_memory", slow)
     clock = SimpleNamespace(monotonic=lambda: passed[0], sleep=raising(AssertionError()))
-    monkeypatch.setattr(environs, "time", clock)
+    for module in (environs, process_reader):
+        monkeypatch.setattr(module, "time", clock)
     pids = [*range(900, 1000)]
     for pid in pids:
         site.process(pid, "python")

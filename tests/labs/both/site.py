@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -35,6 +34,7 @@ class Site(ABC):
     count: int  # GPUs of the node
     alice: str
     bob: str
+    is_selected_by_slurm: bool = False  # which devices a job gets
 
     runs: ClassVar[str]  # why the locks are held of a job that runs
     left: ClassVar[str]  # of one whose supervisors were killed
@@ -245,14 +245,9 @@ class Site(ABC):
             self.end(job)
         return said
 
-    def wait_empty(self, meanwhile: Callable[[], object] = int) -> None:
-        """Wait until no job is left, and look at something again and again."""
-
-        def over() -> bool:
-            meanwhile()
-            return self.is_empty()
-
-        wait_until(over, why="all jobs to be over")
+    def wait_empty(self) -> None:
+        """Wait until no job is left."""
+        wait_until(self.is_empty, why="all jobs to be over")
 
     def reboot(self, job: int) -> None:
         """Let the node go down with a job on it; its daemon is not started again."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -40,10 +40,10 @@ class SlurmSite(Site):
         self.gpus: Gpulock = gpus
         self.slurm = gpus.slurm
         self.hooks: Stops = stops(gpus)
-        self._selection = "slurm" if is_selected_by_slurm else "gpulock"
+        self.is_selected_by_slurm = is_selected_by_slurm
 
     def prepare(self) -> None:
-        if self._selection == "slurm":
+        if self.is_selected_by_slurm:
             by_slurm(self.gpus, hooks=self.hooks.hooks, extra=EXTRA)
         else:
             by_gpulock(self.gpus, hooks=self.hooks.hooks, extra=EXTRA, order=MORE)
@@ -75,12 +75,11 @@ class SlurmSite(Site):
     def is_empty(self) -> bool:
         return self.slurm.queue("-h", "--all") == ""
 
-    def wait_empty(self, meanwhile: Callable[[], object] = int) -> None:
+    def wait_empty(self) -> None:
         begun: set[tuple[str, ...]] = set()  # each run of a job once
 
         def over() -> bool:
             """Start what was sent back, and would wait two minutes; return whether all are over."""
-            meanwhile()
             shown = self.slurm.queue("-h", "-t", "PD", "-O", "JobID,RestartCnt,Reason") or ""
             lines = (line.split(None, 2) for line in shown.splitlines())
             for job, run in [(job, run) for job, run, why in lines if why.strip() == LATER]:
@@ -181,7 +180,8 @@ class SlurmSite(Site):
     # --- gpulock --------------------------------------------------------------------------------
 
     def configure(self, **changes: str) -> None:
-        keys = {"SLURM_DEVICE_SELECTION": self._selection, **changes}
+        selection = "slurm" if self.is_selected_by_slurm else "gpulock"
+        keys = {"SLURM_DEVICE_SELECTION": selection, **changes}
         self.gpus.configure(NODE, **modes.settings(self.gpus, **keys))
 
     @contextlib.contextmanager
@@ -191,9 +191,8 @@ class SlurmSite(Site):
 
     @contextlib.contextmanager
     def with_hooks_below(self, prefix: Path, jobs: int) -> Generator[None]:
-        hooks, mode = hook_programs(HookPaths(prefix / "current")), by_gpulock
-        if self._selection == "slurm":
-            mode = by_slurm
+        hooks = hook_programs(HookPaths(prefix / "current"))
+        mode = by_slurm if self.is_selected_by_slurm else by_gpulock
         mode(self.gpus, hooks=hooks, cpus=max(CPUS, jobs))
         state = self.slurm.path_in(NODE, "/var/lib/gpulock")
         text = (state / "slurm-map").read_text()

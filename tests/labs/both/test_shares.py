@@ -10,13 +10,6 @@ import pytest
 from gpulock.node.devices import SHARE
 from tests.labs.both.sge_site import SHARES, SgeSite
 from tests.labs.both.site import SLEEP
-from tests.labs.common.contention import (
-    CONTENDERS,
-    contender_script,
-    find_cards_had_both_ways,
-    prepare_log,
-    replay,
-)
 
 pytestmark = [pytest.mark.lab, pytest.mark.sge]
 PLACES: Final = 4  # on each card
@@ -50,31 +43,3 @@ def test_jobs_of_a_user_share_a_card_and_one_that_dies_disturbs_no_neighbour(
         assert (site.held(one), len(site.held(two)), len(site.held(other))) == ([], 1, 2)
         whole = site.start(site.count - 2)
         assert not cards(site, whole) & (cards(site, two) | cards(site, other))
-
-
-def check_places(site: SgeSite) -> None:
-    """Assert that each card is one user's, and none of its places is beyond what it has."""
-    users: dict[str, set[int]] = {}
-    for name, record in site.gpus.locks(site.node).items():
-        card, _, number = name.partition(SHARE)
-        users.setdefault(card, set()).add(record.uid)
-        assert number == "" or 0 < int(number) <= PLACES
-    assert all(len(uids) == 1 for uids in users.values()), users
-
-
-def test_jobs_of_places_and_of_cards_contend_and_never_have_more_than_there_is(
-    sge_site: SgeSite,
-) -> None:
-    site = sge_site
-    with site.shared(range(site.count)):
-        log = prepare_log(site.gpus.cluster.lab / "contention")
-        each = CONTENDERS // 4
-        for user in (site.alice, site.bob):
-            site.submit(1, contender_script(log), user=user, tasks=each, kind=SHARES)
-            site.submit(1, contender_script(log), user=user, tasks=each)
-        site.wait_empty(lambda: check_places(site))
-        lines = log.read_text().splitlines()
-        assert replay(lines, PLACES) == (CONTENDERS, "")
-        assert find_cards_had_both_ways(lines), "no whole job ever had a card that others shared"
-        site.gpus.wait_free()
-        assert site.in_service()

@@ -11,12 +11,10 @@ import pytest
 
 from gpulock.store import owner
 from gpulock.store.owner import Owner
-from tests.labs.common.contention import replay
 from tests.labs.common.journal import Hold, complaints
 from tests.labs.daemon.daemon_witness import Witness, claims_of
 
 DEVICE = "0000:06:00.0"
-SHARES = ["+ a 1/2 6", "+ b whole 0", "+ a 1/2 6", "- a 1/2 6", "- b whole 0", "- a 1/2 6"]
 
 
 def test_each_way_to_harm_a_job_is_told() -> None:
@@ -43,18 +41,3 @@ def test_a_device_that_is_free_while_a_process_lives_is_told(tmp_path: Path) -> 
         with free, Witness(claim, [process.pid]):
             shutil.rmtree(tmp_path / DEVICE)
         process.kill()
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("+ a whole 6", "GPU 6 has 1 and 1 shares"),
-        ("+ b 1/2 6", "shares of a and b"),
-        ("+ a 2/2 6", "GPU 6 has 0 and 3 shares"),
-        ("+ a 1/2,1/2 0,7", "GPU 0 has 1 and 1 shares"),
-        ("- a 1/2 6", "GPU 6 is in use at the end"),
-    ],
-)
-def test_contenders_that_meet_on_a_card_are_told(line: str, what: str) -> None:
-    assert replay(SHARES, 2) == (3, "")
-    assert what in replay([*SHARES[:2], line, *SHARES[3:]], 2)[1]

@@ -51,18 +51,21 @@ def children_of(pid: int) -> list[int]:
     return [one for one in pids if parent_of(one) == pid and running(one)]
 
 
-def eldest(family: Callable[[], Iterable[int]]) -> int:
-    """Wait for the one of a family whose parent is none of it; return it.
+def wait_at_gate(hook: str) -> int:
+    """Wait until a `prolog` or an `epilog` has the gate open, which it holds or waits for."""
 
-    Its number says nothing: they start again behind the greatest.
-    """
+    def find() -> int | None:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                is_hook = b"-IS" in words and any(f"/{hook}/".encode() in word for word in words)
+                if is_hook and any(
+                    os.readlink(fd)[-5:] == "/gate" for fd in (entry / "fd").iterdir()
+                ):
+                    return int(entry.name)
+        return None
 
-    def found() -> int | None:
-        pids = set(family())
-        heads = [pid for pid in pids if parent_of(pid) not in {None, *pids}]
-        return heads[0] if len(heads) == 1 else None
-
-    return wait_until(found, why="the first process of a job")
+    return wait_until(find, why=f"the {hook} to wait at the gate")
 
 
 def end(pids: Iterable[int]) -> None:

@@ -9,15 +9,13 @@ import pytest
 
 from gpulock.store.owner import Owner
 from tests.labs.common.installed import SOAK, gate_file, reap, script, shut_gate
-from tests.labs.common.processes import end
+from tests.labs.common.processes import end, wait_at_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     SLEEP,
-    at_gate,
     claims,
     held,
-    hook_of,
     on,
     records,
     said,
@@ -71,12 +69,7 @@ def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpu
     """Out of memory, the kernel kills what it likes."""
     with shut_gate(gpus, NODE):
         job = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=2"), stdin=SHOW)
-        gpus.sge.wait_state(job, "r")
-        spool = gpus.sge.spool_dir(job) / "pid"
-        wait_until(spool.is_file, why="its shepherd")
-        hook = hook_of(gpus, int(spool.read_text()))
-        wait_until(lambda: at_gate(hook), why="its prolog to wait at the gate")
-        end([hook])
+        end([wait_at_gate("prolog")])
         gpus.sge.wait_state(job, "Rq", "Rr")
     assert stopped_queues(gpus) == {}
     assert "ended by signal 9, so the job goes back" in wait_said(gpus, job, "mask=0,1\n")

@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 
+from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import Site
 from tests.labs.common.exporter_node import PLACE
-from tests.labs.common.installed import out_of_service
+from tests.labs.common.installed import LOCK_DIR, out_of_service
 from tests.labs.daemon.daemon_lab import daemon_on
-from tests.support.samples import Sampled
+from tests.support.samples import HERE, Sampled
 
 pytestmark = pytest.mark.lab
 KEYS = {"QUARANTINE_ON": "xid memory", "SAMPLE_PERIOD": "0.4"}
@@ -74,6 +75,41 @@ def test_an_exporter_that_calls_every_gpu_bad_takes_half_of_the_node_out(site: S
         job = site.start(site.count // 2)
         assert {*site.held(job)} == {*names} - bad()
         assert site.in_service()
+
+
+@pytest.mark.attack
+@EVERY
+def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(site: Site) -> None:
+    """Tried: `gpu.BUS.mig=1` for each card, in the inventory of the exporter's user.
+
+    Stopped by: MIG mode without an instance is believed of half of the cards; a job that needs more
+    waits, and neither the prolog nor gpulockd calls the node faulty.
+    """
+    names = prepare(site, **{**KEYS, "QUARANTINE_ON": "xid missing memory"})
+    told, published = (
+        site.gpus.cluster.path_in(site.node, f"{folder}/inventory") for folder in (PLACE, LOCK_DIR)
+    )
+    head = ["gpulock-inventory 1", f"boot_id={HERE.read_text().strip()}"]
+    with daemon_on(site.gpus, site.node) as daemon:
+        daemon.goes_round()
+        told.write_text("\n".join([*head, *[f"gpu.{one}.mig=1" for one in names]]) + "\n")
+        try:
+            daemon.rounds_until(
+                lambda: (
+                    published.exists() and published.read_text().count("mig=1") == site.count // 2
+                ),
+                "half of it to be published",
+            )
+            site.refused(site.count)
+            daemon.goes_round()
+            assert out_of_service(str(site.state_dir)) == {}
+            assert site.in_service()
+            if not site.is_selected_by_slurm:
+                assert len(site.held(site.start(site.count // 2))) == site.count // 2
+            daemon.goes_round()
+        finally:
+            told.unlink()
+            published.unlink(missing_ok=True)
 
 
 def test_a_device_that_fails_under_a_job_goes_to_no_other_until_it_is_clean(site: Site) -> None:

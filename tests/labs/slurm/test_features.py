@@ -16,6 +16,7 @@ import pytest
 
 from gpulock.install.hooks import HookPaths
 from gpulock.install.versions import FOLDER
+from tests.labs.common.installed import reap
 from tests.labs.slurm.gpulock import Gpulock, hook_programs
 from tests.labs.slurm.jobs import SHOW_MASK
 from tests.labs.slurm.lab import ENDED, JobId
@@ -173,7 +174,7 @@ def submit_in_own_folders(gpus: Gpulock, line: Sequence[str], script: str) -> Jo
             return job
         gpus.slurm.recover()
         start_anew(gpus, *line)
-    raise AssertionError(f"Slurm made no folders for three jobs:\n{gpus.slurm.logs()}")
+    raise AssertionError("Slurm made no folders for three jobs")
 
 
 def has_own_folders(gpus: Gpulock, job: JobId) -> bool:
@@ -247,6 +248,32 @@ def test_a_node_whose_cards_nvml_tells_slurm_gives_each_job_its_own(site: Gpuloc
         assert nvml.calls()["nvmlDeviceGetMinorNumber"] > 0
         check_doctor(site, around)
         control.unlink()
+
+
+def test_the_pages_health_check_drains_the_node_and_resumes_what_it_drained(
+    slurm_gpus: Gpulock,
+) -> None:
+    by_gpulock(slurm_gpus)
+    reap(slurm_gpus, NODE)
+    slurm = slurm_gpus.slurm
+    page = (Path(__file__).parents[3] / "docs/quarantine.md").read_text()
+    program = re.search(r"```\n(#!/bin/sh\n.*?)```", page, re.DOTALL)
+    assert program
+
+    def check() -> tuple[bool, str]:
+        done = slurm.run_in(NODE, ["sh", "-c", program[1]])
+        assert done.returncode == 0, done.stderr
+        return "DRAIN" in slurm.node_words(NODE), slurm.node_state(NODE)[1]
+
+    assert check()[0] is False
+    slurm_gpus.command(NODE, "quarantine", "1", "--reason", "its fan died")
+    ours = "gpulock: a GPU is out of service"
+    assert [check(), check()] == [(True, ours)] * 2
+    slurm_gpus.command(NODE, "restore", "1")
+    assert check()[0] is False
+    slurm.scontrol("update", f"nodename={NODE}", "state=drain", "reason=new cooling")
+    assert check() == (True, "new cooling")
+    slurm.resume_node(NODE)
 
 
 def start_anew(gpus: Gpulock, *command: str) -> None:

@@ -26,6 +26,7 @@ from gpulock.store.verdicts import Verdict
 from gpulock.workstation.process_claims import ensure_node_dirs
 from tests.support.locks import place_lock
 from tests.support.runner import command_runner
+from tests.support.trees import record
 
 NOBODY = 65534
 PROGRAM = (sys.executable, "-c", "from gpulock.cli import main; main()")
@@ -138,29 +139,23 @@ class Site:
     def hold(self, *indexes: int, token: str = "t", **fields: object) -> Owner:
         """Lock devices with a record of a Grid Engine job, or of what `fields` say."""
         node = self.node()
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         base: dict[str, object] = {
-            "scheduler": "sge",
-            "cluster": "default",
             "node": node.name,
-            "job_id": "12",
-            "task_id": "",
-            "user": "alice",
             "uid": 4242,
-            "queue": "gpu.q",
             "boot_id": node.boot_id,
             "pid_ns": node.proc.pid_namespace(""),
             "pid": os.getpid(),
             "start": node.proc.start(os.getpid()),
+            "add_grp_id": 0,
             "claimed_at": time.time(),
-            "claimed_boottime": now,
+            "claimed_boottime": time.clock_gettime(time.CLOCK_BOOTTIME),
             "token": token,
             "devices": tuple(self.id(index) for index in indexes),
         }
-        record = Owner(**base | fields)
+        held = record(**base | fields)
         for index in indexes:
-            place_lock(node.store, self.id(index), record)
-        return record
+            place_lock(node.store, self.id(index), held)
+        return held
 
     def publish(self, **found: Verdict) -> None:
         """Publish verdicts by token, as a reconcile does."""

@@ -26,7 +26,7 @@ from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
 from tests.support.locks import place_lock
 from tests.support.slurm_calls import SlurmJob
-from tests.support.trees import BOOT, HOST_NS, About, Box, bus
+from tests.support.trees import About, Box, bus, record
 
 ROOT = os.geteuid()
 UID = ROOT + 2000
@@ -274,25 +274,19 @@ def slurm_record(**changes: object) -> Owner:
         "cluster": "lab",
         "node": os.uname().nodename,
         "slurmd": "n1",
-        "job_id": "12",
-        "task_id": "",
-        "user": "alice",
         "uid": UID,
         "queue": "main",
-        "boot_id": BOOT,
-        "pid_ns": HOST_NS,
-        "token": "feedfacefeedface",
-        "devices": (bus(0),),
         "minors": ("0",),
+        **dict.fromkeys(("pid", "start", "add_grp_id"), 0),
         **changes,
     }
-    return Owner(**fields)
+    return record(**fields)
 
 
 def slurm_lock(**changes: object) -> Lock:
     """Return the lock of such a record."""
-    record = slurm_record(**changes)
-    return Lock(record.devices[0], record, "")
+    own = slurm_record(**changes)
+    return Lock(own.devices[0], own, "")
 
 
 def scan_of(site: Site) -> ProcessScan:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install sge` and `doctor` on a real Grid Engine: in, at work, and out again."""
+"""`gpulock install sge` and `doctor` on a real Grid Engine, beside what is the site's own."""
 
 from __future__ import annotations
 
@@ -43,35 +43,6 @@ def site_hook(sge: GridEngine) -> Iterator[Path]:
     (folder / "log").chmod(0o666)
     yield hook
     shutil.rmtree(folder)
-
-
-def test_installed_at_work_and_taken_away_without_a_trace(node: Node) -> None:
-    objects, files = node.objects(), node.files()
-
-    assert "\ninstalled: sge\n" in node.install()
-    assert "nothing to change: sge is in force" in node.install()
-    assert "nothing to change: sge --cluster is in force" in node.install_cluster()
-    _, text = node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")
-    assert text == "0,1\n"
-    _, text = node.run(script='echo "[$CUDA_VISIBLE_DEVICES]"\n')
-    assert text == "[]\n"
-    wait_until(
-        lambda: "gpu.free=8" in node.sge.client("qhost", "-F", "gpu.free", "-h", NODE).stdout,
-        why="the sensor's values to arrive",
-    )
-    whole = node.objects()
-    shown = node.uninstall("--dry-run")
-    assert f"- {NODE} in @gpulock" in shown and f"- file {PREFIX}" not in shown
-    assert node.objects() == whole
-    assert f"hosts are in @gpulock: {NODE}" in node.uninstall_cluster()
-    assert node.objects() == whole
-    said = node.uninstall()
-
-    assert "uninstalled: sge" in said
-    assert f"stays: qconf -dattr exechost complex_values gpu {NODE}\n" in said  # the site's own
-    assert "uninstalled: sge --cluster" in node.uninstall_cluster()
-    node.forget_complexes()
-    assert (node.objects(), node.files()) == (objects, files)
 
 
 def test_what_the_site_sets_later_stays_through_another_installation_and_its_end(

@@ -46,13 +46,6 @@ def rounds_until(node: Node, holds: Callable[[], bool], why: str) -> None:
     wait_until(holds_after_a_round, why=why)
 
 
-def wait_ended(node: Node, unit: str) -> None:
-    """Wait until none of a unit's processes is left; it is `deactivating` before."""
-    wait_until(
-        lambda: show(node, unit, "ActiveState") in ("inactive", "failed"), why=f"the end of {unit}"
-    )
-
-
 def wait_sleeps(node: Node, unit: str) -> int:
     """Wait until a unit's process has become its user's and sleeps; return it."""
     pid = node.main_pid(unit)

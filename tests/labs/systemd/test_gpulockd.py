@@ -18,9 +18,7 @@ from tests.labs.systemd.services import (
     records,
     rounds_until,
     show,
-    wait_ended,
     wait_journal,
-    wait_sleeps,
 )
 from tests.support.fake_mps import PROGRAM as MPS_PROGRAM
 from tests.support.history_site import read_history
@@ -86,36 +84,6 @@ def test_a_daemon_that_hangs_is_killed_and_says_where_it_hung_and_one_that_works
     for words in ("Watchdog timeout (limit 6s)!", "Fatal Python error: Aborted", "main_loop.py"):
         wait_journal(node, DAEMON, words)
     assert records(node.locks()) == held
-
-
-def test_users_of_a_workstation_are_served_from_within_the_units_sandbox(node: Node) -> None:
-    node.configure(USER_CLAIMS="yes")
-    node.machine.run("systemctl", "reload", DAEMON)
-    wait_until(node.machine.path("/run/gpulock/socket").exists, why="the socket")
-
-    held = node.claim(2, uid=NOBODY)
-
-    assert {record.uid for record in held.values()} == {NOBODY}
-    node.machine.run("systemctl", "stop", "job")
-    wait_until(lambda: not node.locks(), why="the devices to be free")
-
-
-def test_without_sight_the_daemon_says_so_and_frees_nothing(
-    node: Node,
-) -> None:
-    blind = ["CapabilityBoundingSet=", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL"]
-    node.reload(DAEMON, *blind)
-    node.claim(2)
-    # somebody else's process: root's own could be seen without that capability
-    node.machine.run("systemd-run", "--quiet", "--unit=job-other", "--uid=65534", "sleep", "600")
-    wait_sleeps(node, "job-other")
-
-    node.machine.run("systemctl", "kill", "--signal=KILL", "job")
-    wait_ended(node, "job")
-    node.machine.run("systemctl", "reload", DAEMON)
-
-    wait_journal(node, DAEMON, "cannot be seen")
-    assert len(node.locks()) == 2
 
 
 def opened_from_a_session(node: Node) -> str:

@@ -52,13 +52,6 @@ def chain_to(guarded: Gpulock, command: str) -> None:
         guarded.sge.qconf("-rattr", "queue", hook, line, "gpu.q")
 
 
-@pytest.fixture
-def chained(guarded: Gpulock) -> Gpulock:
-    """Let the site have hooks of its own behind ours, which do nothing."""
-    chain_to(guarded, "root@/bin/true")
-    return guarded
-
-
 def submit_with(gpus: Gpulock, env: Mapping[str, str], *asked: str) -> JobId:
     """Submit a job with an environment."""
     return submit_env(gpus, "glalice", [*on(NODE, *asked), "-b", "y", "/bin/true"], env)
@@ -79,15 +72,18 @@ def root_script(gpus: Gpulock) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS, ids=NAMES)
-@pytest.mark.parametrize("asked", [("-l", "gpu=1"), ()], ids=["gpu", "no gpu"])
+@pytest.mark.parametrize("kind", ["gpu", "no gpu", "the site's hooks"])
 def test_no_variable_of_a_job_stops_its_queue(
-    guarded: Gpulock, env: dict[str, str], asked: tuple[str, ...]
+    guarded: Gpulock, env: dict[str, str], kind: str
 ) -> None:
     """Tried: GLIBC_TUNABLES and others, which a loader reads before any program of ours.
 
-    Stopped by: `prolog/drop-env` has no loader, and drops the environment.
+    Stopped by: `prolog/drop-env` has no loader, and drops the environment; a root hook of the
+    site's behind ours gets none that a loader, a shell or Python obeys.
     """
-    job = submit_with(guarded, env, *asked)
+    if kind == "the site's hooks":
+        chain_to(guarded, "root@/bin/true")
+    job = submit_with(guarded, env, *(() if kind == "no gpu" else ("-l", "gpu=1")))
 
     settle(guarded, job)
 
@@ -157,22 +153,6 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
     wait_until(lambda: len(records(guarded, jobs[0])) > 1, why="both records of the first job")
     assert [record["failed"].split()[0] for record in records(guarded, jobs[0])] == ["25", "0"]
     assert [record["exit_status"] for record in records(guarded, jobs[2])] == ["7"]
-
-
-@pytest.mark.parametrize("env", ENVIRONMENTS, ids=NAMES)
-def test_no_variable_of_a_job_stops_its_queue_in_front_of_the_sites_hooks(
-    chained: Gpulock, env: dict[str, str]
-) -> None:
-    """Tried: the same variables, upon a root hook of the site's behind ours.
-
-    Stopped by: that hook gets none that a loader, a shell or Python obeys.
-    """
-    job = submit_with(chained, env, "-l", "gpu=1")
-
-    settle(chained, job)
-
-    assert stopped_queues(chained) == {}
-    chained.wait_free()
 
 
 def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -> None:
@@ -304,74 +284,45 @@ def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> 
     assert stopped_queues(guarded) == {}
 
 
-def test_an_argument_with_a_newline_forges_nothing(guarded: Gpulock) -> None:
-    """Tried: an argument with a newline that names another prolog.
-
-    Stopped by: shepherd_cmd refuses the job.
-    """
-    evil, note = root_script(guarded)
-    words = [*on(NODE, "-l", "gpu=1"), "-b", "y", "-shell", "n", "/bin/true"]
-    job = submit_args(guarded, "glalice", [*words, f"x\nprolog=root@{evil}\ny="], {})
-
-    assert settle(guarded, job) == "Eqw"
-    assert note.read_text() == ""
-    assert stopped_queues(guarded) == {}
-    # the owner may clear the error, and gets the same answer: it does not go round
-    guarded.sge.run_as("glalice", [str(PROGRAMS / "qmod"), "-cj", str(job)])
-    assert settle(guarded, job) == "Eqw"
-    assert stopped_queues(guarded) == {}
-
-
 FORGED = "x\nprolog=root@{evil}\ny="
+PLAIN = ("-b", "y", "/bin/true")
+ARGUMENT = ("-b", "y", "-shell", "n", "/bin/true")
+WORDS: dict[str, tuple[str, ...]] = {
+    "-M": ("-M", FORGED, *PLAIN),
+    "-M host": ("-M", f"user@{FORGED}", *PLAIN),
+    "-o": ("-o", f"{{home}}/{FORGED}", *PLAIN),
+    "-e": ("-e", f"{{home}}/{FORGED}", *PLAIN),
+    "-i": ("-i", f"{{home}}/{FORGED}", *PLAIN),
+    "-wd": ("-wd", f"{{home}}/{FORGED}", *PLAIN),
+    "-S": ("-S", "/bin/sh\nprolog=root@{evil}\ny=", *PLAIN),
+    "argument": (*ARGUMENT, FORGED),
+    # each put queues in error: the rest of `config` hidden, another host's queue, half a feature
+    "blanks": (*ARGUMENT, "x\n" + " " * 99_999),
+    "another host": (*ARGUMENT, f"x\nqueue=gpu.q\nhost={NODES[1]}\nprolog=/bin/false\ny="),
+    "checkpoint": (*ARGUMENT, "x\nckpt_job=1"),
+    "method": (*ARGUMENT, "x\nsuspend_method=relative"),
+}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("-M", FORGED),
-        ("-M", f"user@{FORGED}"),
-        ("-o", f"{{home}}/{FORGED}"),
-        ("-e", f"{{home}}/{FORGED}"),
-        ("-i", f"{{home}}/{FORGED}"),
-        ("-wd", f"{{home}}/{FORGED}"),
-        ("-S", "/bin/sh\nprolog=root@{evil}\ny="),
-    ],
-    ids=["-M", "-M host", "-o", "-e", "-i", "-wd", "-S"],
-)
-def test_no_word_of_a_job_forges_a_prolog(guarded: Gpulock, words: tuple[str, str]) -> None:
-    """Tried: a newline in each option whose text stands in `config`. Stopped by: shepherd_cmd."""
+@pytest.mark.parametrize("kind", WORDS)
+def test_no_word_of_a_job_forges_a_prolog(guarded: Gpulock, kind: str) -> None:
+    """Tried: a newline in each option or argument whose text stands in `config`.
+
+    Stopped by: shepherd_cmd refuses the job, and execd reads no such config either.
+    """
     evil, note = root_script(guarded)
     home = guarded.sge.users["glalice"].home
-    given = [word.format(home=home, evil=evil) for word in words]
-    if words[0] == "-wd":
-        Path(given[1]).mkdir(parents=True, exist_ok=True)
-    queue = ("-q", "gpu.q", "-l", f"h={NODE}")
-    job = submit_args(guarded, "glalice", [*queue, *given, "-b", "y", "/bin/true"], {})
+    words = [word.format(home=home, evil=evil) for word in WORDS[kind]]
+    if kind == "-wd":
+        Path(words[1]).mkdir(parents=True, exist_ok=True)
+    queue = ("-q", "gpu.q", "-l", f"h={NODE},gpu=1")
+    job = submit_args(guarded, "glalice", [*queue, *words], {})
 
     assert settle(guarded, job) == "Eqw"
+    if kind == "argument":  # the owner may clear the error, and gets the same answer
+        guarded.sge.run_as("glalice", [str(PROGRAMS / "qmod"), "-cj", str(job)])
+        assert settle(guarded, job) == "Eqw"
     assert note.read_text() == ""
-    assert stopped_queues(guarded) == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x\n" + " " * 99_999,
-        f"x\nqueue=gpu.q\nhost={NODES[1]}\nprolog=/bin/false\ny=",
-        "x\nckpt_job=1",
-        "x\nsuspend_method=relative",
-    ],
-    ids=["blanks", "another host", "checkpoint", "method"],
-)
-def test_an_argument_stops_no_queue(guarded: Gpulock, text: str) -> None:
-    """Tried: to hide the rest of `config`, to name another host's queue, half a feature.
-
-    Each put queues in error. Stopped by: shepherd_cmd, and execd reads no such config either.
-    """
-    words = [*on(NODE, "-l", "gpu=1"), "-b", "y", "-shell", "n", "/bin/true", text]
-    job = submit_args(guarded, "glalice", words, {})
-
-    assert settle(guarded, job) == "Eqw"
     assert stopped_queues(guarded) == {}
 
 

@@ -95,8 +95,6 @@ def slurm_gpus(slurm_installation: gpulock.Gpulock) -> Iterator[gpulock.Gpulock]
 
     Slurm is as the test before had it, until a mode is chosen: it is not started anew for nothing.
     """
-    written = slurm_installation.slurm.watch_logs()
     slurm_installation.clear()
     yield slurm_installation
-    print(written())
     slurm_installation.slurm.recover()

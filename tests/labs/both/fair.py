@@ -58,9 +58,9 @@ class Fair(ABC):
     def submit_hostile(self) -> None:
         """Submit a job of the zoo; note it in `tried`."""
 
-    @abstractmethod
     def describe(self) -> str:
-        """Return the queue, the node and what was tried last."""
+        """Return what was tried last; the lab's own evidence has the queue and the node."""
+        return "\n".join(f"{job} {name}" for job, (name, _) in list(self.tried.items())[-30:])
 
     def is_healthy(self) -> bool:
         """Return whether no user's job has stopped the node."""

@@ -42,7 +42,7 @@ def wait_said(gpus: Gpulock, job: JobId, text: str, name: str = "STDIN") -> str:
 
     return wait_until(
         lambda: told if text in (told := found()) else None,
-        why=lambda: f"job {job} to print {text!r}\n{found()}{gpus.sge.messages('qmaster')}",
+        why=lambda: f"job {job} to print {text!r}\n{found()}",
     )
 
 
@@ -148,29 +148,6 @@ def sleepers(gid: int, count: int) -> list[int]:
 def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
     """Return the supplementary group in the record of a job's lock."""
     return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
-
-
-def hook_of(gpus: Gpulock, shepherd: int) -> int:
-    """Wait for the hook below a shepherd, past its launcher; return its pid."""
-
-    def find() -> int | None:
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if str(shepherd).encode() in words and b"-IS" in words:
-                    return int(entry.name)
-        return None
-
-    return wait_until(find, why=f"a hook below shepherd {shepherd}")
-
-
-def at_gate(pid: int) -> bool:
-    """Return whether a process has a gate open: it holds it or waits for it."""
-    with contextlib.suppress(OSError):
-        return any(os.readlink(fd).endswith("/gate") for fd in Path(f"/proc/{pid}/fd").iterdir())
-    return False
 
 
 def waiting_for(path: Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.confined import isolated
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import full_fifo, on, stopped_queues, submit_env
-from tests.labs.sge.lab import JobId
 from tests.support.wait import LabError, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -107,10 +105,7 @@ class SgeFair(Fair):
                 spool = self.sge.lab / "spool" / NODE / "active_jobs"
                 wait_until(
                     lambda: not list(spool.iterdir()),
-                    why=lambda: (
-                        "every shepherd to have ended\n"
-                        + f"{list(spool.iterdir())}\n{self.describe()}"
-                    ),
+                    why=lambda: f"every shepherd to have ended\n{list(spool.iterdir())}",
                 )
                 self.sge.set_conf("execd_params", "none")
 
@@ -146,18 +141,6 @@ class SgeFair(Fair):
             )
             self.tried[job] = (f"{one.name}, {words}", self.looks + life)
 
-    def describe(self) -> str:
-        """Return the queue, the node and what was tried last."""
-        last = [f"{job} {what}" for job, (what, _) in list(self.tried.items())[-30:]]
-        said = self.sge.qstat("-f", "-explain", "aAE", "-u", "*")
-        logs = [self.sge.messages(daemon, 400) for daemon in ("qmaster", NODE)]
-        about: list[str] = []
-        for job in re.findall(r"result of job (\d+)", said):  # what stopped a queue
-            about.append(f"job {job}: {self.tried.get(JobId(int(job)), ('an honest one', 0.0))[0]}")
-            about += [line for log in logs for line in log.splitlines() if job in line]
-        nodes = self.sge.messages(NODE, 40)
-        return "\n".join([said, *about, str(self.gpus.locks(NODE)), *last, nodes])
-
     def no_process_left(self) -> bool:
         """Return whether the hostile user has no process.
 
@@ -171,38 +154,16 @@ class SgeFair(Fair):
                     os.kill(pid, signal.SIGCONT)
         return not left
 
-    def describe_processes(self) -> str:
-        """Return what is known of the hostile user's processes, and the jobs."""
-        told: list[str] = []
-        for pid in processes_of(self.sge.users[HOSTILE].uid):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                told.append(f"{pid} {words!r} {Path(f'/proc/{pid}/status').read_text()}")
-        return "\n".join([*told, self.describe()])
-
     def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran once, and that nothing is left of any job."""
         super().expect_all_ran()
         assert len(self.journal.holds()) == len(self.asked), "one ran twice"
         self.sge.clear_jobs()
         wait_until(
-            self.no_process_left, why=lambda: f"no process to be left\n{self.describe_processes()}"
+            self.no_process_left,
+            why=lambda: f"no process to be left\n{processes_of(self.sge.users[HOSTILE].uid)}",
         )
         self.expect_nothing()
-
-
-def describe_cgroups(places: Sequence[Path]) -> str:
-    """Return the processes in each cgroup below some: number, state, what it waits in, words."""
-    told: list[str] = []
-    for procs in [file for place in places for file in place.rglob("cgroup.procs")]:
-        with contextlib.suppress(OSError):
-            told.append(str(procs.parent))
-            for pid in procs.read_text().split():
-                entry = Path("/proc", pid)
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                told.append(f"  {pid} {state} {(entry / 'wchan').read_text()} {words!r}")
-    return "\n".join(told)
 
 
 def processes_of(uid: int) -> dict[int, str]:
@@ -237,5 +198,5 @@ def test_honest_jobs_all_run_beside_hostile_ones_where_jobs_are_confined(guarded
         SgeFair(guarded, [site.dev / f"nvidia{minor}" for minor in range(GPUS)]).run()
         wait_until(
             lambda: reap(guarded, NODE) and not site.left(),
-            why=lambda: f"no cgroup of a job to be left\n{describe_cgroups(site.service.places())}",
+            why=lambda: f"no cgroup of a job to be left\n{site.left()}",
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -84,22 +83,3 @@ class SlurmMachines(Machines):
             "locks": self.lock_owners(),
             "printed": self.last_outputs(),
         }
-
-    def logs(self) -> str:
-        """Return the last lines of all logs, for the message of a failure."""
-        places = [self.lab / f"log/{name}.log" for name in ("slurmctld", *self.nodes)]
-        texts = {place.stem: place.read_text(errors="replace").splitlines() for place in places}
-        return "\n".join("\n".join([f"--- {name}", *text[-100:]]) for name, text in texts.items())
-
-    def watch_logs(self) -> Callable[[], str]:
-        """Return what tells later what the daemons have written since."""
-        places = [self.lab / f"log/{name}.log" for name in ("slurmctld", *self.nodes)]
-        sizes = {place: place.stat().st_size for place in places}
-
-        def written() -> str:
-            return "\n".join(
-                f"--- {place.stem}\n{place.read_bytes()[size:].decode(errors='replace')}"
-                for place, size in sizes.items()
-            )
-
-        return written

@@ -70,14 +70,6 @@ class SlurmFair(Fair):
             job = self.slurm.submit(HOSTILE, *words, script=one.script)
             self.tried[job] = (one.name, self.looks + self.longest)
 
-    def describe(self) -> str:
-        """Return the queue, the node and what was tried last."""
-        last = [f"{job} {name}" for job, (name, _) in list(self.tried.items())[-20:]]
-        queue = self.slurm.queue("--all") or ""
-        said = [path.read_text() for path in self.slurm.users[HONEST].home.glob("out.*")]
-        node = str(self.slurm.node_state(NODE))
-        return "\n".join([queue, node, *filter(None, said), *last, self.slurm.logs()])
-
     def expect_all_ran(self) -> None:
         """Expect that all honest jobs ran, and that nothing is left of any job."""
         super().expect_all_ran()

@@ -29,15 +29,6 @@ PREFIX = str(FOLDER)  # private to each machine of the lab
 CONFIG = "/etc/gpulock/gpulock.conf"
 INSTALL = ("install", "sge")
 GPULOCK = "from gpulock.cli import main; main()"
-DOCTOR = f"""
-from pathlib import Path
-from gpulock.install.doctor.doctor import run_doctor
-report = run_doctor(Path({CONFIG!r}))
-for name in report.passed:
-    print("ok", name, "", "", sep="|")
-for one in report.findings:
-    print(one.state, one.name, one.what, one.do, sep="|")
-"""
 
 
 @dataclass(frozen=True)
@@ -123,13 +114,6 @@ class Node:
     def uninstall_cluster(self) -> str:
         """Run `gpulock uninstall sge --cluster`, as the manager does it last."""
         return self.uninstall("--cluster")
-
-    def doctor(self) -> dict[str, tuple[str, str, str]]:
-        """Return (state, what, do) of the worst finding of each name, `ok` of what is well."""
-        rows = [line.split("|") for line in self.python(DOCTOR).splitlines()]
-        rank = {"ok": 0, "warning": 1, "fault": 2}
-        rows.sort(key=lambda row: rank[row[0]])
-        return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
     def objects(self) -> dict[str, str]:
         """Return all of Grid Engine's configuration that an installation may touch."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -53,16 +53,6 @@ def unwatch(witness: Witness) -> None:
 def is_watched() -> bool:
     """Return whether a lab is up."""
     return bool(_witnesses)
-
-
-@contextlib.contextmanager
-def watched(witness: Witness) -> Generator[None]:
-    """Hear a lab for as long as a block runs."""
-    watch(witness)
-    try:
-        yield
-    finally:
-        unwatch(witness)
 
 
 def log_sizes() -> dict[Path, int]:

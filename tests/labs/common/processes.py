@@ -20,14 +20,6 @@ def running(pid: int) -> bool:
         return False
 
 
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state, empty for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return ""
-
-
 def command_of(pid: int) -> str:
     """Return the command line of a process, empty for one that is gone."""
     try:

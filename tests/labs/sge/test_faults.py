@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from gpulock.store.owner import Owner
-from tests.labs.common.installed import SOAK, gate_file, reap, script, shut_gate
+from tests.labs.common.installed import SOAK, gate_file, reap, shut_gate
 from tests.labs.common.processes import end, wait_at_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
@@ -26,37 +26,10 @@ from tests.labs.sge.jobs import (
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
-# by the job's name: `wait*` waits for a file, `*lost` loses execd's file of the job
-AROUND = """#!/bin/sh
-PATH=/usr/bin:/bin
-case $JOB_NAME in
-*wait*) until [ -e {go} ]; do sleep 0.1; done ;;
-esac
-case $JOB_NAME in
-*lost*) cd -P /proc/$PPID/cwd && rm ../../jobs/*/*/$(printf %04d "$JOB_ID").* ;;
-esac
-cd /
-exec {start} {prolog} "$JOB_ID" "$SGE_TASK_ID" "$QUEUE"
-"""
-
-
-@pytest.fixture
-def around(gpus: Gpulock) -> Gpulock:
-    """Let a job's name decide what befalls it before its prolog."""
-    go = gate_file(gpus, "go")
-    hooks = gpus.hooks
-    text = AROUND.format(go=go, start=hooks.drop_env, prolog=hooks.prolog)
-    line = (
-        "root@/usr/bin/env -i JOB_NAME=$job_name JOB_ID=$job_id SGE_TASK_ID=$ja_task_id "
-        f"QUEUE=$queue {script(gpus, 'around', text)}"
-    )
-    gpus.sge.set_hooks(line, gpus.line("epilog"))
-    return gpus
 
 
 def submit(gpus: Gpulock, node: str, count: int, name: str, user: str = "glalice") -> JobId:
@@ -75,31 +48,6 @@ def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpu
     assert "ended by signal 9, so the job goes back" in wait_said(gpus, job, "mask=0,1\n")
     gpus.sge.wait_done(job)
     assert held(gpus, NODE, job) == []
-
-
-def test_without_qmaster_prologs_and_epilogs_of_dispatched_jobs_work_from_execds_file(
-    around: Gpulock,
-) -> None:
-    going = submit(around, NODE, 2, "wait")
-    lost = submit(around, NODE, 1, "wait_lost")
-    spool = around.sge.lab / "spool" / NODE / "active_jobs"
-    wait_until(
-        lambda: all((spool / f"{job}.1/pid").exists() for job in (going, lost)), why="two shepherds"
-    )
-    for job in (going, lost):
-        around.sge.wait_state(job, "r")  # else qmaster may not know that they were sent
-    around.sge.stop_qmaster()
-    try:
-        (around.sge.users["glalice"].home / "go").touch()
-        wait_said(around, going, "mask=0,1", name="wait")
-        wait_said(around, lost, "unknown: ", name="wait_lost")
-        around.wait_free()
-        assert "mask=" not in said(around, lost, "wait_lost")
-    finally:
-        around.sge.start_qmaster()
-    around.sge.wait_queue(NODE, "")
-    around.sge.wait_settled(going)
-    assert records(around, going)[-1]["failed"] == "0"
 
 
 def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(

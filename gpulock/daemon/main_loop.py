@@ -13,7 +13,7 @@ from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal, SystemdNotif
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
-from gpulock.daemon.rounds import Rounds, needs_recheck
+from gpulock.daemon.rounds import Rounds
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
@@ -24,35 +24,27 @@ from gpulock.workstation.server import ClaimServer
 
 SETTLING = 0.05  # seconds after a change: an epilog that has just begun is done by then
 SPACING = 0.5  # seconds between two reconciles that changes brought forward
-FIRST = 1.0  # seconds until something restless is looked at again
-NEVER = float("inf")
+AGAIN = 5.0  # seconds until a reconcile that failed is tried again
 
 
 class ReconcileSchedule:
     """`due` is when the next reconcile is (CLOCK_BOOTTIME); it learns of changes and of reconciles.
 
-    A change brings it forward, but a burst of changes is one reconcile. While something is about to
-    be free (a job that ended, whose processes are still going) pauses are 1, 2, 4, ... seconds.
+    A change brings it forward, but a burst of changes is one reconcile.
     """
 
     def __init__(self, now: float) -> None:
         self.due = now
         self._last = now - SPACING
-        self._pause = FIRST / 2
 
     def request_reconcile(self, now: float) -> None:
         """Reconcile soon: something changed."""
         self.due = min(self.due, max(now + SETTLING, self._last + SPACING))
 
-    def record_reconcile(self, now: float, restless: bool, next_at: float = NEVER) -> None:
-        """Note that one is over; `restless`: something it held may be free any moment.
-
-        At `next_at` the next one has work.
-        """
+    def record_reconcile(self, now: float, next_at: float) -> None:
+        """Note that one is over, and that the next one has work at `next_at`."""
         self._last = now
-        self._pause = min(self._pause * 2, PERIOD) if restless else FIRST / 2
-        due = now + (self._pause if restless else PERIOD)
-        self.due = min(due, max(next_at, now + SPACING))
+        self.due = min(now + PERIOD, max(next_at, now + SPACING))
 
 
 class GpulockDaemon:
@@ -129,8 +121,8 @@ class GpulockDaemon:
         node, begun = self.rounds.node, clock_boottime()
         self._watch.follow(node.store)  # what comes while we reconcile is seen after it
         report = self.rounds.run_round(begun)
-        next_at = report.next_at if report else NEVER
-        self.pace.record_reconcile(clock_boottime(), needs_recheck(report, node), next_at)
+        now = clock_boottime()
+        self.pace.record_reconcile(now, report.next_at if report else now + AGAIN)
         self._watch.follow(node.store)
         if report is not None:
             if node.settings.user_claims and any(one.act == FREED for one in report.outcomes):

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpulock.alloc.reaper import FREED, ORPHANS
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal, describe_exception, run_each
 from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.scontrol import SlurmctldClient
-from gpulock.store.verdicts import UNKNOWN
 
 AGAIN = 60.0  # seconds between two questions to a slurmctld that is silent
 ROUND_SECONDS = 10.0  # at the gate: half of what a hook waits there
@@ -102,21 +99,3 @@ class Rounds:
         for chore in self._chores:
             chore.close()
         self.single.release()
-
-
-def needs_recheck(report: ReconcileReport | None, node: Node) -> bool:
-    """Return whether something that is held may be free at any moment."""
-    if report is None:
-        return True
-    for outcome in report.outcomes:
-        record = outcome.lock.owner
-        if outcome.act == FREED or record is None or outcome.verdict.state == UNKNOWN:
-            continue
-        if record.draining or outcome.act == ORPHANS:
-            return True
-        try:
-            if record.pid and not node.proc.running(record.pid, record.start):
-                return True
-        except (OSError, ValueError):
-            continue
-    return False

@@ -22,6 +22,7 @@ from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutEr
 from gpulock.daemon.main_loop import GpulockDaemon
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
+from gpulock.daemon.rounds import Rounds
 from gpulock.daemon.serve_policy import ServePolicy
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
@@ -218,21 +219,16 @@ def test_a_new_lock_wakes_gpulockd_and_so_does_the_end_of_its_owner(
     assert [acts(report) for report in reports] == [[], ["held"], ["freed"]]
 
 
-@pytest.mark.parametrize("soon", [True, False])
-def test_what_may_be_free_at_any_moment_is_looked_at_again_soon(
-    field: Field, monkeypatch: pytest.MonkeyPatch, soon: bool
+def test_a_reconcile_that_failed_is_tried_again_within_seconds(
+    field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main_loop, "needs_recheck", lambda *_: soon)
-    dues: list[float] = []
-
-    def wait(_: EventLoop, until: float) -> None:
-        dues.append(daemon.pace.due - clock_boottime())
+    def fail(*_: object) -> None:
         field.signals.ending = True
 
-    monkeypatch.setattr(EventLoop, "wait", wait)
-    daemon = field.daemon(Chore())
-    daemon.run()
-    assert [due <= main_loop.FIRST for due in dues] == [soon]
+    monkeypatch.setattr(Rounds, "run_round", fail)
+    gpulockd = field.daemon(Chore())
+    gpulockd.run()
+    assert gpulockd.pace.due - clock_boottime() <= main_loop.AGAIN
 
 
 def test_a_chore_brings_the_next_reconcile_forward(field: Field) -> None:

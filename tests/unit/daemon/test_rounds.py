@@ -13,7 +13,7 @@ from gpulock.daemon import rounds
 from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
-from gpulock.daemon.rounds import Rounds, needs_recheck
+from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -175,21 +175,3 @@ def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
     assert one.go(2) is None
     (line,) = one.said()
     assert "KeyError: 'surprise' (faults.py:" in line
-
-
-def test_what_ends_and_is_not_free_yet_is_looked_at_again_soon(one: Round) -> None:
-    one.go()
-    one.hold(0, 501)
-    one.box.proc.add(700, groups=[65400])
-    report = one.go()
-    assert needs_recheck(report, one.rounds.node)
-    one.box.proc.remove(700)
-    assert not needs_recheck(one.go(), one.rounds.node)
-
-
-def test_a_job_that_runs_and_an_unknown_owner_are_no_cause_for_haste(one: Round) -> None:
-    one.go()
-    one.box.proc.shepherd(500, one.box.root)
-    one.hold(0, 500)
-    one.hold(1, 501, pid_ns="pid:[99]")
-    assert not needs_recheck(one.go(), one.rounds.node)

@@ -43,20 +43,34 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     assert [pid for pid, _ in report.processes] == [500, 502], "whose end gpulockd waits for"
 
 
-@pytest.mark.parametrize("opens", [False, True], ids=["started in the claim", "has the GPU open"])
+OF_A_PROCESS = {"scheduler": "process", "job_id": "501", "add_grp_id": 0, "uid": 1000}
+
+
+@pytest.mark.parametrize(
+    ("owner", "left", "act"),
+    [
+        (OF_A_PROCESS, "its mark", "held"),  # what `gpulock run` left in a session of its own
+        (OF_A_PROCESS, "the GPU", "orphans"),
+        ({}, "its group", "held"),
+        ({"draining": 1}, "its group", "held"),
+        ({"draining": 1}, "the GPU", "orphans"),
+    ],
+)
 def test_what_is_left_of_a_claim_whose_process_is_gone_is_waited_for_one_after_another(
-    box: Box, opens: bool
+    box: Box, owner: dict[str, object], left: str, act: str
 ) -> None:
-    """What `gpulock run` left in a session of its own: a queue waits for no pause of gpulockd."""
-    process = {"scheduler": "process", "job_id": "501", "add_grp_id": 0, "uid": 1000}
-    hold(box, 0, 501, **process)
+    """Its card waits for no pause of gpulockd."""
+    hold(box, 0, 501, **owner)
     for pid in (601, 602):
-        box.proc.add(pid, start=pid, fds={3: box.dev / "nvidia0"} if opens else {})
-        (box.proc.root / f"{pid}/environ").write_bytes(b"" if opens else b"GPULOCK_CLAIM=t501\0")
+        fds = {3: box.dev / "nvidia0"} if left == "the GPU" else {}
+        groups = [65400] if left == "its group" else []
+        box.proc.add(pid, start=pid, fds=fds, groups=groups)
+        mark = b"GPULOCK_CLAIM=t501\0" if left == "its mark" else b""
+        (box.proc.root / f"{pid}/environ").write_bytes(mark)
     seen: set[int] = set()
     for _ in range(2):
         report = run(box)
-        assert [one.act for one in report.outcomes] == ["orphans" if opens else "held"]
+        assert [one.act for one in report.outcomes] == [act]
         ((pid, start),) = report.processes[1:]
         assert start == pid
         box.proc.remove(pid)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpulock.daemon.mps.unit import MpsPrograms, write_server_note
+from gpulock.daemon.mps.unit import CTL, PROGRAMS, write_server_note
 from gpulock.job.mps import mps_folder
 from gpulock.node.context import Node
 
@@ -237,9 +237,7 @@ class FakeMps:
     def __init__(self, folder: Path, card: Path) -> None:
         folder.mkdir(mode=0o755)
         self.folder = folder
-        names = ("nvidia-cuda-mps-control", "systemd-run", "systemctl")
-        self.programs = MpsPrograms(*(f"{folder}/{name}" for name in names))
-        for name in (*names, "nvidia-cuda-mps-server"):
+        for name in (*PROGRAMS, "nvidia-cuda-mps-server"):
             text = MANAGER if name.startswith("system") else PROGRAM
             (folder / name).write_text(text.replace("{python}", sys.executable))
             (folder / name).chmod(0o755)
@@ -265,7 +263,7 @@ class FakeMps:
     def stop(self) -> None:
         """End every service."""
         for unit in (self.folder / "units").glob("*"):
-            subprocess.run([self.programs.systemctl, "stop", unit.name], check=True)
+            subprocess.run([self.folder / CTL, "stop", unit.name], check=True)
 
 
 def leave_mps(node: Node, bus: str, uid: int) -> None:

@@ -19,7 +19,6 @@ from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.mps.unit import (
     MANAGER_SECONDS,
     MpsError,
-    MpsPrograms,
     MpsUnit,
     list_card_folders,
     make_card_folder,
@@ -61,19 +60,20 @@ class CardMps:
     stands for a while when it is over: nobody starts it again at once.
     """
 
-    def __init__(self, node: Node, card: Device, uid: int, programs: MpsPrograms) -> None:
+    def __init__(self, node: Node, card: Device, uid: int, journal: DaemonJournal) -> None:
         self.node = node
         self.card, self.uid = card, uid
         self.folder = mps_folder(node.settings.mps_dir, card.bus)
-        self.unit = MpsUnit(programs, card.bus, card.uuid, uid, self.folder)
+        self.unit = MpsUnit(card.bus, card.uuid, uid, self.folder)
         self.control: tuple[int, int] | None = None  # pid and start of its daemon
         self.wanted: set[str] = set()
         self.fault = self.stuck = ""
         self.over = False
         self.due = 0.0
+        self.life = self._live(journal)
         self._told: dict[str, str] = {}  # marks by token
 
-    def live(self, journal: DaemonJournal) -> Steps[None]:
+    def _live(self, journal: DaemonJournal) -> Steps[None]:
         """Start it, or take over what runs; watch it; end it."""
         what, adopted = f"MPS of {self.card.bus}", os.path.lexists(self.folder)
         try:
@@ -147,11 +147,9 @@ class CardMps:
 class MpsKeeper(Chore):
     """One MPS for each card whose places one user holds: `cards`, by bus id."""
 
-    def __init__(self, journal: DaemonJournal, programs: MpsPrograms | None = None) -> None:
+    def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
-        self._programs = programs or MpsPrograms()
         self.cards: dict[str, CardMps] = {}
-        self._lives: dict[str, Steps[None]] = {}
         self._adopted = False
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -167,7 +165,7 @@ class MpsKeeper(Chore):
             uid, shares = wanted.get(bus, (-1, set[str]()))
             one = self.cards.get(bus)
             if bus in shown and shares and (one is None or (one.over and one.uid != uid)):
-                one = self._add(CardMps(node, shown[bus], uid, self._programs))
+                one = self.cards[bus] = CardMps(node, shown[bus], uid, self._journal)
             if one is not None:
                 one.node = node
                 one.wanted = shares if uid == one.uid else set()
@@ -185,11 +183,11 @@ class MpsKeeper(Chore):
             if one.over:  # it may be tried again
                 del self.cards[bus]
                 if one.wanted:
-                    again = self._add(CardMps(one.node, one.card, one.uid, self._programs))
-                    again.wanted = one.wanted
+                    again = CardMps(one.node, one.card, one.uid, self._journal)
+                    self.cards[bus], again.wanted = again, one.wanted
                 continue
             try:
-                one.due = now + next(self._lives[bus])
+                one.due = now + next(one.life)
             except StopIteration:
                 one.over, one.due = True, now + (AGAIN if one.fault else 0.0)
         faults = {
@@ -202,11 +200,6 @@ class MpsKeeper(Chore):
                 faults[f"{bus} stays"] = f"MPS of {bus}: the card stays closed: {one.stuck}"
         self._journal.log_changes("mps", faults, ERROR)
         self.due = min([one.due for one in self.cards.values()], default=float("inf"))
-
-    def _add(self, one: CardMps) -> CardMps:
-        self.cards[one.card.bus] = one
-        self._lives[one.card.bus] = one.live(self._journal)
-        return one
 
     def _adopt(self, node: Node) -> None:
         """Take over what an earlier gpulockd of this boot ran, and end what is left of others.
@@ -221,7 +214,7 @@ class MpsKeeper(Chore):
             if card is None or boot_id != node.boot_id:
                 remove_card_folder(folder)  # of another boot, or of a card that is gone
             else:
-                self._add(CardMps(node, card, uid, self._programs))
+                self.cards[card.bus] = CardMps(node, card, uid, self._journal)
 
 
 def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[int, set[str]]]:

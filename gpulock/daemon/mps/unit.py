@@ -25,6 +25,8 @@ from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.job.mps import LINE, LOG_DIRECTORY, LOGS, PIPE_DIRECTORY, PIPES, SERVER
 from gpulock.store import atomic, kv
 
+BIN = "/usr/bin"
+CONTROL, RUN, CTL = PROGRAMS = ("nvidia-cuda-mps-control", "systemd-run", "systemctl")
 START_SECONDS: Final = 12  # from the first program to a server that is there: TimeoutStartSec=
 STOP_SECONDS: Final = 5  # TimeoutStopSec=: for `quit`, and again before what is left is killed
 MANAGER_SECONDS: Final = 25.0  # for systemd to have done one of these
@@ -37,18 +39,9 @@ class MpsError(Exception):
     """Say why the MPS of a card cannot be started."""
 
 
-class MpsPrograms(NamedTuple):
-    """The driver's program, and systemd's."""
-
-    control: str = "/usr/bin/nvidia-cuda-mps-control"
-    systemd_run: str = "/usr/bin/systemd-run"
-    systemctl: str = "/usr/bin/systemctl"
-
-
 class MpsUnit(NamedTuple):
     """The service of a card (`bus`, `uuid`) for a user; `folder` is the card's."""
 
-    programs: MpsPrograms
     bus: str
     uuid: str
     uid: int
@@ -83,14 +76,14 @@ class MpsUnit(NamedTuple):
         systemctl fails for one that is not loaded, as after its end: its state counts.
         """
         with suppress(MpsError):
-            run_manager([self.programs.systemctl, "stop", self.name])
+            run_manager([CTL, "stop", self.name])
         active, _ = self._ask()
         return "" if active in ("inactive", "failed") else f"{self.name} is {active}"
 
     def _ask(self) -> tuple[str, int]:
         """Return what systemd says: ActiveState, and MainPID or 0."""
         words = ["show", "--property=ActiveState", "--property=MainPID", self.name]
-        said = run_manager([self.programs.systemctl, *words])
+        said = run_manager([CTL, *words])
         pairs = dict(line.split("=", 1) for line in said.split("\n") if "=" in line)
         pid = pairs.get("MainPID", "")
         return pairs.get("ActiveState", "unknown"), int(pid) if pid.isdecimal() else 0
@@ -98,7 +91,7 @@ class MpsUnit(NamedTuple):
 
 def start_words(unit: MpsUnit) -> list[str]:
     """Return the command that starts the service, and ends once a server is there. Pure."""
-    control = unit.programs.control
+    control = f"{BIN}/{CONTROL}"
     server = f"echo start_server -uid {unit.uid} | {control} >/dev/null"
     there = f"echo get_server_list | {control} | grep -q '[0-9]'"
     properties = {
@@ -115,7 +108,7 @@ def start_words(unit: MpsUnit) -> list[str]:
         LOG_DIRECTORY: f"{unit.folder}/{LOGS}",
     }
     return [
-        *(unit.programs.systemd_run, "--quiet", "--collect", f"--unit={unit.name}"),
+        *(RUN, "--quiet", "--collect", f"--unit={unit.name}"),
         *(f"--description=MPS of GPU {unit.bus}", f"--uid={unit.uid}"),
         *(f"--property={name}={value}" for name, value in properties.items()),
         *(f"--setenv={name}={value}" for name, value in environ.items()),
@@ -125,7 +118,7 @@ def start_words(unit: MpsUnit) -> list[str]:
 
 def run_manager(words: list[str]) -> str:
     """Return what a program of systemd's prints; raise MpsError with its words, or Refusal."""
-    program = SchedulerProgram(words[0], ENVIRON, HINT)
+    program = SchedulerProgram(f"{BIN}/{words[0]}", ENVIRON, HINT)
     code, output = program.answer(words[1:], Deadline(MANAGER_SECONDS))
     said = output.decode("utf-8", "replace").strip()
     if code:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.reconcile.reconcile import Chore, DriverCard, ReconcileReport
@@ -45,27 +45,22 @@ QUARANTINE_LIMIT_REACHED: Final = (
 )
 
 
-class CheckedInventory(NamedTuple):
-    """What may be published, and what is wrong with the rest, by key."""
-
-    pairs: dict[str, str]
-    wrong: dict[str, str]
-
-
 def check_inventory(
     told: Mapping[str, str],
     cards: Mapping[str, DriverCard],
     instances: Mapping[str, frozenset[str]],
     out: frozenset[str] = frozenset(),
     expected: int = 0,
-) -> CheckedInventory:
-    """Return the entries that the driver confirms; `instances` by bus id are `gi1.ci0`.
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the entries that the driver confirms, and what is wrong with the rest, by key.
+
+    `instances` by bus id are `gi1.ci0`.
 
     MIG mode without an instance nobody confirms. It takes a card away from jobs, so it is believed
     of half of the node's cards (of `expected`, if they are more) less those that are `out` for one
     of LIMITED_CAUSES.
     """
-    result = CheckedInventory({}, {})
+    pairs, wrong = dict[str, str](), dict[str, str]()
     liars = {
         bus: f"{bus} is {said[:UUID_LENGTH]} in the inventory, the driver shows {card.uuid}"
         for bus, card in cards.items()
@@ -79,7 +74,7 @@ def check_inventory(
         named = cards_of_entry(entry)
         reason = ""
         if lies := [bus for bus in named if bus in liars]:
-            result.wrong[f"card {lies[0]}"] = liars[lies[0]]
+            wrong[f"card {lies[0]}"] = liars[lies[0]]
             continue
         if entry is None or not cards.keys() >= set(named):
             reason = "the driver shows no such card" if entry else "not understood"
@@ -92,16 +87,16 @@ def check_inventory(
             away |= {named[0]} if believed else set()
             reason = "" if believed else f"it has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
         if reason:
-            result.wrong[key] = f"{key}={value[:40]}: {reason}"
+            wrong[key] = f"{key}={value[:40]}: {reason}"
         else:
-            result.pairs[key] = value
+            pairs[key] = value
     for bus in instances:
         # whole, it would be granted beside its own instances
-        if instances[bus] and result.pairs.get(f"gpu.{bus}.mig") != "1":
-            result.pairs[f"gpu.{bus}.mig"] = "1"
+        if instances[bus] and pairs.get(f"gpu.{bus}.mig") != "1":
+            pairs[f"gpu.{bus}.mig"] = "1"
             if told:
-                result.wrong[f"mig {bus}"] = f"{bus} has MIG instances, but the inventory has none"
-    return result
+                wrong[f"mig {bus}"] = f"{bus} has MIG instances, but the inventory has none"
+    return pairs, wrong
 
 
 def cards_of_entry(entry: re.Match[str] | None) -> list[str]:

@@ -98,27 +98,23 @@ class OwnerWatcher:
     def __init__(self, loop: EventLoop, ended: Callable[[float], None]) -> None:
         self._loop = loop
         self._ended = ended
-        self._known: dict[OwnerProcess, int] = {}  # their descriptors, -1 for one that is gone
+        self.known: dict[OwnerProcess, int] = {}  # their descriptors, -1 for one that is gone
 
     def follow(self, report: ReconcileReport, proc: Proc) -> None:
         """Watch the owners in a report, and nobody else."""
         wanted = {owner for owner in report.processes if owner[0] > 0}
-        for owner in [known for known in self._known if known not in wanted]:
+        for owner in [known for known in self.known if known not in wanted]:
             self._unwatch(owner)
-        for owner in sorted(wanted - self._known.keys()):
+        for owner in sorted(wanted - self.known.keys()):
             self._add(owner, proc)
-
-    def watched(self) -> list[OwnerProcess]:
-        """Return who is watched now."""
-        return [owner for owner, fd in self._known.items() if fd >= 0]
 
     def close(self) -> None:
         """Watch nobody any more."""
-        for owner in list(self._known):
+        for owner in list(self.known):
             self._unwatch(owner)
 
     def _add(self, owner: OwnerProcess, proc: Proc) -> None:
-        if len(self._known) >= MOST:
+        if len(self.known) >= MOST:
             return
         fd = -1
         try:
@@ -131,7 +127,7 @@ class OwnerWatcher:
         except (OSError, ValueError):
             if fd < 0:
                 return  # no descriptor is left
-        self._known[owner] = fd  # one that cannot be seen is what the kernel says of it
+        self.known[owner] = fd  # one that cannot be seen is what the kernel says of it
         if fd >= 0:
             self._loop.watch(fd, lambda _: self._owner_ended(owner))
         else:
@@ -139,11 +135,11 @@ class OwnerWatcher:
 
     def _owner_ended(self, owner: OwnerProcess) -> None:
         """Note that an owner ended."""
-        self._loop.close(self._known[owner])
-        self._known[owner] = -1
+        self._loop.close(self.known[owner])
+        self.known[owner] = -1
         self._ended(clock_boottime())
 
     def _unwatch(self, owner: OwnerProcess) -> None:
-        fd = self._known.pop(owner)
+        fd = self.known.pop(owner)
         if fd >= 0:
             self._loop.close(fd)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock.daemon.mps.unit import MpsPrograms
+from gpulock.daemon.mps import unit
 from gpulock.errors import Refusal, lost_records_refusal
 from gpulock.install.doctor.check import (
     DRIVER,
@@ -194,13 +194,13 @@ def check_shares(settings: Settings) -> Iterator[Finding]:
         yield warning("no job of Slurm's gets a place by it", do)
 
 
-def check_mps(settings: Settings, programs: MpsPrograms | None = None) -> Iterator[Finding]:
+def check_mps(settings: Settings) -> Iterator[Finding]:
     """Tell what keeps gpulockd from starting MPS."""
     if not settings.share_mps:
         return
     if not settings.shares:
         yield warning("no card has places, so that none has an MPS", "set SHARES, or SHARE_MPS=no")
-    for program in programs or MpsPrograms():
+    for program in [f"{unit.BIN}/{name}" for name in unit.PROGRAMS]:
         if not os.access(program, os.X_OK):
             what = f"{program} is no program: each job that asks for a share is sent back"
             yield fault(what, "install systemd and the driver's MPS, or set SHARE_MPS=no")

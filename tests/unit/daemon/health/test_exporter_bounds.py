@@ -255,8 +255,8 @@ def publish(lines: list[str]) -> None:
         told = kv.decode_pairs("\n".join(lines))
     except kv.MalformedError:
         told = {}
-    found = check_inventory(told, cards, instances)
-    pairs = kv.decode_pairs(format_inventory(found.pairs, BOOT), "gpulock-inventory 1")
+    checked, _ = check_inventory(told, cards, instances)
+    pairs = kv.decode_pairs(format_inventory(checked, BOOT), "gpulock-inventory 1")
     devices = [Device(name, card.minor) for name, card in cards.items()]
     for device in devices:
         device.uuid = cards[device.bus].uuid

@@ -53,7 +53,7 @@ class Desk(Box):
 
     def restart(self) -> None:
         """Start gpulockd, or another one after it."""
-        self.keeper = MpsKeeper(self.journal, self.mps.programs)
+        self.keeper = MpsKeeper(self.journal)
 
     def round(self) -> None:
         """Let gpulockd go round once."""
@@ -128,7 +128,8 @@ class Desk(Box):
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(unit, "BIN", str(tmp_path / "bin"))
     one = Desk(tmp_path)
     yield one
     one.mps.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.mps.unit import MpsPrograms
+from gpulock.daemon.mps import unit
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
@@ -22,6 +22,7 @@ from gpulock.node import sample
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.cli_site import Site
+from tests.support.scripts import write_script
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 from tests.support.trees import BOOT, Box
 
@@ -157,13 +158,16 @@ def test_places_that_no_job_gets_are_told(box: Box) -> None:
     assert shares() == []
 
 
-def test_what_keeps_mps_from_starting_is_told(box: Box) -> None:
+def test_what_keeps_mps_from_starting_is_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit, "BIN", str(box.root))
+    write_script(box.root / unit.RUN, "exit 0")
     box.settings |= {"SHARES": "0:4", "SHARE_MPS": "yes"}
-    found = check_mps(box.node().settings, MpsPrograms("/bin/none", "/bin/true", "/bin/none"))
-    assert [(one.state, one.what.partition(":")[0]) for one in found] == [
-        (FAULT, "/bin/none is no program")
-    ] * 2
-    assert [*check_mps(box.node().settings, MpsPrograms(*["/bin/true"] * 3))] == []
+    assert [(one.state, one.what.partition(":")[0]) for one in check_mps(box.node().settings)] == [
+        (FAULT, f"{box.root}/{name} is no program") for name in (unit.CONTROL, unit.CTL)
+    ]
+    for name in (unit.CONTROL, unit.CTL):
+        write_script(box.root / name, "exit 0")
+    assert [*check_mps(box.node().settings)] == []
 
 
 # --- the services that systemd runs ---------------------------------------------------------------

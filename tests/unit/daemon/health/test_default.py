@@ -49,6 +49,35 @@ def test_a_card_that_does_not_answer_is_taken_last_and_goes_out_after_a_minute(
     assert refused.value.kind == BUSY
 
 
+@pytest.mark.parametrize("plain", ["card", "any"])
+@pytest.mark.parametrize(("shares", "count"), [("", 3), ("3:2", 2), ("3:2", 3)])
+def test_without_any_policy_a_job_gets_no_lost_card_while_a_good_one_is_free(
+    tmp_path: Path, plain: str, shares: str, count: int
+) -> None:
+    ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares, QUARANTINE_ON="")
+    ward.lose(0)
+    ward.lose(1)
+    ward.round()
+    granted = ids(ask(ward, count))
+    assert {bus(2), bus(3)} <= {*granted}
+    assert (len(granted), ward.out()) == (count, [])
+    ward.now += 3600
+    ward.round(sampled=False)
+    assert ward.suspects() == dict.fromkeys([bus(0), bus(1)], "GPU is lost"), "nothing else is told"
+    ward.lost.clear()
+    ward.round()
+    assert ward.suspects() == {}
+
+
+def test_what_is_no_card_of_this_node_or_no_reason_is_no_loss(tmp_path: Path) -> None:
+    ward = default_ward(tmp_path)
+    ward.lose(2)
+    ward.sample("lost ../x 1 GPU is lost", f"lost {bus(1)}", f"lost {bus(1)} x y")
+    ward.now -= ROUND
+    ward.round(sampled=False)
+    assert ward.suspects() == {bus(2): "GPU is lost"}
+
+
 def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(0)
@@ -102,9 +131,6 @@ def test_an_exporter_that_hangs_or_is_gone_changes_nothing(tmp_path: Path) -> No
 def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"gpu.{bus(1)}.mig=1")
-    ward.round(9)
-    assert ward.out() == []
-    ward.inventory(f"gpu.{bus(0)}.mig=0")
     ward.round(9)
     assert ward.out() == []
 

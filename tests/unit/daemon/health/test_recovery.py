@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of one device says, what is news, and what is remembered for how long."""
+"""What a check of one device says, what is news, what is remembered, and what brings it back."""
 
 from __future__ import annotations
 
 import pytest
 
+from gpulock.cli.status.attention import quarantine_end_condition
 from gpulock.daemon.health.cards import NodeCards
-from gpulock.daemon.health.findings import (
-    HealthFinding,
-    expire_finding_marks,
-)
+from gpulock.daemon.health.findings import HealthFinding, expire_finding_marks
 from gpulock.daemon.health.recovery import (
+    ADMIN_RESTORE_ONLY,
+    describe_recovery,
     is_end_known,
+    is_policy_note,
+    parse_note_causes,
     was_card_restarted,
 )
 from gpulock.daemon.reconcile.inventory_file import limit_quarantine
@@ -65,10 +67,6 @@ def test_a_card_that_was_started_again_counts_where_root_has_seen_it(
     assert not was_card_restarted({**NOTE, "since": "x"}, NodeCards(BOOT))
 
 
-def found(key: str, mark: int, device: str = "a") -> HealthFinding:
-    return HealthFinding(device, "xid", key, mark, "")
-
-
 def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
     marks = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
     unseen = {key: n for key, n in marks.items() if key[1] != "missing"}
@@ -92,3 +90,32 @@ def test_half_of_the_cards_are_out_at_most_whatever_is_said(cards: int, most: in
 def test_instances_of_one_card_are_one_card() -> None:
     said = [f"{bus(0)}.gi{n}.ci0" for n in range(7)]
     assert limit_quarantine([*said, bus(1)], [], 2) == {bus(0)}
+
+
+AFTER = "a reboot or a reload of the driver, then 3 clean checks"
+
+
+@pytest.mark.parametrize(
+    ("reason", "back"),
+    [
+        ("xid: XID 79 (off the bus) (gpulock)", AFTER),
+        ("memory: 3 MiB stay in use after job 12 (gpulock)", "3 clean checks"),
+        ("memory: 3 MiB; ecc: a row (gpulock)", AFTER),
+        (
+            f"memory: 3 MiB; memory: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",
+            "an administrator",
+        ),
+        ("memory: I say so (root)", "an administrator"),
+        ("xid: no (alice as root)", "an administrator"),
+        ("its fan died", "an administrator"),
+    ],
+)
+def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
+    assert quarantine_end_condition(reason).startswith(back)
+
+
+def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
+    assert parse_note_causes({"reason": "memory: 3 MiB; heat: 99 degrees"}) == ()
+    assert not is_policy_note({"by": "gpulock", "reason": "heat: 99 degrees"})
+    assert not is_policy_note({"by": "gpulock"})
+    assert describe_recovery("") == "an administrator"

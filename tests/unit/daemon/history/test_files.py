@@ -32,12 +32,7 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     site.end(0, 1)
     assert site.write() == 1
     (found,) = site.lines()
-    assert (found["job_id"], found["user"], found["gpus"], found["how"]) == (
-        "12",
-        "alice",
-        2,
-        "epilog",
-    )
+    assert [found[key] for key in ("job_id", "user", "gpus", "how")] == ["12", "alice", 2, "epilog"]
     assert found["held_seconds"] == pytest.approx(100, abs=1)
     assert found["gpu_seconds"] == pytest.approx(200, abs=2)
     assert (found["busy_seconds"], found["observed_seconds"]) == (40.0, 160.0)
@@ -49,14 +44,6 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     assert first["memory_bytes"] == 80 * GIB
     assert found["shapes"][bus(0)] == {"width": 2.0, "use": [500] * 40}
     assert site.waiting() == []
-
-
-def test_without_an_exporter_nothing_is_known_and_nothing_is_called_idle(site: Ended) -> None:
-    site.claim(0)
-    site.write()
-    (found,) = site.lines()
-    assert (found["busy_seconds"], found["observed_seconds"]) == (None, 0)
-    assert found["energy_joules"] is None and found["shapes"] == {}
 
 
 def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
@@ -72,33 +59,24 @@ def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
     assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
 
 
-def test_the_history_waits_for_the_exporters_last_word_while_it_lives(site: Ended) -> None:
-    own = site.hold(0)
-    site.sample(site.account(own, 0))
-    site.end(0)
-    assert site.write() == 0
-    site.finish(own, site.account(own, 0))
-    assert site.write() == 1
-    assert site.lines()[0]["busy_seconds"] == 40.0
-
-
-def test_of_an_exporter_that_died_the_last_sample_counts(site: Ended) -> None:
-    own = site.hold(0)
-    site.sample(site.account(own, 0, busy=7.0), ago=30)
-    site.end(0)
-    assert site.write() == 1
-    assert site.lines()[0]["busy_seconds"] == 7.0
-
-
-def test_nobody_waits_for_an_exporter_that_never_says_its_last_word(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", ["its last word", "it died", "it never says it"])
+def test_the_history_waits_for_the_exporters_last_word_while_it_lives(
+    site: Ended, ends: str
 ) -> None:
     own = site.hold(0)
-    site.sample(site.account(own, 0))
+    site.sample(site.account(own, 0, busy=7.0))
     site.end(0)
     assert site.write() == 0
-    (site.finished() / "released").write_text(f"{bus(0)} 1000.0 1.0 0 GPU-0 epilog\n")
+    if ends == "its last word":
+        site.finish(own, site.account(own, 0))
+    elif ends == "it died":
+        site.sample(site.account(own, 0, busy=7.0), ago=30)
+    else:
+        (site.finished() / "released").write_text(f"{bus(0)} 1000.0 1.0 0 GPU-0 epilog\n")
     assert site.write() == 1
+    assert ends == "it never says it" or (
+        site.lines()[0]["busy_seconds"] == (40.0 if ends == "its last word" else 7.0)
+    )
 
 
 @pytest.mark.parametrize(

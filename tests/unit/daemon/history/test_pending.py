@@ -191,20 +191,18 @@ def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> 
     site.reboot()
     assert (site.write(), site.write()) == (1, 0)
     (found,) = site.lines()
-    assert (found["token"], found["user"], found["queue"], found["gpus"]) == (
+    assert [found[key] for key in ("token", "user", "queue", "gpus")] == [
         "feed",
         "alice",
         "gpu.q",
         2,
-    )
-    assert (found["how"], found["proof"]) == (
-        "reap",
-        "claimed before this boot; its end is when it was last seen",
-    )
+    ]
+    assert f"{found['how']}: {found['proof']}" == pending.REBOOT_PROOF
     assert found["released_at"] == pytest.approx(seen, abs=0.01)
     assert found["held_seconds"] == pytest.approx(4000, abs=0.01)
     assert found["gpu_seconds"] == pytest.approx(8000, abs=0.01)
     assert (found["busy_seconds"], found["observed_seconds"], found["shapes"]) == (None, 0, {})
+    assert found["energy_joules"] is None
     assert [one["id"] for one in found["devices"]] == [bus(0), bus(1)]
     assert (site.owed(), site.told) == ([], [])
 

@@ -5,7 +5,7 @@ A value that the card does not have is absent (None), never 0. Times are CLOCK_B
 frame crosses the pipe as one line of JSON. Drivers hand out garbage: 900 % of utilisation, all bits
 set, the memory of another card. Each field of a device says what can be true of it; what breaks
 that rule is not known, and its collector has failed. Names become keys of files and labels, so they
-are held to an alphabet. The worker imports this module too: it is small.
+are held to an alphabet.
 """
 
 from __future__ import annotations
@@ -13,30 +13,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from typing import Any, NamedTuple
 
 from gpulock.errors import one_line
 
-CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h: what `clock_reasons` may hold
-    0x1: "gpu_idle",
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
 NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}\Z")
 LONGEST_TEXT = 128  # characters
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
-MOST_NAMES = 64  # of reasons, of ECC counters, of links: of whatever becomes a label
+MOST_NAMES = 64  # of ECC counters, of links: of whatever becomes a label
 MOST_ID = 1 << 12  # of an index, a minor, an instance
 MOST_PID = 1 << 22  # PID_MAX_LIMIT of a 64 bit kernel, proc_sys_kernel(5)
 MOST_BYTES = 1 << 50  # of memory
@@ -45,35 +31,27 @@ MOST_COUNT = (1 << 64) - 1  # of a counter of bytes
 IMPOSSIBLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-class FrameError(ValueError):
-    """Say that a line is no frame."""
+class FieldRule(NamedTuple):
+    """What can be true of a field, or, `by_name`, of each of its values, which have that type."""
+
+    collector: str  # that fails where it is not so
+    least: float
+    most: float
+    by_name: bool
 
 
-def known(collector: str, least: float = 0, most: float = 0) -> Any:
-    """Return a field that is None where it is not known, and else from `least` to `most`.
-
-    Of values by name each is.
-    """
+def known(collector: str, least: float = False, most: float = True) -> Any:
+    """Return a field that is None where it is not known; without bounds it is a yes or no."""
     return field(default=None, metadata={"collector": collector, "least": least, "most": most})
 
 
 @dataclass
-class Process:
-    """A process that NVML lists on a device; memory in bytes, None where NVML does not tell."""
-
-    pid: int
-    memory: int | None = None
-
-
-@dataclass
 class DeviceTelemetry:
-    """A GPU, or a MIG instance (`parent` is its card's bus id); one look.
+    """A GPU, or a MIG instance of it (`gi`, `ci`); one look.
 
     `busy` and `observed` are seconds since the last look: how long the device did work, and how
-    long the driver's sample buffer covers. Ratios are from 0 to 1. Counters (`energy` J,
-    `*_transmit` and `*_receive` bytes, `*_seconds` by reason, `ecc`, `pcie_replays`,
-    `nvlink_errors`) run since the driver was loaded and may wrap or restart at 0; the exporter
-    makes them monotonic.
+    long the driver's sample buffer covers. Ratios are from 0 to 1. Counters (`energy`, bytes,
+    errors, `*_seconds`) run since the driver was loaded, and may wrap or restart at 0.
     """
 
     bus: str
@@ -81,32 +59,31 @@ class DeviceTelemetry:
     index: int = known("devices", 0, MOST_ID)
     minor: int | None = known("devices", 0, MOST_ID)
     name: str = ""
-    parent: str = ""
     gi: int | None = known("devices", 0, MOST_ID)
     ci: int | None = known("devices", 0, MOST_ID)
     profile: str = ""
     mig: bool | None = known("mig")
     persistence: bool | None = known("devices")
-    answer: float | None = known("devices", 0, 1e6)  # seconds that the driver took for this card
+    answer: float | None = known("devices", 0.0, 1e6)  # seconds that the driver took for this card
     numa: int | None = known("devices", 0, MOST_ID)
     coherent: bool | None = known("devices")  # the kernel puts own pages into its memory
-    utilization: float | None = known("utilization", 0, 1)
-    memory_utilization: float | None = known("utilization", 0, 1)
-    busy: float | None = known("utilization", 0, 1e6)
-    observed: float | None = known("utilization", 0, 1e6)
+    utilization: float | None = known("utilization", 0.0, 1.0)
+    memory_utilization: float | None = known("utilization", 0.0, 1.0)
+    busy: float | None = known("utilization", 0.0, 1e6)
+    observed: float | None = known("utilization", 0.0, 1e6)
     memory_used: int | None = known("memory", 0, MOST_BYTES)
     memory_total: int | None = known("memory", 1, MOST_BYTES)
-    power: float | None = known("power", 0, 5000)  # watts: the largest boards are at 1,400
-    energy: float | None = known("power", 0, 1e18)
-    temperature: float | None = known("temperature", -50, 200)
-    memory_temperature: float | None = known("temperature", -50, 200)
-    power_limit: float | None = known("power", 0, 5000)  # as set; the enforced one may be lower
-    power_limit_enforced: float | None = known("power", 0, 5000)
-    fan: float | None = known("temperature", 0, 2)  # of its highest speed, which some exceed
-    sm_clock: float | None = known("clocks", 0, 2e10)  # hertz
-    memory_clock: float | None = known("clocks", 0, 2e11)
-    clock_reasons: list[str] | None = known("clocks")  # those that are active
-    clock_reason_seconds: dict[str, float] | None = known("clocks", 0, 1e15)
+    power: float | None = known("power", 0.0, 5000.0)  # watts: the largest boards are at 1,400
+    energy: float | None = known("power", 0.0, 1e18)  # joules
+    temperature: float | None = known("temperature", -50.0, 200.0)
+    memory_temperature: float | None = known("temperature", -50.0, 200.0)
+    power_limit: float | None = known("power", 0.0, 5000.0)  # as set; the enforced one may be lower
+    power_limit_enforced: float | None = known("power", 0.0, 5000.0)
+    fan: float | None = known("temperature", 0.0, 2.0)  # of its highest speed, which some exceed
+    sm_clock: float | None = known("clocks", 0.0, 2e10)  # hertz
+    memory_clock: float | None = known("clocks", 0.0, 2e11)
+    clock_reasons: int | None = known("clocks", 0, MOST_ERRORS)  # bits of those that are active
+    clock_reason_seconds: dict[str, float] | None = known("clocks", 0.0, 1e15)
     ecc: dict[str, int] | None = known("ecc", 0, MOST_ERRORS)  # `corrected.sram`, ...
     remapped: dict[str, int] | None = known("remapped", 0, MOST_ERRORS)  # rows by cause
     remap_pending: bool | None = known("remapped")
@@ -120,41 +97,23 @@ class DeviceTelemetry:
     nvlink_errors: dict[str, int] | None = known("nvlink", 0, MOST_BYTES)  # by kind: `replay`, ...
     nvlink_active: int | None = known("nvlink", 0, MOST_ID)  # links that are up
     fabric: int | None = known("nvlink", 1, 5)  # nvml/fabric.py
-    pcie_transmit: int | None = known("pcie", 0, MOST_COUNT)
+    pcie_transmit: int | None = known("pcie", 0, MOST_COUNT)  # bytes, as are the next three
     pcie_receive: int | None = known("pcie", 0, MOST_COUNT)
     nvlink_transmit: int | None = known("nvlink", 0, MOST_COUNT)
     nvlink_receive: int | None = known("nvlink", 0, MOST_COUNT)
-    summed: list[str] | None = known("gpm")  # of these bytes, what the worker adds up from 0
-    gpm: dict[str, float] | None = known("gpm", 0, 1)  # ratios by name: sm_active, ...
+    nvlink_summed: bool | None = known("gpm")  # whether the worker adds them up, from 0
+    gpm: dict[str, float] | None = known("gpm", 0.0, 1.0)  # ratios by name: sm_active, ...
     links: dict[str, int] | None = known("devices", 0, MOST_ID)  # to a peer's bus id, or `switch`
-    processes: list[Process] | None = None  # None: not looked at this time, or not supported
+    processes: dict[int, int | None] | None = None  # bytes by pid, where told; None: not listed
 
     @property
     def lock_id(self) -> str:
         """Return the id of its lock: its bus id, and for an instance which one it is."""
-        return f"{self.parent}.gi{self.gi}.ci{self.ci}" if self.parent else self.bus
+        return self.bus if self.gi is None else f"{self.bus}.gi{self.gi}.ci{self.ci}"
 
 
-class FieldRule(NamedTuple):
-    """What can be true of a field of the type `kind`, or, `by_name`, of each of its values."""
-
-    collector: str
-    least: float
-    most: float
-    kind: str
-    by_name: bool = False
-
-
-TYPES: dict[str, set[type]] = {  # what JSON has for each; a bool is no int
-    **{"bool": {bool}, "int": {int}, "float": {float, int}},
-    **{"list": {list}, "dict": {dict}},
-}
 RULES = {
-    one.name: FieldRule(
-        **one.metadata,
-        kind=re.findall("bool|int|float|list", str(one.type))[0],
-        by_name="dict" in str(one.type),
-    )
+    one.name: FieldRule(**one.metadata, by_name="dict" in str(one.type))
     for one in fields(DeviceTelemetry)
     if one.metadata
 }
@@ -185,32 +144,23 @@ def normalize_bus_id(text: str) -> str:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Return a frame as one line; of its records what is known."""
-
-    def known_fields(record: object) -> dict[str, Any]:
-        return {name: value for name, value in vars(record).items() if value is not None}
-
-    return json.dumps(frame, separators=(",", ":"), default=known_fields).encode() + b"\n"
+    """Return a frame as one line."""
+    return json.dumps(frame, separators=(",", ":"), default=vars).encode() + b"\n"
 
 
 def decode_frame(line: bytes) -> Frame:
-    """Return the frame of one line; raise FrameError.
-
-    Of two devices with one lock id the first counts. What cannot be is a failure of its collector.
-    """
+    """Return the frame of one line; raise ValueError. What cannot be is a collector's failure."""
     try:
         raw = json.loads(line)
-        failures = {name: str(why) for name, why in raw["failures"].items()}
-        devices: dict[str, DeviceTelemetry] = {}
-        for one in raw["devices"][:MOST_DEVICES]:
-            if device := read_device(one, failures):
-                devices.setdefault(device.lock_id, device)
-        told = {normalize_bus_id(bus): clean_text(why) for bus, why in raw["lost"].items()}
-        lost = dict(islice(((bus, why) for bus, why in told.items() if bus), MOST_DEVICES))
-        driver, complete = str(raw["driver"]), raw["complete"] is True
-        return Frame(float(raw["boottime"]), driver, [*devices.values()], failures, lost, complete)
+        frame = Frame(float(raw["boottime"]), str(raw["driver"]), complete=raw["complete"] is True)
+        frame.failures = {name: str(why) for name, why in raw["failures"].items()}
+        read = [read_device(one, frame.failures) for one in raw["devices"][:MOST_DEVICES]]
+        frame.devices = [device for device in read if device]
+        told = [(normalize_bus_id(bus), why) for bus, why in raw["lost"].items()][:MOST_DEVICES]
+        frame.lost = {bus: one_line(why[:LONGEST_TEXT]) for bus, why in told if bus}
+        return frame
     except IMPOSSIBLE as fault:
-        raise FrameError(f"not a frame: {type(fault).__name__} {fault}") from None
+        raise ValueError(f"not a frame: {type(fault).__name__} {fault}") from None
 
 
 def read_device(raw: dict[str, Any], failures: dict[str, str]) -> DeviceTelemetry | None:
@@ -218,60 +168,33 @@ def read_device(raw: dict[str, Any], failures: dict[str, str]) -> DeviceTelemetr
 
     `failures` gets what that was, by collector. Raise one of IMPOSSIBLE for what is no device.
     """
-    bus, parent = normalize_bus_id(raw["bus"]), normalize_bus_id(raw["parent"])
-    device = DeviceTelemetry(bus or parent, raw["uuid"], 0, parent=parent)
-    device.name, device.profile = clean_text(raw["name"]), clean_text(raw["profile"])
-
-    def fail(key: str, value: object, of: str = bus) -> None:
-        collector = RULES[key].collector if key in RULES else "devices"
-        failures.setdefault(collector, f"{of}: {key} cannot be {str(value)[:LONGEST_TEXT]}")
-
-    if device.uuid and not UUID.fullmatch(device.uuid):
-        fail("uuid", device.uuid)
-        device.uuid = ""
-    for key, rule in RULES.items():
-        if (told := raw.get(key)) is not None:
-            value = usable_value(told, rule)
-            if value is not None:
-                setattr(device, key, value)
-            if value != told:
-                fail(key, told)
-    if not device.bus or (raw["parent"] and (not parent or None in (device.gi, device.ci))):
-        fail("bus", (raw["bus"], raw["parent"]), "a device")
+    values = {key: usable_value(raw[key], rule) for key, rule in RULES.items()}
+    values["bus"] = normalize_bus_id(raw["bus"])
+    values["uuid"] = raw["uuid"] if UUID.fullmatch(raw["uuid"]) else ""
+    if (values["memory_used"] or 0) > (values["memory_total"] or MOST_BYTES):
+        values["memory_used"] = None
+    for key in [key for key, value in values.items() if value != raw[key]]:
+        words = f"{values['bus']}: {key} cannot be {str(raw[key])[:LONGEST_TEXT]}"
+        failures.setdefault(RULES[key].collector if key in RULES else "devices", words)
+    naming = ("bus", "index") if raw["gi"] is None else ("bus", "index", "gi", "ci")
+    if any(values[key] in ("", None) for key in naming):
         return None
-    if (device.memory_used or 0) > (device.memory_total or MOST_BYTES):
-        fail("memory_used", device.memory_used)
-        device.memory_used = None
-    if (listed := raw.get("processes")) is not None:
-        processes = {int(one["pid"]): one.get("memory") for one in listed}  # each once
-        device.processes = [
-            Process(pid, usable_value(memory, RULES["memory_used"]))
-            for pid, memory in processes.items()
-            if 0 < pid <= MOST_PID
-        ]
-    return device
+    if (listed := raw["processes"]) is not None:
+        values["processes"] = {
+            int(pid): usable_value(memory, RULES["memory_used"])
+            for pid, memory in listed.items()
+            if 0 < int(pid) <= MOST_PID
+        }
+    values |= {key: one_line(raw[key][:LONGEST_TEXT]) for key in ("name", "profile")}
+    return DeviceTelemetry(**values)
 
 
 def usable_value(value: Any, rule: FieldRule) -> Any:
     """Return a value as far as the rule of its field allows it, None where nothing of it can be."""
-    kind = "dict" if rule.by_name else rule.kind
-    if type(value) not in TYPES[kind]:
-        return None
-    if kind == "dict":
-        one, some = rule._replace(by_name=False), islice(value.items(), MOST_NAMES)
-        usable = {name: usable_value(own, one) for name, own in some if is_name(name)}
-        return {name: own for name, own in usable.items() if own is not None}
-    if kind == "list":
-        return [name for name in value[:MOST_NAMES] if is_name(name)]
-    fits = kind == "bool" or rule.least <= value <= rule.most
-    return (float(value) if kind == "float" else value) if fits else None
-
-
-def is_name(value: object) -> bool:
-    """Return whether this may be a key of a file, and a label."""
-    return isinstance(value, str) and NAME.match(value) is not None
-
-
-def clean_text(text: str) -> str:
-    """Return a text as one line of so much."""
-    return one_line(text[:LONGEST_TEXT])
+    if rule.by_name and type(value) is dict:
+        one = rule._replace(by_name=False)
+        usable = [(name, usable_value(own, one)) for name, own in value.items() if NAME.match(name)]
+        return dict([pair for pair in usable if pair[1] is not None][:MOST_NAMES])
+    kind = type(rule.most)
+    sound = type(value) in ((float, int) if kind is float else (kind,)) and not rule.by_name
+    return kind(value) if sound and rule.least <= value <= rule.most else None

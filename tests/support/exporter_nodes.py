@@ -76,7 +76,7 @@ def full_card(number: int = 0, **changes: Any) -> DeviceTelemetry:
         "fabric": 3,
         "sm_clock": 1.98e9,
         "memory_clock": 2.619e9,
-        "clock_reasons": ["sw_power_cap"],
+        "clock_reasons": 0x4,
         "clock_reason_seconds": {"sw_power_cap": 3.5, "hw_thermal_slowdown": 0.0},
         "ecc": {"corrected.dram": 3, "uncorrected.sram": 0},
         "remapped": {"correctable": 1, "uncorrectable": 0},
@@ -97,7 +97,6 @@ def instance(number: int, gi: int, **changes: Any) -> DeviceTelemetry:
     """Return a MIG instance of a card; without GPM nobody knows whether it works."""
     fields: dict[str, Any] = {
         "bus": bus(number),
-        "parent": bus(number),
         "uuid": f"MIG-{number:04d}-{gi:04d}",
         "index": number,
         "minor": number,
@@ -217,9 +216,9 @@ def listed_as_nvml(looked: Mapping[str, DeviceTelemetry]) -> list[devices.Device
     """Return the driver's list where it has what NVML has: instances in place of their cards."""
     result: list[devices.Device] = []
     for name, seen in looked.items():
-        if seen.mig and not seen.parent:
+        if seen.mig and seen.gi is None:
             continue
-        card = looked.get(seen.parent, seen)
+        card = looked.get(seen.bus, seen)
         device = devices.Device(name, card.index)
         device.uuid, device.model, device.profile = seen.uuid, seen.name, seen.profile
         device.minor = card.minor if card.minor is not None else -1

@@ -87,7 +87,7 @@ class Eye:
 
 def device(frame: Frame, index: int = 0) -> DeviceTelemetry:
     """Return a card of a frame by its index."""
-    found = [one for one in frame.devices if one.index == index and not one.parent]
+    found = [one for one in frame.devices if one.index == index and one.gi is None]
     assert len(found) == 1, frame.failures
     return found[0]
 

@@ -162,23 +162,20 @@ def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINIS
 def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id: str) -> str:
     """Return what only NVML can tell of the devices, as `gpulock.node.devices` reads it.
 
-    They are cleaned; `links` by bus id are those last told. In MIG mode a card's NVLinks are off,
-    and an instance without a UUID cannot be granted. Root checks each entry against the driver
-    before it publishes it in LOCK_DIR.
+    They are cleaned; `links` by bus id are those last told. In MIG mode a card's NVLinks are off.
+    Root checks each entry against the driver before it publishes it in LOCK_DIR.
     """
     pairs = [("boot_id", boot_id)]
     for _, device in sorted(devices.items()):
-        if device.parent and not device.uuid:
-            continue
-        key = f"mig.{device.lock_id}" if device.parent else f"gpu.{device.bus}"
+        key = f"{'gpu' if device.gi is None else 'mig'}.{device.lock_id}"
         memory = str(device.memory_total // MIB) if device.memory_total else ""
         said = {"uuid": device.uuid, "profile": device.profile, "memory_mib": memory}
-        if not device.parent:
+        if device.gi is None:
             said["mig"] = "1" if device.mig else "0"
             switched = not device.mig and links.get(device.bus, {}).get(SWITCH)
             said["nvswitch"] = "1" if switched else ""
         pairs += [(f"{key}.{name}", value) for name, value in said.items() if value]
-    whole = [bus for bus, device in devices.items() if not (device.mig or device.parent)]
+    whole = [bus for bus, device in devices.items() if not device.mig and device.gi is None]
     pairs += inventory_link_pairs({bus: links.get(bus, {}) for bus in whole})
     return f"{INVENTORY_LINE}\n{kv.encode_pairs(pairs)}"
 

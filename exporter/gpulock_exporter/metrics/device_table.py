@@ -9,12 +9,24 @@ from typing import Union
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import ACTIONS
 from gpulock.node.devices import SHARE
-from gpulock_exporter.frame import CLOCK_REASONS
 from gpulock_exporter.metrics.families import Sample
 from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.metrics.node import counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 
+CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
 FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/fabric.py
     1: "not_started",
     2: "in_progress",
@@ -63,9 +75,9 @@ def lock_acquired_time(seen: DeviceSnapshot) -> list[Sample]:
 
 def active_reasons(seen: DeviceSnapshot) -> list[Sample]:
     """Return each reason for a lower clock, and whether it holds."""
-    active = seen.clock_reasons
-    names = () if active is None else (*CLOCK_REASONS.values(), *active)
-    return by_label("reason", {name: name in (active or ()) for name in names})
+    bits = seen.clock_reasons
+    known = {} if bits is None else {name: bool(bits & bit) for bit, name in CLOCK_REASONS.items()}
+    return by_label("reason", known)
 
 
 def ecc_errors(seen: DeviceSnapshot) -> list[Sample]:

@@ -41,7 +41,7 @@ def collect_families(
     by_bus = {seen.id: seen for seen, _ in cards}
 
     def info(seen: DeviceSnapshot) -> Iterable[Sample]:
-        labels = info_labels(seen, by_bus.get(seen.parent, seen), snapshot.driver)
+        labels = info_labels(seen, by_bus.get(seen.bus, seen), snapshot.driver)
         return [(labels, 1)] if seen.told else ()
 
     def holder(seen: DeviceSnapshot) -> Iterable[Sample]:
@@ -77,7 +77,7 @@ def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> Labe
     """Return what a device is; `card` is its own, or that of an instance where it is told."""
     pairs: dict[str, object] = {"name": card.name, "driver_version": driver}
     if seen.instance:
-        parent = {"parent_uuid": card.uuid if card is not seen else seen.parent}
+        parent = {"parent_uuid": card.uuid if card is not seen else seen.bus}
         pairs |= {**parent, "gi": seen.gi, "ci": seen.ci, "profile": seen.profile}
     else:
         pairs |= {"pci_bus_id": seen.bus, "minor": seen.minor, "numa_node": seen.numa}

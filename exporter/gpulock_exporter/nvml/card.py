@@ -84,7 +84,7 @@ class NvmlCard(NvmlDevice):
         for instance in self.instances:
             record = self.blank_record()
             record.uuid, record.name = instance.uuid, instance.model or self.model
-            record.parent, record.links = self.name, None
+            record.links = None
             record.gi, record.ci, record.profile = instance.gi, instance.ci, instance.profile
             records.append(record)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pynvml
 
-from gpulock_exporter.frame import CLOCK_REASONS, DeviceTelemetry
-from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
+from gpulock_exporter.frame import DeviceTelemetry
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
@@ -105,16 +105,12 @@ def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
     sm, mem = (card.query(look, "clocks", clock) for clock in (SM_CLOCK, MEMORY_CLOCK))
     records[0].sm_clock = None if sm is None else sm * MEGA
     records[0].memory_clock = None if mem is None else mem * MEGA
-    bits = card.query(
+    records[0].clock_reasons = card.query(
         look,
         "clocks",
         calls.nvmlDeviceGetCurrentClocksEventReasons,  # 535
         calls.nvmlDeviceGetCurrentClocksThrottleReasons,
     )
-    if bits in NOT_AVAILABLE:  # no card has all reasons at once
-        look.fail("clocks", card.name, f"its reasons cannot be {bits:#x}")
-    elif bits is not None:
-        records[0].clock_reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
 def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -134,13 +130,10 @@ def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:
     latest = card.window.latest
     if latest is not None:
         records[0].gpm = latest.ratios or None
-        records[0].summed = [
-            name
-            for name in latest.traffic
-            if name.startswith("pcie") or card.is_absent(look, NVLINK[0])
-        ]
-        for name in records[0].summed:
-            setattr(records[0], name, card.traffic[name])
+        records[0].nvlink_summed = card.is_absent(look, NVLINK[0])
+        for name in latest.traffic:
+            if name.startswith("pcie") or records[0].nvlink_summed:
+                setattr(records[0], name, card.traffic[name])
 
 
 def _collect_instance_gpm(
@@ -178,7 +171,7 @@ def collect_processes(card: NvmlCard, records: Records, look: PollContext) -> No
         return
     if not card.mig:
         listed = records[0].processes = read_processes(card, look)
-        known = listed is not None and all(one.memory is not None for one in listed)
-        card.process_memory = sum(one.memory or 0 for one in listed or ()) if known else None
+        known = listed is not None and None not in listed.values()
+        card.process_memory = sum(filter(None, (listed or {}).values())) if known else None
     for instance, record in zip(card.instances, records[1:]):
         record.processes = read_processes(instance, look)

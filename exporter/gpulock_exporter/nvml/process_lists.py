@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Optional
 
 import pynvml
 
-from gpulock_exporter.frame import Process
 from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
 from gpulock_exporter.nvml.named_calls import call_nvml
 
@@ -28,20 +28,18 @@ FIRST = struct.Struct("@I4xQ")  # nvmlProcessInfo_v1_t: pid, bytes
 SECOND = struct.Struct("@I4xQ8x")  # nvmlProcessInfo_t: also the instances
 WIDE = struct.Struct("@I4xQ16x")  # the same of drivers 535.43 to 535.98: also protected memory
 
-Listing = Callable[[pynvml.c_nvmlDevice_t], list[Process]]
+Listed = list[tuple[int, Optional[int]]]  # pid, and bytes where the driver tells them
+Listing = Callable[[pynvml.c_nvmlDevice_t], Listed]
 
 
-def read_processes(
-    device: NvmlDevice, look: PollContext, kinds: Iterable[str] = KINDS
-) -> list[Process] | None:
+def read_processes(device: NvmlDevice, look: PollContext) -> dict[int, int | None] | None:
     """Return the processes on a device: those that compute, that draw, and those behind MPS.
 
     None where they are not known: of a list that is not whole somebody's process would be missing.
     A list costs the driver milliseconds with its lock held (docs/facts/nvml.md, cost).
     """
-    lists: list[list[Process]] = []
-    for kind in kinds:
-        ways = WAYS[kind]
+    lists: list[Listed] = []
+    for ways in WAYS.values():
         found = device.query(look, "processes", *ways)
         if found is not None:
             lists.append(found)
@@ -50,17 +48,11 @@ def read_processes(
     if sum(len(one) for one in lists) > MOST:
         look.fail("processes", device.name, f"more than {MOST} processes")
         return None
-    return merge_process_lists(lists) if lists else None
-
-
-def merge_process_lists(lists: Iterable[Iterable[Process]]) -> list[Process]:
-    """Return each process once, with the most memory that any list gives it."""
-    found: dict[int, Process] = {}
-    for process in (one for some in lists for one in some):
-        known = found.setdefault(process.pid, process)
-        if (process.memory or 0) > (known.memory or 0):
-            found[process.pid] = process
-    return [found[pid] for pid in sorted(found)]
+    most: dict[int, int | None] = {}  # memory that any list gives it
+    for pid, memory in (pair for one in lists for pair in one):
+        known = most.get(pid)
+        most[pid] = memory if known is None else max(known, memory or 0)
+    return most if lists else None
 
 
 def third_layout() -> struct.Struct:
@@ -83,7 +75,7 @@ def first_layout() -> struct.Struct:
 def _process_listing(name: str, choose: Callable[[], struct.Struct]) -> Listing:
     """Return a way to ask that asks again while the list outgrows the room that was made."""
 
-    def ask(handle: pynvml.c_nvmlDevice_t) -> list[Process]:
+    def ask(handle: pynvml.c_nvmlDevice_t) -> Listed:
         layout, room = choose(), ROOM
         for attempt in range(1, ATTEMPTS + 1):
             raw = ctypes.create_string_buffer(WIDE.size * room)  # enough for either layout
@@ -103,10 +95,10 @@ def _process_listing(name: str, choose: Callable[[], struct.Struct]) -> Listing:
 
 def read_process_entries(
     layout: struct.Struct, raw: ctypes.Array[ctypes.c_char], count: int
-) -> list[Process]:
+) -> Listed:
     """Return the first `count` processes of a list as it lies in memory."""
     return [
-        Process(pid, None if memory in NOT_AVAILABLE else memory)
+        (pid, None if memory in NOT_AVAILABLE else memory)
         for pid, memory in layout.iter_unpack(memoryview(raw)[: layout.size * count])
     ]
 

@@ -16,7 +16,7 @@ from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.frame import COLLECTORS, DeviceTelemetry, Frame, Process
+from gpulock_exporter.frame import COLLECTORS, DeviceTelemetry, Frame
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
@@ -39,7 +39,7 @@ class ExporterMemory:
 class ProcessList:
     """The processes on a device as NVML listed them last, and the claims they were judged by."""
 
-    processes: list[Process]
+    processes: Mapping[int, int | None]
     at: float | None = None  # CLOCK_BOOTTIME seconds
     tokens: frozenset[str] = frozenset()
     who: DeviceProcesses | None = None
@@ -184,14 +184,17 @@ def find_lost_cards(
 
 
 def classify_device_processes(
-    listed: Sequence[Process], locks: Iterable[Lock], tree: ProcessScan, services: Sequence[str]
+    listed: Mapping[int, int | None],
+    locks: Iterable[Lock],
+    tree: ProcessScan,
+    services: Sequence[str],
 ) -> DeviceProcesses:
     """Return who is on a device, `locks` being those on it, on its card or its instances.
 
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
     holders = list(locks)
-    judged = {one.pid: classify_process(one.pid, holders, tree, services) for one in listed}
+    judged = {pid: classify_process(pid, holders, tree, services) for pid in listed}
     foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
     found, memory = list(judged.values()), sum_share_memory(listed, holders, tree)
     return DeviceProcesses(

@@ -129,7 +129,8 @@ def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, CounterKind
             for of, one in value.items():
                 yield f"{name}.{of}", kind, one
         elif value is not None:
-            yield name, SUMMED if name in (device.summed or ()) else kind, value
+            summed = device.nvlink_summed and name.startswith("nvlink")
+            yield name, SUMMED if summed else kind, value
 
 
 class TelemetryTotals:

@@ -14,7 +14,6 @@ from gpulock.alloc.process_owner import is_claim_process
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
-from gpulock_exporter.frame import Process
 from gpulock_exporter.state.device_totals import DeviceActivity
 from gpulock_exporter.state.snapshot import DeviceProcesses
 
@@ -47,7 +46,7 @@ def share_activity(
 
 
 def sum_share_memory(
-    listed: Sequence[Process], locks: Sequence[Lock], tree: ProcessScan
+    listed: Mapping[int, int | None], locks: Sequence[Lock], tree: ProcessScan
 ) -> dict[str, int]:
     """Return the bytes in use by the processes of each share, by lock id.
 
@@ -55,14 +54,14 @@ def sum_share_memory(
     nobody's. Where the driver does not tell the memory of each process, nothing is known.
     """
     first = {one.owner.token: one for one in reversed(locks) if one.owner and SHARE in one.id}
-    if not first or any(process.memory is None for process in listed):
+    if not first or None in listed.values():
         return {}
     found = {lock.id: 0 for lock in locks if SHARE in lock.id}
-    for process in listed:
+    for pid, memory in listed.items():
         try:
-            of = [one for one in first.values() if is_claim_process(process.pid, one, tree)]
+            of = [one for one in first.values() if is_claim_process(pid, one, tree)]
         except (OSError, ValueError):  # it has ended, or is hidden
             continue
         if len(of) == 1:
-            found[of[0].id] += process.memory or 0
+            found[of[0].id] += memory or 0
     return found

@@ -76,7 +76,8 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
         if seen.state is not None or (unread and not (seen.mig and not seen.instance))
     ]
     own = {seen.id: list(device_warnings(seen, now)) for seen in snapshot.devices}
-    warnings = {seen.id: own.get(seen.parent, []) + own[seen.id] for seen in shown}
+    of_card = {seen.id: own.get(seen.bus, []) for seen in shown if seen.instance}
+    warnings = {seen.id: of_card.get(seen.id, []) + own[seen.id] for seen in shown}
     counts = Counter(device_state(seen) for seen in shown)
     there = [f"{counts[state]} {state_words(state)}" for state in STATES if counts[state]]
     parts: list[str] = []

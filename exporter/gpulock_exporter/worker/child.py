@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpulock.errors import one_line
 from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
-from gpulock_exporter.frame import Frame, FrameError, decode_frame
+from gpulock_exporter.frame import Frame, decode_frame
 
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 WORDS = 400  # bytes of a worker's standard error that are told
@@ -75,7 +75,7 @@ class WorkerChild:
         return frame if call is None else min(frame, call.since + limits.frame)
 
     def receive(self, now: float) -> list[Frame]:
-        """Return the frames that are whole by now; raise FrameError for garbage."""
+        """Return the frames that are whole by now; raise ValueError for garbage."""
         if self.frames is None:
             return []
         data = os.read(self.frames.fileno(), CHUNK)
@@ -83,7 +83,7 @@ class WorkerChild:
             self.close()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > LINE_LIMIT:
-            raise FrameError("a frame without end")
+            raise ValueError("a frame without end")
         frames = [decode_frame(line) for line in lines]
         if frames:
             self.is_heard, self.since = True, now

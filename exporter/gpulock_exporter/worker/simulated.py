@@ -24,7 +24,7 @@ from gpulock.node.device_list import INVENTORY_LINE, mig_instances, nvlink_count
 from gpulock.node.devices import SHARE, Device
 from gpulock.store import atomic, kv
 from gpulock.store.locks import Lock, LockStore
-from gpulock_exporter.frame import DeviceTelemetry, Frame, Process
+from gpulock_exporter.frame import DeviceTelemetry, Frame
 
 MIB = 1 << 20
 AT_WORK = frozenset({"sge", "slurm", "process"})  # a reserve does nothing
@@ -185,7 +185,7 @@ def device_record(card: Device, device: Device) -> DeviceTelemetry:
     record.numa = card.numa if card.numa >= 0 else None
     if device is not card:
         gi, _, ci = device.id.partition(".gi")[2].partition(".ci")
-        record.parent, record.profile = card.bus, device.profile
+        record.profile = device.profile
         record.gi, record.ci = kv.int_or_zero(gi), kv.int_or_zero(ci)
         record.memory_total = device.memory_mib * MIB or None
     return record
@@ -196,7 +196,7 @@ def fill_memory(record: DeviceTelemetry, work: Work, processes: bool) -> None:
     used = {pid: int(part * MEMORY * (record.memory_total or 0)) for pid, part in work.items()}
     record.memory_used = sum(used.values())
     if processes:
-        record.processes = [Process(pid, memory) for pid, memory in used.items() if pid]
+        record.processes = {pid: memory for pid, memory in used.items() if pid}
 
 
 def fill_board(record: DeviceTelemetry, totals: CardTotals, load: float) -> None:
@@ -209,7 +209,7 @@ def fill_board(record: DeviceTelemetry, totals: CardTotals, load: float) -> None
     record.temperature = float(round(29 + 46 * load))
     record.memory_temperature = record.temperature + 6
     record.sm_clock, record.memory_clock = round(345 + 1635 * load) * 1e6, 3.2e9
-    record.clock_reasons = [] if load else ["gpu_idle"]
+    record.clock_reasons = 0 if load else 1  # gpu_idle
     record.clock_reason_seconds = {"sw_power_cap": round(totals.worked / 8, 3)}
     record.pcie_transmit = int(totals.worked * 1400) * MIB
     record.pcie_receive = int(totals.worked * 2300) * MIB

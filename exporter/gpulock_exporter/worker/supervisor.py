@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.frame import Frame, FrameError
+from gpulock_exporter.frame import Frame
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
@@ -224,7 +224,7 @@ class Supervisor:
             return []
         try:
             frames = worker.receive(self._clock())
-        except FrameError as fault:
+        except ValueError as fault:
             self.fault = str(fault)
             worker.kill(self._clock())
             return []

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from gpulock_exporter.frame import Process
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.metrics.labels import LabelUser
@@ -88,7 +87,7 @@ def three_nodes(prometheus: Prometheus, tmp_path: Path) -> None:
     for _ in range(3):
         second.tick(
             *(card(n, name="Tesla V100-SXM2-32GB", **BUSY) for n in range(4)),
-            card(4, name="Tesla V100-SXM2-32GB", processes=[Process(77)], **BUSY),
+            card(4, name="Tesla V100-SXM2-32GB", processes={77: None}, **BUSY),
         )
     write(prometheus, TWO, second, 5)
     prometheus.lose(THREE)

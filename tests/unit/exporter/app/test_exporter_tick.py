@@ -11,7 +11,7 @@ import pytest
 from gpulock_exporter.app import exporter
 from gpulock_exporter.app.exporter import LIST_PERIOD, Exporter
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.frame import Frame, Process
+from gpulock_exporter.frame import Frame
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -108,7 +108,7 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
 
 
 def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:
-    cards = [card(number, processes=[]) for number in range(4)]
+    cards = [card(number, processes={}) for number in range(4)]
     found, told = ticking.look(Frame(ticking.clock.now, "580", cards))
     rows = view_node(ticking.box.node(), judging=False).rows()
     assert told == ["held", "stale", "quarantined", "free"]
@@ -120,7 +120,7 @@ def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told
     ticking: Ticking,
 ) -> None:
     ticking.box.proc.add(78)
-    cards = [card(3, processes=[Process(78)]), card(0), card(1)]
+    cards = [card(3, processes={78: None}), card(0), card(1)]
     _, before = ticking.look(Frame(ticking.clock.now, "580", cards, complete=True))
     assert before[2:] == ["missing", "foreign"]
     ticking.clock.now += 60

@@ -10,7 +10,7 @@ from gpulock_exporter.files.publish import (
     ExporterFolder,
 )
 from gpulock_exporter.files.sample_file import restore_exporter_memory
-from gpulock_exporter.frame import DeviceTelemetry, Process
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import ExporterMemory
 
 from gpulock.node.sample import SAMPLE_LINE, parse_sample
@@ -53,7 +53,7 @@ def scene(tmp_path: Path) -> Node:
     node.facts = facts(lock(0, A, claimed_boottime=1001.0))
     node.tick(card(0, energy=100.0), unknown(1))
     node.tick(card(0, energy=400.0), unknown(1))
-    node.tick(card(0, energy=700.0, processes=[Process(77)]), unknown(1))
+    node.tick(card(0, energy=700.0, processes={77: None}), unknown(1))
     return node
 
 

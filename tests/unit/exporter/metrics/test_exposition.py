@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.frame import Process
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import make_family, render_families
 from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, known_labels
@@ -66,12 +65,12 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     use = {"gpm": {"sm_active": 0.5, "sm_occupancy": 0.25, "tensor_active": 0.1, "dram_active": 0}}
     for second in range(3):
         node.tick(
-            full_card(0, energy=100.0 + 300 * second, processes=[]),
-            card(1, processes=[Process(77)]),
+            full_card(0, energy=100.0 + 300 * second, processes={}),
+            card(1, processes={77: None}),
             full_card(2, mig=True, busy=None, observed=None, utilization=None),
-            instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes=[], **use),
+            instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes={}, **use),
             instance(2, 2, memory_utilization=0.5),
-            card(3, busy=0.0, processes=[Process(80, 1 << 30)]),
+            card(3, busy=0.0, processes={80: 1 << 30}),
         )
     cards = node.facts.cards
     cards.of(bus(0)).found = {"pcie_width": "x8 on PCIe", "memory": ""}

@@ -15,11 +15,11 @@ CARD = "0000:07:00.0"
 
 
 def instances(frame: Frame) -> list[DeviceTelemetry]:
-    return [one for one in frame.devices if one.parent]
+    return [one for one in frame.devices if one.gi is not None]
 
 
 def names(frame: Frame) -> list[str]:
-    return [f"{one.parent}.gi{one.gi}.ci{one.ci} {one.profile}" for one in instances(frame)]
+    return [f"{one.lock_id} {one.profile}" for one in instances(frame)]
 
 
 PAIR = ("3g.71gb", "3g.71gb")
@@ -45,7 +45,7 @@ def test_instances_are_devices_of_their_own_and_have_nothing_of_the_board(tmp_pa
     assert (one.memory_used, one.memory_total) == (1 << 30, 19968 << 20)
     told = {name for name, value in vars(one).items() if value not in (None, "")}
     assert told == {
-        *("bus", "uuid", "index", "minor", "name", "parent", "gi", "ci", "profile", "numa"),
+        *("bus", "uuid", "index", "minor", "name", "gi", "ci", "profile", "numa"),
         *("memory_used", "memory_total"),
     }
     card = device(frame, 0)
@@ -167,7 +167,7 @@ def test_the_processes_of_an_instance_are_its_own(tmp_path: Path) -> None:
             ],
         )
         frame = eye.look(processes=True)
-        found = {one.gi: [p.pid for p in one.processes or []] for one in instances(frame)}
+        found = {one.gi: list(one.processes or ()) for one in instances(frame)}
         assert found == {2: [11], 3: [], 9: [12, 13], 10: []}
         assert device(frame).processes is None
         nvml.fail("nvmlDeviceGetComputeRunningProcesses*", ERROR_NO_PERMISSION)

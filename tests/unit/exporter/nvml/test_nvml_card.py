@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.frame import DeviceTelemetry
 
-from tests.nvml.double import ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double, Process
+from tests.nvml.double import (
+    ERROR_NO_PERMISSION,
+    ERROR_NOT_SUPPORTED,
+    ERROR_UNKNOWN,
+    Double,
+    Process,
+)
 from tests.support.exporter_nvml import Eye, device
 
 PERIOD = 166_667  # microseconds between two samples
@@ -48,7 +54,7 @@ def test_a_busy_card_is_told_in_base_units(tmp_path: Path) -> None:
     assert (card.memory_used, card.memory_total) == (8 << 30, 143771 << 20)
     assert (card.power, card.energy, card.temperature) == (512.3, 7.5, 71.0)
     assert (card.sm_clock, card.memory_clock) == (1.98e9, 3.201e9)
-    assert card.clock_reasons == ["sw_power_cap", "sw_thermal_slowdown"]
+    assert card.clock_reasons == 0x24
     assert card.clock_reason_seconds is not None
     assert card.clock_reason_seconds["sw_power_cap"] == 2.5
     assert card.clock_reason_seconds["hw_thermal_slowdown"] == 0.0
@@ -58,7 +64,7 @@ def test_a_busy_card_is_told_in_base_units(tmp_path: Path) -> None:
     assert (card.remap_pending, card.remap_failure, card.recovery_action) == (True, False, 2)
     assert (card.nvlink_transmit, card.nvlink_receive) == (18 * 5 * 1024, 18 * 7 * 1024)
     assert card.links == {"switch": 18}
-    assert (card.mig, card.persistence, card.processes) == (False, True, [])
+    assert (card.mig, card.persistence, card.processes) == (False, True, {})
     assert other.utilization == 0
     assert other.remap_pending is False
 
@@ -134,7 +140,7 @@ def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_
         for name in ("energy", "gpm", "links", "remapped", "pcie_transmit", "nvlink_transmit"):
             assert getattr(card, name) is None, name
         assert (card.mig, card.clock_reason_seconds, card.recovery_action) == (None, None, None)
-        assert card.processes == [], "by the list of the first version"
+        assert card.processes == {}, "by the list of the first version"
         before = nvml.calls()
         eye.look(processes=True)
         rare = ("nvmlDeviceGetMigMode", "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMemoryInfo_v2")
@@ -243,16 +249,12 @@ def test_the_processes_of_all_kinds_are_told_once_each(tmp_path: Path) -> None:
                 Process(30, "1M"),
                 Process(10, "2M", "G"),
                 Process(30, "5M", "G"),
+                Process(10, "1M", "M"),
                 Process(20, "-", "M"),
             ],
         )
         found = device(eye.look(processes=True)).processes
-        assert found is not None
-        assert [(one.pid, one.memory) for one in found] == [
-            (10, 2 << 20),
-            (20, None),
-            (30, 5 << 20),
-        ]
+        assert found == {10: 2 << 20, 20: None, 30: 5 << 20}
         assert device(eye.look()).processes is None, "nobody asked"
 
 
@@ -279,7 +281,7 @@ def test_a_list_that_fails_makes_no_short_one_of_the_others(tmp_path: Path) -> N
         nvml.fail("nvmlDeviceGetGraphicsRunningProcesses*", ERROR_NO_PERMISSION, gpu=0)
         frame = eye.look(processes=True)
         assert device(frame, 0).processes is None
-        assert device(frame, 1).processes == []
+        assert device(frame, 1).processes == {}
         assert frame.failures == {"processes": "0000:06:00.0: Insufficient Permissions"}
 
 
@@ -303,7 +305,7 @@ FAILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nvmlDeviceGetEnforcedPowerLimit", "power", ("power_limit_enforced",)),
     ("nvmlDeviceGetCurrPcieLinkWidth", "pcie", ("pcie_width",)),
     ("nvmlDeviceGetPersistenceMode", "devices", ("persistence",)),
-    ("nvmlGpmMetricsGet", "gpm", ("gpm", "summed", "pcie_transmit", "pcie_receive")),
+    ("nvmlGpmMetricsGet", "gpm", ("gpm", "nvlink_summed", "pcie_transmit", "pcie_receive")),
     ("nvmlDeviceGetMigMode", "mig", ()),
 )
 
@@ -364,9 +366,21 @@ def test_bytes_over_pcie_are_those_of_gpm_where_the_card_has_it(tmp_path: Path) 
             assert card.gpm is not None
             assert (card.gpm["sm_active"], card.gpm["tensor_active"]) == (0.4, 0.255)
             assert card.pcie_transmit == pytest.approx(100 * (1 << 20) * seconds, abs=1)
-            assert card.summed == ["pcie_transmit", "pcie_receive"], "NVLink the card counts itself"
+            assert (card.nvlink_transmit, card.nvlink_summed) == (18 * 5 * 1024, False)
             again = device(eye.look(after=0.1))
             assert (again.gpm, again.pcie_transmit) == (card.gpm, card.pcie_transmit)
+
+
+def test_bytes_over_nvlink_are_those_of_gpm_where_the_card_does_not_count_them(
+    tmp_path: Path,
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml, Eye(nvml) as eye:
+        nvml.update({"gpu0.gpm.60": 100, "gpu0.gpm.61": 200})
+        nvml.fail("nvmlDeviceGetFieldValues.13[89]", ERROR_NOT_SUPPORTED)
+        eye.look()
+        card = device(eye.look())
+        assert card.nvlink_summed is True
+        assert card.nvlink_transmit == pytest.approx(2 * (card.nvlink_receive or 0), abs=2)
 
 
 def test_bytes_over_pcie_are_the_cards_own_in_mig_mode(tmp_path: Path) -> None:
@@ -375,7 +389,8 @@ def test_bytes_over_pcie_are_the_cards_own_in_mig_mode(tmp_path: Path) -> None:
         nvml.split(0, ("3g.71gb",))
         nvml.update({"gpu0.pcie.tx_bytes": "6000", "gpu0.pcie.rx_bytes": "7000"})
         with Eye(nvml) as eye:
-            assert device(eye.look()).pcie_transmit == 6000
+            card = device(eye.look())
+            assert (card.pcie_transmit, (card.ecc or {})["corrected.dram"]) == (6000, 0)
 
 
 def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: Path) -> None:

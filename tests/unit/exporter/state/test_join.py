@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
-from gpulock_exporter.frame import COLLECTORS, Process
+from gpulock_exporter.frame import COLLECTORS
 from gpulock_exporter.metrics.devices import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
@@ -210,7 +210,7 @@ def alive(root: Path) -> Path:
 def test_where_the_locks_cannot_be_read_nothing_is_said_of_them(tmp_path: Path) -> None:
     node = Node(proc=str(alive(tmp_path)))
     node.facts.locks = None
-    node.tick(full_card(0, processes=[Process(700)]))
+    node.tick(full_card(0, processes={700: None}))
     snapshot = node.snapshot([listed(0)])
     assert (snapshot.states, state_of(snapshot), seen(snapshot).foreign) == (None, None, None)
     names = families_with_values(snapshot)
@@ -313,14 +313,14 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     node = Node()
     node.book = CollectorState(BOOT, Settings({}), kin)
     node.facts = facts(lock(0, A))
-    node.tick(card(0, processes=[Process(77)]))
+    node.tick(card(0, processes={77: None}))
     node.tick(card(0))
     assert (len(asked), seen(node.snapshot([listed(0)])).foreign) == (1, 0)
     node.facts = facts()
     node.tick(card(0))
     assert (len(asked), seen(node.snapshot([listed(0)])).foreign) == (2, 1)
     assert state_of(node.snapshot([listed(0)])) == "foreign"
-    node.tick(card(0, processes=[]))
+    node.tick(card(0, processes={}))
     assert seen(node.snapshot([listed(0)])).foreign == 0
     node.tick(card(1))
     assert seen(node.snapshot([listed(0)])).foreign is None
@@ -328,7 +328,7 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
 
 def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
     node = Node(proc="/nonexistent")
-    node.tick(card(0, processes=[Process(77)]))
+    node.tick(card(0, processes={77: None}))
     one = seen(node.snapshot([listed(0)]))
     assert (one.foreign, node.book.present()[bus(0)].unseen, one.state) == (None, 1, "free")
 
@@ -338,7 +338,7 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
 
 def test_after_an_old_look_nobody_knows_who_is_on_a_device() -> None:
     node = Node(oldest=3.0)
-    node.tick(card(0, processes=[]))
+    node.tick(card(0, processes={}))
     assert node.snapshot().devices[0].foreign == 0
     node.silence(4.0)
     assert node.snapshot().devices[0].foreign is None
@@ -368,7 +368,7 @@ def test_an_event_has_one_time_however_the_clocks_drift() -> None:
 
 def test_a_process_list_that_comes_no_more_is_not_told_for_ever() -> None:
     node = Node(process_period=1.0, oldest=3.0)
-    node.tick(card(0, processes=[]))
+    node.tick(card(0, processes={}))
     assert node.book.present()
     for _ in range(5):
         node.tick(card(0))

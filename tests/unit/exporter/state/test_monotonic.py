@@ -9,6 +9,7 @@ import pytest
 from gpulock_exporter.state.monotonic import (
     KIB_WORD,
     KINDS,
+    SUMMED,
     WORD,
     CounterKind,
     CounterReading,
@@ -62,11 +63,12 @@ def test_energy_grows_by_what_the_board_can_have_taken(
     assert grown(*readings) == expected
 
 
+@pytest.mark.parametrize("name", ["nvlink_transmit", "nvlink_receive"])
 @pytest.mark.parametrize("width", [WORD, KIB_WORD])
-def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int) -> None:
+def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int, name: str) -> None:
     stride = width // 8
     readings = [(number * stride) % width for number in range(1, 20)]
-    assert grown(*readings, kind=NVLINK) == 18 * stride
+    assert grown(*readings, kind=KINDS[name]) == 18 * stride
 
 
 def test_a_counter_that_falls_far_from_its_end_was_restarted() -> None:
@@ -93,10 +95,15 @@ def test_a_counter_that_stood_for_an_hour_does_not_believe_an_hour_at_once(jump:
     assert counter.total == before + 3
 
 
-def test_what_was_counted_in_this_boot_counts_from_the_first_reading() -> None:
-    counter = MonotonicCounter()
-    assert counter.advance(7000.0, BOOTED, ENERGY) == 0  # nobody is billed for it
-    assert counter.total == 7000.0
+def test_what_was_counted_in_this_boot_counts_from_the_first_reading_unless_it_wraps() -> None:
+    kinds = {**KINDS, "summed": SUMMED}
+    counters = {name: MonotonicCounter() for name in kinds}
+    grown = [one.advance(50, BOOTED, kinds[name]) for name, one in counters.items()]
+    assert not any(grown), "nobody is billed for it"
+    whole = {name for name, one in counters.items() if one.total == 50}
+    assert kinds.keys() - whole == {
+        *("pcie_transmit", "pcie_receive", "nvlink_transmit", "nvlink_receive", "summed")
+    }
 
 
 def test_whole_numbers_stay_whole() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulock_exporter.frame import Process
 from gpulock_exporter.state.collector_state import classify_device_processes
 
 from gpulock.alloc.process_scan import ProcessScan
@@ -26,7 +25,7 @@ def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
     proc.add(JOB + 2)
     proc.add(JOB + 4)
     (proc.root / str(JOB + 4) / "status").write_text("nonsense")
-    listed = [Process(JOB + number) for number in (0, 1, 3, 2, 4, 5)]
+    listed = dict.fromkeys(JOB + number for number in (0, 1, 3, 2, 4, 5))
     found = classify_device_processes(
         listed, [lock()], ProcessScan(Proc(str(proc.root))), ("Xorg",)
     )
@@ -44,10 +43,10 @@ def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:
         owner = record(add_grp_id=gid, token=f"t{gid}", devices=(f"{bus}.share{number}",))
         locks.append(Lock(f"{bus}.share{number}", owner, ""))
     tree = ProcessScan(Proc(str(proc.root)))
-    listed = [Process(JOB + number, 10**number) for number in range(5)] + [Process(gone, 10**5)]
+    listed = {JOB + number: 10**number for number in range(5)} | {gone: 10**5}
     found = classify_device_processes(listed, locks, tree, ())
     used = {name.rpartition(".")[2]: memory for name, memory in found.share_memory.items()}
     assert used == {"share1": 1, "share2": 110, "share3": 0, "share4": 0}
-    untold = [*listed, Process(JOB + 6)]
+    untold = {**listed, JOB + 6: None}
     assert classify_device_processes(untold, locks, tree, ()).share_memory == {}
     assert classify_device_processes(listed, [lock()], tree, ()).share_memory == {}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.frame import Process
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
@@ -51,7 +50,7 @@ NOBODY = (0.0, 0.0)  # seconds at work and observed: what it did is not known
 def test_two_claims_rest_with_their_card_and_no_work_is_either_ones(
     node: Node, busy: float | None, of_each: tuple[float, float]
 ) -> None:
-    node.tick(card(busy=busy, processes=[Process(OF_A, GIB)]))
+    node.tick(card(busy=busy, processes={OF_A: GIB}))
     assert [told(node, A, FIRST), told(node, B, SECOND)] == [of_each, of_each]
 
 
@@ -73,13 +72,13 @@ def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     more = lock(0, A, "share3", add_grp_id=65401)
     node.facts = facts(BOTH[0], more)
     for _ in range(2):
-        node.tick(card(processes=[Process(OF_A, GIB)]))
+        node.tick(card(processes={OF_A: GIB}))
     assert told(node, A, FIRST) == (1.0, 2.0)
     assert told(node, A, THIRD) == (0.5, 1.0), "held since the look before"
-    node.tick(card(processes=[Process(OF_A, GIB), Process(OTHER, GIB)]))
+    node.tick(card(processes={OF_A: GIB, OTHER: GIB}))
     assert told(node, A, FIRST) == (1.0, 2.0), "a stranger works there as well"
     assert node.book.memory.ledger.accounts[A][FIRST].foreign == 1.0
-    node.tick(card(processes=[Process(OF_A, GIB), Process(HIDDEN, GIB)]))
+    node.tick(card(processes={OF_A: GIB, HIDDEN: GIB}))
     assert told(node, A, FIRST) == (1.0, 2.0), "and so may one that is hidden"
 
 
@@ -99,18 +98,18 @@ def test_beside_a_lock_that_cannot_be_read_nobody_is_billed(node: Node) -> None:
     broken.owner = None
     node.facts = facts(BOTH[0], broken)
     for _ in range(2):
-        node.tick(card(processes=[]))
+        node.tick(card(processes={}))
     assert told(node, A, FIRST) == NOBODY, "it is not known to be alone"
 
 
 def test_two_locks_that_cannot_be_read_are_two_claims(node: Node) -> None:
     node.facts = facts(*(Lock(one.id, None, "torn") for one in BOTH))
-    node.tick(card(processes=[]))
+    node.tick(card(processes={}))
     assert [told(node, A, FIRST), told(node, B, SECOND)] == [NOBODY, NOBODY]
 
 
 def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None:
-    node.tick(card(processes=[Process(OF_A, 3 * GIB), Process(OF_B, GIB)]))
-    node.tick(card(processes=[Process(OF_A, 2 * GIB), Process(OF_B, GIB)]))
+    node.tick(card(processes={OF_A: 3 * GIB, OF_B: GIB}))
+    node.tick(card(processes={OF_A: 2 * GIB, OF_B: GIB}))
     accounts = [node.book.memory.ledger.of(*of) for of in ((FIRST, A), (SECOND, B))]
     assert [one.memory_peak for one in accounts if one] == [3 * GIB, GIB]

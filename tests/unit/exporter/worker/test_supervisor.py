@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.frame import Frame, FrameError
+from gpulock_exporter.frame import Frame
 from gpulock_exporter.worker import supervisor as module
 from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 from gpulock_exporter.worker.supervisor import (
@@ -63,7 +63,7 @@ class Child(WorkerChild):
     def receive(self, now: float) -> list[Frame]:
         """Return a frame, if it sends any."""
         if self.babbles:
-            raise FrameError("no frame")
+            raise ValueError("no frame")
         if not self.sends:
             return []
         self.is_heard, self.since = True, now

@@ -125,7 +125,7 @@ def choose_share_places(
 
     `free` are the cards that nobody holds whole, of the wanted ones alone where there are some:
     then it is one place on each. Else it is one card's places if that is possible, the fullest
-    card's first. Cards of several kinds of place are never mixed. Where the caller counts places
+    card's first. Cards with unlike numbers of places are never mixed, unless they are wanted by name. Where the caller counts places
     itself (`counted`), a card that SHARES does not name has as many as it takes.
     """
     uid = want.uid if settings.share_users == "one" else None

@@ -48,8 +48,7 @@ def shortage_refusal(
     if want.share and not want.counted:
         return share_shortage_refusal(found, held, out, want, settings)
     if want.wanted:
-        in_the_way = whole_claims(held) if want.share else held
-        return wanted_device_refusal(found, in_the_way, out, want)
+        return wanted_device_refusal(found, held, out, want)
     count, asked = want.count, format_requested_gpus(want.count)
     if want.kinds:
         from gpulock.alloc.kinds import format_requested_kinds
@@ -72,13 +71,15 @@ def wanted_device_refusal(
     found: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
 ) -> Refusal:
     """Return the refusal of a job that may have certain devices alone."""
-    who = [(d, lock_holder(held, d.id, out)) for d in found if d.id in want.wanted]
-    gone = [(d, holder) for d, holder in who if holder]
-    names = "; ".join([f"{d.label()}: {holder}" for d, holder in gone])
+    wanted = [d for d in found if d.id in want.wanted]
+    gone: list[tuple[Device, str]] = []
+    for locks in [whole_claims(held), held] if want.share else [held]:  # or the places of others
+        gone = gone or [(d, who) for d in wanted if (who := lock_holder(locks, d.id, out))]
+    names = "; ".join([f"{d.label()}: {who}" for d, who in gone])
     return Refusal(
         BUSY,
-        f"the job needs GPU {','.join([d.label() for d, _ in who])}, not free: {names}",
-        f"see gpulock why {gone[0][0].label() if gone else 'JOB'}",
+        f"the job needs GPU {','.join([d.label() for d in wanted])}, not free: {names}",
+        f"see gpulock why {gone[0][0].label()}",
     )
 
 

@@ -75,13 +75,14 @@ def stale_mps_names(pairs: "Iterable[tuple[str, str]]", mps_dir: str) -> set[str
 
 def wait_for_mps(node: "Node", record: "Owner", deadline: "Deadline") -> None:
     """Return once the MPS of a claim's card answers; raise Refusal where it does not in time."""
-    limit = deadline.sooner(READY_SECONDS)
+    limit, begun = deadline.sooner(READY_SECONDS), time.monotonic()
     while True:
         said = node.store.read_mps(record.token)
         if is_mps_mark_running(node, said):
             return
         if said.startswith("!") or limit.left() <= 0:
-            why = said[1:].strip() or f"gpulockd has not started it in {READY_SECONDS:.0f} s"
+            waited = time.monotonic() - begun
+            why = said[1:].strip() or f"gpulockd has not started it in {waited:.0f} s"
             raise Refusal(
                 BUSY, f"the MPS of this card is not ready: {why}", "gpulock doctor says more"
             )

@@ -62,7 +62,7 @@ def part_of_gpu_refusal(name: str) -> Refusal:
 def count_gres_kinds(call: SlurmHookCall, node: Node) -> tuple[tuple[str, int], ...]:
     """Return the kinds (gpulock.node.kinds) of the positions that Slurm has counted; raise Refusal.
 
-    Devices of the same kinds are taken, by the map. None where Slurm chooses, or on a node of one
+    Devices of the same kinds are taken, by the map. Empty where Slurm chooses, or on a node of one
     model, which needs no map.
     """
     if slurm_selects_devices(node.settings):

@@ -42,9 +42,9 @@ OVER = (  # states of a job that will never run again as it was
 
 
 class SlurmctldSilentError(Refusal):
-    """Refuse because slurmctld said nothing: that tells nothing of this node.
+    """Refuse because slurmctld did not say what it was asked: that tells nothing of this node.
 
-    `heard`: it answered, though not what it was asked; of another job it may.
+    `heard`: it answered, though not about this job; of another one it may.
     """
 
     def __init__(self, why: str, heard: bool = False) -> None:
@@ -81,7 +81,7 @@ class SlurmctldClient:
         return code, output.decode("utf-8", "replace")
 
     def job(self, job: str) -> "dict[str, str] | None":
-        """Return what slurmctld knows of one job, None for an invalid id; raise Refusal.
+        """Return what slurmctld knows of one job, None where it has none such (any more); raise Refusal.
 
         Asked once: where it is silent it is so for every job of a reconcile.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpulock.alloc.reaper import FREED, ORPHANS, ReapOutcome
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.node.devices import card_bus_id
+from gpulock.node.devices import SHARE, card_bus_id
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import LOST, QUARANTINE_AGAIN
 from gpulock.store.verdicts import UNKNOWN
@@ -84,7 +84,8 @@ def format_daemon_status(report: ReconcileReport, expected: int) -> str:
     held = [outcome for outcome in report.outcomes if outcome.act != FREED]
     unknown = [outcome for outcome in held if outcome.verdict.state == UNKNOWN]
     total = max(expected, len(report.devices))
-    text = f"{len(held)} of {total} devices held"
+    devices = {outcome.lock.id.partition(SHARE)[0] for outcome in held}
+    text = f"{len(devices)} of {total} devices held"
     if unknown:
         text += f", {len(unknown)} by an unknown owner"
     if report.driver:

@@ -109,7 +109,7 @@ def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> 
     assert told["GPULOCK_DEVICES"] == grant.devices[0].uuid
 
 
-def test_places_of_unlike_cards_are_never_mixed(box: Box) -> None:
+def test_one_claim_is_never_of_cards_with_unlike_numbers_of_places(box: Box) -> None:
     refusal = fails(box, 1, 5)
     assert refusal.kind == INVALID_REQUEST, "else the job waits for ever"
     assert refusal.why == "5 shares asked for, a claim gets at most 4"
@@ -296,6 +296,21 @@ def test_a_place_that_nobody_counted_is_one_of_those_that_the_setting_gives(box:
     box.settings["SHARES"] = "2:2"
     assert variables(box, take(box, 2))["GPULOCK_SHARE"] == "1/2"
     assert fails(box, 3).kind == BUSY
+
+
+def test_a_place_that_the_scheduler_counted_is_no_second_users_and_the_first_is_named(
+    box: Box,
+) -> None:
+    box.settings |= {"SHARES": "2:4"}
+    take(box, 1)
+    node, want = box.node(), ClaimRequest(1, (bus(2),), share=True)
+    want.counted = True
+    other = record(token="", devices=(), job_id="2", pid=1002, add_grp_id=66002, uid=1001)
+    box.proc.shepherd(1002, box.root)
+    with pytest.raises(Refusal) as caught:
+        claim_devices(node, other, want, judging(node), soon())
+    assert caught.value.why == "the job needs GPU 2, not free: 2: job 1"
+    assert caught.value.do == "see gpulock why 2"
 
 
 def test_users_who_share_a_card_keep_their_places_when_it_becomes_one_users(box: Box) -> None:

@@ -32,6 +32,9 @@ def outcome(
     return ReapOutcome(lock, act, Verdict(state, why), why)
 
 
+LIVING = Verdict(ALIVE, "x")
+
+
 def report(*outcomes: ReapOutcome, gpus: int = 4) -> ReconcileReport:
     made = ReconcileReport([], list(outcomes))
     made.devices = [Device(bus(number), number) for number in range(gpus)]
@@ -104,3 +107,8 @@ def test_the_summary_counts() -> None:
     held = [outcome(0, HELD, ALIVE, "x"), outcome(1, HELD, UNKNOWN, "y")]
     found = report(*held, outcome(2, FREED, DEAD, "z"))
     assert format_daemon_status(found, 8) == "2 of 8 devices held, 1 by an unknown owner"
+
+
+def test_two_places_of_a_card_are_one_device_held() -> None:
+    both = [ReapOutcome(Lock(f"{bus(0)}.share{n}", record(), ""), HELD, LIVING, "x") for n in (1, 2)]
+    assert format_daemon_status(report(*both), 8) == "1 of 8 devices held"

@@ -18,7 +18,7 @@ from gpulock_exporter.app.program import exporter_parser
 
 from gpulock import __version__
 from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
-from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.cli.admin.items import UNFINISHED
 from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
 from gpulock.daemon.app import daemon_parser
 from gpulock.node.setting_keys import CHOICE, KEYS, TEXT
@@ -41,7 +41,7 @@ CODES: Final = (
     ),
     ("2", "The arguments are invalid."),
     (str(NODE_BROKEN), "The node, its driver or its settings are at fault."),
-    (str(NOT_IN_FORCE), "install, uninstall: a person has to do the rest, which is said."),
+    (str(UNFINISHED), "install, uninstall: a person has to do the rest, which is said."),
     (str(NOT_EXECUTABLE), "run: COMMAND cannot be executed."),
     (str(NOT_FOUND), "run: COMMAND is not there. Any other code of run is COMMAND's own."),
     (str(INTERRUPTED), "Ctrl-C."),

@@ -125,8 +125,9 @@ def choose_share_places(
 
     `free` are the cards that nobody holds whole, of the wanted ones alone where there are some:
     then it is one place on each. Else it is one card's places if that is possible, the fullest
-    card's first. Cards with unlike numbers of places are never mixed, unless they are wanted by name. Where the caller counts places
-    itself (`counted`), a card that SHARES does not name has as many as it takes.
+    card's first. Cards with unlike numbers of places are never mixed, unless they are
+    wanted by name. Where the caller counts places itself (`counted`), a card that SHARES does not
+    name has as many as it takes.
     """
     uid = want.uid if settings.share_users == "one" else None
     there = list_card_places(free, held, settings.shares)

@@ -81,7 +81,7 @@ class SlurmctldClient:
         return code, output.decode("utf-8", "replace")
 
     def job(self, job: str) -> "dict[str, str] | None":
-        """Return what slurmctld knows of one job, None where it has none such (any more); raise Refusal.
+        """Return what slurmctld knows of one job, None where it knows none such; raise Refusal.
 
         Asked once: where it is silent it is so for every job of a reconcile.
         """

@@ -24,10 +24,10 @@ from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-from gpulock.slurm import note, share
+from gpulock.slurm import note, task_devices
 from gpulock.slurm.call import is_slurm_name, is_slurm_number, parse_stepd_title
 from gpulock.slurm.note import REQUEUE_EXIT, TaskNote
-from gpulock.slurm.share import Task
+from gpulock.slurm.task_devices import Task
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
 
@@ -78,7 +78,7 @@ def answer_task(settings: Settings, environ: "Mapping[str, str]", proc: Proc) ->
     if found.devices:
         note.check_task_claim(store, found)
         opened, denied = probe_devices(settings.dev_root, found.devices)
-        chosen, mask = share.select_task_devices(task, found, settings, opened, denied)
+        chosen, mask = task_devices.select_task_devices(task, found, settings, opened, denied)
         lines = task_export_lines(chosen, settings, environ, mask)
         if found.binds:
             own = environment.user_bind_lists(environ)
@@ -181,7 +181,7 @@ def task_export_lines(
     keep: list[str] = []
     if mask is not None:
         for prefix in ("", *environment.CONTAINER_PREFIXES):
-            pairs[f"{prefix}{share.MASK}"] = mask
+            pairs[f"{prefix}{task_devices.MASK}"] = mask
             pairs.pop(f"{prefix}{ORDINAL}", None)
         keep.append(ORDINAL)  # Slurm's own, as its mask is
     drop = environment.grant_variable_names()

@@ -16,7 +16,7 @@ from gpulock.install.items import InstallParts, Wanted, run_items
 from gpulock.install.systemd import manager
 from gpulock.text import table
 
-NOT_IN_FORCE = 4  # exit code: what this run may do is done, and a person has to do the rest
+UNFINISHED = 4  # exit code: what this run may do is done, and a person has to do the rest
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
 NO_SYSTEMD = (
     "gpulockd does not run, for there is no systemd here: start it and gpulock-exporter yourself,"
@@ -33,8 +33,9 @@ def run_installation(
 ) -> None:
     """Bring all items of a system where they are wanted, or show each difference.
 
-    Then say what there is to know, the verdict, and what is next. It ends with a code of its own
-    where a person has to do the rest; raises CommandRefusedError at the first that fails.
+    Then say what there is to know, the verdict, and what is next; of an uninstallation what is next
+    first. It ends with UNFINISHED where a person has to do the rest, but for a dry run; raises
+    CommandRefusedError at the first item that fails.
     """
     try:
         parts = parts_of()
@@ -65,7 +66,7 @@ def run_installation(
     elif parts.on_node and outcome.changed:
         click.echo(f"{session.config}, locks and history stay")
     if outcome.clauses():
-        click.get_current_context().exit(NOT_IN_FORCE)
+        click.get_current_context().exit(UNFINISHED)
 
 
 def echo_note(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.cli.admin.items import UNFINISHED
 from gpulock.install.versions import FOLDER
 from tests.labs.common.installed import CONFIG
 from tests.labs.common.reaped import REPOSITORY
@@ -82,7 +82,7 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     install = ("install", "slurm")
     write = (*install, "--write-conf", "--installed-everywhere")
     for node in bare.nodes[1:]:
-        said = said_by(bare, node, *install, code=NOT_IN_FORCE)
+        said = said_by(bare, node, *install, code=UNFINISHED)
         assert "installed, NOT in force: slurm.conf lacks" in said and "Prolog=" in said
     refused = bare.command(NODE, *install, "--write-conf")
     assert (refused.returncode, "--installed-everywhere" in refused.stderr) == (1, True)
@@ -115,7 +115,7 @@ def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
     conf.write_text(f"{written}{racks}")
 
     bare.wait_free()
-    named = said_by(bare, NODE, "uninstall", "slurm", code=NOT_IN_FORCE)
+    named = said_by(bare, NODE, "uninstall", "slurm", code=UNFINISHED)
     assert "Slurm still starts the hooks" in named and line in named
     assert conf.read_text() == f"{written}{racks}"
     assert "UP" in slurm.scontrol("ping")

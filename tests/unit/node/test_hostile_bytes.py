@@ -38,7 +38,7 @@ from gpulock.slurm.call import SlurmHookCall, parse_stepd_title
 from gpulock.slurm.job_cgroup import read_cgroup_paths
 from gpulock.slurm.note import parse_task_note
 from gpulock.slurm.scontrol import FIELDS, parse_squeue_row, slurm_array_task_name, slurm_job_uid
-from gpulock.slurm.share import Task
+from gpulock.slurm.task_devices import Task
 from gpulock.store import atomic, kv, owner
 from gpulock.workstation.waiting import WaitingCaller, encode_waiting, read_waiting
 from gpulock.workstation.wire import (

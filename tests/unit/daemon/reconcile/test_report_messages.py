@@ -110,5 +110,7 @@ def test_the_summary_counts() -> None:
 
 
 def test_two_places_of_a_card_are_one_device_held() -> None:
-    both = [ReapOutcome(Lock(f"{bus(0)}.share{n}", record(), ""), HELD, LIVING, "x") for n in (1, 2)]
+    both = [
+        ReapOutcome(Lock(f"{bus(0)}.share{n}", record(), ""), HELD, LIVING, "x") for n in (1, 2)
+    ]
     assert format_daemon_status(report(*both), 8) == "1 of 8 devices held"

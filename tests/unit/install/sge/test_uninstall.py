@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
-from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.cli.admin.items import UNFINISHED
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.sge import site as site_module
@@ -239,7 +239,7 @@ def test_what_belongs_to_the_cluster_is_not_taken_for_the_nodes(site: Site) -> N
 def test_the_verdict_says_whether_it_is_in_force(site: Site) -> None:
     before = tree(site.state)
     alone = install(site)
-    assert alone.exit_code == NOT_IN_FORCE
+    assert alone.exit_code == UNFINISHED
     left = "there is no complex gpu.free gpu.quarantined; no queue of node1 has hooks for @gpulock"
     assert f"\ninstalled, NOT in force: {left}" in alone.stdout
     assert (tree(site.state), (site.hooks / "current/prolog/sge").is_file()) == (before, True)
@@ -261,7 +261,7 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
     assert (shown.exit_code, "  - node1 in @gpulock\n" in shown.stdout) == (0, True)
     assert f"  - shepherd_cmd {site.hooks}/current/prolog/sge_shepherd\n" in shown.stdout
     early = call(site, "uninstall", "sge", "--cluster")
-    assert (early.exit_code, "hosts are in @gpulock: node1" in early.stdout) == (NOT_IN_FORCE, True)
+    assert (early.exit_code, "hosts are in @gpulock: node1" in early.stdout) == (UNFINISHED, True)
     assert site.in_force("prolog") == site.hook("prolog")
 
     done = call(site, "uninstall", "sge")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from gpulock.cli import command_group
-from gpulock.cli.admin.items import NOT_IN_FORCE
+from gpulock.cli.admin.items import UNFINISHED
 from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.errors import Refusal
 from gpulock.install import container_hooks
@@ -392,7 +392,7 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     assert f"\ninstalled, NOT in force: {LACKS}\n" in done.stdout
     assert "scontrol reconfigure" in done.stdout and "printenv" not in done.stdout
     assert "\nnote: gpulockd does not run" in done.stdout
-    assert (done.exit_code, again.exit_code) == (NOT_IN_FORCE, NOT_IN_FORCE)
+    assert (done.exit_code, again.exit_code) == (UNFINISHED, UNFINISHED)
     assert f"nothing to change on this node, NOT in force: {LACKS}\n" in again.stdout
 
     node.put_hooks()

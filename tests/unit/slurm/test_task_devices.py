@@ -11,9 +11,9 @@ from typing_extensions import TypeAlias
 from gpulock.errors import INVALID_REQUEST, UNKNOWN
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.slurm import share
+from gpulock.slurm import task_devices
 from gpulock.slurm.note import TaskNote
-from gpulock.slurm.share import Task
+from gpulock.slurm.task_devices import Task
 from tests.support.slurm_site import UID, refusal
 from tests.support.trees import bus
 
@@ -34,7 +34,9 @@ Seen: TypeAlias = tuple[Optional[list[int]], Optional[str]]
 
 def see(found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str) -> Seen:
     """Return the indexes of what a task sees, and Slurm's mask where it stands."""
-    chosen, mask = share.select_task_devices(Task(environ, step), found, Settings(dict(keys)))
+    chosen, mask = task_devices.select_task_devices(
+        Task(environ, step), found, Settings(dict(keys))
+    )
     return None if chosen is None else [device.index for device in chosen], mask
 
 
@@ -51,7 +53,7 @@ def confined(text: str, told: str, opened: str, *positions: str, denied: bool = 
     mine = [found.devices[positions.index(place)] for place in opened.split(",") if place]
     rest = [device for device in found.devices if device not in mine] if denied else []
     task = Task({"CUDA_VISIBLE_DEVICES": text, "SLURM_STEP_GPUS": told}, "0")
-    chosen, kept = share.select_task_devices(task, found, Settings({}), mine, rest)
+    chosen, kept = task_devices.select_task_devices(task, found, Settings({}), mine, rest)
     return None if chosen is None else [device.index for device in chosen], kept
 
 
@@ -141,7 +143,7 @@ def test_a_step_without_gpus_may_be_denied_all_devices_of_its_job() -> None:
     found = note("1", "3")
     for environ in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
         task = Task(environ, "0")
-        seen = share.select_task_devices(task, found, Settings({}), [], found.devices)
+        seen = task_devices.select_task_devices(task, found, Settings({}), [], found.devices)
         assert seen == ([], None)
 
 

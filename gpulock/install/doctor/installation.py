@@ -57,18 +57,14 @@ def check_installation(
     `by_hand` is what to do about what is left without a page of its own.
     """
     try:
-        yield from check_items(items_of(), again, by_hand)
+        items = items_of()
+        for one in [one for one in items if isinstance(one, Hooks)]:
+            yield from check_hooks(one, again)
+        others = [one for one in items if not isinstance(one, Hooks)]
+        outcome = run_items(others, Wanted.PRESENT, None, lambda _: None, dry_run=True)
     except InstallError as reason:
         yield fault(str(reason), f"then {again}")
-
-
-def check_items(items: Sequence[Item], again: str, by_hand: str) -> Iterator[Finding]:
-    """Yield what an installation would change, and what it would leave to the administrator."""
-    for one in items:
-        if isinstance(one, Hooks):
-            yield from check_hooks(one, again)
-    others = [one for one in items if not isinstance(one, Hooks)]
-    outcome = run_items(others, Wanted.PRESENT, None, lambda _: None, dry_run=True)
+        return
     if outcome.changed:
         what = ", ".join(dict.fromkeys(outcome.changed))
         yield fault(f"not as installed: {what}", f"{again} (--dry-run shows the difference)")

@@ -46,7 +46,8 @@ class SgeHost:
 
     def configuration(self) -> dict[str, str] | None:
         """Return the host's own configuration, None where it has none."""
-        return self.qconf.configuration(self.name)
+        known = self.name in self.qconf.names("-sconfl")
+        return self.qconf.show("-sconf", self.name) if known else None
 
     def effective_configuration(self) -> dict[str, str]:
         """Return what execd goes by: the host's own lines before the global ones."""
@@ -54,7 +55,13 @@ class SgeHost:
 
     def queues(self) -> list[str]:
         """Return the queues that the host has."""
-        return self.qconf.queues_of_host(self.name)
+        try:
+            instances = [one.split("@") for one in self.qconf.run("qselect").split() if "@" in one]
+        except InstallError:  # without a word where there is no queue at all
+            if self.qconf.names("-sql"):
+                raise
+            return []
+        return [queue for queue, name in instances if name == self.name]
 
     def values(self, kind: str) -> dict[str, str]:
         """Return the `complex_values` of the host, or the `load_values` that execd reported."""

@@ -85,10 +85,6 @@ class Qconf:
                 return []
             raise
 
-    def configuration(self, host: str) -> dict[str, str] | None:
-        """Return a host's own configuration, None where it has none."""
-        return self.show("-sconf", host) if host in self.names("-sconfl") else None
-
     def shared_configuration(self) -> dict[str, str]:
         """Return the global configuration."""
         return self.show("-sconf", "global")
@@ -97,16 +93,6 @@ class Qconf:
         """Return the line of each complex by name, one blank between its fields."""
         rows = [line.split() for line in join_continued_lines(self.run("qconf", "-sc"))]
         return {row[0]: " ".join(row) for row in rows if len(row) == COMPLEX_FIELDS}
-
-    def queues_of_host(self, host: str) -> list[str]:
-        """Return the queues that a host has."""
-        try:
-            instances = [word.split("@") for word in self.run("qselect").split() if "@" in word]
-        except InstallError:  # without a word where there is no queue at all
-            if self.names("-sql"):
-                raise
-            return []
-        return [queue for queue, name in instances if name == host]
 
     def hosts_of_group(self, group: str) -> list[str]:
         """Return the hosts of a host group, none where there is no such group."""
@@ -117,10 +103,6 @@ class Qconf:
     def hook_values(self, queue: str, hook: str) -> tuple[str, dict[str, str]]:
         """Return a queue's own value of a hook, and those of its domains; raise InstallError."""
         return parse_host_overrides(self.show("-sq", queue)[hook])
-
-    def set_hook(self, hook: str, line: str, domain: str) -> None:
-        """Write a hook of a queue, or of a domain of it; raise InstallError."""
-        self.run("qconf", "-rattr", "queue", hook, line, domain)
 
     def load(self, option: str, name: str, text: str) -> None:
         """Have qconf read an object from a file of that name; raise InstallError."""

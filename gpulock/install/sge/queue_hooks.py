@@ -95,7 +95,7 @@ class GroupHook(Item):
 
     def write(self, wanted: Wanted) -> None:
         if line := self.goal(wanted):
-            self.qconf.set_hook(self.hook, line, self.domain)
+            self.qconf.run("qconf", "-rattr", "queue", self.hook, line, self.domain)
         else:
             self.qconf.run("qconf", "-purge", "queue", self.hook, self.domain)
 
@@ -166,7 +166,7 @@ class HostHook(Item):
             option = "-aattr" if is_present else "-dattr"
             qconf.run("qconf", option, "hostgroup", "hostlist", self.host.name, GROUP)
         if line := self.values()[1].get(GROUP):
-            qconf.set_hook(self.hook, line, f"{self.queue}@{GROUP}")
+            qconf.run("qconf", "-rattr", "queue", self.hook, line, f"{self.queue}@{GROUP}")
         elif is_present:
             again = f"gpulock install sge --cluster --queue {self.queue}"
             raise InstallError(

@@ -65,9 +65,10 @@ def read_static_files() -> dict[str, str]:
 
 def drop_in_texts(
     python: str, config: Path, settings: Settings, was_isolated: bool = False
-) -> dict[str, str]:
-    """Return the drop-in of each unit; raise InstallError for what cannot stand in one.
+) -> dict[str, str | None]:
+    """Return the drop-in of each unit, None where the unit does as it is.
 
+    Raises InstallError for what cannot stand in one.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
     daemon, exporter = [
@@ -87,12 +88,10 @@ def drop_in_texts(
         SOCKET: ["[Socket]", *listen_directives(settings)],
     }
     head = f"# Of gpulock install systemd, by {config}.\n# Changes of your own: systemctl edit"
-    return {unit: "\n".join([f"{head} {unit}", *found, ""]) for unit, found in lines.items()}
-
-
-def says_more(drop_in: str) -> bool:
-    """Say whether a drop-in changes its unit; pure."""
-    return any(not line.startswith(("#", "[")) for line in drop_in.splitlines())
+    return {
+        unit: "\n".join([f"{head} {unit}", *found, ""]) if found[1:] else None
+        for unit, found in lines.items()
+    }
 
 
 def start_directives(module: str, python: str, config: Path) -> list[str]:

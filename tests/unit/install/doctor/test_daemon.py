@@ -51,15 +51,6 @@ def run_daemon(box: Box) -> None:
     box.proc.add(77)
 
 
-def test_without_a_daemon_it_is_a_warning_with_both_ways(box: Box) -> None:
-    run_daemon(box)
-    (box.proc.root / "locks").write_text("")  # it ended
-    (check,) = told(box)
-    assert check.state == WARNING
-    assert check.what == "it does not run: what a hook could not free stays locked"
-    assert "gpulock install systemd" in check.do and "cron" in check.do
-
-
 def test_where_no_systemd_runs_no_unit_is_recommended(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

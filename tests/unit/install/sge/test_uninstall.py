@@ -144,15 +144,6 @@ def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     assert not site.hooks.exists()
 
 
-def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
-    """The host is in the group for another queue's: it said that this one's were removed."""
-    site.install_all()
-    for hook in ("prolog", "epilog"):
-        site.edit("sq", f",[@gpulock={site.hook(hook)}]", "")
-
-    assert not [title for title in site.uninstall().changed if "queue gpu.q" in title]
-
-
 @pytest.mark.parametrize("own", ["", "load_sensor none\n", "load_sensor /site/own\n"])
 def test_the_sensor_of_before_runs_again_the_hosts_own_or_the_global_one(
     site: Site, own: str
@@ -164,21 +155,6 @@ def test_the_sensor_of_before_runs_again_the_hosts_own_or_the_global_one(
     site.uninstall()
 
     assert qconf_values(site.show("sconf-node1")) == qconf_values(f"mailer /bin/mail\n{own}")
-
-
-def test_an_edit_of_the_hosts_configuration_stays(site: Site) -> None:
-    site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
-    site.install_all()
-    ours = f"{site.hooks}/current/prolog/sge-sensor"
-    site.edit("sconf-node1", f"/site/sensor,{ours}", f"/site/other,{ours},/site/third")
-    (site.state / "sconf-node1").write_text(f"{site.show('sconf-node1')}reporting_params x\n")
-    before = qconf_values(site.show("sconf-node1"))
-
-    assert site.uninstall().remainders == []
-
-    after = qconf_values(site.show("sconf-node1"))
-    del before["shepherd_cmd"]
-    assert after == {**before, "load_sensor": "/site/other,/site/third"}
 
 
 @pytest.mark.parametrize("reports", [True, False])

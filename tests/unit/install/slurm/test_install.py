@@ -371,18 +371,6 @@ def test_a_second_installation_says_that_another_runs(node: SlurmNode) -> None:
     assert not node.map.exists()
 
 
-def test_a_refusal_is_one_line_and_exit_code_1(node: SlurmNode) -> None:
-    (node.root / "slurm/bin/scontrol").unlink()
-    node.set(SLURM_BINARIES="/nowhere")
-
-    done = install(node)
-
-    assert done.exit_code == 1
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("gpulock: install slurm: ")
-    assert "no scontrol in /nowhere" in done.stderr
-
-
 def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     node: SlurmNode,
 ) -> None:

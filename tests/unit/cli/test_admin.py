@@ -7,16 +7,13 @@ import os
 import shutil
 import subprocess
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 
-import click
 import pytest
 
 from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.cli.admin import forget
-from gpulock.cli.admin.devices import parse_time_option
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
 from gpulock.daemon.health.cards import COMMAND, NodeCards, read_cards, save_cards
@@ -173,15 +170,6 @@ def test_a_time_that_means_nothing_reserves_nothing(
     result = site.call("reserve", "3", "--reason", "x", *times)
     assert (result.exit_code, said in result.stderr) == (2, True)
     assert site.states()[3] == "free"
-
-
-def test_a_time_of_day_is_the_next_one() -> None:
-    context, option = click.Context(click.Command("x")), click.Option(["--to"])
-    for ahead in (timedelta(minutes=2), timedelta(minutes=-2)):
-        at = datetime.now().astimezone() + ahead
-        found = parse_time_option(context, option, at.strftime("%H:%M"))
-        wanted = at + timedelta(days=0 if ahead > timedelta(0) else 1)
-        assert abs(found - wanted.timestamp()) <= 60, ahead
 
 
 def test_unreserve_frees_it_once(site: Site) -> None:

@@ -40,14 +40,6 @@ def test_a_node_without_lock_directory_is_all_free(site: Site) -> None:
     assert result.stdout.splitlines()[-1] == "8 GPUs: 8 free"
 
 
-def test_a_node_without_driver_is_broken_and_says_so_in_one_line(site: Site) -> None:
-    shutil.rmtree(site.files.driver_root)
-    result = site.call("status")
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr.startswith("gpulock: status: broken: no NVIDIA driver")
-    assert result.stderr.count("\n") == 1
-
-
 def test_the_table_is_cut_for_no_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.hold(0, user="a-very-long-user-name", queue="a-queue-of-many-words.q", job_id="1234567")
     monkeypatch.delenv("COLUMNS", raising=False)  # a test runner may have set it
@@ -70,14 +62,6 @@ def test_a_dead_owner_is_stale_with_proof_and_next_command_and_looking_changes_n
     assert f"{site.gpulock} reap" in " ".join(text.split())
     assert site.call("why", "2").stdout.splitlines()[0].endswith("stale")
     assert sorted(str(path) for path in site.files.directory.rglob("*")) == before
-
-
-def test_a_process_that_came_after_the_verdicts_is_foreign_at_once(site: Site) -> None:
-    site.node()
-    site.publish()
-    with site.opened(5):
-        assert site.states()[5] == "foreign"
-        assert site.call("why", "5").stdout.splitlines()[0].endswith("foreign")
 
 
 def test_slurmctld_is_not_asked_again_while_a_verdict_is_fresh(site: Site) -> None:

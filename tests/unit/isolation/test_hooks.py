@@ -192,13 +192,6 @@ def test_an_epilog_that_cannot_free_the_job_gives_its_devices_back_all_the_same(
     assert site.locks() == []
 
 
-def test_under_isolation_a_mask_holds_uuids() -> None:
-    asked = {"ISOLATION": "cgroup", "VISIBLE_DEVICES": "index"}
-
-    assert Settings(asked).visible_devices == "uuid"
-    assert Settings({"VISIBLE_DEVICES": "index"}).visible_devices == "index"
-
-
 FIRST, SECOND = 600, 601
 HOSTS = (("node", 2), ("other", 2))
 

@@ -47,25 +47,10 @@ def test_more_than_ten_gpus_are_in_the_order_of_their_bus_not_of_its_text(box: B
     assert [device.index for device in read(box)] == list(range(14))
 
 
-def test_the_minor_is_the_drivers_and_not_the_index(box: Box) -> None:
-    for slot, minor in (("0000:1b:00.0", 4), ("0000:43:00.0", 0), ("0000:52:00.0", 7)):
-        box.gpu(slot, minor)
-    assert [(d.index, d.minor) for d in read(box)] == [(0, 4), (1, 0), (2, 7)]
-
-
 def test_upper_case_bus_ids_make_the_same_lock_as_lower_case_ones(box: Box) -> None:
     box.gpu("0000:3B:00.0", 0)
     assert ids(box) == ["0000:3b:00.0"]
     assert read(box)[0].fault == ""
-
-
-def test_a_uuid_that_is_not_read_yet_is_none_and_the_id_stays_when_it_comes(box: Box) -> None:
-    box.gpu("0000:3b:00.0", 0, UNREAD)
-    before = read(box)[0]
-    assert (before.id, before.uuid, before.fault) == ("0000:3b:00.0", "", "")
-    box.gpu("0000:3b:00.0", 0, "GPU-0123")
-    after = read(box)[0]
-    assert (after.id, after.uuid) == (before.id, "GPU-0123")
 
 
 def test_a_uuid_not_read_yet_is_taken_from_this_boots_inventory_only(box: Box) -> None:

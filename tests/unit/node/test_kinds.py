@@ -97,20 +97,6 @@ def test_what_is_no_kind_is_said(text: str) -> None:
         parse_kind(text)
 
 
-NESTED = (
-    ("NVIDIA GeForce GTX 1080", "NVIDIA GeForce GTX 1080 Ti"),
-    ("Quadro RTX 6000", "NVIDIA RTX 6000 Ada Generation"),
-    ("NVIDIA H200", "NVIDIA H200 NVL"),
-)
-
-
-@pytest.mark.parametrize(("inner", "outer"), NESTED)
-def test_the_name_of_a_model_is_no_other_that_begins_with_it(inner: str, outer: str) -> None:
-    found = [card(inner, 1), card(outer, 2)]
-    asked = [parse_kind(f"model:{model_slug(model)}") for model in (inner, outer)]
-    assert [[d for d in found if is_of_kind(d, kind)] for kind in asked] == [found[:1], found[1:]]
-
-
 @example("ab*ba", "aba")  # what stands before the star and behind it may not overlap
 @given(st.from_regex(r"[ab-]{0,3}\*?[ab-]{0,3}", fullmatch=True), st.text("ab-", min_size=1))
 def test_a_star_stands_for_anything(pattern: str, name: str) -> None:

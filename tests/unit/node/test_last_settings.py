@@ -163,13 +163,6 @@ def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.Mo
     file.refused()
 
 
-def test_without_state_dir_the_settings_are_read_all_the_same(file: File) -> None:
-    file.state.rmdir()
-    file.write("EXPECTED_GPUS=4\n")
-
-    assert file.read().expected_gpus == 4
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_who_may_not_read_the_file_may_not_read_the_copy(file: File, mode: int) -> None:
     file.write("PROMETHEUS_URL=http://a:password@b\n", mode)
@@ -358,14 +351,6 @@ def test_beside_an_unknown_key_the_last_file_without_one_stays_in_force(file: Fi
         assert "unknown key 'ISOLATOIN': the settings obeyed last stay in force" in found.faults[0]
     file.write("ON_BUSY=requeue\n")
     assert (file.read().isolation, file.read().faults) == ("off", ())
-
-
-def test_beside_an_unknown_key_more_isolation_counts_at_once(file: File) -> None:
-    file.write("ON_BUSY=error\n")
-    file.read()
-    file.write("ISOLATION=cgroup\nGUPS=8\n")
-
-    assert (file.read().isolation, file.read().on_busy) == ("cgroup", "requeue")
 
 
 def at_the_default(file: File, default: Path) -> None:

@@ -90,14 +90,6 @@ def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
         proc.running(7, 1000)
 
 
-def test_the_same_pid_with_another_start_time_is_another_process(tmp_path: Path) -> None:
-    fake = FakeProc(tmp_path / "proc")
-    fake.add(7, start=1000)
-    proc = Proc(str(fake.root))
-    assert proc.running(7, 1000)
-    assert not proc.running(7, 1001)
-
-
 @pytest.mark.parametrize(
     ("state", "threads", "running"),
     [

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.node import settings_file
 from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
 from gpulock.node.settings_file import read_settings
@@ -185,14 +184,6 @@ def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: 
 )
 def test_one_pair_of_quotes_goes_and_nothing_is_evaluated(line: str, value: str) -> None:
     assert parse_settings(line, "f").sge_cell == value
-
-
-def test_a_missing_file_is_an_error_unless_it_is_the_default_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusal(str(tmp_path / "gone"))
-    monkeypatch.setattr(settings_file, "DEFAULT_PATH", str(tmp_path / "gone"))
-    assert read_settings(str(tmp_path / "gone")).lock_dir == "/run/gpulock"
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import threading
 import weakref
@@ -109,26 +108,10 @@ def test_what_was_read_too_late_is_not_kept(found: TimedReader, stuck: threading
     wait_until(lambda: [one() for one in kept] == [None] * 3, why="what was read to be dropped")
 
 
-def test_where_the_thread_itself_got_no_turn_the_process_is_asked_again(
-    found: TimedReader, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_asks_of_what_hangs_in_its_parent(
+    found: TimedReader, stuck: threading.Event
 ) -> None:
-    turn = threading.Event()
-
-    def start_late(run: Callable[[], None], arguments: tuple[()]) -> int:
-        def run_late() -> None:
-            turn.wait(30)
-            run(*arguments)
-
-        return _thread.start_new_thread(run_late, ())
-
-    monkeypatch.setattr(timed_read, "start_new_thread", start_late)
-    give_up(found, 7, lambda: b"words")
-    turn.set()
-    assert read_in_the_end(found, 7) == b"words"
-
-
-def test_a_fork_has_a_reader_of_its_own(found: TimedReader) -> None:
-    found.read(7, lambda: b"words")
+    give_up(found, 7, lambda: hang(stuck))
     pid = os.fork()
     if not pid:
         try:

@@ -73,20 +73,6 @@ def test_a_caller_that_waits_for_a_device_out_of_service_lets_others_by(
     assert last(waiting).state == WAITING
 
 
-def test_who_waits_behind_a_caller_that_yields_is_served(desk: Desk) -> None:
-    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
-    for number in (1, 2, 3):
-        desk.hold(number, 904 + number, uid=CAROL, start=9)
-        desk.process(904 + number, CAROL)
-    desk.claim_as(ALICE, 902, 4, FOR_EVER)
-    later(desk)
-    behind = desk.claim_as(BOB, 903, 1, FOR_EVER)
-    later(desk)
-    assert last(behind).state == WAITING
-    desk.give_back(2)
-    assert last(behind).state == GRANTED
-
-
 @pytest.mark.attack
 def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turns(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
@@ -173,20 +159,6 @@ def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
     desk.go()
     desk.claim_as(ALICE, 905, 4, FOR_EVER)
     assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
-
-
-def test_a_caller_yields_no_longer_once_its_own_user_gave_back(desk: Desk) -> None:
-    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
-    large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
-    later(desk)
-    assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
-    desk.give_back(0)
-    later(desk)
-    later(desk)
-    assert "go first" not in desk.waiting()[0].why  # Alice waits for Bob alone by now
-    (held,) = desk.box.locks()
-    desk.give_back([bus(n) for n in range(4)].index(held))
-    assert last(large).state == GRANTED
 
 
 @pytest.mark.parametrize(("kept", "state"), [(False, GRANTED), (True, REFUSED)])

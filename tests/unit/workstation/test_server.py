@@ -48,15 +48,6 @@ from tests.support.locks import place_lock
 from tests.support.trees import bus, record, soon
 
 
-def test_a_caller_holds_what_is_granted_with_its_own_process(desk: Desk) -> None:
-    reply = desk.claim(2)
-    assert (reply.state, len(reply.devices)) == (GRANTED, 2)
-    held = desk.node.store.read(reply.devices[0]).owner
-    assert held is not None
-    assert (held.pid, held.start, held.uid, held.token) == (ME, MINE, UIDS[0], reply.token)
-    assert desk.line() == []
-
-
 def test_a_claim_that_is_granted_reads_the_locks_once_under_the_gate(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,11 +121,6 @@ def test_nor_does_one_that_ended_while_its_call_waited(desk: Desk) -> None:
     desk.give_back(1)
     assert last(caller).state == REFUSED
     assert len(desk.box.locks()) == 3
-
-
-def test_another_process_of_ours_may_hold(desk: Desk) -> None:
-    desk.process(900)
-    assert desk.claim(1, pid=900, start=9).state == GRANTED
 
 
 @pytest.mark.parametrize(
@@ -221,19 +207,6 @@ def test_a_waiting_file_that_cannot_be_written_stops_nobody(
     caller = behind_all(desk)
     desk.give_back(0)
     assert last(caller).state == GRANTED
-
-
-def test_each_call_of_a_process_has_a_place_of_its_own(desk: Desk) -> None:
-    desk.fill(900, UIDS[0] + 1)
-    first, second = (desk.ask(SocketRequest(CLAIM, ME, MINE, 1, wait=FOR_EVER)) for _ in range(2))
-    drawn = desk.line()
-    assert len(drawn) == 2
-    first.close()
-    desk.go()
-    assert desk.line() == drawn[1:]
-    second.close()
-    desk.go()
-    assert desk.line() == []
 
 
 def test_what_is_granted_to_one_who_has_gone_is_taken_back(
@@ -442,14 +415,6 @@ def test_a_fault_of_gpulockd_ends_one_call_and_not_gpulockd(
     (line,) = desk.journal.said()
     assert line.startswith(f"<3>a request of uid {UIDS[0]} failed: KeyError: 'surprise' (")
     assert desk.claim(1).state == GRANTED
-
-
-def test_what_is_ours_is_given_back(desk: Desk) -> None:
-    granted = desk.claim(2)
-    assert last(desk.ask(SocketRequest(RELEASE, ME + 1, MINE))).kind == INVALID_REQUEST
-    reply = last(desk.ask(SocketRequest(RELEASE, ME, MINE)))
-    assert (reply.state, sorted(reply.devices)) == (RELEASED, sorted(granted.devices))
-    assert desk.box.locks() == []
 
 
 def test_devices_are_given_back_by_name(desk: Desk) -> None:

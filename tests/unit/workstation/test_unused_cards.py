@@ -49,7 +49,7 @@ def test_where_every_card_is_in_use_a_claim_gets_one_all_the_same(box: Box) -> N
 def test_processes_that_cannot_be_listed_refuse_no_claim(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_at(monkeypatch, "listdir", "/proc", OSError(errno.EMFILE, "too many open files"))
+    fail_at(monkeypatch, "scandir", "/proc", OSError(errno.EMFILE, "too many open files"))
     assert claim(box, 1) == [bus(0)]
 
 

@@ -219,12 +219,12 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
         except ValueError as wrong:
             raise ValueError(f"{path}:{number}: {name} {wrong}") from None
     settings = Settings(values, path)
-    if settings.given.get("SHARE_MPS") == "yes" and settings.share_users != "one":
-        faults.append(f"{path}: SHARE_MPS=yes needs SHARE_USERS=one: MPS serves one user a card")
-    if settings.given.get("SHARE_MPS") == "yes" and settings.isolation != "off":
-        why = "through the MPS its user opens every GPU"
-        faults.append(f"{path}: SHARE_MPS=yes needs ISOLATION=off: {why}")
-    if settings.given.get("SHARE_MPS") == "yes" and settings.slurm_shards == "share":
-        faults.append(f"{path}: SHARE_MPS=yes needs SLURM_SHARDS=refuse: shards have no MPS")
+    for excluded, needs in (
+        (settings.share_users != "one", "SHARE_USERS=one: MPS serves one user a card"),
+        (settings.isolation != "off", "ISOLATION=off: through the MPS its user opens every GPU"),
+        (settings.slurm_shards == "share", "SLURM_SHARDS=refuse: shards have no MPS"),
+    ):
+        if excluded and settings.given.get("SHARE_MPS") == "yes":
+            faults.append(f"{path}: SHARE_MPS=yes needs {needs}")
     settings.faults, settings.ignored = tuple(faults), tuple(ignored)
     return settings

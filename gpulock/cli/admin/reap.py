@@ -9,7 +9,6 @@ import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
-from gpulock.cli.status.status_view import find_stray_path
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
@@ -69,9 +68,7 @@ def format_reap_report(node: Node, report: ReconcileReport, dry_run: bool = Fals
         why += outcome.reason
         if outcome.act == HELD and lock.fault:
             name = format_device_label(lock.id, devices).removeprefix("GPU ")
-            stray = find_stray_path(node, lock)
-            how = f"see gpulock why {name}" if stray else FORCE.format(name)
-            why += f"; no reap frees it, but {how}"
+            why += f"; no reap frees it, but {FORCE.format(name)}"
         act = WOULD_FREE if dry_run and outcome.act == FREED else outcome.act
         # the locks of one claim have one fate, but for a device that is still open
         groups.setdefault((act, why), []).append(lock.id)

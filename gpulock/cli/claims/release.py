@@ -8,7 +8,6 @@ without --force, which says who still has it.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,7 +30,6 @@ from gpulock.cli.session import (
     find_calling_shell,
     log_to_syslog,
 )
-from gpulock.cli.status.status_view import find_stray_path
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.job import environment
@@ -198,14 +196,14 @@ def force_locks(
 
 
 def force_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free one lock under the gate; raise CommandRefusedError or Refusal."""
+    """Free one lock under the gate, or what stands in its place; raise OSError or Refusal."""
+    path = f"{node.store.locks_dir}/{lock.id}"
     if lock.owner is not None or not lock.fault:
         free_locks(node, [lock], how)
-    elif path := find_stray_path(node, lock):
-        why = f"{path} is not a directory, so it is no lock"
-        raise CommandRefusedError(why, f"rm {shlex.quote(path)}")
-    else:
+    elif os.path.isdir(path) and not os.path.islink(path):
         grants.remove_lock(node.store, lock.id)
+    else:
+        os.unlink(path)
 
 
 def log_release(node: Node, lock: Lock, how: str) -> None:

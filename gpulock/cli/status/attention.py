@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Sequence
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import owns_lock_dir
 from gpulock.cli.status.device_use import count_seen_foreign
-from gpulock.cli.status.status_view import StatusView, find_stray_path
+from gpulock.cli.status.status_view import StatusView
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
 from gpulock.errors import lost_records_refusal
@@ -32,7 +31,7 @@ from gpulock.workstation.waiting import KEPT, is_stopped, read_waiting
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
 # what only root may do
-ROOTS = re.compile("gpulock (reap|release|restore|unreserve|quarantine) ?|^(rm|mount) ")
+ROOTS = re.compile("gpulock (reap|release|restore|unreserve|quarantine) ?|^mount ")
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 REQUEST = "gpulock run -n 1 --wait -- COMMAND"
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
@@ -199,8 +198,6 @@ def find_release_way(view: StatusView, row: DeviceState, pids: Sequence[int]) ->
     name, lock = row_name(row), row.lock
     if row.state == states.MISSING and (row.device or not lock):
         return "a driver that can read the card again", "look at dmesg for NVRM and Xid"
-    if stray := find_stray_path(view.node, lock):
-        return "its removal: it is not a directory, so it is no lock", f"rm {shlex.quote(stray)}"
     if row.state == states.MISSING and lock and not lock.fault:
         return "the end of its job", f"gpulock reap, or {FORCE.format(name)}"
     if row.state == states.FOREIGN or row.orphans:

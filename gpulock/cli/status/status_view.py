@@ -149,10 +149,3 @@ def is_mounted_read_only(path: str) -> bool:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except OSError:
         return False
-
-
-def find_stray_path(node: Node, lock: Lock | None) -> str:
-    """Return the path of what stands in the place of a lock's folder, or nothing."""
-    path = f"{node.store.path}/locks/{lock.id}" if lock and lock.fault else ""
-    is_folder = os.path.isdir(path) and not os.path.islink(path)
-    return path if os.path.lexists(path) and not is_folder else ""

@@ -423,29 +423,25 @@ def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
     assert site.states()[0] == "free"
 
 
-def test_what_stands_in_the_place_of_a_lock_is_named(site: Site) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_stands_in_the_place_of_a_lock_is_freed_by_force_alone(
+    site: Site, tmp_path: Path, *, linked: bool
+) -> None:
     site.node()
     path = site.files.lock_dir / "locks" / site.id(1)
-    path.write_text("x")
-    assert f"next rm {path}" in " ".join(site.call("why", "1").stdout.split())
-    refused = site.call("release", "1", "--force", "--reason", "x")
-    assert refused.exit_code == 1
-    assert refused.stderr == (
-        f"gpulock: release: {path} is not a directory, so it is no lock; rm {path}\n"
-    )
-    assert f"see {site.gpulock} why 1" in site.call("reap").stdout
+    path.symlink_to(tmp_path) if linked else path.write_text("x")
+    (tmp_path / "owner").write_text("kept")
+    force = f'{site.gpulock} release 1 --force --reason "TEXT"'
+    assert force in site.words("why", "1")
+    assert force in site.call("reap").stdout
     assert f"{path} is no directory" in site.call("doctor").stdout
-    path.unlink()
-    assert site.states()[1] == "free"
+    assert site.call("release", "1", "--force", "--reason", "x").stdout == "freed GPU 1\n"
+    assert (site.states()[1], (tmp_path / "owner").exists()) == ("free", True)
 
 
 def test_of_a_card_that_is_gone_a_lock_that_no_reap_can_free_is_told_as_such(site: Site) -> None:
     site.node()
     path = site.files.lock_dir / "locks" / "0000:ff:00.0"
-    path.write_text("x")
-    for command in ("why", "0000:ff:00.0"), ("status",):
-        assert f"rm {path}" in " ".join(site.call(*command).stdout.split())
-    path.unlink()
     path.mkdir()
     (path / "owner").write_text("garbage")
     said = facts(site.call("why", "0000:ff:00.0").stdout)

@@ -19,7 +19,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon import main_loop, serve_policy
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
-from gpulock.daemon.main_loop import GpulockDaemon
+from gpulock.daemon.main_loop import SETTLING, SPACING, GpulockDaemon, ReconcileSchedule
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.daemon.rounds import Rounds
@@ -354,3 +354,47 @@ def test_a_look_for_a_scheduler_reads_no_users_processes_and_keeps_its_answer_wh
     serving.recheck_processes()
     assert serving.why_not(box.node(), 2.0) == "slurmd runs here"  # before the time was over
     assert asked == [{0: "root"}] * 4
+
+
+NEVER = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "due"),
+    [
+        (None, 100.0 + PERIOD),
+        (110.0, 110.0 + SETTLING),
+        (100.0 + PERIOD - SETTLING / 2, 100.0 + PERIOD),  # it is never put off
+    ],
+)
+def test_the_next_is_due_after_a_period_or_a_change(changed: float | None, due: float) -> None:
+    pace = ReconcileSchedule(90.0)
+    assert pace.due == 90.0, "the first, at once"
+    pace.record_reconcile(100.0, NEVER)
+    if changed:
+        pace.request_reconcile(changed)
+    assert pace.due == due
+
+
+def test_a_storm_of_changes_is_one_reconcile_now_and_then() -> None:
+    pace = ReconcileSchedule(100.0)
+    done = 0
+    pace.record_reconcile(100.0, NEVER)
+    for tenth in range(1000, 1100):
+        now = tenth / 10
+        pace.request_reconcile(now)
+        if now >= pace.due:
+            pace.record_reconcile(now, NEVER)
+            done += 1
+    assert done <= 10 / SPACING + 1
+
+
+@pytest.mark.parametrize(
+    ("next_at", "due"), [(110.0, 110.0), (99.0, 100.0 + SPACING), (900.0, 130.0)]
+)
+def test_work_that_a_chore_has_at_some_time_brings_the_next_forward(
+    next_at: float, due: float
+) -> None:
+    pace = ReconcileSchedule(90.0)
+    pace.record_reconcile(100.0, next_at)
+    assert pace.due == due

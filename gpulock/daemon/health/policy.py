@@ -92,7 +92,6 @@ class HealthPolicy(Chore):
         self._losses = LastingTimer()
         self._memory_use = LastingTimer()
         self._clean: dict[str, tuple[int, float]] = {}  # checks in a row, and when the last was
-        self._degraded: dict[str, str] = {}  # why a card degrades each job
         self._seen: tuple[Node, ReconcileReport] | None = None
         self._deadline = Deadline(0.0)  # at the gate, of all that a round puts out or back
 
@@ -163,12 +162,11 @@ class HealthPolicy(Chore):
                 **memory.get(name, {}),
                 **kept,
             }
-        states = {name: state for name, state in sorted(cards.states.items()) if name in look.here}
-        self._degraded = {name: state.describe_failed() for name, state in states.items()}
         failed = {
             f"{name} {check}": f"{name}: {why}"
-            for name, state in states.items()
+            for name, state in sorted(cards.states.items())
             for check, why in state.failed().items()
+            if name in look.here
         }
         self._journal.log_changes("checks", failed)
 
@@ -188,9 +186,9 @@ class HealthPolicy(Chore):
             for bus, why in lost.items()
         }
         self._journal.log_changes("suspects", lines)
-        suspects = {**self._degraded, **lost}
-        for name in {*cards.states, *suspects}:
-            cards.of(name).suspect = one_line(suspects.get(name, ""))[:LONGEST_WORDS]
+        for name in {*cards.states, *lost}:
+            state = cards.of(name)
+            state.suspect = one_line(lost.get(name) or state.describe_failed())[:LONGEST_WORDS]
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
         """Put out what is news and wanted, then bring back what nothing speaks against."""

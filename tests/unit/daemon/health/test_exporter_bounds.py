@@ -15,9 +15,6 @@ from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
 from gpulock.alloc import states
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.liveness import Judge
 from gpulock.alloc.node_view import read_node_view
 from gpulock.daemon.health.findings import findings_from_sample
 from gpulock.daemon.history.files import LINE_LIMIT
@@ -44,6 +41,7 @@ from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import kv
+from tests.support.claims import ask, ids, pick, refused
 from tests.support.health_site import Ward
 from tests.support.mutations import try_a_million
 from tests.support.pairs import zip_equal
@@ -88,17 +86,6 @@ class Hostile(Ward):
     def usable(self) -> int:
         """Return how many whole cards a job can have."""
         return self.states().count(states.FREE)
-
-    def claim(self, count: int, *wanted: int) -> list[str]:
-        """Let a job claim."""
-        node = self.node()
-        want = ClaimRequest(count, tuple(bus(number) for number in wanted))
-
-        def judging() -> Judge:
-            return judge_of(node)
-
-        owner = record(token="", devices=())
-        return [d.id for d in claim_devices(node, owner, want, judging, soon()).devices]
 
     def instances(self, number: int, *names: str) -> None:
         """Let the driver show instances of a card."""
@@ -152,11 +139,11 @@ def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Ho
 def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -> None:
     node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
     node.turn()
-    for wanted in ((CARDS,), (1, 0)):
-        with pytest.raises(Refusal) as refused:
-            node.claim(*wanted)
-        assert refused.value.kind == BUSY, "a node that is at fault would be drained"
-    assert len(node.claim(CARDS // 2)) == CARDS // 2
+    assert refused(node, CARDS).kind == BUSY, "a node that is at fault would be drained"
+    with pytest.raises(Refusal) as caught:
+        pick(node, bus(0))
+    assert caught.value.kind == BUSY
+    assert len(ids(ask(node, CARDS // 2))) == CARDS // 2
 
 
 @pytest.mark.parametrize(

@@ -104,19 +104,16 @@ def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path)
     assert {name for name in whole if ".gi" in name} == set(whole) - set(left)
 
 
-def test_a_card_with_a_fault_is_left_out(tmp_path: Path) -> None:
+def test_a_card_with_a_fault_is_left_out_and_so_is_a_control_node_that_is_not_there(
+    tmp_path: Path,
+) -> None:
     site = Site(tmp_path)
     (driver_of(site) / "gpus" / site.id(3) / "information").write_text("garbage\n")
-
-    found = nodes(told(site))
-    assert (site.id(3) in found, site.id(4) in found) == (False, True)
-
-
-def test_the_control_nodes_come_with_every_device_where_they_are(tmp_path: Path) -> None:
-    site = Site(tmp_path)
     (dev_of(site) / "nvidia-uvm-tools").unlink()
 
-    edits = told(site)["containerEdits"]
+    spec = told(site)
+    found, edits = nodes(spec), spec["containerEdits"]
+    assert (site.id(3) in found, site.id(4) in found) == (False, True)
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
     assert edits["deviceNodes"][0]["hostPath"] == f"{dev_of(site)}/nvidiactl"
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
@@ -140,6 +137,8 @@ def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: 
 
 def test_without_this_nodes_driver_there_is_no_spec_and_the_old_one_stands(tmp_path: Path) -> None:
     site = Site(tmp_path)
+    done = site.call("cdi", "--write")
+    assert (done.exit_code, "set CDI_DIR=/var/run/cdi" in done.stderr) == (3, True)
     configured(site, CDI_DIR=str(tmp_path / "cdi"))
     assert site.call("cdi", "--write").exit_code == 0
     before = (tmp_path / "cdi" / cdi.NAME).read_text()
@@ -175,27 +174,18 @@ def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
     assert os.listdir(folder) == []
 
 
-def test_where_no_folder_is_set_it_is_printed_but_not_written(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-
-    done = site.call("cdi", "--write")
-    assert done.exit_code == 3
-    assert "set CDI_DIR=/var/run/cdi" in done.stderr
-
-
-class Chore:
+class Chore(CdiSpecWriter):
     """gpulockd's chore on a site, and what it said."""
 
     def __init__(self, site: Site) -> None:
         self.node = site.node()
-        self.journal = HeardJournal()
-        self.chore = CdiSpecWriter(self.journal)
+        self.heard = HeardJournal()
+        super().__init__(self.heard)
 
-    def run(self) -> None:
-        self.chore.run(self.node, ReconcileReport([], []), 0.0)
-
-    def said(self) -> list[str]:
-        return self.journal.said()
+    def go(self) -> list[str]:
+        """Run it once; return what was said."""
+        self.run(self.node, ReconcileReport([], []), 0.0)
+        return self.heard.said()
 
 
 def test_gpulockd_keeps_the_spec_as_the_node_is(tmp_path: Path) -> None:
@@ -204,21 +194,20 @@ def test_gpulockd_keeps_the_spec_as_the_node_is(tmp_path: Path) -> None:
     path = tmp_path / "cdi" / cdi.NAME
     chore = Chore(site)
 
-    chore.run()
+    said = chore.go()
     first = path.stat().st_ino
-    chore.run()
+    said += chore.go()
     assert path.stat().st_ino == first
     (dev_of(site) / "nvidia-uvm").unlink()
-    chore.run()
+    said += chore.go()
 
     assert "nvidia-uvm" not in path.read_text().replace("nvidia-uvm-tools", "")
-    assert chore.said() == []
+    assert said == []
 
 
 def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
-    chore = Chore(Site(tmp_path))
-    chore.run()
-    assert (list(tmp_path.rglob(cdi.NAME)), chore.said()) == ([], [])
+    assert Chore(Site(tmp_path)).go() == []
+    assert list(tmp_path.rglob(cdi.NAME)) == []
 
 
 def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
@@ -227,15 +216,12 @@ def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
     version = environment.loaded_driver_version(str(driver_of(site)))
     chore = Chore(site)
 
-    chore.run()
-    chore.run()
-    (said,) = chore.said()
+    (said,) = [*chore.go(), *chore.go()]
     assert "no CDI spec: no driver set" in said
     for part in ("bin", "lib"):
         (tmp_path / "sets" / version / part).mkdir(parents=True)
-    chore.run()
 
-    assert ["no longer" in line for line in chore.said()] == [True]
+    assert ["no longer" in line for line in chore.go()] == [True]
     assert (tmp_path / "cdi" / cdi.NAME).exists()
 
 
@@ -256,16 +242,11 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
     monkeypatch.setattr(cdi, "driver_binds", hangs)
     monkeypatch.setattr(cdi, "SECONDS", 0.05)
     chore = Chore(site)
-    chore.run()
+    said = chore.go()
     begun.wait()
-    chore.run()
+    said += chore.go()
     assert len(asked) == 1
-    assert ["does not answer" in line for line in chore.said()] == [True]
+    assert ["does not answer" in line for line in said] == [True]
     answered.set()
-
-    def written() -> bool:
-        chore.run()
-        return (tmp_path / "cdi" / cdi.NAME).exists()
-
-    wait_until(written, why="the file")
-    assert ["no longer" in line for line in chore.said()] == [True]
+    (line,) = wait_until(chore.go, why="the file")
+    assert "no longer" in line and (tmp_path / "cdi" / cdi.NAME).exists()

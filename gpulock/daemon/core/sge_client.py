@@ -24,23 +24,18 @@ PORT: Final = re.compile(r"(?m)^(SGE_(?:QMASTER|EXECD)_PORT)=([0-9]{1,5});")
 
 def ask_qmaster(settings: Settings, program: str, *words: str) -> str:
     """Return what a client prints; raise Refusal for one that is missing, fails or hangs."""
-    client = find_sge_client(settings, program)
+    paths = [f"{folder}/{program}" for folder in client_folders(settings)]
+    path = next((path for path in paths if os.access(path, os.X_OK)), "")
+    if not path:
+        where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
+        raise Refusal(UNKNOWN, f"no {program} in {where}", "set SGE_BINARIES")
+    client = SchedulerProgram(path, {"PATH": "/usr/bin:/bin", **sge_environment(settings)}, HINT)
     code, output = client.answer(list(words), Deadline(ANSWER_SECONDS))
     text = output.decode("utf-8", "replace")
     if code != 0:
         last = one_line(text.strip())[-200:]
         raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", HINT)
     return text
-
-
-def find_sge_client(settings: Settings, name: str) -> SchedulerProgram:
-    """Return one of Grid Engine's programs with its environment; raise Refusal for none."""
-    env = {"PATH": "/usr/bin:/bin", **sge_environment(settings)}
-    for folder in client_folders(settings):
-        if os.access(f"{folder}/{name}", os.X_OK):
-            return SchedulerProgram(f"{folder}/{name}", env, HINT)
-    where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
-    raise Refusal(UNKNOWN, f"no {name} in {where}", "set SGE_BINARIES")
 
 
 def sge_environment(settings: Settings) -> dict[str, str]:

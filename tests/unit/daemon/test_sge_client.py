@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core import sge_client
-from gpulock.daemon.core.sge_client import ask_qmaster, find_sge_client, sge_environment
+from gpulock.daemon.core.sge_client import ask_qmaster, sge_environment
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 
@@ -66,7 +66,7 @@ def test_a_program_that_is_missing_or_may_not_be_run_is_none(
     write_client(tmp_path, "exit 0")
     (tmp_path / "qconf").chmod(0o644)
     with pytest.raises(Refusal, match="no qconf in "):
-        find_sge_client(
+        ask_qmaster(
             Settings({k: v.replace("HERE", str(tmp_path)) for k, v in keys.items()}), "qconf"
         )
 

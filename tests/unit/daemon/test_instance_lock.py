@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from gpulock.daemon.core import instance_lock
 from gpulock.daemon.core.instance_lock import NAME, InstanceLock, find_running_daemon
 from gpulock.errors import BUSY, Refusal
+from tests.support.trees import let_others_in
 
 NOBODY = 65534
 
@@ -65,9 +65,7 @@ def test_a_daemon_is_seen_to_run_by_the_lock_that_it_holds_and_no_file_of_others
 
 @pytest.mark.another_user
 def test_every_user_sees_that_a_daemon_runs(first: InstanceLock, folder: Path) -> None:
-    for above in (folder, *folder.parents):
-        if not above.stat().st_mode & stat.S_IXOTH:
-            above.chmod(0o755)
+    let_others_in(folder)
     pid = os.fork()
     if pid == 0:
         os.setgroups([])

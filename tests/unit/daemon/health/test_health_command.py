@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +41,7 @@ from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_wai
 from tests.support.health_site import Ward
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
-from tests.support.trees import bus, judge_of, soon
+from tests.support.trees import bus, judge_of, let_others_in, soon
 from tests.support.wait import wait_until
 
 MUCH = "yes | head -c 3000000"
@@ -156,9 +155,7 @@ class Clinic(Ward):
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Clinic]]:
-    for folder in (tmp_path, *tmp_path.parents):  # the program runs as nobody
-        if not folder.stat().st_mode & stat.S_IXOTH:
-            folder.chmod(0o755)
+    let_others_in(tmp_path)  # the program runs as nobody
     made: list[Clinic] = []
 
     def clinic(script: str, gpus: int = 2, **keys: str) -> Clinic:

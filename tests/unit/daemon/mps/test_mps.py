@@ -30,7 +30,7 @@ from gpulock.job.mps import wait_for_mps
 from gpulock.workstation.process_claims import make_process_owner
 from tests.support.fake_mps import FakeMps
 from tests.support.journal import HeardJournal
-from tests.support.trees import Box, bus, judge_of, soon
+from tests.support.trees import Box, bus, judge_of, let_others_in, soon
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -78,6 +78,12 @@ class Desk(Box):
         words = ["sleep", "1000"]
         self.jobs.append(subprocess.Popen(words, start_new_session=True, user=user))
         return self.jobs[-1]
+
+    def start_nobody(self) -> subprocess.Popen[bytes]:
+        """Start a job of another user, whom the folders let in."""
+        let_others_in(self.root)
+        (self.dev / "nvidia0").chmod(0o666)
+        return self.start(pwd.getpwnam(NOBODY).pw_uid)
 
     def claim(self, pid: int, count: int = 1, share: bool = True) -> Grant:
         """Let a process claim places, or whole cards."""
@@ -228,14 +234,8 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
 
 
 @pytest.mark.another_user
-def test_that_one_users_mps_failed_is_no_other_users_refusal(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for above in (tmp_path, *tmp_path.parents):
-        if not above.stat().st_mode & stat.S_IXOTH:
-            above.chmod(0o755)
-    (desk.dev / "nvidia0").chmod(0o666)
-    first = desk.claim(desk.start(pwd.getpwnam(NOBODY).pw_uid).pid)
+def test_that_one_users_mps_failed_is_no_other_users_refusal(desk: Desk) -> None:
+    first = desk.claim(desk.start_nobody().pid)
     desk.ready(first)
     os.kill(desk.daemon(), signal.SIGKILL)
     desk.wait_for(lambda: desk.card().fault)
@@ -342,15 +342,9 @@ def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None
 
 
 @pytest.mark.another_user
-def test_mps_runs_as_the_cards_user_in_folders_that_are_the_users_alone(
-    desk: Desk, tmp_path: Path
-) -> None:
-    for above in (tmp_path, *tmp_path.parents):
-        if not above.stat().st_mode & stat.S_IXOTH:
-            above.chmod(0o755)
-    (desk.dev / "nvidia0").chmod(0o666)
+def test_mps_runs_as_the_cards_user_in_folders_that_are_the_users_alone(desk: Desk) -> None:
     user = pwd.getpwnam(NOBODY)
-    grant = desk.claim(desk.start(user.pw_uid).pid)
+    grant = desk.claim(desk.start_nobody().pid)
     desk.ready(grant)
     pids = desk.mps.processes()
     assert len(pids) == 2

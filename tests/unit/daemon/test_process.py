@@ -135,12 +135,17 @@ def test_the_second_says_who_runs(field: Started) -> None:
     assert first.poll() is None
 
 
-def test_bad_settings_end_the_start(field: Started) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [((), 3, "gpulock.conf:1: not KEY=VALUE: 'green'"), (("--once",), 2, "usage: gpulockd")],
+)
+def test_bad_settings_or_words_end_the_start(
+    field: Started, words: tuple[str, ...], code: int, why: str
+) -> None:
     field.simulated.config.write_text("green\n")
-    daemon = field.start()
-    assert daemon.wait(SECONDS) == 3
+    daemon = field.start(*words)
     assert daemon.stderr is not None
-    assert "gpulock.conf:1: not KEY=VALUE: 'green'" in daemon.stderr.read()
+    assert (daemon.wait(SECONDS), why in daemon.stderr.read()) == (code, True)
 
 
 def test_a_start_with_bad_settings_obeys_the_last_ones(field: Started) -> None:
@@ -155,10 +160,6 @@ def test_a_start_with_bad_settings_obeys_the_last_ones(field: Started) -> None:
     daemon.send_signal(signal.SIGTERM)
     assert daemon.stderr is not None
     assert (daemon.wait(SECONDS), "stay in force" in daemon.stderr.read()) == (0, True)
-
-
-def test_what_is_not_understood_is_usage(field: Started) -> None:
-    assert field.start("--once").wait(SECONDS) == 2
 
 
 def test_a_watchdog_hears_of_it(field: Started) -> None:

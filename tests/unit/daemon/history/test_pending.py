@@ -45,11 +45,16 @@ def sge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return made
 
 
+def copies(state: Path) -> list[owner.Owner]:
+    """Return the copies of records in a STATE_DIR."""
+    return [owner.parse_owner(path.read_text()) for path in (state / "owed").iterdir()]
+
+
 def test_grid_engines_prolog_keeps_a_record_of_its_claim(sge: Site) -> None:
     assert start(sge, sge.run(gpus(2))) == 0
     lock = sge.node().store.read(bus(0)).owner
+    (kept,) = copies(sge.state)
     assert lock is not None
-    kept = owner.parse_owner((sge.state / "owed" / lock.token).read_text())
     assert (kept.key(), kept.devices) == (lock.key(), (bus(0), bus(1)))
 
 
@@ -70,20 +75,14 @@ def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
     node = slurm.node()
     slurm.process(900, "python")
     grant = claim_for_process(node, make_process_owner(node, 900, "alice"), ClaimRequest(1), soon())
-    kept = [
-        owner.parse_owner((slurm.state / "owed" / name).read_text())
-        for name in os.listdir(slurm.state / "owed")
-    ]
-    assert sorted((one.scheduler, one.devices) for one in kept) == [
-        ("process", grant.owner.devices),
-        ("slurm", (bus(0),)),
-    ]
+    kept = {one.scheduler: one.devices for one in copies(slurm.state)}
+    assert kept == {"process": grant.owner.devices, "slurm": (bus(0),)}
 
 
 def test_a_claim_whose_records_are_lost_at_that_moment_keeps_its_copy(site: Ended) -> None:
     shutil.rmtree(site.records)
     grants.note_owed_line(str(site.state), site.node().store, record(token="beef"))
-    assert owner.parse_owner((site.state / "owed/beef").read_text()).token == "beef"
+    assert [one.token for one in copies(site.state)] == ["beef"]
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
@@ -98,7 +97,7 @@ def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
 def test_what_is_freed_of_a_claim_is_in_its_copy_all_the_same(site: Ended) -> None:
     site.run_job(0, 1, scheduler="slurm")
     site.end(0)
-    assert owner.parse_owner((site.state / "owed/feed").read_text()).devices == (bus(0), bus(1))
+    assert [one.devices for one in copies(site.state)] == [(bus(0), bus(1))]
 
 
 def test_where_nobody_writes_a_history_no_copies_pile_up(site: Ended) -> None:
@@ -171,13 +170,18 @@ def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> Non
     assert site.lines()[0]["held_seconds"] == pytest.approx(DAY, abs=1)
 
 
+def see_held(site: Ended, verdict: Verdict) -> None:
+    """Let a reconcile see that the first card is held."""
+    node = site.node()
+    held = ReapOutcome(node.store.read(bus(0)), HELD, verdict, "")
+    site.history.run(node, ReconcileReport([], [held]), 1000.0)
+
+
 def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
     own = site.run_job(0)
     os.utime(site.state / "owed/feed", (1, 1))
-    lock = site.node().store.read(bus(0))
     site.proc.boot(OTHER_BOOT)
-    report = ReconcileReport([], [ReapOutcome(lock, HELD, Verdict(UNKNOWN, ""), "")])
-    site.history.run(site.node(), report, 1000.0)
+    see_held(site, Verdict(UNKNOWN, ""))
     assert (site.state / "owed" / own.token).stat().st_mtime == 1
 
 
@@ -213,12 +217,7 @@ def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
     site.run_job(1, token="gone")
     for name in ("feed", "gone"):
         os.utime(site.state / "owed" / name, (1, 1))
-    node = site.node()
-    lock = node.store.read(bus(0))
-    report = ReconcileReport(
-        [], [ReapOutcome(lock, HELD, make_liveness_judge(node).verdict(lock), "")]
-    )
-    site.history.run(node, report, 1000.0)
+    see_held(site, Verdict(ALIVE, ""))
     assert path.stat().st_mtime > own.claimed_at
     assert (site.state / "owed/gone").stat().st_mtime == 1
 
@@ -255,10 +254,7 @@ def test_a_clock_that_is_set_after_a_claim_changes_no_time_held(
     site: Ended, claimed_at: float
 ) -> None:
     site.run_job(0, 1, ago=500.0, claimed_at=claimed_at)
-    node = site.node()
-    lock = node.store.read(bus(0))
-    report = ReconcileReport([], [ReapOutcome(lock, HELD, Verdict(ALIVE, ""), "")])
-    site.history.run(node, report, 1000.0)
+    see_held(site, Verdict(ALIVE, ""))
     found = lose_power(site)
     assert found["held_seconds"] == pytest.approx(500, abs=5)
     assert found["claimed_at"] == claimed_at

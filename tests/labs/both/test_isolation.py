@@ -66,18 +66,6 @@ def test_a_job_that_asked_for_no_gpu_opens_none(any_site: Site, node: ConfinedNo
     assert node.left() == []
 
 
-def test_a_node_that_cannot_confine_starts_no_job_and_says_why(
-    any_site: Site, node: ConfinedNode
-) -> None:
-    node.configure(SYS_ROOT="/nonexistent")
-    job = any_site.submit(1, "echo ran\n")
-    assert "cgroup" in any_site.wait_stopped(job)
-    assert "ran" not in any_site.said(job).split()
-    assert (any_site.held(job), node.left()) == ([], [])
-    any_site.cancel(job)
-    any_site.put_in_service()
-
-
 def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(
     any_site: Site, node: ConfinedNode
 ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import tempfile
@@ -15,9 +14,7 @@ import pytest
 
 from gpulock.isolation import bpf, confine, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
-from gpulock.node.context import Node
-from gpulock.node.devices import MAJOR, Device
-from gpulock.node.settings import Settings
+from gpulock.node.devices import MAJOR
 from tests.labs.common.device_nodes import (
     PROBE,
     TOP,
@@ -193,33 +190,4 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) ->
     finally:
         for path in reversed(made):
             os.rmdir(path)
-    assert programs() == before
-
-
-def test_what_a_job_leaves_behind_opens_nothing_any_more(dev: Path, tmp_path: Path) -> None:
-    node = Node(Settings({"DEV_ROOT": str(dev), "LOCK_DIR": str(tmp_path / "run")}))
-    device = Device("0000:02:00.0", 1)
-    device.minor = 1
-    before = programs()
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    script = f"read line < {go}; exec {PYTHON} -IS -c '{PROBE}' {dev}"
-    with (
-        subprocess.Popen(
-            ["/bin/sh", "-c", f"({script}) & wait"], stdout=subprocess.PIPE, text=True
-        ) as job,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(job.kill)  # it waits for its FIFO
-        start = node.proc.start(job.pid)
-        while not (children := Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()):
-            pass
-        confine.confine_process(node, "9.1", job.pid, start, [device])
-        # where it would be, had the job been confined from its beginning
-        tree.move_to_cgroup(int(children), f"{TOP}/{tree.cgroup_name('9.1', job.pid, start)}")
-        confine.end_confinement(node, "9.1", job.pid, start)
-        go.write_text("go\n")
-        assert job.stdout is not None
-        assert opened(job.stdout.read()) == {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
-    assert tree.remove_cgroup(f"{TOP}/{tree.cgroup_name('9.1', job.pid, start)}")
     assert programs() == before

@@ -11,7 +11,7 @@ import pytest
 from tests.labs.common.installed import gate_file, reap, shut_gate, waiting_for
 from tests.labs.common.processes import command_of, end, parent_of, running
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.hooks import Stops, When, stops
+from tests.labs.slurm.hooks import Stops, When
 from tests.labs.slurm.jobs import (
     SHOW_MASK,
     SLEEP,
@@ -41,12 +41,6 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
-
-
-@pytest.fixture
-def hooks(slurm_gpus: Gpulock) -> Stops:
-    """Give a test hooks that it can stop."""
-    return stops(slurm_gpus)
 
 
 def forget(gpus: Gpulock, job: JobId) -> None:

@@ -16,7 +16,7 @@ from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.common.processes import end
 from tests.labs.slurm.evil import FORGED, Evil, kit, submit
 from tests.labs.slurm.gpulock import CONFIG, Gpulock
-from tests.labs.slurm.hooks import Stops, stops
+from tests.labs.slurm.hooks import Stops
 from tests.labs.slurm.jobs import (
     ALL,
     SHOW_MASK,
@@ -42,12 +42,6 @@ UUIDS = ("NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
 ALICE = 27011
 # the script is no shell: it shows what the kernel gave it, every variable as often as it stands
 SHOW_ENVIRON = "#!/bin/cat /proc/self/environ\n"
-
-
-@pytest.fixture
-def hooks(slurm_gpus: Gpulock) -> Stops:
-    """Give a test hooks that it can stop."""
-    return stops(slurm_gpus)
 
 
 @pytest.fixture

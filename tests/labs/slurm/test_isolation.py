@@ -11,7 +11,6 @@ from tests.labs.common.installed import gate_file, reap, waiting_for
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, by_slurm, wait_said
 from tests.support.wait import wait_until
@@ -96,17 +95,6 @@ def test_a_hostile_environment_runs_nothing_as_root_and_opens_no_other_gpu(site:
     assert (evil.ran(0), "library" in evil.ran(USERS["slalice"])) == ("", True)
 
 
-def test_a_step_for_which_no_session_is_opened_does_not_start(site: Site) -> None:
-    site.slurm.path_in(NODE, "/etc/pam.d/slurm").write_text(
-        "account required pam_permit.so\nsession required pam_permit.so\n"
-    )
-    job = site.submit("--gres=gpu:1", text="echo ran\n")
-    said = wait_said(site.gpus, job, "UsePAM=1")
-    assert "ran" not in said.split()
-    site.slurm.wait_state(job, "PENDING")  # by RequeueExit
-    site.slurm.scancel(job)
-
-
 def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
     mark = site.slurm.path_in(NODE, f"/run/gpulock.claims/{MARK}")
     site.slurm.wait_done(site.submit(text="true\n"))  # by it slurmd is closed
@@ -114,17 +102,12 @@ def test_a_step_that_cannot_be_confined_does_not_start(site: Site) -> None:
     mark.mkdir()
     job = site.submit("--gres=gpu:1", text="echo ran\n")
     wait_until(lambda: site.slurm.is_out(NODE), why="the node to be drained")
-    never_ran(site, job)
-    mark.rmdir()
-
-
-def never_ran(site: Site, job: JobId) -> None:
-    """Expect that nothing is left of a job that was put back into the queue."""
     site.slurm.wait_state(job, "PENDING")
     site.slurm.scancel(job)
     assert "ran" not in site.slurm.said(job).split()
     assert site.left() == []
     site.gpus.wait_free()
+    mark.rmdir()
 
 
 @pytest.mark.short

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from gpulock.daemon.mps.unit import CTL, PROGRAMS, write_server_note
 from gpulock.job.mps import mps_folder
 from gpulock.node.context import Node
@@ -250,15 +252,9 @@ class FakeMps:
 
     def processes(self) -> set[int]:
         """Return the processes of every MPS that was started here."""
-        program = f"{self.folder}/nvidia-cuda-mps".encode()
-        found: set[int] = set()
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if program in (folder / "cmdline").read_bytes():
-                    found.add(int(folder.name))
-            except OSError:
-                continue
-        return found
+        program = f"{self.folder}/nvidia-cuda-mps"
+        every = psutil.process_iter(["cmdline"], ad_value=())
+        return {one.pid for one in every if program in " ".join(one.info["cmdline"])}
 
     def stop(self) -> None:
         """End every service."""

@@ -176,9 +176,7 @@ class Site(ABC):
 
     def command(self, *words: str) -> str:
         """Run `gpulock` as root on the node; return what it printed."""
-        done = self.gpus.command(self.node, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return self.gpus.told(self.node, *words)
 
     def device_nodes(self, job: int) -> set[str]:
         """Return the names of the device nodes of a job's GPUs."""

@@ -108,6 +108,12 @@ class Installed(ABC):
         """Run `gpulock` as root on a node."""
         return self.command_below(node, (), *words)
 
+    def told(self, node: str, *words: str) -> str:
+        """Run `gpulock` as root on a node, well; return what it printed."""
+        done = self.command(node, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def command_below(
         self, node: str, around: Sequence[str], *words: str
     ) -> subprocess.CompletedProcess[str]:

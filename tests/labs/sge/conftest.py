@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of Grid Engine's tests is not for the one that is there."""
+"""A node that confines its jobs; and what is not for the Grid Engine that is there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.labs.sge.confined import Site, isolated
+from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import INSTALLATION
 
 OF_OCS = "test_rsmap.py"  # no other Grid Engine has complexes of that type
@@ -16,3 +20,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [one for one in items if one.path.name == OF_OCS]
         items[:] = [one for one in items if one not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def site(gpus: Gpulock) -> Iterator[Site]:
+    """Give a test a node with ISOLATION=cgroup and device nodes that have no driver."""
+    with isolated(gpus) as made:
+        yield made

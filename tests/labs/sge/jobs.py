@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from gpulock.store.owner import parse_owner
-from tests.labs.common.processes import command_of, end
+from tests.labs.common.processes import end
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
@@ -131,20 +131,6 @@ def end_carriers(gid: int) -> None:
         end(pids)
 
 
-def sleepers(gid: int, count: int) -> list[int]:
-    """Wait until just `count` processes carry a group and all sleep; return them.
-
-    The shells that started them are over by then, and none of them starts another.
-    """
-
-    def found() -> list[int] | None:
-        pids = carriers(gid)
-        sleeps = all(command_of(pid).startswith("sleep ") for pid in pids)
-        return pids if sleeps and len(pids) == count else None
-
-    return wait_until(found, why=f"{count} that sleep with group {gid}")
-
-
 def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
     """Return the supplementary group in the record of a job's lock."""
     return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
@@ -210,10 +196,3 @@ def wait_refused(gpus: Gpulock, node: str, job: JobId) -> None:
     """Wait until a prolog has put the queue of its node into error."""
     gpus.sge.wait_queue(node, "E")
     gpus.sge.wait_state(job, "qw")
-
-
-def command(gpus: Gpulock, node: str, *words: str) -> str:
-    """Run `gpulock` as root on a node; return what it printed."""
-    done = gpus.command(node, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

@@ -9,12 +9,11 @@ can have (docs/facts/inputs.md).
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 
 from tests.labs.both.fair import Fair
@@ -148,10 +147,10 @@ class SgeFair(Fair):
         Grid Engine leaves what has left its job's session. It goes on, and ends by itself.
         """
         left = processes_of(self.sge.users[HOSTILE].uid)
-        for pid, status in left.items():
-            if "\nState:\tT" in status:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+        for one in left:
+            if one.info["status"] == psutil.STATUS_STOPPED:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.resume()
         return not left
 
     def expect_all_ran(self) -> None:
@@ -161,21 +160,16 @@ class SgeFair(Fair):
         self.sge.clear_jobs()
         wait_until(
             self.no_process_left,
-            why=lambda: f"no process to be left\n{processes_of(self.sge.users[HOSTILE].uid)}",
+            why=lambda: f"no process to be left\n{processes_of(self.sge.users[HOSTILE].uid)!s}",
         )
         self.expect_nothing()
 
 
-def processes_of(uid: int) -> dict[int, str]:
-    """Return the status of the living processes of a user."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                status = (entry / "status").read_text()
-                if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
-                    found[int(entry.name)] = status
-    return found
+def processes_of(uid: int) -> list[psutil.Process]:
+    """Return the living processes of a user."""
+    every = psutil.process_iter(["uids", "status", "cmdline"])
+    mine = [one for one in every if one.info["uids"].real == uid]
+    return [one for one in mine if one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def test_honest_jobs_all_run_beside_hostile_ones(guarded: Gpulock) -> None:

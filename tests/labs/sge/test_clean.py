@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.labs.both.sge_site import SgeSite
 from tests.labs.common.installed import gate_file
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import carriers, group_of, held, on, sleepers, sparing_execd, waiting_for
+from tests.labs.sge.jobs import carriers, group_of, held, on, sparing_execd, waiting_for
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
-NODE = NODES[1]
+NODE = NODES[0]
 DEAF = "trap '' TERM HUP INT"
 
 
@@ -64,16 +65,15 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     sparing: Gpulock,
 ) -> None:
     sparing.configure(NODE, LEFTOVER_PROCESSES="kill")
-    words = on(NODE, "-l", "gpu=1")
-    neighbour = sparing.sge.submit("glalice", *words, stdin="exec sleep 600\n")
-    sparing.sge.wait_running(neighbour)
-    others = sleepers(group_of(sparing, NODE, neighbour), 1)
+    site = SgeSite(sparing)
+    neighbour = site.start(1)
+    others = site.sleepers(neighbour)
     job, gid = left(sparing, f"{DEAF}; while :; do sleep 1; done", count=3)
     leave(sparing, job)
     assert carriers(gid) == []
     assert held(sparing, NODE, job) == []
-    assert carriers(group_of(sparing, NODE, neighbour)) == others
-    assert len(held(sparing, NODE, neighbour)) == 1
+    assert site.processes(neighbour) == others
+    assert len(site.held(neighbour)) == 1
 
 
 def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(

@@ -8,12 +8,12 @@ The daemons run since before, the host has no configuration of its own, and thei
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.labs.killed import KILLED_ITEMS, points_of_changes
@@ -58,11 +58,8 @@ def node(sge: GridEngine) -> Iterator[Node]:
 
 def running(program: Path) -> bool:
     """Return whether some process runs a script."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if os.fsencode(program) in entry.read_bytes().split(b"\0"):
-                return True
-    return False
+    every = psutil.process_iter(["cmdline"], ad_value=())
+    return any(str(program) in one.info["cmdline"] for one in every)
 
 
 def reports_sensor(node: Node) -> bool:

@@ -12,22 +12,16 @@ from tests.labs.common.device_nodes import (
 )
 from tests.labs.common.installed import gate_file, reap
 from tests.labs.sge.cluster import NODES
-from tests.labs.sge.confined import Site, isolated
-from tests.labs.sge.gpulock import GPUS, Gpulock
+from tests.labs.sge.confined import Site
+from tests.labs.sge.gpulock import GPUS
 from tests.labs.sge.install import INSTALLATION
 from tests.labs.sge.jobs import wait_said, waiting_for
-from tests.labs.sge.test_parallel import MPI, until_wrapped
+from tests.labs.sge.test_parallel import MPI, slave_tasks
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ALL = {f"nvidia{n}" for n in range(GPUS)}
-
-
-@pytest.fixture
-def site(gpus: Gpulock) -> Iterator[Site]:
-    with isolated(gpus) as made:
-        yield made
 
 
 def test_a_command_of_qrsh_opens_its_own_gpus_and_no_other(site: Site) -> None:
@@ -60,18 +54,11 @@ def test_a_parallel_job_whose_tasks_nothing_confines_does_not_start(
 @pytest.fixture
 def parallel(site: Site) -> Iterator[Site]:
     """Let slave tasks of parallel jobs be confined on the node, and have GPUs on every one."""
-    gpus = site.gpus
     for node in NODES[1:]:
-        gpus.configure(node, SGE_SLAVE_TASKS="yes")
+        site.gpus.configure(node, SGE_SLAVE_TASKS="yes")
     site.configure(SGE_SLAVE_TASKS="yes")
-    for node in NODES:
-        shepherd = gpus.hooks.folder / "prolog/sge_shepherd"
-        gpus.sge.set_conf("shepherd_cmd", str(shepherd), host=node)
-    until_wrapped(gpus)
-    yield site
-    gpus.sge.clear_jobs()
-    for node in NODES:
-        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+    with slave_tasks(site.gpus):
+        yield site
 
 
 @pytest.mark.attack

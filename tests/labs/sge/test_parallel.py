@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import contextlib
+from collections.abc import Generator, Iterator
 
+import psutil
 import pytest
 
-from tests.labs.common.processes import command_of
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import said, stopped_queues
@@ -19,24 +19,32 @@ MPI = ("-q", "gpu.q", "-pe", "mpi", "6", "-l", "gpu=1")
 ASK = 'echo "$(hostname) CVD=${CUDA_VISIBLE_DEVICES-unset} refused=${GPULOCK_REFUSED-}"'
 # one task after the other on each host of the job, then all at once
 SERIAL = f"for h in $(cut -d' ' -f1 $PE_HOSTFILE); do qrsh -inherit $h '{ASK}'; done\n"
+SLEEP = ["sleep", "300"]
 HOLD = "for h in $(cut -d' ' -f1 $PE_HOSTFILE); do qrsh -inherit $h sleep 300 & done\nwait\n"
+
+
+@contextlib.contextmanager
+def slave_tasks(gpus: Gpulock) -> Generator[None]:
+    """Start slave tasks by gpulock on every node, whose settings say so."""
+    hooks = gpus.hooks.folder / "prolog"
+    for node in NODES:
+        gpus.sge.set_conf("shepherd_cmd", f"{hooks}/sge_shepherd", host=node)
+    gpus.sge.qconf("-rattr", "queue", "starter_method", f"{hooks}/sge-starter", "gpu.q")
+    until_wrapped(gpus)
+    yield
+    gpus.sge.clear_jobs()
+    for node in NODES:
+        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
+    gpus.sge.qconf("-rattr", "queue", "starter_method", "NONE", "gpu.q")
 
 
 @pytest.fixture
 def tasks(gpus: Gpulock) -> Iterator[Gpulock]:
     """Give slave tasks their GPUs on every node."""
-    shepherd = gpus.hooks.folder / "prolog/sge_shepherd"
     for node in NODES:
         gpus.configure(node, SGE_SLAVE_TASKS="yes")
-        gpus.sge.set_conf("shepherd_cmd", str(shepherd), host=node)
-    starter = gpus.hooks.folder / "prolog/sge-starter"
-    gpus.sge.qconf("-rattr", "queue", "starter_method", str(starter), "gpu.q")
-    until_wrapped(gpus)
-    yield gpus
-    gpus.sge.clear_jobs()
-    for node in NODES:
-        gpus.sge.set_conf("shepherd_cmd", "none", host=node)
-    gpus.sge.qconf("-rattr", "queue", "starter_method", "NONE", "gpu.q")
+    with slave_tasks(gpus):
+        yield gpus
 
 
 def until_wrapped(gpus: Gpulock) -> None:
@@ -67,7 +75,13 @@ def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: 
         why="each host's task to show its GPUs",
     )
     # until a shepherd has its handlers, execd's SIGTTIN stops it for good (8.1.9)
-    wait_until(lambda: len(sleepers()) == len(NODES), why="every task to run")
+    wait_until(
+        lambda: (
+            [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])].count(SLEEP)
+            == len(NODES)
+        ),
+        why="every task to run",
+    )
     for node in NODES:
         assert [o.act for o in tasks.reconcile(node).outcomes] == ["held", "held"]
     tasks.sge.qdel(str(job))
@@ -81,12 +95,6 @@ def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: 
         return not any(tasks.locks(node) for node in NODES)
 
     wait_until(freed, why=lambda: "the reaper to free every host\n" + "\n".join(kept))
-
-
-def sleepers() -> list[int]:
-    """Return the tasks of HOLD that run."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if command_of(pid) == "sleep 300"]
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

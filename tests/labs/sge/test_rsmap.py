@@ -18,7 +18,7 @@ from tests.labs.sge import test_install
 from tests.labs.sge.bare_node import NODE
 from tests.labs.sge.config import EXECHOST_VALUES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import command, held, on, said, stopped_queues, wait_said, waiting_for
+from tests.labs.sge.jobs import held, on, said, stopped_queues, wait_said, waiting_for
 from tests.labs.sge.lab import GridEngine
 
 pytestmark = pytest.mark.lab
@@ -97,14 +97,14 @@ def test_the_id_of_a_card_out_of_service_goes_to_no_job_and_comes_back(mapped: G
     sge = mapped.sge
     others = {name: value for name, value in values(sge).items() if name != "card"}
     with daemon_on(mapped, NODE) as daemon:
-        command(mapped, NODE, "quarantine", str(MAP["GPU2"]), "--reason", "XID 79")
+        mapped.told(NODE, "quarantine", str(MAP["GPU2"]), "--reason", "XID 79")
         daemon.rounds_until(lambda: values(sge)["card"] == "3(GPU1 GPU3 GPU4)", "the id to leave")
         job = sge.submit("glalice", *on(NODE, "-l", "card=3"), stdin=SHOW)
         whole = sge.submit("glbob", *on(NODE, "-l", "card=4", "-o", "whole.out"), stdin=SHOW)
         sge.wait_settled(job)
         assert sorted(assert_own(said(mapped, job), 3)) == ["GPU1", "GPU3", "GPU4"]
         assert sge.state(whole) == "qw"
-        command(mapped, NODE, "restore", str(MAP["GPU2"]))
+        mapped.told(NODE, "restore", str(MAP["GPU2"]))
         daemon.rounds_until(lambda: values(sge)["card"] == GRANTED, "the id to come back")
         sge.wait_done(whole)
     text = (sge.users["glbob"].home / "whole.out").read_text()

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
-    command,
     forget_conf,
     held,
     on,
@@ -57,25 +55,18 @@ def wait_reported(gpus: Gpulock, **wanted: int | None) -> None:
     wait_until(there, why=lambda: f"{wanted}\n{reported(gpus)!s}")
 
 
-def sensors(gpus: Gpulock) -> list[int]:
-    """Return the real uids of the processes that run our sensor."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if entry.name.isdigit() and os.fsencode(gpus.hooks.sensor) in words:
-                found.append((entry / "status").stat().st_uid)
-        except OSError:
-            continue
-    return found
+def sensor_users(gpus: Gpulock) -> set[int]:
+    """Return the users whose processes run our sensor."""
+    every = psutil.process_iter(["cmdline", "uids"], ad_value=())
+    return {one.info["uids"].real for one in every if str(gpus.hooks.sensor) in one.info["cmdline"]}
 
 
 def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     sensed: Gpulock,
 ) -> None:
     wait_reported(sensed, hl_gpu_free=8, hl_gpu_quarantined=0)
-    assert sensors(sensed) and set(sensors(sensed)) == {0}
-    command(sensed, NODE, "quarantine", "7", "--reason", "its fan died")
+    assert sensor_users(sensed) == {0}
+    sensed.told(NODE, "quarantine", "7", "--reason", "its fan died")
     wait_reported(sensed, hl_gpu=7, hl_gpuj=7, hl_gpu_free=7, hl_gpu_quarantined=1)
     waiting = sensed.sge.submit("glalice", *on(NODE, "-l", "gpu=8"), stdin=SLEEP)
     served = sensed.sge.submit("glbob", *on(NODE, "-l", "gpu=2"), stdin=SLEEP)
@@ -88,7 +79,7 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     assert sensed.sge.state(waiting) == "qw"
     assert visits(sensed, waiting) == []  # it was at no node
     wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_quarantined=1)
-    command(sensed, NODE, "restore", "7")
+    sensed.told(NODE, "restore", "7")
     sensed.sge.qdel(str(served))
     sensed.sge.wait_running(waiting)
     assert len(held(sensed, NODE, waiting)) == GPUS

@@ -4,12 +4,12 @@
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on host
-node1, and on each other of its hostlist that has a `sconf-HOST`; no queue without `sq`. What is set
-is written back into them. A host group is in `hgrp-@NAME`; a host that joins or leaves one has the
-hooks of before until their attribute is written again. Its execd takes a changed configuration at
-once. Of one of its own where it had none it hears when it is restarted (`unknown` stands until
-then), and it takes none while there is a file `deaf`. It reports at once what its load sensor
-would, and a new load at each look. The global configuration may not be written.
+node1; no queue without `sq`. What is set is written back into them. A host group is in
+`hgrp-@NAME`; a host that joins or leaves one has the hooks of before until their attribute is
+written again. Its execd takes a changed configuration at once. Of one of its own where it had none
+it hears when it is restarted (`unknown` stands until then), and it takes none while there is a file
+`deaf`. It reports at once what its load sensor would, and a new load at each look. The global
+configuration may not be written.
 """
 
 from __future__ import annotations
@@ -94,18 +94,18 @@ def group_hosts(name: str) -> list[str]:
     return [word for word in words if word != "NONE"]
 
 
-def value_here(key: str, line: str, host: str) -> str:
-    """Return what qmaster worked out for a host when the attribute was last written."""
+def value_here(key: str, line: str) -> str:
+    """Return what qmaster worked out for the host when the attribute was last written."""
     kept = path_of(f"kept-{key}")
-    if os.path.exists(kept) and host == HOST:
+    if os.path.exists(kept):
         with open(kept, encoding="utf-8") as file:
             before, value = file.read().splitlines()
         if before == line:
             return value
     default, found = overrides(line)
-    groups = [name for name in found if name.startswith("@") and host in group_hosts(name)]
-    if host in found:
-        return found[host]
+    groups = [name for name in found if name.startswith("@") and HOST in group_hosts(name)]
+    if HOST in found:
+        return found[HOST]
     return found[groups[0]] if len(groups) == 1 else default  # of several the queue is in state c
 
 
@@ -113,7 +113,7 @@ def keep_values() -> None:
     """Have the hooks of the host stay what they are until their attribute is written."""
     for key in ("prolog", "epilog"):
         line = get("sq", key)
-        write(f"kept-{key}", f"{line}\n{value_here(key, line, HOST)}\n")
+        write(f"kept-{key}", f"{line}\n{value_here(key, line)}\n")
 
 
 def forget_values(keys: list[str]) -> None:
@@ -130,13 +130,13 @@ def host_value(key: str, element: str) -> None:
     put("se", key, ",".join(values.values()))
 
 
-def of_instance(host: str) -> str:
-    """Return -sq of the queue on a host: its own values in place of the queue's."""
+def of_instance() -> str:
+    """Return -sq of the queue on the host: its own values in place of the queue's."""
     lines: list[str] = []
     for line in read("sq").replace("\\\n", " ").splitlines():
         key, _, rest = line.partition(" ")
         value = " ".join(rest.split())
-        own = value_here(key, value, host) if key in ("prolog", "epilog") else value
+        own = value_here(key, value) if key in ("prolog", "epilog") else value
         lines.append(f"{key} {own}")
     return "\n".join(lines)
 
@@ -176,7 +176,7 @@ def qconf(option: str, words: list[str]) -> str:
 
 
 def show_queue(name: str) -> str:
-    return of_instance(name.partition("@")[2]) if "@" in name else read("sq")
+    return of_instance() if "@" in name else read("sq")
 
 
 def show_host(_: str) -> str:
@@ -234,13 +234,11 @@ def name_queue() -> str:
     return QUEUE
 
 
-def name_instances() -> list[str]:
+def name_instance() -> str:
     """Return what qselect prints; without a queue it fails and says nothing, as qstat does."""
     if not os.path.exists(path_of("sq")):
         raise SystemExit(1)
-    hosts = get("sq", "hostlist").split()
-    there = [host for host in hosts if host == HOST or os.path.exists(path_of(f"sconf-{host}"))]
-    return [f"{QUEUE}@{host}" for host in there]
+    return f"{QUEUE}@{HOST}"
 
 
 def main(argv: list[str]) -> str:
@@ -255,11 +253,10 @@ def main(argv: list[str]) -> str:
     if program == "qconf":
         return qconf(argv[1], argv[2:])
     if program == "qstat":
-        mine = next(iter(name_instances()), "")
-        shown = f"{mine} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
+        shown = f"{name_instance()} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
         why = f"\tqueue {QUEUE} marked QERROR as result of job 4711's failure at host {HOST}"
         return f"{shown}{why}" if "-explain" in argv and "E" in read("states") else shown
-    return "\n".join(name_instances()) if program == "qselect" else HOST
+    return name_instance() if program == "qselect" else HOST
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.slurm.slurm_conf import parse_scontrol_config
 from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.isolation import bpf
-from gpulock.node.context import Node as Seen
 from gpulock.node.settings import Settings
-from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from tests.support.faults import raising
 from tests.support.trees import Box
@@ -52,11 +50,8 @@ class Cell(Box):
 
     def worst(self, isolation: str, slurm: bool = False) -> Finding:
         """Return the worst that doctor says."""
-        rank = {OK: 0, WARNING: 1, FAULT: 2}
-        well = Finding("", OK, "")
-        return max(
-            [well, *self.run(isolation, slurm).findings], key=lambda check: rank[check.state]
-        )
+        found = [Finding("", OK, ""), *self.run(isolation, slurm).findings]
+        return max(found, key=lambda one: (OK, WARNING, FAULT).index(one.state))
 
 
 @pytest.fixture
@@ -174,17 +169,15 @@ VERSION = "570.172.08"
 BANNER = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {VERSION}  Release Build\n"
 
 
-class Node:
-    """A node that is not simulated, whose files are all below one folder."""
+class Node(Box):
+    """A node that is not simulated, with a driver's version."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.files = write_simulated_node(root / "node", "workstation")
-        keys = read_settings(str(self.files.config)).__dict__
-        names = ("driver_root", "sys_root", "dev_root", "lock_dir", "state_dir")
-        self.keys = {name.upper(): str(keys[name]) for name in names}
-        (Path(self.keys["DRIVER_ROOT"]) / "version").write_text(BANNER)
-        self.set = root / "sets" / VERSION
+        super().__init__(root / "node")
+        self.top, self.set = root, root / "sets" / VERSION
+        (self.driver / "version").write_text(BANNER)
+        for name in ("nvidiactl", "nvidia-uvm"):
+            (self.dev / name).touch()
 
     def with_set(self) -> None:
         """Put a whole driver set where every user can read it."""
@@ -195,18 +188,18 @@ class Node:
         (self.set / "bin/nvidia-smi").touch()
         for path in (self.set.parent, *self.set.parent.rglob("*")):
             path.chmod(0o755)
-        self.keys["DRIVER_DIR"] = str(self.root / "sets")
+        self.settings["DRIVER_DIR"] = str(self.top / "sets")
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file below the node's root."""
-        path = self.root / name
+        """Write a file of the machine."""
+        path = self.top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
     def checks(self) -> list[Finding]:
         """Return what doctor finds, OK for what it does not."""
-        report = run_checks(container_checks(Settings(dict(self.keys)), self.root))
+        report = run_checks(container_checks(self.node().settings, self.top))
         return [*report.findings, *(Finding(name, OK, "") for name in report.passed)]
 
     def of(self, name: str) -> Finding:
@@ -229,18 +222,18 @@ def test_a_driver_set_is_whole_for_the_driver_that_is_loaded(node: Node) -> None
     assert check.state == FAULT and "put the driver's files" in check.do
     assert "no driver set for this node's driver 570.172.08" in check.what
 
-    node.keys["DRIVER_DIR"] += ",/evil"
+    node.settings["DRIVER_DIR"] += ",/evil"
     check = node.of("driver set")
     assert check.state == FAULT and "cannot be bound" in check.what and "plain path" in check.do
 
 
 def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(node: Node) -> None:
-    node.keys["CDI_DIR"] = str(node.root / "run/cdi")
+    node.settings["CDI_DIR"] = str(node.top / "run/cdi")
     assert (node.of("CDI").state, "is missing" in node.of("CDI").what) == (WARNING, True)
-    settings = Settings(dict(node.keys))
-    cdi.update_cdi_spec(settings, cdi.format_cdi_spec(settings, Seen(settings).devices()))
+    seen = node.node()
+    cdi.update_cdi_spec(seen.settings, cdi.format_cdi_spec(seen.settings, seen.devices()))
     assert node.of("CDI").state == OK
-    (Path(node.keys["DEV_ROOT"]) / "nvidia-uvm").unlink()
+    (node.dev / "nvidia-uvm").unlink()
 
     check = node.of("CDI")
     assert (check.state, "is not as the node is" in check.what) == (WARNING, True)
@@ -248,7 +241,7 @@ def test_a_spec_that_is_not_there_or_of_another_day_is_to_be_written(node: Node)
 
 
 def test_without_its_driver_set_nothing_is_said_of_a_spec(node: Node) -> None:
-    node.keys |= {"CDI_DIR": str(node.root / "run/cdi"), "DRIVER_DIR": str(node.root)}
+    node.settings |= {"CDI_DIR": str(node.top / "run/cdi"), "DRIVER_DIR": str(node.top)}
     assert "CDI" not in {one.name for one in node.checks()}
 
 

@@ -46,33 +46,29 @@ MIG = (
 )
 
 
-def files(text: str) -> list[tuple[str, ...]]:
-    return [*parse_gres_list(text).positions]
+MPS = "slurmd: Gres Name=mps Type=(null) Count={} Index=0 ID=7565421 File=/dev/nvidia0 (null)\n"
+NONE = "slurmd: Can not stat gres.conf file (/etc/gres.conf), using slurm.conf data"
+CAPS = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
 
 
-def test_positions_are_in_slurmds_order_not_in_that_of_minors() -> None:
-    assert files(ONE_LINE) == [(f"/dev/nvidia{n}",) for n in (3, 0, 1, 2)]
-    assert files(TYPES) == [(f"/dev/nvidia{n}",) for n in (0, 1, 5, 3)]
+@pytest.mark.parametrize(
+    ("text", "files", "shared"),
+    [
+        (ONE_LINE, [(n,) for n in (3, 0, 1, 2)], ()),  # slurmd's order, not that of minors
+        (TYPES, [(n,) for n in (0, 1, 5, 3)], ()),
+        (MIG, [(0, *CAPS), (1,), (2,)], ()),  # an instance is one position, two cards are two
+        (OTHERS, [(0,)], ("shard",)),
+        (MPS.format(100) + OTHERS, [(0,)], ("mps", "shard")),
+        (MPS.format(0) + NONE, [], ()),
+    ],
+)
+def test_positions_and_parts_of_gpus_are_read_as_slurmd_lists_them(
+    text: str, files: list[tuple[object, ...]], shared: tuple[str, ...]
+) -> None:
+    listed = parse_gres_list(text)
 
-
-def test_parts_of_gpus_are_seen_in_slurmds_list() -> None:
-    mps = "slurmd: Gres Name=mps Type=(null) Count={} Index=0 ID=7565421 File=/dev/nvidia0 (null)\n"
-    assert parse_gres_list(ONE_LINE + TYPES + MIG).shared == ()
-    assert parse_gres_list(OTHERS).shared == ("shard",)
-    assert parse_gres_list(mps.format(100) + OTHERS).shared == ("mps", "shard")
-    assert parse_gres_list(mps.format(0)).shared == ()
-
-
-def test_shards_and_counts_of_another_name_have_no_positions() -> None:
-    assert files(OTHERS) == [("/dev/nvidia0",)]
-    assert (
-        files("slurmd: Can not stat gres.conf file (/etc/gres.conf), using slurm.conf data") == []
-    )
-
-
-def test_the_files_of_a_mig_instance_are_one_position_and_two_cards_are_two() -> None:
-    caps = ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
-    assert files(MIG) == [("/dev/nvidia0", *caps), ("/dev/nvidia1",), ("/dev/nvidia2",)]
+    cards = [tuple(f"/dev/nvidia{n}" if isinstance(n, int) else n for n in one) for one in files]
+    assert ([*listed.positions], listed.shared) == (cards, shared)
 
 
 def test_a_line_that_cannot_be_counted_is_an_error_with_the_line() -> None:

@@ -226,28 +226,21 @@ def test_uninstall_removes_all_but_settings_locks_and_history(node: SlurmNode) -
     assert node.uninstall().changed == []
 
 
-def test_uninstall_refuses_while_a_slurm_job_holds_a_device(node: SlurmNode) -> None:
+def test_uninstall_refuses_while_a_job_of_slurms_or_nobodys_lock_holds_a_device(
+    node: SlurmNode,
+) -> None:
     node.install()
-    lock(node, "slurm")
+    lock(node, "slurm", "0000:0a:00.0")
+    lock(node, "sge")
+    (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
 
     (clause,) = node.uninstall().clauses()
 
-    assert clause.startswith("Slurm's jobs hold 1 devices (0000:06:00.0)")
+    assert clause.startswith("Slurm's jobs hold 2 devices (0000:07:00.0 0000:0a:00.0)")
     assert clause.endswith(", or --force --reason TEXT")
     assert node.map.exists() and node.paths.slurm_epilog.is_file()
     assert node.uninstall(force=True).clauses() == []
     assert not node.map.exists()
-
-
-def test_a_lock_of_grid_engine_does_not_stop_it_and_one_of_nobody_does(node: SlurmNode) -> None:
-    node.install()
-    lock(node, "sge")
-    (node.root / "node/run/gpulock/locks/0000:07:00.0").mkdir()
-
-    assert "1 devices (0000:07:00.0)" in node.uninstall().clauses()[0]
-
-    (node.root / "node/run/gpulock/locks/0000:07:00.0").rmdir()
-    assert node.uninstall().clauses() == []
 
 
 def test_uninstall_refuses_while_slurm_leads_to_the_hooks_and_names_the_lines(

@@ -404,32 +404,25 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
     )
 
 
-def test_the_sites_own_values_are_kept_in_lists(node: SlurmNode) -> None:
-    node.put("RequeueExit", "75,80-82")
-    node.put("PrologFlags", "Alloc,NoHold")
-    node.put("PrologEpilogTimeout", "30")
+def test_the_sites_own_values_are_kept_and_its_hooks_named_with_the_page(node: SlurmNode) -> None:
+    values = {"RequeueExit": "75,80-82", "PrologFlags": "Alloc,NoHold", "PrologEpilogTimeout": "30"}
+    for key, value in {**values, "Prolog": "/site/prolog", "TaskProlog": "/site/task"}.items():
+        node.put(key, value)
 
     text = told(node)
 
-    assert "waits again\n    RequeueExit=75,80-82,213\n" in text
-    assert "# now: Alloc,NoHold; a job's extern step proves" in text
-    assert "lives\n    PrologFlags=Alloc,Contain\n" in text
-    assert "# now: 30; a hook may take 95 s" in text
-
-
-def test_hooks_of_the_sites_are_named_with_the_page_that_says_how_ours_run_beside(
-    node: SlurmNode,
-) -> None:
-    node.put("Prolog", "/site/prolog")
-    node.put("TaskProlog", "/etc/slurm/task-prolog")
-
-    lines = told(node).splitlines()
-
-    at = lines.index("Prolog=/site/prolog is the site's: take it out if it hands out GPUs itself,")
-    assert lines[at + 1] == f"else let {node.paths.slurm_prolog} run beside it:"
-    assert any(line.startswith("TaskProlog=/etc/slurm/task-prolog is the") for line in lines)
-    assert f"    Epilog={node.paths.slurm_epilog}" in lines
-    assert not [line for line in lines if line.startswith(("    Prolog=", "    TaskProlog="))]
+    for said in (
+        "waits again\n    RequeueExit=75,80-82,213\n",
+        "# now: Alloc,NoHold; a job's extern step proves",
+        "lives\n    PrologFlags=Alloc,Contain\n",
+        "# now: 30; a hook may take 95 s",
+        "\nProlog=/site/prolog is the site's: take it out if it hands out GPUs itself,\n"
+        f"else let {node.paths.slurm_prolog} run beside it:\n",
+        "\nTaskProlog=/site/task is the site's",
+        f"\n    Epilog={node.paths.slurm_epilog}\n",
+    ):
+        assert said in text
+    assert "\n    Prolog=" not in text and "\n    TaskProlog=" not in text
 
 
 def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_PYTHON, UNIT
 from tests.support.faults import raising
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
+Plant = Callable[[SystemdNode], None]
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
 
 
@@ -129,44 +131,46 @@ def test_what_fails_before_a_service_is_started_afresh_leaves_it_running(
     assert "gpulock-exporter.service" in node.ctl.units("active")
 
 
-def test_a_service_that_does_not_start_is_an_error_that_names_its_journal(
-    node: SystemdNode,
-) -> None:
+def fails(node: SystemdNode) -> None:
     node.ctl.fails = "restart"
 
-    with pytest.raises(InstallError, match=r"see journalctl -u gpulock-exporter\.service"):
-        node.install()
 
-
-def test_a_service_that_ends_at_once_is_an_error(node: SystemdNode) -> None:
+def dies(node: SystemdNode) -> None:
     node.ctl.dies = True
 
-    with pytest.raises(InstallError, match="service gpulock-exporter: it is enabled, inactive"):
-        node.install()
 
-
-def test_a_masked_unit_stays_masked(node: SystemdNode) -> None:
+def is_masked(node: SystemdNode) -> None:
     node.install()
-    node.ctl.properties["gpulockd.service"] = {"LoadState": "masked"}
-
-    with pytest.raises(InstallError, match=r"masked; systemctl unmask gpulockd\.service"):
-        node.install()
+    node.ctl.properties[DAEMON] = {"LoadState": "masked"}
 
 
-def test_it_refuses_where_systemd_does_not_run(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
-
-    with pytest.raises(InstallError, match="systemd does not run here"):
-        node.parts()
-
-
-def test_it_refuses_a_simulated_node(node: SystemdNode) -> None:
+def is_simulated(node: SystemdNode) -> None:
     node.set(SIMULATION=str(driver(node.root.parent) / "simulation"))
 
-    with pytest.raises(InstallError, match="simulated"):
-        node.parts()
+
+def has_no_systemd(_: SystemdNode) -> None:
+    manager.RUNNING.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (fails, r"see journalctl -u gpulock-exporter\.service"),
+        (dies, "service gpulock-exporter: it is enabled, inactive"),
+        (is_masked, r"masked; systemctl unmask gpulockd\.service"),
+        (is_simulated, "simulated"),
+        (has_no_systemd, "systemd does not run here"),
+    ],
+)
+def test_what_keeps_a_service_from_running_is_told(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch, plant: Plant, says: str
+) -> None:
+    (node.root / "booted").mkdir()
+    monkeypatch.setattr(manager, "RUNNING", node.root / "booted")
+    plant(node)
+
+    with pytest.raises(InstallError, match=says):
+        node.install()
 
 
 # --- uninstall ----------------------------------------------------------------------------------

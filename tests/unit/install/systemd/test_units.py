@@ -64,13 +64,22 @@ def write(folder: Path, **keys: str) -> list[str]:
     return [str(folder / name) for name in UNITS]
 
 
-@pytest.mark.parametrize("unit", [DAEMON, EXPORTER])
-def test_a_service_that_dies_of_anything_but_its_settings_is_started_again(unit: str) -> None:
-    text = units()[unit]
-    assert (values(text, "Restart"), values(text, "RestartPreventExitStatus")) == (
-        ["on-failure"],
-        ["2"],
-    )
+@pytest.mark.parametrize(
+    ("unit", "name", "wanted"),
+    [
+        # what dies of anything but its settings is started again
+        *((unit, "Restart", ["on-failure"]) for unit in (DAEMON, EXPORTER)),
+        *((unit, "RestartPreventExitStatus", ["2"]) for unit in (DAEMON, EXPORTER)),
+        # no unit owns the folder of the locks, and what the exporter writes outlives it
+        *((unit, "RuntimeDirectory", []) for unit in (DAEMON, SOCKET)),
+        (EXPORTER, "RuntimeDirectory", ["gpulock-exporter"]),
+        (EXPORTER, "RuntimeDirectoryPreserve", ["yes"]),
+        (EXPORTER, "DevicePolicy", ["closed"]),
+        (DAEMON, "ReadWritePaths", ["/run /var/lib/gpulock"]),
+    ],
+)
+def test_a_unit_says_of_itself(unit: str, name: str, wanted: list[str]) -> None:
+    assert values(units()[unit], name) == wanted
 
 
 # --- systemd's own word -------------------------------------------------------------------------
@@ -147,13 +156,6 @@ def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
     ]
 
 
-def test_no_unit_owns_the_folder_of_the_locks() -> None:
-    for text in units().values():
-        assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
-    for text in units(LOCK_DIR="/run/gpulock/locks").values():
-        assert values(text, "RuntimeDirectory") in ([], ["gpulock-exporter"])
-
-
 FOLDERS = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")
 
 
@@ -171,7 +173,6 @@ def test_tmpfiles_and_sysusers_make_this_and_no_more(name: str, lines: list[str]
 
 
 def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -> None:
-    assert values(units()[DAEMON], "ReadWritePaths") == ["/run /var/lib/gpulock"]
     assert writable_folders(settings()) == []
     assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
         "-/gpulock",
@@ -187,7 +188,6 @@ def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:
 
     cards = {f"/dev/nvidia{number} rw" for number in range(16)}
     assert {"char-195 rwm", "/dev/nvidiactl rw"} | cards <= {*allowed}
-    assert values(units()[EXPORTER], "DevicePolicy") == ["closed"]
 
 
 def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: Path) -> None:
@@ -212,8 +212,7 @@ def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: P
     assert sorted(second.split(" -c ")) == ["-c 255", *map(str, range(8))]
 
 
-def test_what_the_exporter_writes_outlives_it() -> None:
-    assert values(units()[EXPORTER], "RuntimeDirectoryPreserve") == ["yes"]
+def test_the_exporter_may_write_beside_locks_that_are_elsewhere() -> None:
     assert drop_ins(LOCK_DIR="/srv/gpulock")[EXPORTER] == [
         "ExecStartPre=+/usr/bin/install -d -m 0755 -o gpulock-exporter -g gpulock-exporter"
         " /srv/gpulock-exporter",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import resource
@@ -26,6 +25,8 @@ from gpulock_exporter.web.http import (
 from gpulock_exporter.web.listen import listen_on_address
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 from gpulock_exporter.webconfig.config import load_web_config
+
+from tests.exporter.wire import Answer, fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'exporter'}:{ROOT}", "PATH": "/usr/bin:/bin"}
@@ -73,31 +74,14 @@ class Child:
     errors: Path
     at_rest: int  # sockets before its first client
 
-    def get(
-        self, path: str, headers: Mapping[str, str] | None = None, source: str = ""
-    ) -> tuple[int, bytes]:
-        """Get a page on a connection of its own."""
-        # Port 0 is bound only for a source: the kernel gives it such ports as servers get, and
-        # keeps them for a minute after the client has closed (TIME_WAIT).
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", self.port, timeout=100, source_address=(source, 0) if source else None
-        )
-        try:
-            connection.connect()
-            if self.client is not None:
-                connection.sock = self.client.wrap_socket(
-                    connection.sock, server_hostname="127.0.0.1"
-                )
-            connection.request("GET", path, headers=dict(headers or {}))
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+    def get(self, headers: Mapping[str, str] | None = None, source: str = "") -> Answer:
+        """Scrape on a connection of its own."""
+        return fetch(self.port, headers=headers, context=self.client, source=source, seconds=100)
 
     def scrape(self, headers: Mapping[str, str] | None = None, source: str = "") -> None:
         """Scrape on a connection of its own; expect a whole answer."""
-        status, body = self.get("/metrics", headers, source)
-        assert (status, body.count(b"\n")) == (200, LINES), body
+        answer = self.get(headers, source)
+        assert (answer.status, answer.body.count(b"\n")) == (200, LINES), answer.body
 
     def sockets(self) -> int:
         """Return how many sockets the process has."""

@@ -123,7 +123,7 @@ class Madhouse:
         count = self.random.choice((1, 100, 101, 119))
         percent = self.random.choice((900, 100, 55, 4_000_000_000))
         some = [(abs(start + n * step), percent) for n in range(count)]
-        self.nvml.samples(self.random.randrange(2), "gpu", some)
+        self.nvml.samples(self.random.randrange(2), some)
 
     def err(self) -> None:
         """Let a call fail."""

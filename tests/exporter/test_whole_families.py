@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running exporter tells every series that it owes, of real NVML calls and simulated ones."""
+"""A running exporter tells every series that it owes, of real NVML calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.workstation.process_claims import make_process_owner
-from tests.exporter.whole import Scrape, Whole
+from tests.exporter.whole import Whole
 from tests.nvml.double import Double
 from tests.support.exporter_contract import CONTRACT, PROCESS
 
@@ -24,11 +24,6 @@ from tests.support.exporter_contract import CONTRACT, PROCESS
 PROFILES = ("3g.71gb", "1g.18gb")
 FANLESS = (CONTRACT | PROCESS) - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
 ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
-
-
-def settings(**more: str) -> dict[str, str]:
-    """Return the settings of an exporter whose last card is shared."""
-    return {"SHARES": "3:4", **more}
 
 
 def act(exporter: Whole) -> None:
@@ -65,18 +60,14 @@ def share_last_card(exporter: Whole) -> None:
     assert grant.owner.devices[0].endswith(".share1")
 
 
-def whole(scrape: Scrape) -> bool:
-    return scrape.names() >= FANLESS
-
-
 def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
         nvml.split(2, PROFILES)
         nvml.update({**ALL_AT_WORK, "gpu0.fabric.state": 3})
-        with Whole(tmp_path, nvml, settings=settings()) as exporter:
+        with Whole(tmp_path, nvml, settings={"SHARES": "3:4"}) as exporter:
             nvml.load(0, 100)
             exporter.up(2)
             shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
             act(exporter)
-            assert exporter.wait_until(whole).names() == FANLESS
+            assert exporter.wait_until(lambda s: s.names() >= FANLESS).names() == FANLESS
             exporter.release()

@@ -19,8 +19,8 @@ from tests.exporter.certificates import (
     trusting,
     write_web_config,
 )
-from tests.exporter.whole import Answer, Whole
-from tests.exporter.wire import SOUND, dial
+from tests.exporter.whole import Whole
+from tests.exporter.wire import SOUND, Answer, dial
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until

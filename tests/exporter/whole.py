@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import ssl
@@ -12,11 +11,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.exporter.wire import Answer, fetch
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import wait_until
@@ -27,19 +26,6 @@ GPULOCK = [sys.executable, "-c", "from gpulock.cli import main; raise SystemExit
 UTILISATION = "gpulock_gpu_utilization_ratio"
 
 Labels = frozenset[tuple[str, str]]
-
-
-class Answer(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def text(self) -> str:
-        """Return the body as text."""
-        return self.body.decode()
 
 
 class Scrape:
@@ -161,20 +147,7 @@ class Whole:
 
     def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> Answer:
         """Ask on a connection of its own; raise OSError where nothing listens."""
-        if self.client is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        else:
-            connection = http.client.HTTPSConnection(
-                "127.0.0.1", self.port, timeout=20, context=self.client
-            )
-        try:
-            connection.request("GET", path, headers=dict(headers or {}))
-            answer = connection.getresponse()
-            body = answer.read()
-        finally:
-            connection.close()
-        own = {name.lower(): value for name, value in answer.getheaders()}
-        return Answer(answer.status, own, body)
+        return fetch(self.port, path, headers, context=self.client, seconds=20)
 
     def scrape(self) -> Scrape:
         """Return what a scrape says."""

@@ -1,15 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes on a socket, without an HTTP library that would keep a test from being impolite."""
+"""A polite client, and bytes on a socket without an HTTP library, for those that are not."""
 
 from __future__ import annotations
 
+import http.client
 import select
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 SOUND = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n"
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """Return the body as text."""
+        return self.body.decode()
+
+
+def fetch(
+    port: int,
+    path: str = "/metrics",
+    headers: Mapping[str, str] | None = None,
+    *,
+    context: ssl.SSLContext | None = None,
+    method: str = "GET",
+    source: str = "",
+    seconds: float = 60.0,
+) -> Answer:
+    """Ask on a connection of its own; raise OSError where nothing listens."""
+    # Port 0 is bound only for a source: the kernel gives it such ports as servers get, and
+    # keeps them for a minute after the client has closed (TIME_WAIT).
+    own = (source, 0) if source else None
+    connection = http.client.HTTPConnection("127.0.0.1", port, seconds, source_address=own)
+    try:
+        connection.connect()
+        if context is not None:
+            connection.sock = context.wrap_socket(connection.sock, server_hostname="127.0.0.1")
+        connection.request(method, path, headers=dict(headers or {}))
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read())
+    finally:
+        connection.close()
 
 
 def dial(port: int, context: ssl.SSLContext | None = None, buffer: int = 0) -> socket.socket:

@@ -31,13 +31,7 @@ _NVLINK_ERRORS = {
 }
 _VIOLATIONS = {
     f"violation.{name}": "0"
-    for name in (
-        "power",
-        "thermal",
-        "sync_boost",
-        "board_limit",
-        "reliability",
-    )
+    for name in ("power", "thermal", "sync_boost", "board_limit", "reliability")
 }
 _MODERN = {**_EVERY, **_VIOLATIONS}
 
@@ -121,7 +115,6 @@ CARDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "Tesla K80": _K80,
         "Tesla V100-SXM2-32GB": _V100,
-        "Tesla V100-SXM3-32GB": {**_V100, **_power(50, 350)},
         "NVIDIA A100-SXM4-80GB": _A100,
         "NVIDIA H200": _H200,
         "NVIDIA GeForce RTX 4090": _RTX_4090,

@@ -159,17 +159,14 @@ static const char *parse(const char *text, struct segment *segment)
     return *rest == ',' ? rest + 1 : NULL;
 }
 
-/* The segment that holds at `when`, and when the next begins. */
-static struct segment segment_at(const char *text, long long when, long long *until)
+/* The segment that holds at `when`. */
+static struct segment segment_at(const char *text, long long when)
 {
     struct segment found, next;
-    const char *rest = parse(text, &found);
-    for (*until = 0; rest; found = next) {
+    for (const char *rest = parse(text, &found); rest; found = next) {
         rest = parse(rest, &next);
-        if (next.from > when) {
-            *until = next.from;
+        if (next.from > when)
             break;
-        }
     }
     return found;
 }
@@ -187,8 +184,8 @@ nvmlReturn_t integer(const char *text, unsigned long long *value)
         return NVML_ERROR_NOT_SUPPORTED;
     if (*text == '!')
         return (nvmlReturn_t)strtoul(text + 1, NULL, 10);
-    long long now = now_us(), until;
-    struct segment segment = segment_at(text, now, &until);
+    long long now = now_us();
+    struct segment segment = segment_at(text, now);
     *value = strtoull(segment.base, NULL, 0); /* a minus sign wraps, as it would */
     if (segment.rate != 0)
         *value += (unsigned long long)llround(segment.rate * (double)(now - segment.from) / 1e6);
@@ -201,20 +198,8 @@ unsigned long long number_or(const char *text, unsigned long long otherwise)
     return integer(text, &value) == NVML_SUCCESS ? value : otherwise;
 }
 
-/* The mean over a stretch of time: what a driver that averages would say at its end. */
-double mean_between(const char *text, long long from, long long to)
+double real_at(const char *text, long long when)
 {
-    double sum = 0;
-    long long time = from, until;
-    do {
-        struct segment segment = segment_at(text, time, &until);
-        long long stop = until && until < to ? until : to;
-        double middle = (double)(time + stop) / 2 - (double)segment.from;
-        double value = strtod(segment.base, NULL) + segment.rate * middle / 1e6;
-        if (to <= from)
-            return value;
-        sum += value * (double)(stop - time);
-        time = stop;
-    } while (time < to);
-    return sum / (double)(to - from);
+    struct segment segment = segment_at(text, when);
+    return strtod(segment.base, NULL) + segment.rate * (double)(when - segment.from) / 1e6;
 }

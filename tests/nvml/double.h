@@ -37,7 +37,7 @@ const char *rule_for(const char *kind, const char *function, nvmlDevice_t device
 /* Numbers, which may change with time. Times are microseconds since 1970. */
 long long now_us(void);
 nvmlReturn_t integer(const char *text, unsigned long long *value);
-double mean_between(const char *text, long long from, long long to);
+double real_at(const char *text, long long when);
 unsigned long long number_or(const char *text, unsigned long long otherwise);
 
 /* calls.c: what surrounds every call, and what hands out a key. */

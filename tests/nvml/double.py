@@ -30,7 +30,7 @@ from tests.nvml.node import driver_version, instance_keys, node_keys
 
 ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
-Hang = Literal["sleep", "deaf", "undead"]
+Hang = Literal["deaf", "undead"]
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
 _PROCESSOR = "processor"  # nanoseconds beside the calls
 _LINKS = ("state", "remote.type", "remote.bus_id", "tx_kib", "rx_kib")  # keys of an NVLink
@@ -114,35 +114,20 @@ class Double:
             self._settings[key] = "" if value is None else str(value)
         self._write()
 
-    def unset(self, *keys: str) -> None:
-        """Give keys back the values of the preset."""
-        for key in keys:
-            self._settings.pop(key, None)
-        self._write()
-
     def reset(self) -> None:
         """Go back to the preset: no setting, no error, no hang."""
         self._settings.clear()
         self._write()
 
-    def step(self, key: str, value: float) -> None:
-        """Change a number from now on, and remember what it was.
-
-        Samples and GPM metrics are means over time, so they need the value's past.
-        """
-        when = round(time.time() * 1e6)
-        past = (self._settings.get(key) or self._keys.get(key) or "0").split(",")
-        self.set(key, ",".join([*past[-_PAST:], f"{value}@{when}"]))
-
-    def load(self, gpu: int, percent: float, memory_percent: float | None = None) -> None:
+    def load(self, gpu: int, percent: float) -> None:
         """Keep a GPU busy from now on: its utilisation and the driver's samples of it."""
-        self.step(f"gpu{gpu}.utilization.gpu", percent)
-        if memory_percent is not None:
-            self.step(f"gpu{gpu}.utilization.memory", memory_percent)
+        key, when = f"gpu{gpu}.utilization.gpu", round(time.time() * 1e6)
+        past = (self._settings.get(key) or self._keys.get(key) or "0").split(",")
+        self.set(key, ",".join([*past[-_PAST:], f"{percent}@{when}"]))
 
-    def samples(self, gpu: int, name: str, samples: Iterable[tuple[int, int]]) -> None:
-        """Put (microseconds since 1970, value) in place of the driver's buffer: `gpu`, `power`."""
-        self.set(f"gpu{gpu}.samples.{name}", " ".join(f"{at}:{value}" for at, value in samples))
+    def samples(self, gpu: int, samples: Iterable[tuple[int, int]]) -> None:
+        """Put (microseconds since 1970, percent) in place of the driver's buffer."""
+        self.set(f"gpu{gpu}.samples.gpu", " ".join(f"{at}:{value}" for at, value in samples))
 
     def processes(self, gpu: int, processes: Iterable[Process], growth: int = 0) -> None:
         """Put processes on a GPU; `growth` more start each time a client asks how many."""
@@ -180,7 +165,7 @@ class Double:
         """Let a card fall off the bus: every call that speaks of it says that it is lost."""
         self.fail("*", ERROR_GPU_IS_LOST, gpu=gpu)
 
-    def hang(self, call: str, manner: Hang = "sleep", *, gpu: int | None = None) -> None:
+    def hang(self, call: str, manner: Hang, *, gpu: int | None = None) -> None:
         """Make calls not come back until the rule goes (unset, reset, or the end of the double)."""
         self.set(_rule("hang", call, gpu), manner)
 

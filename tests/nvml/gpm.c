@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * GPM, from Hopper on: two samples, and what lay between. gpm=1 says that a card has it;
- * gpm.ID=NUMBER is a metric, which may change with time: the answer is its mean between the two.
+ * gpm.ID=NUMBER is a metric.
  */
 #include "double.h"
 
@@ -50,14 +50,14 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance,
     return end(status);
 }
 
-static void calculate(nvmlDevice_t device, long long from, long long to, nvmlGpmMetric_t *metric)
+static void calculate(nvmlDevice_t device, nvmlGpmMetric_t *metric)
 {
     unsigned long long now;
     const char *text = text_of(device, "gpm.%u", metric->metricId);
     metric->value = nan("");
     metric->nvmlReturn = integer(text, &now);
     if (metric->nvmlReturn == NVML_SUCCESS)
-        metric->value = mean_between(text, from, to);
+        metric->value = real_at(text, now_us());
     memset(&metric->metricInfo, 0, sizeof metric->metricInfo);
 }
 
@@ -72,7 +72,7 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get)
     if (status == NVML_SUCCESS) {
         nvmlDevice_t device = handle_of(first->gpu, first->mig);
         for (unsigned int n = 0; n < get->numMetrics; n++)
-            calculate(device, first->taken, second->taken, &get->metrics[n]);
+            calculate(device, &get->metrics[n]);
     }
     return end(status);
 }

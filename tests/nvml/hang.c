@@ -2,7 +2,6 @@
  *
  * Calls that do not come back until the control file changes:
  *
- *     sleep    an ordinary sleep; SIGTERM ends the process as it would any other
  *     deaf     the kernel's state D: the thread waits in vfork(), and only SIGKILL is heard
  *     undead   as deaf, and after SIGKILL nobody can reap the process, as with a driver that
  *              never returns: a helper traces it, and the kernel keeps a traced process for its
@@ -118,8 +117,5 @@ void hang(const char *manner, const struct stat *before)
         return;
     if (strcmp(manner, "undead") == 0)
         get_traced(path, before);
-    if (strcmp(manner, "sleep") == 0)
-        wait_for_change(path, before, 0);
-    else
-        wait_deaf(path, before);
+    wait_deaf(path, before);
 }

@@ -8,8 +8,7 @@
  * grows between the call that asks for its size and the one that asks for it.
  *
  * The buffer is made of the same keys as the values of now: a sample at each whole `PERIOD`, the
- * mean over the period that ended there, the youngest `KEPT` of them. samples.gpu=TIME:VALUE ...
- * puts others in their place.
+ * youngest `KEPT` of them. samples.gpu=TIME:VALUE ... puts others in their place.
  */
 #include "double.h"
 
@@ -124,8 +123,7 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
         } else {
             period++;
             time = (unsigned long long)(period * PERIOD);
-            value = (unsigned long long)lround(
-                mean_between(text, (period - 1) * PERIOD, period * PERIOD));
+            value = (unsigned long long)lround(real_at(text, period * PERIOD));
         }
         if (time <= since || (samples && found >= *count))
             continue;

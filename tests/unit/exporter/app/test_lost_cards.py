@@ -8,6 +8,7 @@ gpulockd's round and a claim read it. One clock, which the test turns, drives al
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ BUSES = ("0000:06:00.0", "0000:07:00.0", "0000:0a:00.0", "0000:0b:00.0")
 class Site:
     """A simulated node with an exporter that was up for an hour, and a gpulockd."""
 
-    def __init__(self, nvml: Double, eye: Eye, up: float = HOUR) -> None:
+    def __init__(self, nvml: Double, eye: Eye) -> None:
         self.nvml, self.eye = nvml, eye
         self.jobs = 0
         self.seconds = STOPPED_AT
@@ -56,7 +57,7 @@ class Site:
         self.rounds = Rounds(DaemonNode(self.settings), self.journal, [checker, policy])
         self.tick()
         self.round()
-        self.tick(after=up)
+        self.tick(after=HOUR)
         self.round()
         self.drivers = nvml.node / "proc/driver/nvidia/gpus"
 
@@ -120,6 +121,12 @@ class Site:
         return device.id
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
+        yield Site(nvml, eye)
+
+
 def lose(site: Site, manner: str) -> None:
     """Let the first card be lost."""
     if manner == "not counted":  # the rest is renumbered
@@ -135,65 +142,57 @@ MANNERS = ("handle", "not counted", "unknown error")
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_lost_card_is_suspect_within_seconds_and_no_job_gets_it_first(
-    tmp_path: Path, manner: str
+    site: Site, manner: str
 ) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        assert (site.suspects(), site.lost()) == (set(), {})
-        lose(site, manner)
-        for _ in range(SOON):
-            site.tick()
-        assert site.suspects() == {BUSES[0]}
-        for _ in range(200):  # also once NVML was initialised again, and the card has no handle
-            site.tick()
-            assert list(site.lost()) == [BUSES[0]]
-        assert site.suspects() == {BUSES[0]}
-        assert [site.claim() for _ in BUSES] == [*BUSES[1:], BUSES[0]]
+    assert (site.suspects(), site.lost()) == (set(), {})
+    lose(site, manner)
+    for _ in range(SOON):
+        site.tick()
+    assert site.suspects() == {BUSES[0]}
+    for _ in range(200):  # also once NVML was initialised again, and the card has no handle
+        site.tick()
+        assert list(site.lost()) == [BUSES[0]]
+    assert site.suspects() == {BUSES[0]}
+    assert [site.claim() for _ in BUSES] == [*BUSES[1:], BUSES[0]]
 
 
 def test_a_lost_card_stays_lost_while_the_driver_does_not_answer_and_over_a_restart(
-    tmp_path: Path,
+    site: Site,
 ) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        nvml.lose(0)
-        site.tick()
-        before = site.lost()
-        for _ in range(30):
-            site.tick(frames=False)
-        assert site.lost() == before
-        site.start_exporter()
-        for _ in range(SOON):
-            site.tick(frames=False)
-        assert (site.lost(), site.suspects()) == (before, {BUSES[0]})
-        nvml.reset()
-        site.tick()
-        assert site.lost() == {}
-
-
-def test_a_card_that_is_pulled_on_purpose_is_missing_and_not_lost(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        nvml.set("gpu0.gone", 1)
-        shutil.rmtree(site.drivers / BUSES[0])
-        for _ in range(10):
-            site.tick()  # before the exporter reads the driver's list again, and after
-        assert site.suspects() == set()
-        site.pass_rounds(1)
-        assert (site.lost(), site.suspects()) == ({}, set())
-
-
-def test_an_exporter_that_starts_or_sees_no_card_at_all_makes_none_suspect(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=4) as nvml, Eye(nvml, stopped=True) as eye:
-        site = Site(nvml, eye)
-        site.start_exporter()
+    site.nvml.lose(0)
+    site.tick()
+    before = site.lost()
+    for _ in range(30):
         site.tick(frames=False)
-        assert site.lost() == {}
-        nvml.set("devices", 0)  # the driver is being loaded anew
-        for _ in range(20):
-            site.tick()
-            assert (site.lost(), site.suspects()) == ({}, set())
-        for _ in range(40):
-            site.tick(frames=False)
-        site.round()
+    assert site.lost() == before
+    site.start_exporter()
+    for _ in range(SOON):
+        site.tick(frames=False)
+    assert (site.lost(), site.suspects()) == (before, {BUSES[0]})
+    site.nvml.reset()
+    site.tick()
+    assert site.lost() == {}
+
+
+def test_a_card_that_is_pulled_on_purpose_is_missing_and_not_lost(site: Site) -> None:
+    site.nvml.set("gpu0.gone", 1)
+    shutil.rmtree(site.drivers / BUSES[0])
+    for _ in range(10):
+        site.tick()  # before the exporter reads the driver's list again, and after
+    assert site.suspects() == set()
+    site.pass_rounds(1)
+    assert (site.lost(), site.suspects()) == ({}, set())
+
+
+def test_an_exporter_that_starts_or_sees_no_card_at_all_makes_none_suspect(site: Site) -> None:
+    site.start_exporter()
+    site.tick(frames=False)
+    assert site.lost() == {}
+    site.nvml.set("devices", 0)  # the driver is being loaded anew
+    for _ in range(20):
+        site.tick()
         assert (site.lost(), site.suspects()) == ({}, set())
+    for _ in range(40):
+        site.tick(frames=False)
+    site.round()
+    assert (site.lost(), site.suspects()) == ({}, set())

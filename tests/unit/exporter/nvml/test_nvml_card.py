@@ -24,9 +24,10 @@ ERROR_INSUFFICIENT_SIZE = 7
 
 def test_a_busy_card_is_told_in_base_units(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx-h200", driver="590.48.01", gpus=2) as nvml:
-        nvml.load(0, 87, 12)
+        nvml.load(0, 87)
         nvml.update(
             {
+                "gpu0.utilization.memory": 12,
                 "gpu0.memory.used": "8G",
                 "gpu0.power.instant": 512_300,
                 "gpu0.energy": 7_500,
@@ -73,17 +74,17 @@ def test_busy_seconds_are_those_of_the_buffer(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="workstation") as nvml:
         now = round(time.time() * 1e6)
         first = [(now + n * PERIOD, 40) for n in range(6)]
-        nvml.samples(0, "gpu", first)
+        nvml.samples(0, first)
         with Eye(nvml) as eye:
             assert device(eye.look()).observed == 0, "what was before our time is not counted"
             more = [(now + n * PERIOD, 70) for n in range(6, 12)]
-            nvml.samples(0, "gpu", first + more)
+            nvml.samples(0, first + more)
             card = device(eye.look())
             assert card.observed == pytest.approx(1.0, rel=1e-3)
             assert card.busy == pytest.approx(0.7, rel=1e-3)
             assert device(eye.look()).observed == 0, "the same samples once more"
             garbage = [(now + 12 * PERIOD + n * 10_000, 900) for n in range(1, 101)]
-            nvml.samples(0, "gpu", garbage)
+            nvml.samples(0, garbage)
             frames = [eye.look() for _ in range(5)]
             found = [(device(one).busy, device(one).observed) for one in frames]
             assert found == [(0, 0)] * 5

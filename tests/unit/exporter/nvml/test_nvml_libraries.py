@@ -29,7 +29,7 @@ def look_tells_all(folder: Path, driver: str, binding: Path | None = None) -> No
         behind_mps = int(driver.partition(".")[0]) >= NEWER
         told = {**TOLD, 4004: 5 << 20} if behind_mps else TOLD
         nvml.processes(0, [*RUNNING, Process(4004, "5M", "M")])
-        nvml.load(0, 87, 12)
+        nvml.load(0, 87)
         nvml.update({"gpu0.temperature": 71, "gpu0.memory.used": "8G", "gpu0.energy": 7_500})
         with Eye(nvml, binding) as eye:
             eye.look()

@@ -111,16 +111,16 @@ def test_a_card_off_the_bus_shows_at_once_and_moves_no_neighbour(tmp_path: Path)
         frame = eye.look(after=6)
         assert buses(frame) == [FIRST, THIRD]
         assert (frame.devices[1].uuid, frame.devices[1].index) == (uuid, 1)
-        nvml.unset("gpu1.gone")
+        nvml.set("gpu1.gone", 0)
         assert buses(eye.look(after=6)) == [FIRST, SECOND, THIRD]
 
 
 def test_samples_go_on_over_an_initialisation(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="workstation") as nvml, Eye(nvml) as eye:
         moment = 1_700_000_000_000_000
-        nvml.samples(0, "gpu", [(moment, 50)])
+        nvml.samples(0, [(moment, 50)])
         eye.look()
-        nvml.samples(0, "gpu", [(moment, 50), (moment + 500_000, 50)])
+        nvml.samples(0, [(moment, 50), (moment + 500_000, 50)])
         nvml.set("gpu1.gone", 1)
         card = device(eye.look(after=6))
         assert (card.busy, card.observed) == (0.25, 0.5)
@@ -153,9 +153,9 @@ def test_a_driver_that_is_gone_ends_the_look_and_may_come_back(tmp_path: Path) -
 def test_a_card_that_changes_its_uuid_is_another_card(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         moment = 1_700_000_000_000_000
-        nvml.samples(0, "gpu", [(moment, 50)])
+        nvml.samples(0, [(moment, 50)])
         eye.look()
-        nvml.samples(0, "gpu", [(moment, 50), (moment + 500_000, 50)])
+        nvml.samples(0, [(moment, 50), (moment + 500_000, 50)])
         nvml.set("gpu0.uuid", "GPU-00000000-0000-0000-0000-00000000c0de")
         frame = eye.look()
         assert device(frame).uuid == "GPU-00000000-0000-0000-0000-00000000c0de"

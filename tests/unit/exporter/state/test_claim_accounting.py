@@ -30,11 +30,17 @@ def working(busy: float = 0.5, **changes: Any) -> DeviceTelemetry:
     return card(busy=busy, observed=1.0, **changes)
 
 
-def test_a_claim_that_follows_at_once_is_not_billed_for_the_one_before() -> None:
+def worked() -> Node:
+    """Return a node whose first claim was seen at work for half of a second, and then again."""
     node = Node()
     held(node, lock(0, A))
-    node.tick(working(0.5))
-    node.tick(working(0.5))
+    node.tick(working())
+    node.tick(working())
+    return node
+
+
+def test_a_claim_that_follows_at_once_is_not_billed_for_the_one_before() -> None:
+    node = worked()
     held(node, lock(0, B))
     over = node.tick(working(1.0))
     assert over[A][bus(0)].busy == 1.5
@@ -72,10 +78,7 @@ def test_energy_that_could_not_be_read_for_a_while_is_billed_to_who_held_all_the
 
 
 def test_a_claim_that_goes_while_the_driver_hangs_waits_for_its_last_look() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    node.tick(working())
-    node.tick(working())
+    node = worked()
     held(node)
     assert node.silence() == {}
     assert node.silence() == {}
@@ -84,10 +87,7 @@ def test_a_claim_that_goes_while_the_driver_hangs_waits_for_its_last_look() -> N
 
 
 def test_a_claim_is_finished_though_the_driver_says_nothing_any_more() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    node.tick(working())
-    node.tick(working())
+    node = worked()
     held(node)
     for _ in range(10):
         node.silence()
@@ -105,10 +105,7 @@ def test_a_claim_that_comes_while_the_driver_hangs_is_not_billed_for_the_hang() 
 
 
 def test_locks_that_cannot_be_read_end_no_claim() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    node.tick(working())
-    node.tick(working())
+    node = worked()
     node.facts.locks = None
     assert node.tick(working()) == {}
     held(node, lock(0, A))
@@ -117,10 +114,7 @@ def test_locks_that_cannot_be_read_end_no_claim() -> None:
 
 
 def test_a_lock_whose_owner_cannot_be_read_may_still_be_the_same() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    node.tick(working())
-    node.tick(working())
+    node = worked()
     node.facts.locks = {bus(0): Lock(bus(0), None, "")}
     assert node.tick(working()) == {}
     held(node, lock(0, B))

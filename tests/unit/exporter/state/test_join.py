@@ -146,7 +146,7 @@ def test_old_values_are_dropped_and_locks_stay() -> None:
     node = Node(oldest=10.0, idle_after=1.0)
     node.facts = facts(lock(0, A), verdicts={A: Verdict(DEAD, "")})
     for _ in range(3):
-        node.tick(full_card(0))
+        node.tick(full_card(0, processes={}))
     node.had_xid(0, 79)
     fresh = node.snapshot([listed(0)])
     for _ in range(11):
@@ -334,14 +334,6 @@ def test_hidden_processes_are_not_foreign_and_not_none_either() -> None:
 
 
 # --- the rest ---------------------------------------------------------------------------------
-
-
-def test_after_an_old_look_nobody_knows_who_is_on_a_device() -> None:
-    node = Node(oldest=3.0)
-    node.tick(card(0, processes={}))
-    assert node.snapshot().devices[0].foreign == 0
-    node.silence(4.0)
-    assert node.snapshot().devices[0].foreign is None
 
 
 def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import calendar
-import http.client
 import socket
 import threading
 import time
@@ -22,7 +21,7 @@ from gpulock_exporter.web.http import (
 from gpulock_exporter.web.server import HttpServer, ServerLimits
 
 from tests.exporter.servers import Running, running
-from tests.exporter.wire import SOUND, dial, exchange, is_gone
+from tests.exporter.wire import SOUND, dial, exchange, fetch, is_gone
 from tests.support.faults import raising
 from tests.support.wait import let_work, wait_until
 
@@ -50,49 +49,34 @@ def server() -> Generator[Running]:
         yield one
 
 
-def get(
-    port: int, path: str = "/metrics", method: str = "GET", **headers: str
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response, body
-
-
-def test_a_scrape_gets_the_sample(server: Running) -> None:
+def test_a_scrape_gets_the_sample_and_head_is_get_without_the_body(server: Running) -> None:
     begun = time.time()
-    response, body = get(server.port)
-    assert (response.status, body) == (200, SAMPLE)
-    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert response.headers["Content-Encoding"] is None
-    assert response.headers["Connection"] == "close"
-    assert response.headers["Vary"] == "Accept-Encoding"
-    sent = time.strptime(response.headers["Date"], "%a, %d %b %Y %H:%M:%S GMT")
+    answer = fetch(server.port)
+    assert (answer.status, answer.body) == (200, SAMPLE)
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.headers["Content-Encoding"] is None
+    assert answer.headers["Connection"] == "close"
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    sent = time.strptime(answer.headers["Date"], "%a, %d %b %Y %H:%M:%S GMT")
     assert int(begun) <= calendar.timegm(sent) <= time.time()
-
-
-def test_head_is_get_without_the_body(server: Running) -> None:
-    got, body = get(server.port)
-    response, nothing = get(server.port, method="HEAD")
-    assert (response.status, nothing) == (200, b"")
-    assert response.headers["Content-Length"] == str(len(body)) == got.headers["Content-Length"]
+    head = fetch(server.port, method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == answer.headers["Content-Length"] == str(len(SAMPLE))
 
 
 def test_a_path_that_is_not_there_names_those_that_are(server: Running) -> None:
-    response, body = get(server.port, "/nowhere")
-    assert response.status == 404
-    assert b"/metrics" in body
+    answer = fetch(server.port, "/nowhere")
+    assert answer.status == 404
+    assert b"/metrics" in answer.body
 
 
 def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
     with running(TABLE) as server:
-        response, body = get(server.port, "/fail")
-        assert response.status == 500
-        assert b"ZeroDivision" not in body
+        answer = fetch(server.port, "/fail")
+        assert answer.status == 500
+        assert b"ZeroDivision" not in answer.body
         assert "ZeroDivisionError" in server.log[0]
-        assert get(server.port)[0].status == 200
+        assert fetch(server.port).status == 200
 
 
 def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
@@ -129,7 +113,7 @@ def test_the_newcomer_gets_in_when_all_places_are_taken_and_the_oldest_goes() ->
     with running(TABLE, limits=ServerLimits(connections=10)) as server:
         silent = [dial(server.port) for _ in range(10)]
         wait_until(lambda: server.server.connections == 10, why="ten connections")
-        assert get(server.port)[0].status == 200
+        assert fetch(server.port).status == 200
         assert [is_gone(one) for one in silent] == [True] + [False] * 9
         for one in silent:
             one.close()

@@ -103,12 +103,6 @@ def test_one_socket_serves_both_when_no_host_is_named() -> None:
             socket.create_connection((host, one.getsockname()[1])).close()
 
 
-def test_what_listens_is_not_inherited() -> None:
-    (one,) = listen_on_address("127.0.0.1:0")
-    with one:
-        assert not one.get_inheritable()
-
-
 @pytest.mark.parametrize(
     ("address", "peer"),
     [

@@ -18,7 +18,7 @@ from tests.exporter.certificates import (
     trusting,
 )
 from tests.exporter.servers import Running, running
-from tests.exporter.wire import SOUND, dial, exchange
+from tests.exporter.wire import SOUND, dial, exchange, fetch
 
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 VERIFIED = "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
@@ -50,14 +50,10 @@ def server(folder: Path, request: pytest.FixtureRequest) -> Generator[Running]:
 def status(folder: Path, server: Running, client: str | None = None) -> int:
     """Get a page, showing a certificate; 0 when the handshake fails or the connection ends."""
     context = trusting(folder / "ca.pem", folder / f"{client}.pem" if client else None)
-    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
     try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().status
+        return fetch(server.port, context=context).status
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError, http.client.BadStatusLine):
         return 0
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize(

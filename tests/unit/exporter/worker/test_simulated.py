@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpulock_exporter.frame import DeviceTelemetry, Frame, decode_frame, encode_frame
@@ -13,8 +14,8 @@ from gpulock_exporter.worker.simulated import SimulatedSource
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.locks import LockStore
-from gpulock.store.owner import Owner
 from tests.support.locks import end_lock, place_lock
+from tests.support.trees import record
 
 START = 50_000.0
 
@@ -35,23 +36,9 @@ class Scene:
         assert decode_frame(encode_frame(frame)) == frame
         return frame
 
-    def hold(
-        self, *lock_ids: str, scheduler: str = "process", pid: int = 4711, places: int = 0
-    ) -> None:
-        store = LockStore(str(self.node.lock_dir))
-        for lock_id in lock_ids:
-            record = Owner(
-                scheduler=scheduler,
-                node="node",
-                job_id="4711",
-                pid=pid,
-                places=places,
-                token=f"t{lock_id}",
-                boot_id="b",
-                claimed_boottime=self.now,
-                devices=(lock_id,),
-            )
-            place_lock(store, lock_id, record)
+    def hold(self, lock_id: str, **changes: Any) -> None:
+        own = {"scheduler": "process", "pid": 4711, "token": f"t{lock_id}", **changes}
+        place_lock(LockStore(str(self.node.lock_dir)), lock_id, record(**own, devices=(lock_id,)))
 
     def free(self, lock_id: str) -> None:
         end_lock(LockStore(str(self.node.lock_dir)), lock_id)
@@ -129,7 +116,8 @@ def test_a_file_says_who_is_idle_and_who_is_foreign(
     stage: Callable[[str], Scene],
 ) -> None:
     scene = stage("dgx1")
-    scene.hold("0000:06:00.0", "0000:07:00.0")
+    for lock_id in ("0000:06:00.0", "0000:07:00.0"):
+        scene.hold(lock_id)
     scene.script("idle=0000:06:00.0\nforeign=0000:0a:00.0:99\n")
     frame = scene.look(10, processes=True)
     idle, busy, foreign = (card(frame, f"0000:{bus}:00.0") for bus in ("06", "07", "0a"))

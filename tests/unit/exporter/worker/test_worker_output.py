@@ -36,12 +36,14 @@ sys.exit(process.main(["worker", "0.01", "1000", "nvml", "looks=2"]))
 """
 
 
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
+
+
 def run_worker(program: str) -> subprocess.CompletedProcess[bytes]:
     """Let a worker take two looks."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
     return subprocess.run(
         [sys.executable, "-c", program],
-        env=env,
+        env=ENV,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
@@ -68,10 +70,9 @@ def test_a_driver_that_is_gone_is_an_exit_code_for_who_tries_a_card() -> None:
 @contextmanager
 def running_worker() -> Generator[subprocess.Popen[bytes]]:
     """Give a worker that has written a frame, and goes on."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'exporter'}"}
     forever = PROGRAM.replace(', "looks=2"', "")
     with subprocess.Popen(
-        [sys.executable, "-c", forever], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", forever], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline()

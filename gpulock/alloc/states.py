@@ -4,7 +4,7 @@
 Pure. The order of STATES is the order of precedence: a device that is missing is nothing else.
 """
 
-from gpulock.node.devices import SHARE, Device, lock_ids_overlap
+from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
@@ -28,7 +28,7 @@ class DeviceState:
     """One device with its state and why, and its lock where it has one.
 
     `others` are the locks of a shared card, or of a card's instances, besides. `device` is None for
-    a card that is only known to be missing; `noted` is the id under which one that is out of
+    a card that is only known to be missing. `noted` is the id under which one that is out of
     service was put out: its own, or its card's. `orphans` says which process has it open although
     the lock's owner is dead.
     """
@@ -119,10 +119,13 @@ def device_states(
         row.orphans = view.find_orphans(lock)
         result.append(row)
     gone = expected - len({d.bus for d in devices}) - (len(result) - len(devices))
+    known += [row.id for row in result if row.device is None]
+    out = {card_bus_id(name) for name in view.quarantined or {}}
+    noted = sorted(out - {card_bus_id(name) for name in known})
     for number in range(gone):
-        result.append(
-            DeviceState(f"missing-{number}", None, None, MISSING, "expected, but not there")
-        )
+        name = noted[number] if number < len(noted) else f"missing-{number}"
+        result.append(DeviceState(name, None, None, MISSING, "expected, but not there"))
+        result[-1].noted = name if name in noted else ""
     return result
 
 

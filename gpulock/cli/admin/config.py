@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 from typing import cast
 
 import click
 
+from gpulock.cli.admin.items import echo_note
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.install.doctor.check import FAULT
-from gpulock.install.doctor.node import check_lock_dir, check_state_dir
+from gpulock.install.doctor.node import UNREADABLE, check_lock_dir, check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.setting_keys import CHOICE, COUNT, KEYS, PATH, PLACES, SEAMS, TEXT
 from gpulock.node.settings import Settings, parse_settings
@@ -33,6 +35,8 @@ def config_command(session: Session, check: str | None) -> None:
     if check is not None:
         number = validate_settings_file(check, session.config == DEFAULT_PATH)
         click.echo(f"{check}: right, {number} keys set")
+        if not os.stat(check).st_mode & stat.S_IROTH:
+            echo_note(UNREADABLE.format(check))
         return
     settings = session.settings()
     click.echo("\n".join(format_config_lines(settings, table.sentence_width(sys.stdout))))

@@ -79,7 +79,7 @@ def claim_options(function: F) -> F:
             "seconds",
             callback=parse_duration_option,
             metavar="DURATION",
-            help="When the claim ends: 90m, 2h; what still runs keeps its GPUs.",
+            help="End the claim after 90m, 2h; what still runs keeps its GPUs.",
         ),
         click.option(
             "--comment",
@@ -87,7 +87,7 @@ def claim_options(function: F) -> F:
             default="",
             callback=check_comment,
             metavar="TEXT",
-            help="Shown beside them.",
+            help="Shown in `gpulock status` beside the GPUs.",
         ),
         click.option(
             "--prefer", type=click.Choice(["last"]), help="Those of your last claim, where free."
@@ -122,7 +122,9 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     """
     count, devices, share, model, mig = wishes[:5]
     if (model is not None) + (mig is not None) + bool(share or devices is not None) > 1:
-        raise click.UsageError("use one of --model, --mig, --share and --devices.")
+        raise click.UsageError(
+            "use one of --model, --mig, --share and --devices; --share and --devices go together."
+        )
     if model is not None or mig is not None:
         try:
             kind = parse_kind(f"{MODEL}{model}" if model is not None else f"{MIG}{mig}")
@@ -147,8 +149,8 @@ def acquire_devices(
 ) -> Grant:
     """Claim, waiting as long as is wished; raise Refusal or CommandRefusedError.
 
-    Where gpulockd serves users it claims for us. Of a share whose card has an MPS it waits for
-    that.
+    Where gpulockd serves users it claims for us, but not for another user's record. Of a share
+    whose card has an MPS it waits for that.
     """
     if not socket_client.is_daemon_needed(node):
         process_claims.ensure_node_dirs(node)

@@ -69,7 +69,7 @@ def device_cells(row: DeviceState) -> Cells:
     if device := row.device:
         model = table.model_cell(short_model(device.model), device.profile)
         found |= {"GPU": Cell(device.label()), "BUS ID": Cell(device.bus), "MODEL": model}
-    elif row.lock is not None:  # else it is a card that is only known to be missing
+    elif row.lock is not None or row.noted:  # else nobody knows which card is missing
         found["BUS ID"] = Cell(row.id)
     return found
 

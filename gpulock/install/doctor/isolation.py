@@ -79,7 +79,7 @@ def read_pam_stack(pam: Path, depth: int = 4) -> list[list[str]]:
 
 
 def check_step_sessions(pam: Path) -> Iterator[Finding]:
-    """Look whether Slurm's step daemons open a session of ours."""
+    """Look whether the PAM stack of Slurm's step daemons runs our hook."""
     lines = read_pam_stack(pam)
     if steered := [words for words in lines if USER_ENVIRON in words]:
         what = f"{pam} takes variables from users' files: any user's LD_PRELOAD runs as root"
@@ -88,4 +88,6 @@ def check_step_sessions(pam: Path) -> Iterator[Finding]:
     ours = [words[:2] for words in lines if any(SESSION in word for word in words)]
     if ["session", "required"] not in ours:
         what = f"{pam} does not run {SESSION}: no task of any job starts"
-        yield fault(what, "UsePAM=1 in slurm.conf, and the lines of docs/isolation.md there")
+        yield fault(
+            what, f"put the two lines of docs/isolation.md into {pam}; UsePAM=1 in slurm.conf"
+        )

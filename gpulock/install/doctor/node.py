@@ -31,6 +31,7 @@ from gpulock.store.locks import LockStore, check_folder
 from gpulock.store.quarantine import FOLDER, LOST, LOST_MARK
 from gpulock.text.words import format_count
 
+UNREADABLE = "users cannot read {}: their commands are refused, and on Slurm each of their tasks"
 _GATE_MODE = 0o600  # a user who may open the gate can block the node
 _MEND = "correct the file, or upgrade gpulock here where the key is of a later version"
 
@@ -41,6 +42,8 @@ def check_settings(settings: Settings, path: Path) -> Iterator[Finding]:
         yield fault(what, f"{_MEND}; then: systemctl reload gpulockd")
     for what in find_setting_faults(settings):
         yield fault(what, f"correct it in {path}")
+    if path.exists() and not path.stat().st_mode & stat.S_IROTH:
+        yield warning(UNREADABLE.format(path), f"chmod 644 {path}, unless it has a password")
 
 
 def node_checks(settings: Settings) -> list[Check]:

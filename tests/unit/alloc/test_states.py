@@ -168,6 +168,16 @@ def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
     assert rows[1].lock is not None
 
 
+def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
+    view = NodeView(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
+    rows = states.device_states([card(0)], view, expected=4)
+    assert [(row.id, row.noted) for row in rows if row.state == "missing"] == [
+        (bus(1), ""),
+        (bus(3), bus(3)),
+        ("missing-1", ""),
+    ]
+
+
 def test_instances_of_one_card_are_one_expected_gpu() -> None:
     cards = [card(0, ".gi1.ci0"), card(0, ".gi2.ci0"), card(1)]
     assert (

@@ -146,7 +146,10 @@ def test_config_check_takes_the_two_folders_in_a_file_that_is_named_alone(site: 
     site.hold(0)
     site.spoil(0)  # which is doctor's to tell
     code, text, _ = call("--config", site.config, "config", "--check", site.config)
-    assert (code, "right, 8 keys set" in text) == (0, True)
+    assert (code, "right, 8 keys set" in text, "users cannot read" in text) == (0, True, False)
+    Path(site.config).chmod(0o640)
+    code, text, _ = call("--config", site.config, "config", "--check", site.config)
+    assert (code, "users cannot read" in text) == (0, True)
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])

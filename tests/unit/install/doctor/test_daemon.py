@@ -15,7 +15,7 @@ from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
-from gpulock.install.doctor.node import check_mps, check_settings, node_checks
+from gpulock.install.doctor.node import UNREADABLE, check_mps, check_settings, node_checks
 from gpulock.install.systemd import install, manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node import sample
@@ -126,7 +126,11 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\n")
     assert [one.state for one in check_settings(read_settings(str(path)), path)] == [FAULT, FAULT]
     path.write_text("QUARANTINE_ON=xid\n")
+    path.chmod(0o644)
     assert [*check_settings(read_settings(str(path)), path)] == []
+    path.chmod(0o640)
+    (found,) = check_settings(read_settings(str(path)), path)
+    assert (found.state, found.what) == (WARNING, UNREADABLE.format(path))
 
 
 def test_places_that_no_job_gets_are_told(box: Box) -> None:

@@ -100,12 +100,6 @@ def check_locks_readable(store: LockStore) -> Iterator[Finding]:
             yield fault(f"{name}: {lock.fault}", f"run gpulock why {name}", "locks")
 
 
-def is_of_this_boot(settings: Settings) -> bool:
-    """Return whether claims of this boot may have been made."""
-    node = Node(settings)
-    return node.store.boot_id() == node.boot_id
-
-
 def check_boot_locks(settings: Settings) -> Iterator[Finding]:
     """Look whether records and locks of this boot are all there."""
     node = Node(settings)
@@ -160,8 +154,8 @@ def check_state_dir(settings: Settings) -> Iterator[Finding]:
         yield fault(what, f"chown {os.geteuid()} {name}; chmod 755 {name}")
     elif info and (why := why_unwritable(str(path))):
         yield fault(f"{path} cannot be written: {why}", "make room, or mount it read-write")
-    mark = path / LOST_MARK
-    gone = not (path / FOLDER).is_dir() and is_of_this_boot(settings)
+    mark, node = path / LOST_MARK, Node(settings)
+    gone = not (path / FOLDER).is_dir() and node.store.boot_id() == node.boot_id
     if gone or mark.exists():
         do = f"quarantine again what was out of service, then: rm -f {shlex.quote(str(mark))}"
         yield fault(f"{path / FOLDER}{LOST}", do, "quarantine")

@@ -27,6 +27,7 @@ from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.hooks import HookPaths
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
+from gpulock.install.sge.queue_hooks import hooked_queues
 from gpulock.install.sge.site import OCS, release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
@@ -97,7 +98,8 @@ class SgeChecks:
 
     def other_queues(self) -> Iterator[Finding]:
         """Name the queues of this host without hooks of ours, where another has them."""
-        for queue in self.installer.unhooked_queues():
+        ours = hooked_queues(self.installer.host)
+        for queue in [one for one in self.installer.host.queues() if ours and one not in ours]:
             what = f"{queue} is on this host too, and its jobs get no lock"
             yield warning(what, CLUSTER.replace("QUEUE", queue))
 

@@ -201,11 +201,6 @@ class SgeInstaller(NodePart):
         }
         return [Amount(self.host, name, count) for name, count in amounts.items() if count]
 
-    def unhooked_queues(self) -> list[str]:
-        """Return the queues of this host without hooks of ours, where another has them."""
-        ours = hooked_queues(self.host)
-        return [queue for queue in self.host.queues() if queue not in ours] if ours else []
-
     def try_line(self) -> str:
         """Return the job by which an ordinary user sees the mask."""
         queues = [*hooked_queues(self.host), "QUEUE"]

@@ -34,23 +34,14 @@ def hook_line(current: Path, hook: str, site: str = "") -> str:
 
 def hook_folder(value: str | None, hook: str) -> Path | None:
     """Return where a line leads, None for one that is the site's or was edited; pure."""
-    if value is None or not is_gpulock_command(value, hook):
-        return None
-    words = value.split()
-    current = Path(words[1].removesuffix(f"/{hook}/sge"))
-    return current if hook_line(current, hook, site_command(value)) == value else None
+    _, _, program = (value or "").partition("/prolog/drop-env ")
+    current = Path(program.partition(f"/{hook}/sge ")[0])
+    return current if value == hook_line(current, hook, site_command(value or "")) else None
 
 
 def site_command(value: str) -> str:
     """Return the site's own command in a line of ours; pure."""
     return " ".join(value.split()[_SITE:])
-
-
-def is_gpulock_command(value: str, hook: str) -> bool:
-    """Say whether a command line is gpulock's, wherever it is installed."""
-    words = value.split()
-    starts = len(words) > 1 and words[0].endswith("/prolog/drop-env")
-    return starts and words[1].endswith(f"/{hook}/sge")
 
 
 def join_hooks(current: Path, hook: str, site: str) -> str:

@@ -45,7 +45,7 @@ def find_slurm_hooks(
     """
     found: list[InForceHook] = []
     for key, hook in PATHS.items():
-        values, programs = tuple(conf.patterns(key)), list[Path]()
+        values, programs = tuple(conf.get(key).splitlines()), list[Path]()
         for name in values:
             path = slurm_conf.parent / name if slurm_conf else Path(name)
             if key != TASK and any(sign in name for sign in "*?["):

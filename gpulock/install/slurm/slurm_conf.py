@@ -40,7 +40,7 @@ class SlurmConf:
     silent: str = ""
 
     def get(self, key: str) -> str:
-        """Return a value, empty where it is not set."""
+        """Return a value, empty where it is not set; newer releases take several programs."""
         return self.values.get(key.lower(), "")
 
     def words(self, key: str) -> list[str]:
@@ -65,10 +65,6 @@ class SlurmConf:
         if not any(self.get(key) for key in own):
             return {whole: self.seconds(whole)}
         return {key: self.seconds(key if self.get(key) else whole) for key in own}
-
-    def patterns(self, key: str) -> list[str]:
-        """Return the programs or globs of Prolog or Epilog; newer releases take several."""
-        return self.get(key).split("\n") if self.get(key) else []
 
     def holds_exit(self, key: str, code: int) -> bool:
         """Say whether a list like `75,80-82` holds an exit code."""

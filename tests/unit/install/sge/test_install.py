@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
+from gpulock.install.doctor import sge as doctor_sge
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.node_part import add_settings
-from gpulock.install.sge import install as install_module
 from gpulock.install.sge.complexes import complex_fault, host_amount
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.login import login_script_text
@@ -106,7 +106,7 @@ def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SgeHost, "queues", lambda _: ["gpu.q", "all.q"])
-    monkeypatch.setattr(install_module, "hooked_queues", lambda _: {"gpu.q": site.hooks})
+    monkeypatch.setattr(doctor_sge, "hooked_queues", lambda _: {"gpu.q": site.hooks})
     (told,) = SgeChecks(read_settings(str(site.config)), site.config).other_queues()
     assert told.what == "all.q is on this host too, and its jobs get no lock"
 

@@ -13,7 +13,6 @@ from gpulock.install.sge.queue_hooks import (
     HOOKS,
     hook_folder,
     hook_line,
-    is_gpulock_command,
     join_hooks,
     site_command,
 )
@@ -81,18 +80,18 @@ def test_our_own_line_is_known_again_with_the_sites_command(hook: str, site: str
 
 
 @pytest.mark.parametrize(
-    ("line", "hook", "ours"),
+    ("line", "hook"),
     [
-        *((f"{OURS} {more}", "prolog", True) for more in ("mine", "$job_owner", "other /x")),
-        (OURS, "epilog", False),
-        ("root@/site/prolog/sge", "prolog", False),
-        ("", "prolog", False),
+        *((f"{OURS} {more}", "prolog") for more in ("mine", "$job_owner", "other /x")),
+        (OURS, "epilog"),
+        (OURS.replace("drop-env", "other"), "prolog"),
+        ("root@/site/prolog/sge", "prolog"),
+        ("", "prolog"),
     ],
 )
 def test_a_line_of_the_sites_or_one_that_somebody_edited_is_not_taken_apart(
-    line: str, hook: str, ours: bool
+    line: str, hook: str
 ) -> None:
-    assert is_gpulock_command(line, hook) is ours
     assert hook_folder(line, hook) is None
 
 

@@ -31,7 +31,7 @@ from gpulock.node.settings import Settings
 def test_several_prologs_of_newer_releases_are_all_read() -> None:
     conf = parse_scontrol_config("Prolog[0] = /a\nProlog[1] = /b/*\nSLURM_VERSION = 24.05.1\n")
 
-    assert conf.patterns("Prolog") == ["/a", "/b/*"]
+    assert conf.get("Prolog") == "/a\n/b/*"
 
 
 def test_the_output_of_another_program_is_refused() -> None:

@@ -220,21 +220,6 @@ def test_hooks_that_stay_in_force_are_seen_whatever_else_the_file_has(node: Slur
 
 
 @pytest.mark.slow
-def test_a_hook_that_the_file_still_has_is_in_force_however_it_is_written(node: SlurmNode) -> None:
-    install(node)
-    assert node.uninstall(write_conf=True).clauses() == []
-    with node.conf.open("a") as file:
-        file.write(f"prolog = {node.paths.slurm_prolog}\n")
-    node.set_in_force("Prolog", str(node.paths.slurm_prolog))
-    (node.state / "elsewhere").touch()
-    node.install()
-
-    left = node.uninstall(write_conf=True)
-
-    assert left.clauses()[0].startswith("Slurm still starts the hooks; take out what is named")
-
-
-@pytest.mark.slow
 def test_a_line_that_stands_once_more_below_the_block_goes_from_the_block(node: SlurmNode) -> None:
     """Newer releases run a Prolog that stands twice twice."""
     install(node)

@@ -42,7 +42,8 @@ def given() -> set[str]:
 
 def test_the_hook_is_given_every_name_that_it_reads() -> None:
     text = "".join(
-        Path(f"{Path(task.__file__).parent}/{name}.py").read_text() for name in ("task", "share")
+        Path(f"{Path(task.__file__).parent}/{name}.py").read_text()
+        for name in ("task", "task_devices")
     )
     asked = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', text)) | {"CUDA_VISIBLE_DEVICES"}
     asked |= set(re.findall(r'"(\w+)" in environ', text))

@@ -194,15 +194,9 @@ class OpenFiles:
                 # init was there before any job, and may hide its files even from root
                 if pid != INIT and os.geteuid() in (0, self._uid(pid)):
                     settled = False
-                    if not self._has_ended(pid):  # then it is hidden, unless root asks
+                    if not self.scan.has_ended(pid):  # then it is hidden, unless root asks
                         hidden.append(pid)
         return settled, hidden
-
-    def _has_ended(self, pid: int) -> bool:
-        try:
-            return self.scan.proc.finished(pid)
-        except (OSError, ValueError):
-            return False
 
     def _uid(self, pid: int) -> int:
         """Return the user of a process, of a subordinate uid its user; -1 of one that is gone."""

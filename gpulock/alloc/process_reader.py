@@ -137,6 +137,13 @@ class ProcessReader:
         """Return whether one of `ancestors` is `pid` or above it."""
         return bool(ancestors) and any([one in ancestors for one in self.ancestry(pid)])
 
+    def has_ended(self, pid: int) -> bool:
+        """Return whether a process is seen to have ended, whatever it was when it was read."""
+        try:
+            return self.proc.finished(pid)
+        except (OSError, ValueError):
+            return False
+
     def sees_all(self) -> bool:
         """Return whether a process that is not shown is gone: no hidepid, and the host's pids."""
         if self._sees_all is None:

@@ -10,7 +10,6 @@ from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.hooks.frame import observer_judge
 from gpulock.node.context import Node
-from gpulock.node.procfs import OVER
 from gpulock.store.locks import Lock
 
 TYPE_CHECKING = False
@@ -82,14 +81,10 @@ class SgeMembers:
         spared = own_ancestor_pids(scan) if confined else set[int]()  # an epilog that cannot leave
         for pid in confined:
             try:
-                over = scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
-            except ProcessLookupError:
-                continue
+                if not scan.proc.finished(pid) and pid not in spared:
+                    job.add((pid,), "is in the job's cgroup")
             except (OSError, ValueError) as fault:
                 job.add_doubt(f"process {pid} of the job's cgroup cannot be seen: {fault}")
-                continue
-            if not over and pid not in spared:
-                job.add((pid,), "is in the job's cgroup")
 
 
 def make_sge_observer(node: Node) -> "Judge":

@@ -7,7 +7,6 @@ program runs as root: a daemon is known by its uid and its program.
 
 from gpulock.alloc.process_reader import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node.procfs import OVER
 from gpulock.sge import spool
 from gpulock.store import atomic
 
@@ -55,7 +54,7 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
             text = head.decode("utf-8", "surrogateescape")
             gid = int(spool.parse_shepherd_config(text)["add_grp_id"][0])
         except (OSError, ValueError, KeyError):
-            if has_process_ended(scan, pid):
+            if scan.has_ended(pid):
                 continue
             gid = UNREADABLE_GROUP
         found.setdefault(gid, []).append(pid)
@@ -95,13 +94,3 @@ def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()
     except OSError:
         return True
     return cwd.startswith(places) if places else spool.ACTIVE_JOBS in cwd
-
-
-def has_process_ended(scan: ProcessScan, pid: int) -> bool:
-    """Return whether a process has ended since it was listed."""
-    try:
-        return scan.proc.stat(pid).state in OVER and scan.proc.finished(pid)
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError):
-        return False

@@ -42,7 +42,6 @@ from gpulock.cli.why.evidence import (
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
-from gpulock.sge.shepherds import has_process_ended
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.words import (
@@ -226,7 +225,7 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
         return format_answer(head, found, width), True
     found = [("released", "no trace of it among past claims; it may run here without GPUs")]
     if meant.pid:
-        gone = has_process_ended(sight.scan, meant.pid)
+        gone = sight.scan.has_ended(meant.pid)
         word = absence_words(sight.scan.proc) if gone else "runs"
         found = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
     if not os.path.lexists(view.node.store.claims_dir):

@@ -33,13 +33,6 @@ def test_locks_that_are_lost_are_back_before_a_grant(
     assert {holder(box, number).token for number in (0, 1)} == {first.owner.token}
 
 
-def test_the_same_run_gets_its_lost_locks_again(box: Box) -> None:
-    first = ask(box)
-    shutil.rmtree(box.lock)
-    again = ask(box)
-    assert (ids(again), again.fresh, again.owner.token) == (ids(first), False, first.owner.token)
-
-
 def test_where_all_records_are_lost_nothing_is_granted(box: Box) -> None:
     ask(box)
     shutil.rmtree(box.records)

@@ -24,14 +24,6 @@ def left_in_group(fake: FakeProc, lock: Lock) -> str:
     return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).reason()
 
 
-def test_a_process_with_the_group_of_one_of_its_tasks_is_left(fake: FakeProc) -> None:
-    lock = Lock("x", record(), "")
-    lock.anchors = [(600, 5, 65401)]
-    assert left_in_group(fake, lock) == ""
-    fake.add(700, groups=[65401])
-    assert "700" in left_in_group(fake, lock)
-
-
 def test_a_task_that_runs_is_left(fake: FakeProc) -> None:
     lock = Lock("x", record(), "")
     lock.anchors = [(600, 5, 0)]

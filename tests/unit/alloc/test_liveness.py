@@ -185,14 +185,6 @@ def test_the_children_of_a_second_process_that_is_no_kthreadd_are_seen(fake: Fak
         assert verdict(fake, process()) == ALIVE
 
 
-def test_one_look_serves_all_questions(fake: FakeProc) -> None:
-    scan = ProcessScan(Proc(str(fake.root)))
-    before = scan.statuses()
-    fake.add(700, "late")
-    assert scan.statuses() is before
-    assert scan.named("late") == []
-
-
 def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> None:
     for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 21), (21, 20), (30, 999)):
         fake.add(pid, ppid=ppid)

@@ -92,14 +92,6 @@ def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(
     assert {"files", "processes"} < set(before)
 
 
-def test_a_draining_lock_is_freed_by_the_next_release_once_its_processes_ended(box: Box) -> None:
-    one = hold(box)
-    box.proc.add(700, groups=[GID])
-    let_go(box, one)
-    box.proc.remove(700)
-    assert let_go(box, one).freed == [bus(0), bus(1)]
-
-
 def test_only_the_device_that_is_open_is_kept(box: Box) -> None:
     one = hold(box)
     box.proc.add(700, fds={9: box.dev / "nvidia1"})

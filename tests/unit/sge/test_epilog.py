@@ -12,7 +12,7 @@ from gpulock.sge import claim, epilog, hook, prolog, site_hook, spool
 from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
-from tests.support.trees import OTHER_BOOT, bus
+from tests.support.trees import OTHER_BOOT
 
 
 def start(site: Site, job: SpooledJob) -> None:
@@ -61,20 +61,6 @@ def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -
         (other.folder / name).write_bytes((first.folder / name).read_bytes())
     end(site, other)
     assert len(site.locks()) == 2
-
-
-def test_a_process_that_is_left_keeps_the_lock_and_the_exit_code_is_0(site: Site) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    owner = site.node().store.read(bus(0)).owner
-    assert owner is not None
-    site.proc.add(700, session=SHEPHERD, uids=(owner.uid,) * 4)
-    end(site, job)
-    found = site.node().store.read_detailed_locks().values()
-    assert [one.owner.draining for one in found if one.owner] == [1, 1]
-    site.proc.remove(700)
-    end(site, job)
-    assert site.locks() == []
 
 
 @pytest.mark.parametrize("fault", [KeyError("x"), MemoryError(), OSError(28, "full"), ValueError()])

@@ -19,7 +19,7 @@ from gpulock.store import gate
 from gpulock.store.gate import Gate
 from tests.support.clock import VirtualClock
 from tests.support.faults import raising
-from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer, row
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, row
 from tests.support.trees import OTHER_BOOT, FakeProc, bus
 
 
@@ -101,23 +101,6 @@ def test_a_claim_of_an_earlier_boot_is_no_later_one_whatever_its_clock_said(site
     assert site.locks() == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"uid": OTHER_UID},
-        {"scheduler": "sge", "slurmd": "", "cluster": "lab"},
-        {"scheduler": "process", "slurmd": ""},
-    ],
-)
-def test_what_another_user_or_scheduler_holds_under_the_same_id_stays(
-    site: Site, changes: dict[str, object]
-) -> None:
-    site.prolog()
-    site.hold(2, job_id="12", **changes)
-    site.epilog()
-    assert site.locks() == [bus(2)]
-
-
 def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(
     site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,33 +111,6 @@ def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(
     shutil.rmtree(site.records)
     site.epilog(7)
     assert not site.lock.exists()
-
-
-def test_an_epilog_frees_what_the_records_tell_though_the_lock_directory_is_gone(
-    site: Site,
-) -> None:
-    site.prolog(7)
-    shutil.rmtree(site.lock)
-    site.epilog(7)
-    assert (site.locks(), site.notes(), site.claims()) == ([], [], [])
-    assert site.prolog(8) == RUN
-    assert site.granted(8) == site.locks() == [bus(0), bus(1)]
-
-
-@pytest.mark.parametrize("what", ["cgroup", "marked"])
-def test_a_process_that_is_left_keeps_all_locks_of_the_job(site: Site, what: str) -> None:
-    site.prolog()
-    if what == "cgroup":
-        site.cgroup(f"{freezer()}/step_0", 900)
-    else:
-        site.left_by(900)
-    site.epilog()
-    assert draining(site, 0, 1) == [1, 1]
-    assert (site.notes(), len(site.claims())) == ([], 1)
-    shutil.rmtree(site.sys / "fs", ignore_errors=True)
-    shutil.rmtree(site.proc.root / "900", ignore_errors=True)
-    site.epilog()
-    assert (site.locks(), site.claims()) == ([], [])
 
 
 def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: Site) -> None:

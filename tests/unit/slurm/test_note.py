@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,21 +83,6 @@ def test_an_epilog_compares_and_removes_where_no_prolog_writes_meanwhile(
     monkeypatch.setattr(atomic, "remove_quietly", stopped)
     site.epilog(12)
     assert (site.notes(), gate_held) == ([], [True])
-
-
-def test_a_prolog_writes_its_note_where_no_epilog_compares(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace, gate_held = atomic.replace_file, list[bool]()
-
-    def observed(path: str, *args: Any, **keys: Any) -> None:
-        if path.endswith("n1.12"):
-            gate_held.append(is_gate_held(site.records))
-        replace(path, *args, **keys)
-
-    monkeypatch.setattr(atomic, "replace_file", observed)
-    site.prolog(12, "0")
-    assert gate_held == [True]
 
 
 @pytest.mark.parametrize(

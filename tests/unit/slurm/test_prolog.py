@@ -180,13 +180,6 @@ def test_what_another_user_holds_under_the_same_id_stays_that_users(
     assert site.granted() == [bus(1)]
 
 
-def test_what_a_later_run_of_the_job_holds_is_its_own(site: Site, clock: VirtualClock) -> None:
-    site.hold(0, job_id="12", restart=5)
-    assert site.prolog(12, "0", SLURM_JOB_RESTART_COUNT="4") == RUN
-    site.refused()
-    assert site.holder(0).restart == 5
-
-
 @pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     tmp_path: Path, clock: VirtualClock, keys: dict[str, str]

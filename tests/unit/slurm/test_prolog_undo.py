@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gpulock.job import environment
-from gpulock.slurm import note, prolog
+from gpulock.slurm import note
 from gpulock.store import boot, grants
-from tests.support.faults import Failing, raising
+from tests.support.faults import raising
 from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Site
 from tests.support.trees import bus
 
@@ -119,33 +118,6 @@ def fresh(site: Site) -> None:
     shutil.rmtree(site.state)
     site.state.mkdir()
     site.map("0", "1", "2", "3")
-
-
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
-def test_whichever_call_fails_the_job_gets_a_whole_grant_or_nothing(
-    site: Site, name: str, code: int
-) -> None:
-    site.set(ON_BROKEN="requeue")
-    before = len(os.listdir("/proc/self/fd"))
-    for at in range(1, MOST):
-        fresh(site)
-        environ, config = site.environ(), site.config()
-        with pytest.MonkeyPatch.context() as patch:
-            calls = Failing(patch, name, at, OSError(code, os.strerror(code))).calls
-            found = prolog.main(environ, config)
-        # without a note, as without settings, TaskProlog starts no task
-        noted = os.path.lexists(f"{site.records}/tasks/n1.12")
-        if found == RUN and noted and not site.note().refused:
-            assert site.locks() == site.granted() == [bus(0), bus(1)], f"{name} {at}: {calls[-1]}"
-            assert site.claims() == [site.note().token], f"{name} {at}"
-        else:
-            assert (site.locks(), site.claims()) == ([], []), f"{name} {at}: {calls[-1]}"
-        if len(calls) < at:
-            break
-    else:
-        pytest.fail("more calls than were thought of")
-    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def test_a_note_that_cannot_be_encoded_locks_nothing(

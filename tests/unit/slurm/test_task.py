@@ -98,16 +98,6 @@ def test_the_lines_where_slurm_chooses(site: TaskSite) -> None:
     assert (told.code, told.printed) == (RUN, [])
 
 
-def test_a_job_of_position_minor_and_index_all_different(site: TaskSite) -> None:
-    site.shuffled()
-    site.set(VISIBLE_DEVICES="uuid")
-    site.prolog(12, "1,3")
-    told = site.run(CUDA_VISIBLE_DEVICES="3")
-    assert told.mask == "GPU-00000001-aaaa"
-    assert told.exported["NVIDIA_VISIBLE_DEVICES"] == "GPU-00000001-aaaa"
-    assert "GPU_DEVICE_ORDINAL" in told.unset
-
-
 def test_a_step_is_told_the_names_of_the_devices_that_it_may_open(site: TaskSite) -> None:
     """Root may open all that has a node, so one that leads nowhere stands for a denied one."""
     site.set(CDI_DIR="/run/cdi")
@@ -163,19 +153,6 @@ def test_names_of_devices_are_left_out_where_they_cannot_be_told(site: TaskSite)
     assert told.unset == {*wanted, *[f"{twin}GPU_DEVICE_ORDINAL" for twin in TWINS], *OPTIONAL}
 
 
-def test_a_step_that_asked_for_none_gets_an_empty_mask_and_a_batch_script_all(
-    site: TaskSite,
-) -> None:
-    """`srun --gres=none` has no CUDA_VISIBLE_DEVICES, nor has salloc's shell."""
-    site.prolog(12, "1,3")
-    told = site.run()
-    assert (told.mask, told.exported["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
-    for step in ("batch", "interactive"):
-        site.stepd(STEPD, f"12.{step}", UID)
-        told = site.run()
-        assert (told.mask, told.exported["GPU_DEVICE_ORDINAL"]) == ("1,3", "1,3")
-
-
 @pytest.mark.parametrize("keys", [{}, OURS])
 def test_a_job_without_gpus_gets_an_empty_mask(site: TaskSite, keys: dict[str, str]) -> None:
     site.set(**keys)
@@ -191,14 +168,6 @@ def test_a_refused_job_is_told_why_and_ends_as_its_note_says(site: TaskSite) -> 
     site.answers(row(12, Gres="gres:shard:1"))
     site.prolog(12, "0")
     assert "invalid request" in stopped(site.run(), 1)
-
-
-def test_a_component_of_a_heterogeneous_job_is_recognised_by_the_title(site: TaskSite) -> None:
-    """Its SLURM_JOB_ID is the leader's, and so is SLURM_JOB_GPUS (docs/facts/slurm.md)."""
-    site.prolog(13, "2", SLURM_HET_JOB_ID="12")
-    site.stepd(STEPD, "13.0", UID)
-    told = site.run(SLURM_JOB_ID="12", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES="2")
-    assert told.exported["GPULOCK_DEVICES"] == "GPU-00000002-aaaa"
 
 
 # --- in doubt the task is stopped -----------------------------------------------------------------
@@ -222,14 +191,6 @@ def test_without_a_note_and_without_evidence_the_task_sees_nothing(
     site.set(**keys)
     told = site.run(CUDA_VISIBLE_DEVICES="0", SLURM_JOB_GPUS="0")
     assert (told.code, told.mask) == (RUN, "")
-
-
-def test_a_forged_step_in_a_batch_script_changes_nothing(site: TaskSite) -> None:
-    site.set(**OURS)
-    site.prolog(12, "0,1")
-    site.stepd(STEPD, "12.batch", UID)
-    forged = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "3"}
-    assert site.run(**forged).mask == "0,1"
 
 
 def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
@@ -292,27 +253,10 @@ def test_a_job_whose_records_are_lost_before_its_note_is_written_starts_no_task(
     assert "were lost" in site.refused(13, "unknown")
 
 
-def test_after_its_epilog_a_job_has_nothing(site: TaskSite) -> None:
-    site.prolog()
-    kept = (site.records / "tasks/n1.12").read_text()
-    site.epilog()
-    stopped(site.run(SLURM_GPUS_ON_NODE="2"))
-    (site.records / "tasks/n1.12").write_text(kept)
-    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
-
-
 @pytest.mark.parametrize("text", ["", "garbage", "gpulock-task 2\n", "\0"])
 def test_a_note_that_cannot_be_read_stops_the_task(site: TaskSite, text: str) -> None:
     site.prolog()
     (site.records / "tasks/n1.12").write_text(text)
-    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
-
-
-def test_a_lock_dir_that_may_not_be_read_stops_the_task(
-    site: TaskSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.prolog()
-    fail_at(monkeypatch, "open", "/tasks/n1.12", PermissionError(13, "denied\nexport A=b"))
     stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
@@ -414,7 +358,7 @@ def test_no_value_of_the_users_becomes_a_line_of_ours(
         assert (told.code == RUN) is (not told.printed), name
 
 
-@pytest.mark.parametrize("fault", [KeyError("a\nexport A=b"), OSError(5, "io"), MemoryError()])
+@pytest.mark.parametrize("fault", [KeyError("a"), OSError(5, "io\nexport A=b"), MemoryError()])
 def test_a_fault_nobody_foresaw_stops_the_task(
     site: TaskSite, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:

@@ -84,16 +84,6 @@ def test_a_job_lives_while_a_process_of_it_is_there(site: Site) -> None:
     assert state(site, True) == DEAD
 
 
-def test_where_slurm_keeps_no_cgroups_a_process_started_as_the_jobs_keeps_it_alive(
-    site: Site,
-) -> None:
-    site.fails(INVALID)
-    site.left_by(901)
-    assert state(site, True) == ALIVE
-    site.cgroup(freezer(), 900).joinpath("cgroup.procs").write_text("")
-    assert state(site, True) == DEAD  # anybody of that user can pretend it
-
-
 OVER = (
     *("COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL"),
     *("DEADLINE", "PREEMPTED"),

@@ -53,24 +53,6 @@ def test_a_claim_has_one_record_and_a_copy_in_each_lock(store: LockStore) -> Non
     assert os.listdir(store.claims_dir) == [TOKEN]
 
 
-def test_a_device_that_is_locked_already_leaves_nothing_of_the_claim(store: LockStore) -> None:
-    os.mkdir(f"{store.locks_dir}/{bus(1)}")
-    with pytest.raises(FileExistsError):
-        grants.make_claim(store, TWO)
-    assert os.listdir(store.claims_dir) == []
-    assert os.listdir(store.locks_dir) == [bus(1)]
-
-
-def test_a_full_disk_leaves_nothing_of_the_claim(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "write", disk_full)
-    with pytest.raises(OSError):
-        grants.make_claim(store, TWO)
-    assert [name for name in os.listdir(store.claims_dir) if name[0] != "."] == []
-    assert os.listdir(store.locks_dir) == []
-
-
 def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

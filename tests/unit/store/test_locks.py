@@ -17,20 +17,6 @@ from tests.support.trees import bus, record
 ONE = bus(0)
 
 
-def test_a_lock_reads_back_as_it_was_made(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    found = store.read_all_locks()
-    assert list(found) == [ONE]
-    owner = found[ONE].owner
-    assert owner is not None and owner.key() == record().key()
-    assert (found[ONE].fault, found[ONE].groups()) == ("", [65400])
-
-
-def test_what_is_no_lock_is_held(store: LockStore) -> None:
-    Path(store.locks_dir, ONE).write_text("a file, not a folder")
-    assert store.read(ONE).fault != ""
-
-
 def test_hidden_names_are_no_locks(store: LockStore) -> None:
     os.mkdir(f"{store.locks_dir}/.{ONE}")
     assert store.read_all_locks() == {}

@@ -221,22 +221,17 @@ def test_a_shepherd_whose_folder_may_not_be_seen_may_have_any_group(box: Box) ->
     assert left(box) == []
 
 
-def test_a_shepherd_that_ended_meanwhile_has_no_group(box: Box) -> None:
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_shepherd_that_ended_meanwhile_has_no_group(box: Box, reaped: bool) -> None:
     shepherd(box, 501, "")
     scan = look(box)
     scan.statuses()
     box.proc.remove(501)
-    (box.proc.root / "501").mkdir()
-    (box.proc.root / "501/cwd").symlink_to(box.root / "active_jobs/501.1")
-    assert left(box, scan) == [700]
-
-
-def test_a_shepherd_that_is_dead_and_not_yet_reaped_has_no_group(box: Box) -> None:
-    shepherd(box, 501, "")
-    scan = look(box)
-    scan.statuses()
-    box.proc.remove(501)
-    box.proc.add(501, "sge_shepherd", state="Z")
+    if reaped:
+        (box.proc.root / "501").mkdir()
+        (box.proc.root / "501/cwd").symlink_to(box.root / "active_jobs/501.1")
+    else:
+        box.proc.add(501, "sge_shepherd", state="Z")
     assert left(box, scan) == [700]
 
 

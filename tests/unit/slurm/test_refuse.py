@@ -39,23 +39,24 @@ def asked(site: Site) -> list[list[str]]:
     return [c for c in site.calls() if c[:1] not in quiet and c[:2] not in quiet]
 
 
-@pytest.mark.parametrize(("job", "task"), [(15, "1"), (14, "3")])
-def test_one_task_of_an_array_is_requeued_and_never_the_array(
-    site: Site, job: int, task: str
+@pytest.mark.parametrize(
+    ("job", "task", "keys", "done"),
+    [
+        (15, "1", {}, ["scontrol", "requeue", "14_1"]),
+        (14, "3", {}, ["scontrol", "requeue", "14_3"]),
+        (14, "3", {"ON_BUSY": "error"}, ["scancel", "14_3"]),
+    ],
+)
+def test_one_task_of_an_array_is_given_back_and_never_the_array(
+    site: Site, job: int, task: str, keys: dict[str, str], done: list[str]
 ) -> None:
     """The last task to start has the array's own id: that id alone means all of them."""
     siblings = [row(n, ArrayJobID="14", ArrayTaskID=str(n)) for n in (15, 16) if n != job]
     site.answers(*siblings, row(job, ArrayJobID="14", ArrayTaskID=task))
-    act(site, site.call(job, SLURM_JOB_NUM_NODES="2"))
-    assert asked(site) == [["scontrol", "requeue", f"14_{task}"]]
+    act(site, site.call(job, SLURM_JOB_NUM_NODES="2"), **keys)
+    assert asked(site) == [done]
     update = next(call for call in site.calls() if call[:2] == ["scontrol", "update"])
     assert update[2] == f"JobId=14_{task}"
-
-
-def test_one_task_of_an_array_is_cancelled_and_never_the_array(site: Site) -> None:
-    site.answers(row(14, ArrayJobID="14", ArrayTaskID="3"))
-    act(site, site.call(14, SLURM_JOB_NUM_NODES="2"), ON_BUSY="error")
-    assert asked(site) == [["scancel", "14_3"]]
 
 
 def test_an_array_whose_task_is_not_told_is_left_alone(site: Site) -> None:

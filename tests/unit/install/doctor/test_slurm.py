@@ -86,18 +86,26 @@ def shell(command: str) -> Plant:
     return lambda node: harm(node.root, command)
 
 
-def constrain(node: SlurmNode) -> None:
-    node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=Yes\n")
-    node.put("TaskPlugin", "task/affinity,task/cgroup")
+def both(*plants: Plant) -> Plant:
+    """Plant one after another."""
+
+    def plant(node: SlurmNode) -> None:
+        for one in plants:
+            one(node)
+
+    return plant
+
+
+def add_gres(line: str) -> Plant:
+    return shell(f"echo '{line}' >>etc-slurm/gres.conf")
+
+
+CONSTRAINED = shell("echo ConstrainDevices=Yes >etc-slurm/cgroup.conf")
+constrain = both(CONSTRAINED, put("TaskPlugin", "task/affinity,task/cgroup"))
 
 
 def gpulock_chooses(node: SlurmNode) -> None:
     node.set(SLURM_DEVICE_SELECTION="gpulock")
-
-
-def gpulock_chooses_and_slurm_constrains(node: SlurmNode) -> None:
-    gpulock_chooses(node)
-    constrain(node)
 
 
 def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
@@ -107,26 +115,20 @@ def reorder(node: SlurmNode, numbers: str = "[2,0-1,3-7]") -> None:
     node.install()
 
 
-def no_gres_conf(node: SlurmNode) -> None:
-    gpulock_chooses(node)
-    node.conf.with_name("gres.conf").unlink()
-
-
-def flag_for_nobody_here(node: SlurmNode) -> None:
-    """Let a comment and another node's line have the flag, and no line of this node."""
-    gpulock_chooses(node)
-    with node.conf.with_name("gres.conf").open("a") as file:
-        file.write("# Flags=no_gpu_env\nNodeName=other[1-2] Name=gpu Count=1 Flags=no_gpu_env\n")
-
-
-def flag_where_slurm_selects(node: SlurmNode) -> None:
-    with node.conf.with_name("gres.conf").open("a") as file:
-        file.write(f"NodeName=node1 name=GPU File={node.device(7)} flags=CountOnly,NO_GPU_ENV\n")
+# A comment and another node's line have the flag, and no line of this node.
+flag_for_nobody_here = both(
+    gpulock_chooses,
+    add_gres("# Flags=no_gpu_env"),
+    add_gres("NodeName=other[1-2] Name=gpu Count=1 Flags=no_gpu_env"),
+)
+flag_where_slurm_selects = add_gres(
+    "NodeName=node1 name=GPU File=/dev/nvidia7 flags=CountOnly,NO_GPU_ENV"
+)
 
 
 def two_models(node: SlurmNode) -> None:
     """Let gpulock select by positions that Slurm counts, on a node whose last cards are H200."""
-    node.set(SLURM_DEVICE_SELECTION="gpulock")
+    gpulock_chooses(node)
     for path in sorted(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))[4:]:
         path.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", path.read_text()))
 
@@ -162,19 +164,16 @@ def pyxis_alone(node: SlurmNode) -> None:
     node.stack(f"include {node.root}/d/*")
 
 
-def let_others_change_the_plugin(node: SlurmNode) -> None:
-    by_spank()(node)
-    node.plugin.chmod(0o666)
-
-
 def nothing_listed(node: SlurmNode) -> None:
     node.count_none()
     node.install()
 
 
-def no_gres_types(node: SlurmNode) -> None:
-    nothing_listed(node)
-    node.put("GresTypes", "(null)")
+open_plugin = both(by_spank(), shell("chmod 666 node/state/hooks/spank_gpulock.so"))
+no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
+no_gres_conf = both(gpulock_chooses, shell("rm etc-slurm/gres.conf"))
+unplugged = both(CONSTRAINED, put("TaskPlugin", "task/affinity"))
+FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.conf")
 
 
 @pytest.mark.parametrize(
@@ -182,13 +181,13 @@ def no_gres_types(node: SlurmNode) -> None:
     [
         (pyxis_alone, "installation", "no TaskProlog works", "gpulock install slurm"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
-        (let_others_change_the_plugin, "SPANK", "writable by others", "root alone"),
+        (open_plugin, "SPANK", "writable by others", "root alone"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
         (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
         (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "scontrol reconfigure"),
         (no_gres_types, "gres.conf", "no job gets a GPU", "GresTypes=gpu"),
         (own_timeouts, "installation", "PrologTimeout=120", "install slurm"),
-        (gpulock_chooses_and_slurm_constrains, "ConstrainDevices", "to other cards", "=slurm"),
+        (both(gpulock_chooses, constrain), "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (no_gres_conf, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (flag_for_nobody_here, "gres.conf", "Slurm names cards too", "restart slurmd"),
@@ -229,11 +228,6 @@ def a_site_prolog_before_ours(node: SlurmNode) -> None:
     node.put("Prolog", f"{node.root}/p/*")
 
 
-def constrained_without_the_plugin(node: SlurmNode) -> None:
-    node.conf.with_name("cgroup.conf").write_text("ConstrainDevices=yes\n")
-    node.put("TaskPlugin", "task/affinity")
-
-
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
@@ -247,7 +241,7 @@ def constrained_without_the_plugin(node: SlurmNode) -> None:
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
         (shell(DRAINED), "node", "broken: no driver"),
         (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
-        (constrained_without_the_plugin, "ConstrainDevices", "without effect"),
+        (unplugged, "ConstrainDevices", "without effect"),
         (
             partial(own_timeouts, prolog="120", epilog="65534"),
             "recommended",
@@ -271,21 +265,6 @@ def test_what_is_only_doubtful_is_a_warning(
 def test_the_script_of_a_key_is_copied_before_slurmctld_reads_the_key(node: SlurmNode) -> None:
     node.put("JobSubmitPlugins", "(null)")
     assert "beside the controller's slurm.conf, cp " in found(node)["recommended"].do
-
-
-def reordered_and_constrained(node: SlurmNode) -> None:
-    reorder(node)
-    constrain(node)
-
-
-def reordered_where_gpulock_selects(node: SlurmNode) -> None:
-    reorder(node)
-    two_models(node)
-
-
-def gpulock_alone_names_cards(node: SlurmNode) -> None:
-    gpulock_chooses(node)
-    harm(node.root, "sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.conf")
 
 
 def masks_by_uuid(node: SlurmNode) -> None:
@@ -312,9 +291,9 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
     ("plant", "names"),
     [
         (by_spank(), ("SPANK", "installation")),
-        (reordered_and_constrained, ("order of gres.conf", "ConstrainDevices", "installation")),
-        (reordered_where_gpulock_selects, ("order of gres.conf", "installation")),
-        (gpulock_alone_names_cards, ("gres.conf",)),
+        (both(reorder, constrain), ("order of gres.conf", "ConstrainDevices", "installation")),
+        (both(reorder, two_models), ("order of gres.conf", "installation")),
+        (both(gpulock_chooses, FLAG_EACH), ("gres.conf",)),
         (masks_by_uuid, ("order of gres.conf", "installation")),
         (partial(own_timeouts, prolog="120"), ("installation",)),
         (hooks_beside_slurm_conf, ("installation", "hooks of the site")),

@@ -88,12 +88,38 @@ def test_a_login_outside_any_job_gets_nothing(spool: Path, shell: str) -> None:
     assert login(spool, shell) == {}
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_login_of_a_job_gets_its_variables_and_no_others(spool: Path, shell: str) -> None:
-    job(spool, "1.1", 4_000_000, "CUDA_VISIBLE_DEVICES=7\n")
-    job(spool, "2.1", OURS, "PATH=/evil\nCUDA_VISIBLE_DEVICES=0,1\nSGE_GPU=0,1\nLD_PRELOAD=/x\n")
+FLAGS = "--device nvidia.com/gpu=0  --device nvidia.com/gpu=3:1"  # of several words
+IN_JOB = {"GPULOCK_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}  # a shell inside a job stays as it is
 
-    assert login(spool, shell) == {"CUDA_VISIBLE_DEVICES": "0,1", "SGE_GPU": "0,1"}
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("folder", "environment", "env", "seen"),
+    [
+        (
+            "2.1",
+            "PATH=/evil\nCUDA_VISIBLE_DEVICES=0,1\nSGE_GPU=0,1\nLD_PRELOAD=/x\n",
+            {},
+            {"CUDA_VISIBLE_DEVICES": "0,1", "SGE_GPU": "0,1"},
+        ),
+        (
+            "2.1",
+            f"GPULOCK_CDI={FLAGS}\nNVIDIA_VISIBLE_DEVICES=\n",
+            {},
+            {"GPULOCK_CDI": FLAGS, "NVIDIA_VISIBLE_DEVICES": ""},
+        ),
+        ("2.1/1.node1", "CUDA_VISIBLE_DEVICES=3\n", {}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        ("2.1", "CUDA_VISIBLE_DEVICES=0,1\n", IN_JOB, IN_JOB),
+    ],
+)
+def test_a_login_of_a_job_gets_its_variables_and_no_others(
+    spool: Path, folder: str, environment: str, env: dict[str, str], seen: dict[str, str],
+    shell: str,
+) -> None:  # fmt: skip
+    job(spool, "1.1", 4_000_000, "CUDA_VISIBLE_DEVICES=7\n")
+    job(spool, folder, OURS, environment)
+
+    assert login(spool, shell, **env) == seen
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -107,14 +133,6 @@ def test_nothing_in_a_value_is_evaluated(spool: Path, shell: str) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_value_of_several_words_stays_one(spool: Path, shell: str) -> None:
-    value = "--device nvidia.com/gpu=0  --device nvidia.com/gpu=3:1"
-    job(spool, "2.1", OURS, f"GPULOCK_CDI={value}\nNVIDIA_VISIBLE_DEVICES=\n")
-
-    assert login(spool, shell) == {"GPULOCK_CDI": value, "NVIDIA_VISIBLE_DEVICES": ""}
-
-
-@pytest.mark.parametrize("shell", SHELLS)
 def test_every_variable_a_job_may_get_is_exported(spool: Path, shell: str) -> None:
     of_mps = {
         f"{twin}{name}"
@@ -125,13 +143,6 @@ def test_every_variable_a_job_may_get_is_exported(spool: Path, shell: str) -> No
     job(spool, "2.1", OURS, "".join(f"{name}=x\n" for name in names))
 
     assert sorted(login(spool, shell)) == names
-
-
-def test_a_slave_tasks_folder_is_found_as_well(spool: Path) -> None:
-    (spool / "active_jobs/2.1").mkdir(parents=True)
-    job(spool, "2.1/1.node1", OURS, "CUDA_VISIBLE_DEVICES=3\n")
-
-    assert login(spool) == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 def test_of_two_folders_with_one_group_the_newer_is_the_job(spool: Path) -> None:
@@ -160,14 +171,6 @@ def test_a_job_that_cannot_be_read_masks_everything_and_the_user_is_told(
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_group_of_grid_engines_without_a_job_masks_everything(spool: Path, shell: str) -> None:
     assert login(spool, shell, gid_range=f"4000000-4000001,{OURS}") == NO_GPU
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_inside_a_job_is_left_alone(spool: Path, shell: str) -> None:
-    job(spool, "2.1", OURS, "CUDA_VISIBLE_DEVICES=0,1\n")
-    env = {"GPULOCK_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}
-
-    assert login(spool, shell, **env) == env
 
 
 # --- who reads it --------------------------------------------------------------------------------

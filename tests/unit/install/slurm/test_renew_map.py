@@ -115,9 +115,10 @@ def test_another_list_counts_once_slurmd_started_after_slurm_conf_changed(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.list_gpus(f"Type=(null) Count=2 Index=0 ID=7 File={node.device('[1,0]')}")
-    started(monkeypatch, node.conf.with_name("gres.conf").stat().st_ctime + 1000)
-    os.utime(node.conf)
-    started(monkeypatch, node.conf.stat().st_ctime - 1)
+    before = node.conf.with_name("gres.conf").stat().st_ctime
+    while node.conf.stat().st_ctime <= before:
+        os.utime(node.conf)
+    started(monkeypatch, (before + node.conf.stat().st_ctime) / 2)
     with pytest.raises(InstallError, match="restart slurmd"):
         renew_gres_map(node.config, ask=True)
     started(monkeypatch, node.conf.stat().st_ctime + 1)

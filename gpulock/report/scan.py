@@ -89,8 +89,6 @@ class ClaimQuery(NamedTuple):
             return False
         if self.task == "1" and head["task_id"] not in FIRST_TASK:
             return False
-        if self.since <= 0 and self.until == FOREVER:
-            return True
         return self.since <= float(head["released_at"]) < self.until
 
 

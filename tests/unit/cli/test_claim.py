@@ -235,12 +235,6 @@ def test_an_empty_job_is_no_job_and_not_the_calling_shell(
     assert output.count("freed") == 1, "it was still held"
 
 
-def test_a_shell_releases_its_claim_although_it_leads_its_session(site: Site) -> None:
-    script = '"$@" claim -n 1 && "$@" release && echo done'
-    assert site.shell(script, start_new_session=True).endswith("done\n")
-    assert site.states() == ["free"] * 8
-
-
 def test_one_device_of_a_claim_is_released_and_the_record_keeps_the_other(
     site: Site, process: Process
 ) -> None:

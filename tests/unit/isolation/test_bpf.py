@@ -148,10 +148,6 @@ def driver(tmp_path: Path) -> str:
     return str(tmp_path / "nvidia")
 
 
-def test_a_grant_opens_its_own_cards_and_what_every_program_needs(driver: str) -> None:
-    assert policy.device_rules([gpu(0), gpu(5)], -1, driver) == {195: {0, 5, *CONTROL}}
-
-
 def test_no_grant_opens_no_card_and_no_instance(driver: str) -> None:
     assert policy.device_rules([], CAPS, driver) == {195: CONTROL, CAPS: set()}
 

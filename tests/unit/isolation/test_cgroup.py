@@ -38,18 +38,6 @@ def test_version_2_is_where_it_is_mounted_also_beside_version_1(tmp_path: Path, 
     assert tree.find_cgroup_top(top) == f"{top}/fs/cgroup/{place}".rstrip("/")
 
 
-def test_a_node_with_version_1_alone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refusal) as told:
-        tree.find_cgroup_top(make(tmp_path, "devices/devices.deny"))
-
-    assert told.value.kind == BROKEN
-
-
-def test_a_process_is_where_its_line_of_version_2_says() -> None:
-    assert tree.parse_cgroup_path(HYBRID) == "/system.slice/sgeexecd.service/sub"
-    assert tree.parse_cgroup_path("4:devices,memory:/a\n").startswith("/..")
-
-
 @pytest.mark.parametrize("end", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
     """The kernel refuses a newline in a name (cgroup_mkdir), and nothing else."""

@@ -79,14 +79,6 @@ def test_a_job_whose_process_is_gone_loses_its_cgroup_and_no_other_does(cell: Ce
     assert cell.mark.exists()
 
 
-def test_another_process_of_that_pid_is_not_the_jobs(cell: Cell) -> None:
-    cell.proc.add(500, "sge_shepherd", start=2000)
-
-    cell.reconcile()
-
-    assert cell.jobs() == set()
-
-
 def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cell) -> None:
     """Step daemons are not where slurmd is, whose child the Epilog is."""
     own = cell.proc.add(os.getpid(), "python3")
@@ -131,14 +123,6 @@ def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
     assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
 
     assert cell.jobs() == {OTHER}
-
-
-def test_the_epilog_of_a_slurm_job_takes_its_steps_cgroups_away(cell: Cell) -> None:
-    cell.settings["ISOLATION"] = "cgroup"
-
-    assert end_job_isolation(cell.node(), "13.") == ""
-
-    assert cell.jobs() == {JOB}
 
 
 def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import bpf, confine, job, sessions, tree
+from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from tests.support.faults import raising
 from tests.support.trees import Box
@@ -116,15 +116,6 @@ def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None
     assert cgroups.closed() == {SSH, CRON}
 
 
-def test_one_that_goes_while_they_are_opened_again_is_no_fault(cgroups: Cgroups) -> None:
-    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
-    cgroups.vanishing.add(SSH)
-
-    sessions.reopen_cgroups(sessions.login_cgroups(str(cgroups.top)))
-
-    assert cgroups.closed() == {SSH}  # which is gone, with its program
-
-
 # --- slurmd, which runs users' login files --------------------------------------------------------
 
 SLURMD = 700
@@ -209,17 +200,6 @@ def test_a_program_that_cannot_be_attached_moves_no_slurmd(node: Node, cgroups: 
         sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
 
     assert node.moved == []
-
-
-def test_a_step_daemon_of_a_closed_slurmd_gets_its_cgroup_beside_and_not_below(
-    node: Node, cgroups: Cgroups
-) -> None:
-    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
-    node.slurmd(f"/system.slice/slurmd.service/gpulock-slurmd-{SLURMD}-1000", 800)
-
-    folder = confine.job_cgroup_folder(node.node(), 800, "gpulock-12.0-800-1000")
-
-    assert folder == f"{node.service}/gpulock-12.0-800-1000"
 
 
 def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(

@@ -35,12 +35,6 @@ def test_the_mask_is_the_indexes_and_all_else_the_uuids() -> None:
     assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_the_mask_is_the_uuids_where_that_is_configured() -> None:
-    found = variables([card(2, "GPU-b"), card(3, "GPU-c")], VISIBLE_DEVICES="uuid")
-    assert {found[name] for name in MASKS} == {"GPU-b,GPU-c"}
-    assert "GPU_DEVICE_ORDINAL" not in found
-
-
 def test_instances_are_masked_by_uuid_whatever_is_configured() -> None:
     found = variables([card(0, "MIG-a", "gi1.ci0"), card(0, "MIG-b", "gi2.ci0")])
     assert {found[name] for name in MASKS} == {"MIG-a,MIG-b"}
@@ -70,15 +64,6 @@ def test_a_mask_that_needs_a_uuid_not_known_is_could_not_find_out(
     with pytest.raises(Refusal) as caught:
         variables(granted, **keys)
     assert caught.value.kind == UNKNOWN
-
-
-def test_each_variable_has_its_twins_for_containers() -> None:
-    found = variables([card(2, "GPU-b")])
-    own = {name: value for name, value in found.items() if "TAINERENV_" not in name}
-    own = {name: value for name, value in own.items() if "SINGULARITYENV_" not in name}
-    assert len(found) == 3 * len(own)
-    for twin in ("APPTAINERENV_", "SINGULARITYENV_"):
-        assert {name: found[twin + name] for name in own} == own
 
 
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
@@ -121,12 +106,6 @@ def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:
     return {"DRIVER_ROOT": str(root / "driver"), "DRIVER_DIR": str(root / "sets")}
 
 
-def test_this_nodes_driver_is_bound(tmp_path: Path) -> None:
-    settings = Settings(driver(tmp_path, "bin", "lib"))
-    folder = f"{tmp_path}/sets/570.172.08"
-    assert environment.driver_binds(settings) == f"{folder}/bin:/nvbin,{folder}/lib:/nvlib"
-
-
 @pytest.mark.parametrize(("parts", "kind"), [((), UNKNOWN), (("bin",), BROKEN), (("lib",), BROKEN)])
 def test_a_driver_set_that_is_missing_is_a_broken_node_and_no_folder_a_wrong_value(
     tmp_path: Path, parts: tuple[str, ...], kind: str
@@ -134,25 +113,6 @@ def test_a_driver_set_that_is_missing_is_a_broken_node_and_no_folder_a_wrong_val
     with pytest.raises(Refusal) as caught:
         environment.driver_binds(Settings(driver(tmp_path, *parts)))
     assert caught.value.kind == kind
-
-
-def test_nothing_is_bound_where_nothing_is_configured() -> None:
-    assert environment.driver_binds(Settings({})) == ""
-
-
-@pytest.mark.parametrize(
-    ("banner", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8", "418.87.00"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  R", "570.172.08"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95  R", "580.95"),
-    ],
-)
-def test_the_version_is_read_from_what_drivers_write(
-    tmp_path: Path, banner: str, version: str
-) -> None:
-    (tmp_path / "version").write_text(f"{banner}\nGCC version: 1.2.3\n")
-    assert environment.loaded_driver_version(str(tmp_path)) == version
 
 
 @pytest.mark.parametrize("banner", ["", "no version", "../../etc", "1..2/../x"])

@@ -31,19 +31,6 @@ def test_capability_minors_are_those_of_the_drivers_table() -> None:
     assert len(lines) == 2 + 32 * 15 * 9
 
 
-def test_only_instances_that_exist_have_capability_files_named_by_the_cards_minor() -> None:
-    machine = PRESETS["a100-mig"]
-    tree = driver.driver_tree(machine)
-    root = "proc/driver/nvidia/capabilities"
-    assert machine.gpus[1].minor == 3
-    assert tree[f"{root}/gpu3/mig/gi1/ci0/access"] == (
-        b"DeviceFileMinor: 418\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
-    )
-    folders = {path.split("/")[4] for path in tree if path.startswith(f"{root}/gpu")}
-    assert folders == {"gpu2", "gpu3"}
-    assert "dev/nvidia-caps/nvidia-cap418" in driver.device_tree(machine)
-
-
 def test_the_place_of_a_gpu_is_the_target_of_its_link() -> None:
     tree = driver.sys_tree(PRESETS["dgx1"])
     assert tree["sys/bus/pci/devices/0000:06:00.0"] == (

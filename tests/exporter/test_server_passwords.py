@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from gpulock_exporter.webconfig.passwords import PLACES_OF_ONE
 
 from tests.exporter.servers import serving
+from tests.exporter.wire import as_user
 from tests.support.wait import wait_until
 
 GUESSERS = PLACES_OF_ONE - 1
@@ -23,11 +23,6 @@ def with_passwords(folder: Path, cost: int) -> Path:
     config = folder / "web-config.yml"
     config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
     return config
-
-
-def as_user(password: str, name: str = "prometheus") -> dict[str, str]:
-    pair = base64.b64encode(f"{name}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {pair}"}
 
 
 @pytest.mark.attack
@@ -45,7 +40,7 @@ def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
         def guess(who: int) -> None:
             tries = 0
             while not stop.is_set():
-                headers = as_user(f"wrong{who}.{tries}", "alice")
+                headers = as_user("alice", f"wrong{who}.{tries}")
                 results.append(child.get(headers).status)
                 tries += 1
 
@@ -54,8 +49,8 @@ def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
             thread.start()
         try:
             wait_until(lambda: len(results) > GUESSERS, why="each to have guessed once")
-            first = child.get(as_user("right", "alice")).status
-            child.scrape(as_user("right"), "127.0.0.2")
+            first = child.get(as_user("alice", "right")).status
+            child.scrape(as_user("prometheus", "right"), "127.0.0.2")
         finally:
             stop.set()
             for thread in guessers:

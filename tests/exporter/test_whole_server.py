@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import socket
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from tests.exporter.certificates import (
     write_web_config,
 )
 from tests.exporter.whole import Whole
-from tests.exporter.wire import SOUND, Answer, dial
+from tests.exporter.wire import SOUND, Answer, as_user, dial
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import let_work, wait_until
@@ -44,10 +43,6 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
         yield found
 
 
-def basic(user: str, password: str) -> dict[str, str]:
-    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
-
-
 def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_password(
     authority: Path, tmp_path: Path, nvml: Double
 ) -> None:
@@ -64,7 +59,7 @@ def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_pass
     client = trusting(authority, authority.with_name("prometheus.pem"))
     keys = {"WEB_CONFIG": str(config)}
     with Whole(tmp_path, nvml, settings=keys, client=client) as exporter:
-        right = basic("prometheus", "right")
+        right = as_user("prometheus", "right")
         answer = first(exporter, right | PROMETHEUS)
         assert answer.status == 200
         assert answer.headers["content-encoding"] == "gzip"
@@ -72,7 +67,7 @@ def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_pass
         assert answer.body[8] == FASTEST
         names = {family.name for family in text_of(gzip.decompress(answer.body).decode())}
         assert {"gpulock_nvml_up", "gpulock_gpu_energy_joules"} <= names
-        assert exporter.get(headers=basic("prometheus", "wrong")).status == 401
+        assert exporter.get(headers=as_user("prometheus", "wrong")).status == 401
         assert exporter.get().status == 401
         for context in (trusting(authority), trusting(authority, signed_by(stranger))):
             exporter.client = context

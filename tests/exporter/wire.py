@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import select
 import socket
@@ -51,6 +52,11 @@ def fetch(
         return Answer(answer.status, answer.headers, answer.read())
     finally:
         connection.close()
+
+
+def as_user(user: str, password: str) -> dict[str, str]:
+    """Return the header by which a user is known."""
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
 
 
 def dial(port: int, context: ssl.SSLContext | None = None, buffer: int = 0) -> socket.socket:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from gpulock_exporter.metrics.device_table import CLOCK_REASONS
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpulock.daemon.health.findings import ACTIONS as RECOVERY_ACTIONS
@@ -48,11 +49,6 @@ INFO = {  # label of gpulock_gpu_info: field
 }
 ACTIONS = {name: float(number) for number, name in RECOVERY_ACTIONS.items()}
 FLAGS = {"Enabled": "1", "Disabled": "0"}
-_REASONS = (  # by their bits in nvmlClocksEventReasons
-    *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
-    *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
-    "display_clock_setting",
-)
 _PLACES = {  # ours: nvidia-smi's
     **{"dram": "dram", "sram": "sram", "l1": "l1_cache", "l2": "l2_cache"},
     **{"register": "register_file", "texture": "texture_memory", "cbu": "cbu"},
@@ -80,7 +76,7 @@ RULES = (
     Rule("recovery_action", ("gpu_recovery_action",)),
     *(
         Rule(f"clock_event_active {name}", ("clocks_event_reasons.active",), bit=1 << number)
-        for number, name in enumerate(_REASONS)
+        for number, name in enumerate(CLOCK_REASONS)
     ),
     *(
         Rule(

@@ -27,7 +27,7 @@ from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
-from gpulock_exporter.frame import DeviceTelemetry, normalize_bus_id
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts
 
 INVENTORY, LOCK = "inventory", "lock"
@@ -183,11 +183,8 @@ def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id
 def inventory_link_pairs(links: Links) -> Iterator[tuple[str, str]]:
     """Yield each pair of cards that is joined, once; of two counts the smaller."""
     for bus, of in sorted(links.items()):
-        for name, count in sorted(of.items()):
-            peer = normalize_bus_id(name)
-            if not peer or peer not in links or not bus < peer or len(bus) != len(peer):
-                continue
-            back = {normalize_bus_id(other): number for other, number in links[peer].items()}
-            joined = min(count, back.get(bus, count))
-            if joined:
-                yield f"link.{bus}.{peer}", str(joined)
+        for peer, count in sorted(of.items()):
+            if peer in links and bus < peer and len(bus) == len(peer):
+                joined = min(count, links[peer].get(bus, count))
+                if joined:
+                    yield f"link.{bus}.{peer}", str(joined)

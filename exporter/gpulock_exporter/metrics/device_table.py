@@ -14,19 +14,11 @@ from gpulock_exporter.metrics.labels import known_labels
 from gpulock_exporter.metrics.node import counters_by_suffix
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 
-CLOCK_REASONS = {  # nvmlClocksEventReasons of nvml.h
-    0x1: "gpu_idle",
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
+CLOCK_REASONS = (  # nvmlClocksEventReasons of nvml.h, from bit 0 on
+    *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost"),
+    *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
+    *("display_clock_setting", "board_limit", "reliability"),
+)
 FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/fabric.py
     1: "not_started",
     2: "in_progress",
@@ -75,8 +67,8 @@ def lock_acquired_time(seen: DeviceSnapshot) -> list[Sample]:
 
 def active_reasons(seen: DeviceSnapshot) -> list[Sample]:
     """Return each reason for a lower clock, and whether it holds."""
-    bits = seen.clock_reasons
-    known = {} if bits is None else {name: bool(bits & bit) for bit, name in CLOCK_REASONS.items()}
+    bits, names = seen.clock_reasons, enumerate(CLOCK_REASONS)
+    known = {} if bits is None else {name: bits >> bit & 1 for bit, name in names}
     return by_label("reason", known)
 
 

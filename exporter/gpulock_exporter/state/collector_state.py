@@ -7,7 +7,7 @@ locks go on. Nothing is read or written here but, through `process_scan`, the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process
@@ -185,7 +185,7 @@ def find_lost_cards(
 
 def classify_device_processes(
     listed: Mapping[int, int | None],
-    locks: Iterable[Lock],
+    locks: Sequence[Lock],
     tree: ProcessScan,
     services: Sequence[str],
 ) -> DeviceProcesses:
@@ -193,10 +193,9 @@ def classify_device_processes(
 
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
-    holders = list(locks)
-    judged = {pid: classify_process(pid, holders, tree, services) for pid in listed}
+    judged = {pid: classify_process(pid, locks, tree, services) for pid in listed}
     foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
-    found, memory = list(judged.values()), sum_share_memory(listed, holders, tree)
+    found, memory = list(judged.values()), sum_share_memory(listed, locks, tree)
     return DeviceProcesses(
         len(judged) - found.count(GONE), foreign, found.count(UNSEEN), share_memory=memory
     )

@@ -78,7 +78,7 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
     own = {seen.id: list(device_warnings(seen, now)) for seen in snapshot.devices}
     of_card = {seen.id: own.get(seen.bus, []) for seen in shown if seen.instance}
     warnings = {seen.id: of_card.get(seen.id, []) + own[seen.id] for seen in shown}
-    counts = Counter(device_state(seen) for seen in shown)
+    counts = Counter(seen.state or "unknown" for seen in shown)
     there = [f"{counts[state]} {state_words(state)}" for state in STATES if counts[state]]
     parts: list[str] = []
     for card, some in groupby(shown, key=lambda seen: seen.card if seen.instance else None):
@@ -109,11 +109,6 @@ def render_page(snapshot: NodeSnapshot, history: UtilizationHistory, about: Page
             f"</main><footer>{render_footer(snapshot, about)}</footer></body></html>\n",
         ]
     )
-
-
-def device_state(seen: DeviceSnapshot) -> str:
-    """Return the state that is shown."""
-    return seen.state or "unknown"
 
 
 def state_words(state: str) -> str:
@@ -218,7 +213,7 @@ def render_tile(
     about: PageOptions,
 ) -> str:
     """Return one device: what is not known is left out, or a dash."""
-    state, model = device_state(seen), escape(seen.profile or seen.name)
+    state, model = seen.state or "unknown", escape(seen.profile or seen.name)
     name, note = seen.instance or seen.gpu_label or seen.id, device_note(seen, now)
     use = "" if state == "missing" else render_utilization(seen, line) + render_memory(seen)
     mean = "" if seen.sharers or seen.mean is None else f"mean {seen.mean:.0%} since the lock"

@@ -28,24 +28,17 @@ def labels(node: Node, *found: Device) -> dict[str, str]:
     return {one.id: one.gpu_label for one in node.snapshot(found).devices}
 
 
-def test_a_card_that_leaves_takes_no_number_of_another() -> None:
-    node = Node(gpus=4)
-    node.tick(*(card(n) for n in range(4)))
-    whole = labels(node, *(listed(n) for n in range(4)))
-    assert whole == {bus(n): str(n) for n in range(4)}
-    node.tick(looked(0, 0), looked(2, 1), looked(3, 2))
-    assert labels(node, shifted(0, 0), shifted(2, 1), shifted(3, 2)) == whole
-    node.tick(*(card(n) for n in range(4)))
-    assert labels(node, *(listed(n) for n in range(4))) == whole
-
-
-def test_a_card_that_comes_later_gets_the_lowest_number_that_is_free() -> None:
+def test_a_card_that_comes_later_gets_the_lowest_number_that_is_free_and_keeps_it() -> None:
     node = Node(gpus=4)
     node.tick(looked(0, 0), looked(2, 1), looked(3, 2))
     node.snapshot([shifted(0, 0), shifted(2, 1), shifted(3, 2)])
     node.tick(*(card(n) for n in range(4)))
     found = labels(node, *(listed(n) for n in range(4)))
     assert found == {bus(0): "0", bus(1): "3", bus(2): "1", bus(3): "2"}
+    after = Node(ExporterMemory(TelemetryTotals(node.book.memory.totals.devices)))
+    after.now = node.now
+    after.tick(looked(0, 0), looked(1, 1))
+    assert labels(after, shifted(0, 0), shifted(1, 1))[bus(1)] == "3", "over a restart"
 
 
 def test_an_instance_has_the_number_of_its_card() -> None:
@@ -64,14 +57,3 @@ def test_a_card_that_cuda_does_not_count_has_no_number() -> None:
     assert labels(node, shifted(0, -1)) == {bus(0): ""}
     node.snapshot([listed(0)])
     assert labels(node, shifted(0, -1)) == {bus(0): ""}, "whatever it had before"
-
-
-def test_numbers_outlive_the_exporter() -> None:
-    node = Node()
-    node.tick(*(card(n) for n in range(3)))
-    node.snapshot([listed(n) for n in range(3)])
-    kept = TelemetryTotals(node.book.memory.totals.devices)
-    after = Node(ExporterMemory(kept))
-    after.now = node.now
-    after.tick(looked(0, 0), looked(2, 1))
-    assert labels(after, shifted(0, 0), shifted(2, 1))[bus(2)] == "2"

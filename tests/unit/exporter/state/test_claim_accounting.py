@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpulock_exporter.frame import DeviceTelemetry
-from gpulock_exporter.state.claim_accounting import Ledger, LedgerAccount, LedgerClaim
-from gpulock_exporter.state.device_totals import DeviceActivity
+from gpulock_exporter.state.claim_accounting import LedgerAccount
 
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
@@ -141,17 +140,6 @@ def test_memory_that_was_measured_before_the_claim_is_not_its() -> None:
     node.now += 2
     node.book.tick([frame], node.facts, node.moment)
     assert account(node).memory_peak is None
-
-
-def test_time_beside_foreign_processes_is_told() -> None:
-    ledger = Ledger()
-    claims: dict[str, LedgerClaim | None] = {"d": LedgerClaim(A, 0.0)}
-    for second, strangers in ((1.0, ()), (2.0, ("d",)), (3.0, ("d",)), (4.0, ())):
-        look = DeviceActivity(second - 1, second, 0.5, 1.0)
-        ledger.advance(claims, {"d": look}, second, frozenset(strangers))
-    found = ledger.of("d", A)
-    assert found is not None
-    assert found.foreign == 2.0
 
 
 def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observed() -> None:

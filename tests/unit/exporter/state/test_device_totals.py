@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from gpulock_exporter.frame import DeviceTelemetry, Frame
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.device_totals import KEPT_CREDIT, LONGEST_LOOK, DeviceTotals
 
 from tests.support.exporter_nodes import Node, card, instance
@@ -135,29 +135,9 @@ def test_a_frame_that_does_not_know_the_time_is_of_now(told: float) -> None:
     assert (of(node).looked, of(node).observed) == (node.now, 2.0)
 
 
-def test_frames_that_waited_are_of_the_time_they_were_made() -> None:
-    node = Node()
-    frames: list[Frame] = []
-    for _ in range(4):
-        node.now += 1
-        frames.append(node.frame(use(0.5, 1.0)))
-    node.book.tick(frames, node.facts, node.moment)
-    assert of(node).observed == 3.0
-
-
 def test_sums_of_a_new_worker_restart_and_are_no_wrap() -> None:
     near = (1 << 32) - 1000
     for summed, total in ((True, near + 500), (False, near + 1500)):
         sent = (0, near, 500)
         totals = played(*(card(nvlink_transmit=n, nvlink_summed=summed) for n in sent))
         assert totals.counters["nvlink_transmit"].total == total
-
-
-def test_energy_that_was_not_read_for_some_looks_tells_since_when_it_counts() -> None:
-    node = Node()
-    node.tick(card(energy=100.0))
-    node.tick(card())
-    node.now += 1.0
-    frame = node.frame(card(energy=100.0))
-    looks = node.book.memory.totals.advance(frame, {bus(0): frame.devices[0]}, node.now)
-    assert (looks[bus(0)].energy, looks[bus(0)].energy_since) == (0, 1001.0)

@@ -102,7 +102,7 @@ class KilledSlurm(KilledSite):
         patch.setattr(SlurmSite, "run_client", counted)
         patch.setenv("SLURM_CONF", str(node.conf))
         # each try begins with files laid out anew, which are other versions
-        patch.setattr(gres, "gres_conf_version", gres_conf_size)
+        patch.setattr(gres, "gres_conf_version", lambda path: str(os.stat(path).st_size))
         node.give_plugin()
         node.conf.chmod(0o664)
         if os.geteuid() == 0:
@@ -144,11 +144,6 @@ class KilledSystemd(KilledSite):
 
     def undo(self) -> list[str]:
         return self.node.uninstall().clauses()
-
-
-def gres_conf_size(path: str) -> str:
-    """Return what stands for the version of a gres.conf whose time each try changes."""
-    return str(os.stat(path).st_size)
 
 
 SITES = pytest.mark.parametrize("kind", [KilledItems, KilledSge, KilledSlurm, KilledSystemd])

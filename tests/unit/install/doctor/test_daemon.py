@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpulock.node import sample
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.cli_site import Site
+from tests.support.install_site import harm
 from tests.support.scripts import write_script
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 from tests.support.trees import BOOT, Box
@@ -189,38 +191,29 @@ def test_nothing_is_said_where_nothing_was_installed_or_no_systemd_runs(
     assert look(make_systemd_node(tmp_path / "other", monkeypatch)) == []
 
 
-def wrong_drop_in(node: SystemdNode) -> None:
-    node.set(EXPORTER_LISTEN=":9999")
-
-
-def no_drop_in(node: SystemdNode) -> None:
-    node.set(EXPORTER_LISTEN="localhost:9465")
-
-
-def lost_unit(_: SystemdNode) -> None:
-    install.unit_path(DAEMON).unlink()
-
-
-def changed_unit(node: SystemdNode) -> None:
-    node.ctl.properties[DAEMON] = {"NeedDaemonReload": "yes"}
-
-
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
         (
-            wrong_drop_in,
-            "services",
-            "/gpulock-exporter.socket.d/10-gpulock.conf",
-            "install systemd",
+            lambda node: node.set(EXPORTER_LISTEN=":9999"),
+            *("services", "/gpulock-exporter.socket.d/10-gpulock.conf", "install systemd"),
         ),
-        (no_drop_in, "services", "not on a name; give the address", ""),
-        (lost_unit, "services", "lib/systemd/system/gpulockd.service", "install systemd"),
-        (changed_unit, "gpulockd", "was changed since systemd read it", "install systemd"),
+        (
+            lambda node: node.set(EXPORTER_LISTEN="localhost:9465"),
+            *("services", "not on a name; give the address", ""),
+        ),
+        (
+            lambda _: install.unit_path(DAEMON).unlink(),
+            *("services", "lib/systemd/system/gpulockd.service", "install systemd"),
+        ),
+        (
+            lambda node: node.ctl.properties.update({DAEMON: {"NeedDaemonReload": "yes"}}),
+            *("gpulockd", "was changed since systemd read it", "install systemd"),
+        ),
     ],
 )
 def test_what_is_not_as_it_would_be_installed_is_named(
-    node: SystemdNode, plant: Callable[[SystemdNode], None], name: str, says: str, do: str
+    node: SystemdNode, plant: Callable[[SystemdNode], object], name: str, says: str, do: str
 ) -> None:
     plant(node)
 
@@ -272,28 +265,6 @@ def faults(site: Site) -> list[Finding]:
     return [one for one in report.findings if one.state == FAULT]
 
 
-def open_gate(site: Site) -> None:
-    Path(f"{site.files.lock_dir}.claims/gate").chmod(0o644)
-
-
-def file_for_a_lock(site: Site) -> None:
-    (site.files.lock_dir / "locks" / site.id(2)).touch()
-
-
-def folder_for_the_boot_id(site: Site) -> None:
-    path = Path(f"{site.files.lock_dir}.claims/boot_id")
-    path.unlink()
-    path.mkdir()
-
-
-def open_state_dir(site: Site) -> None:
-    Path(read_settings(site.config).state_dir).chmod(0o775)
-
-
-def lost_quarantine(site: Site) -> None:
-    (Path(read_settings(site.config).state_dir) / "quarantine.lost").touch()
-
-
 @pytest.mark.parametrize("name", ["", ".claims"])
 def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> None:
     site.hold(1)
@@ -304,14 +275,20 @@ def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "plant", [open_gate, file_for_a_lock, folder_for_the_boot_id, open_state_dir, lost_quarantine]
+    "plant",
+    [
+        "chmod 644 {lock}.claims/gate",
+        "touch {lock}/locks/{id}",
+        "rm {lock}.claims/boot_id; mkdir {lock}.claims/boot_id",
+        "chmod 775 {state}",
+        "touch {state}/quarantine.lost",
+    ],
 )
-def test_the_command_for_a_fault_of_the_node_mends_it(
-    site: Site, plant: Callable[[Site], None]
-) -> None:
+def test_the_command_for_a_fault_of_the_node_mends_it(site: Site, plant: str) -> None:
     site.hold(1)
     assert faults(site) == []
-    plant(site)
+    lock, state = map(shlex.quote, (str(site.files.lock_dir), read_settings(site.config).state_dir))
+    harm(Path("/"), plant.format(lock=lock, state=state, id=site.id(2)))
     (broken,) = faults(site)
     command = broken.do.rpartition("then: ")[2]
     site.shell(command.replace("gpulock reap", '"$@" reap'))

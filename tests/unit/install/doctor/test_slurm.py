@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,8 +39,8 @@ def installed() -> Iterator[SlurmNode]:
         node.put_hooks()
         node.put_recommended()
         be_real(node.config)
-        patch.setattr(SlurmSteps, "is_slurmd_seen", _seen)
-        patch.setattr("gpulock.install.doctor.doctor.find_execds", _nothing)
+        patch.setattr(SlurmSteps, "is_slurmd_seen", lambda *_: True)
+        patch.setattr("gpulock.install.doctor.doctor.find_execds", list)
         keep_copy(node.root)
         yield node
 
@@ -51,22 +50,9 @@ def node(installed: SlurmNode) -> Iterator[SlurmNode]:
     """Return the installed node, and put it right again after the test."""
     yield installed
     put_back(installed.root)
-    name_gres_conf_again(installed)
-
-
-def name_gres_conf_again(node: SlurmNode) -> None:
-    """Have the map name the copy of gres.conf that is there now."""
-    version = gres_conf_version(str(node.conf.with_name("gres.conf")))
-    text = re.sub(r"(?m)^gres_version=.*$", f"gres_version={version}", node.map.read_text())
-    node.map.write_text(text)
-
-
-def _seen(*_: object) -> bool:
-    return True
-
-
-def _nothing() -> list[Any]:
-    return []
+    version = gres_conf_version(str(installed.conf.with_name("gres.conf")))  # of the copy
+    text = re.sub(r"(?m)^gres_version=.*$", f"gres_version={version}", installed.map.read_text())
+    installed.map.write_text(text)
 
 
 def run(node: SlurmNode) -> Report:
@@ -365,7 +351,7 @@ def test_hooks_that_a_user_cannot_run_are_a_fault(
 def test_a_node_whose_slurmd_is_gone_is_at_fault(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "find_slurmds", _nothing)
+    monkeypatch.setattr(site, "find_slurmds", list)
 
     assert found(node)["slurmd"].state == FAULT
 
@@ -374,7 +360,7 @@ def test_without_slurm_nothing_is_said_of_it(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.uninstall(force=True)
-    monkeypatch.setattr(doctor, "find_slurmds", _nothing)
+    monkeypatch.setattr(doctor, "find_slurmds", list)
 
     report = run(node)
 

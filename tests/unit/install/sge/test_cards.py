@@ -19,6 +19,7 @@ from gpulock.install.sge.cards import (
 )
 from gpulock.node.settings import Settings
 from gpulock.sge.card_map import NAME, format_card_map, read_card_map
+from tests.support.faults import raising
 from tests.support.install_site import Site, make_site
 from tests.support.trees import Box, bus
 
@@ -109,14 +110,10 @@ def test_an_id_that_cannot_be_put_back_keeps_the_map(tmp_path: Path) -> None:
     noted = {"card": {"GPU2": "GPU2"}}
     save_withdrawn_ids(str(tmp_path), noted)
 
-    mark = CardMap(str(tmp_path), "", "node1", no_client)
+    mark = CardMap(str(tmp_path), "", "node1", raising(InstallError("no qmaster")))
     mark.path.touch()
 
     with pytest.raises(InstallError, match="stay out: no qmaster"):
         mark.write(Wanted.ABSENT)
 
     assert (load_withdrawn_ids(str(tmp_path)), mark.path.exists()) == (noted, True)
-
-
-def no_client(*words: str) -> str:
-    raise InstallError(f"no qmaster for {words[0]}")

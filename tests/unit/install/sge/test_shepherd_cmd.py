@@ -117,22 +117,12 @@ def control_port(real: str, *forged: str) -> Edit:
     return in_front_of("write_osjob_id", *lines)
 
 
-def cut_in_half(config: str) -> str:
-    """Lose the end, as on a full disk."""
-    return config[: len(config) // 2]
-
-
-def unchanged(config: str) -> str:
-    """Leave it as execd wrote it."""
-    return config
-
-
 @pytest.mark.parametrize("shell", ["", "/bin/bash"])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
     "edit",
     [
-        unchanged,
+        str,  # as execd wrote it
         with_arguments("a", "", "b=c", "x" * 80_000),
         with_arguments(*("=" * 5 for _ in range(40))),
         behind("job_name", " odd $(name) \udcff * [a-z]"),
@@ -194,7 +184,7 @@ WORDS = ("\x1b]0;owned\x07", "a\\cb", "\\n\\nx", "\udcff", "x y", "x" * 80_000)
         behind("qsub_gid", "\nstdin_path merge_stderr=x"),
         in_front_and_behind("", "prolog=root@/tmp/evil"),
         in_front_and_behind("x=y\n", ""),
-        cut_in_half,
+        lambda config: config[: len(config) // 2],  # as on a full disk
         *(behind(key, text) for key in STAGED for text in (FORGED, "\nuse_afs=1", "\n")),
         *(in_front_of("use_afs", "display=:0", line) for line in ("prolog=root@/x", "y", "")),
         *(control_port(real, "rsh_daemon=/tmp/evil") for real in DAEMONS),

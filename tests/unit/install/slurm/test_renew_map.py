@@ -128,11 +128,7 @@ def test_another_list_counts_once_slurmd_started_after_slurm_conf_changed(
     assert positions(node) == {"0": "1", "1": "0"}
 
 
-def lists_nothing(node: SlurmNode) -> None:
-    node.list_gpus()
-
-
-@pytest.mark.parametrize("spoil", [lists_nothing, never_ask])
+@pytest.mark.parametrize("spoil", [SlurmNode.list_gpus, never_ask])
 def test_a_slurmd_that_lists_nothing_makes_no_empty_map(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[SlurmNode], None]
 ) -> None:

@@ -16,7 +16,7 @@ from gpulock.install.slurm.conf_block import BEGIN, END, block_lines, split_slur
 from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import Slurmd, split_nodes
 from gpulock.install.slurm.texts import SUBMIT_SCRIPT
-from tests.support.install_site import tree
+from tests.support.install_site import harm, tree
 from tests.support.slurm_node import SlurmNode, told
 
 CONF = Path("/etc/slurm/slurm.conf")
@@ -233,40 +233,23 @@ def test_a_line_that_stands_once_more_below_the_block_goes_from_the_block(node: 
     assert f"Epilog={node.paths.slurm_epilog}" in block_of(node)
 
 
-def other_nodes(node: SlurmNode) -> None:
-    with (node.state / "node").open("a") as file:
-        file.write("NodeName=node2 Arch=x86_64\n")
-
-
-def site_prolog(node: SlurmNode) -> None:
-    node.put("Prolog", "/site/prolog")
-
-
-def no_controller(node: SlurmNode) -> None:
-    (node.state / "down").touch()
-
-
-def included(node: SlurmNode) -> None:
-    node.conf.with_name("more.conf").write_text("RequeueExit=75\n")
-    with node.conf.open("a") as file:
-        file.write("Include more.conf\n")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (other_nodes, r"other nodes .*node2.*--installed-everywhere"),
-        (site_prolog, "Prolog=/site/prolog is to run beside"),
-        (no_controller, "Unable to contact slurm controller"),
-        (included, r"more.conf sets RequeueExit already"),
+        ("echo NodeName=node2 Arch=x >>slurm/state/node", r"other nodes .*node2.*--installed-e"),
+        ("echo Prolog=/site/prolog >>etc-slurm/slurm.conf", "Prolog=/site/prolog is to run beside"),
+        ("touch slurm/state/down", "Unable to contact slurm controller"),
+        (
+            "cd etc-slurm; echo RequeueExit=75 >more.conf; echo Include more.conf >>slurm.conf",
+            r"more.conf sets RequeueExit already",
+        ),
     ],
 )
 def test_what_a_person_has_to_decide_changes_nothing(
-    node: SlurmNode, plant: object, says: str
+    node: SlurmNode, plant: str, says: str
 ) -> None:
-    assert callable(plant)
-    plant(node)
+    harm(node.root, plant)
     before = node.conf.read_bytes()
 
     with pytest.raises(InstallError, match=says):

@@ -165,16 +165,17 @@ class LockStore:
         """Fill in anchors and marks, which only a judge and people need; of a claim they are read
         once.
         """
-        read: dict[str, Lock] = {}
+        read: dict[str, tuple[Lock, Owner]] = {}
         for lock in locks:
-            if lock.owner is None:
+            record = lock.owner
+            if record is None:
                 continue
-            first = read.setdefault(lock.owner.token, lock)
+            first, known = read.setdefault(record.token, (lock, record))
             if first is lock:
-                self._read_marks(lock, lock.owner)
-            elif first.owner is not None:
+                self._read_marks(lock, record)
+            else:
                 lock.mps, lock.seen, lock.anchors = first.mps, first.seen, first.anchors
-                lock.owner.draining, lock.fault = first.owner.draining, first.fault
+                record.draining, lock.fault = known.draining, first.fault
 
     def _read_marks(self, lock: Lock, record: Owner) -> None:
         folder = f"{self.claims_dir}/{record.token}"

@@ -6,7 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.state.collector_state import classify_device_processes
 
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
 from tests.support.trees import FakeProc, bus
@@ -113,3 +116,33 @@ def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None
     node.tick(card(processes={OF_A: 2 * GIB, OF_B: GIB}))
     accounts = [node.book.memory.ledger.of(*of) for of in ((FIRST, A), (SECOND, B))]
     assert [one.memory_peak for one in accounts if one] == [3 * GIB, GIB]
+
+
+def test_all_on_a_device_are_counted_by_whose_they_are(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(OF_A, groups=(65400,))
+    proc.add(705, "Xorg", uids=(0, 0, 0, 0))
+    for pid in (OF_B, OTHER, HIDDEN):
+        proc.add(pid)
+    (proc.root / str(HIDDEN) / "status").write_text("nonsense")
+    listed = dict.fromkeys((OF_A, 705, OTHER, OF_B, HIDDEN, 706))
+    found = classify_device_processes(
+        listed, [lock()], ProcessScan(Proc(str(proc.root))), ("Xorg",)
+    )
+    assert (found.nvml_count, found.foreign, found.unseen) == (5, (OF_B, OTHER), 1)
+
+
+def test_memory_is_of_the_share_whose_process_uses_it(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    for number, groups in enumerate(((65401,), (65402,), (65402,), (), (65401, 65402))):
+        proc.add(700 + number, groups=groups)
+    places = ((1, 65401), (2, 65402), (3, 65402), (4, 65403))
+    locks = [lock(0, f"t{gid}", f"share{number}", add_grp_id=gid) for number, gid in places]
+    tree = ProcessScan(Proc(str(proc.root)))
+    listed = {700 + number: 10**number for number in range(6)}  # the last has ended
+    found = classify_device_processes(listed, locks, tree, ())
+    used = {name.rpartition(".")[2]: memory for name, memory in found.share_memory.items()}
+    assert used == {"share1": 1, "share2": 110, "share3": 0, "share4": 0}
+    untold = {**listed, 706: None}
+    assert classify_device_processes(untold, locks, tree, ()).share_memory == {}
+    assert classify_device_processes(listed, [lock()], tree, ()).share_memory == {}

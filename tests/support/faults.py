@@ -55,6 +55,29 @@ def fail_at(patch: pytest.MonkeyPatch, name: str, end: str, fault: OSError) -> N
     patch.setattr(os, name, call)
 
 
+def replace_text(path: Path, old: str, new: str) -> None:
+    """Change what a file says."""
+    path.write_text(path.read_text().replace(old, new))
+
+
+def plant_link(path: Path) -> None:
+    """Put a link in the place of a file, to what it was."""
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+
+
+def plant_fifo(path: Path) -> None:
+    """Put a FIFO in the place of a file."""
+    path.unlink()
+    os.mkfifo(path, 0o644)
+
+
+def plant_folder(path: Path) -> None:
+    """Put a folder in the place of a file."""
+    path.unlink()
+    path.mkdir(0o755)
+
+
 class Failing:
     """Let the k-th call of one os function fail, or do something just before it."""
 

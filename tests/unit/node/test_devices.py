@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node import device_list, devices
 from gpulock.node.devices import Device
+from tests.support.faults import plant_fifo, plant_link, replace_text
 from tests.support.trees import BOOT, OTHER_BOOT, Box
 
 UNREAD = "GPU-????????-????-????-????-????????????"
@@ -84,43 +86,23 @@ def test_a_card_that_vanishes_while_it_is_read_is_gone(
     assert [(d.id, d.index) for d in read(box)] == [("0000:1b:00.0", 0), ("0000:52:00.0", 1)]
 
 
-def garbage(path: Path) -> None:
-    path.write_bytes(b"\xff\x00\xfe" * 50)
+SPOILERS: list[Callable[[Path], object]] = [
+    lambda path: path.write_bytes(b"\xff\x00\xfe" * 50),
+    lambda path: path.write_text(""),
+    lambda path: os.truncate(path, 1 << 40),
+    lambda path: replace_text(path, "0000:43", "0000:44"),
+    lambda path: replace_text(path, "Device Minor: \t 1", "Device Minor: \t 1²"),
+    plant_link,
+    plant_fifo,
+]
 
 
-def empty(path: Path) -> None:
-    path.write_text("")
-
-
-def huge(path: Path) -> None:
-    os.truncate(path, 1 << 40)
-
-
-def link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-
-
-def fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def elsewhere(path: Path) -> None:
-    path.write_text(path.read_text().replace("0000:43", "0000:44"))
-
-
-def no_minor(path: Path) -> None:
-    path.write_text(path.read_text().replace("Device Minor: \t 1", "Device Minor: \t 1²"))
-
-
-@pytest.mark.parametrize("spoil", [garbage, empty, huge, link, fifo, elsewhere, no_minor])
+@pytest.mark.parametrize("spoil", SPOILERS)
 def test_a_card_whose_file_is_no_information_keeps_its_place_and_is_not_granted(
-    box: Box, spoil: object
+    box: Box, spoil: Callable[[Path], object]
 ) -> None:
     for minor, slot in enumerate(["0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"]):
         box.gpu(slot, minor)
-    assert callable(spoil)
     spoil(box.driver / "gpus/0000:43:00.0/information")
     found = read(box)
     assert [(d.index, bool(d.fault)) for d in found] == [(0, False), (1, True), (2, False)]

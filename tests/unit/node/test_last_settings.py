@@ -16,6 +16,7 @@ from gpulock.node import setting_keys, settings, settings_file
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store import atomic
+from tests.support.faults import plant_fifo, plant_folder, plant_link, replace_text
 
 COPY = "settings.obeyed"
 OLD = 1_000_000_000  # seconds since the epoch, long ago
@@ -228,41 +229,18 @@ def test_the_folders_of_a_real_node_stay_whatever_its_file_says(
     assert (file.read().lock_dir, file.read().state_dir) == ("/run/gpulock", str(default))
 
 
-def chmod(path: Path, mode: int) -> None:
-    path.chmod(mode)
-
-
-def say(path: Path, old: str, new: str) -> None:
-    path.write_text(path.read_text().replace(old, new))
-
-
-def plant_link(path: Path) -> None:
-    path.rename(path.with_name("real"))
-    path.symlink_to("real")
-
-
-def plant_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path, 0o644)
-
-
-def plant_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir(0o755)
-
-
 SPOILERS: list[Callable[[Path], object]] = [
-    lambda copy: chmod(copy, 0o664),
-    lambda copy: chmod(copy, 0o646),
-    lambda copy: chmod(copy.parent, 0o777),
-    lambda copy: say(copy, "the end\n", "the end"),
-    lambda copy: say(copy, "# gpulock-settings: the end\n", ""),
-    lambda copy: say(copy, "gpulock-settings 2", "gpulock-settings 3"),
-    lambda copy: say(copy, "gpulock.conf", "other.conf"),
-    lambda copy: say(copy, "=4", "=\0"),
-    lambda copy: say(copy, "SGE_CELL=c", "SGE_CELL=\0"),
-    lambda copy: say(copy, "=4", "=four"),
-    lambda copy: say(copy, str(copy.parent), "/elsewhere"),
+    lambda copy: copy.chmod(0o664),
+    lambda copy: copy.chmod(0o646),
+    lambda copy: copy.parent.chmod(0o777),
+    lambda copy: replace_text(copy, "the end\n", "the end"),
+    lambda copy: replace_text(copy, "# gpulock-settings: the end\n", ""),
+    lambda copy: replace_text(copy, "gpulock-settings 2", "gpulock-settings 3"),
+    lambda copy: replace_text(copy, "gpulock.conf", "other.conf"),
+    lambda copy: replace_text(copy, "=4", "=\0"),
+    lambda copy: replace_text(copy, "SGE_CELL=c", "SGE_CELL=\0"),
+    lambda copy: replace_text(copy, "=4", "=four"),
+    lambda copy: replace_text(copy, str(copy.parent), "/elsewhere"),
     lambda copy: copy.write_bytes(b"\0" * copy.stat().st_size),
     lambda copy: copy.write_text(""),
     plant_link,

@@ -88,16 +88,6 @@ def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
     assert found.others[0] == ["future", "thing=1"]
 
 
-def test_a_missing_file_a_link_and_a_fifo_are_no_sample(tmp_path: Path) -> None:
-    assert read_sample(str(tmp_path), NOW, BOOT) is None
-    (tmp_path / "real").write_text(HEAD)
-    (tmp_path / "sample").symlink_to("real")
-    assert read_sample(str(tmp_path), NOW, BOOT) is None
-    (tmp_path / "sample").unlink()
-    os.mkfifo(tmp_path / "sample")
-    assert read_sample(str(tmp_path), NOW, BOOT) is None
-
-
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     assert read_sample(written(tmp_path, HEAD + "#" * LIMIT), NOW, BOOT) is None
 

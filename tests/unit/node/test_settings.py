@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
 from gpulock.node.settings import Settings, convert_setting, parse_settings
 from gpulock.node.settings_file import read_settings
+from tests.support.faults import plant_fifo, plant_folder, plant_link
 
 MOST_KEYS = 42
 ROOT = Path(__file__).resolve().parents[3]
@@ -223,22 +225,20 @@ def test_a_simulations_marker_of_ones_own_is_obeyed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["", "gpulock-simulation 2\n", f"x\n{GOOD}", "x" * 100_000, "link", "fifo", "folder", "gone"],
+    "spoil",
+    [
+        lambda marker: marker.write_text(""),
+        lambda marker: marker.write_text("gpulock-simulation 2\n"),
+        lambda marker: marker.write_text(f"x\n{GOOD}"),
+        lambda marker: marker.write_text("x" * 100_000),
+        *(plant_link, plant_fifo, plant_folder, Path.unlink),
+    ],
 )
 def test_a_marker_that_is_no_file_or_says_something_else_is_refused(
-    tmp_path: Path, what: str
+    tmp_path: Path, spoil: Callable[[Path], object]
 ) -> None:
     path, marker = simulation(tmp_path)
-    marker.rename(tmp_path / "real")
-    if what == "link":
-        marker.symlink_to("real")
-    elif what == "fifo":
-        os.mkfifo(marker)
-    elif what == "folder":
-        marker.mkdir()
-    elif what != "gone":
-        marker.write_text(what)
+    spoil(marker)
     refusal(path)
 
 

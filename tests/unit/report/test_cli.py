@@ -118,12 +118,6 @@ def test_how_long_a_claim_stands_may_not_be_known(desk: Desk, about: dict[str, A
     assert ", for how long is not known" in desk.text("report", "12")
 
 
-def test_a_process_that_runs_is_no_job_of_its_number(desk: Desk) -> None:
-    desk.hold(0, scheduler="process", job_id="12", pid=12)
-    assert desk.call("report", "job", "12").exit_code == 1
-    assert desk.text("report", "12").startswith("pid 12 of alice")
-
-
 def test_where_locks_cannot_be_read_the_history_is_told(desk: Desk) -> None:
     desk.past(0)
     (desk.lock / "locks").rmdir()
@@ -159,8 +153,9 @@ def test_of_claims_without_a_line_yet_the_last_is_the_one_that_ended_last(desk: 
     assert "last  job 2 of alice until" in desk.text("why", "0")
 
 
-def test_a_process_is_no_job_of_its_number(desk: Desk) -> None:
-    desk.past(0, ago=9, scheduler="process", job_id="12", pid=12)
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_process_is_no_job_of_its_number(desk: Desk, *, runs: bool) -> None:
+    (desk.hold if runs else desk.past)(0, scheduler="process", job_id="12", pid=12)
     assert desk.call("report", "job", "12").exit_code == 1
     for words in (["12"], ["pid", "12"]):
         assert desk.text("report", *words).startswith("pid 12 of alice")

@@ -51,7 +51,6 @@ class Rounds:
             self.single.take(self.node.store.path)
             judge = make_liveness_judge(self.node, self.ask_slurmctld())
             report = reconcile_locks(self.node, judge, Deadline(ROUND_SECONDS))
-            report.cards = self.node.cards
         except AlreadyRunningError:
             raise
         except Exception as fault:  # whatever it is, the next round may go well

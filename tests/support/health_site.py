@@ -9,7 +9,7 @@ from pathlib import Path
 from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.reconcile.reconcile import Chore, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
@@ -87,7 +87,7 @@ class Ward(Box):
             for chore in self.chores() if tests else (self.health,):
                 chore.run(node, report, self.now)
 
-    def chores(self) -> tuple[Chore, ...]:
+    def chores(self) -> tuple[HealthPolicy, CardChecker]:
         """Return what a round does, in gpulockd's order."""
         return (self.health, self.checker)
 

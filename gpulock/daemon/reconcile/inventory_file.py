@@ -17,7 +17,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from gpulock.daemon.core.journal import DaemonJournal
-from gpulock.daemon.reconcile.reconcile import Chore, DriverCard, ReconcileReport
+from gpulock.daemon.reconcile.reconcile import (
+    Chore,
+    DaemonNode,
+    DriverCard,
+    ReconcileReport,
+)
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.device_list import INVENTORY_LINE, driver_mig_instances
@@ -180,26 +185,26 @@ class InventoryPublisher(Chore):
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
 
-    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+    def run(self, node: DaemonNode, report: ReconcileReport, now: float) -> None:
         """Publish what can be; raise OSError.
 
         Of a card of which the exporter tells nothing, or without its file, what was published is
         checked again: an instance may have gone meanwhile, which is no fault. Where the driver
         shows no card nothing can be checked.
         """
-        if not report.cards:
+        if not node.cards:
             return
         place, settings = f"{node.store.path}/{INVENTORY_FILE}", node.settings
         before, _ = read_inventory_file(place, node.boot_id)
         told, fault = read_inventory_file(f"{settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id)
         instances = {
             bus: driver_mig_instances(settings.driver_root, card.minor)
-            for bus, card in report.cards.items()
+            for bus, card in node.cards.items()
         }
         untold = select_untold(before, told)
-        out = read_cards_out(node, report.cards)
+        out = read_cards_out(node, node.cards)
         pairs, wrong = check_inventory(
-            {**untold, **told}, report.cards, instances, out, settings.expected_gpus
+            {**untold, **told}, node.cards, instances, out, settings.expected_gpus
         )
         lines = {"file": fault} if fault else {}
         text = format_inventory(pairs, node.boot_id).encode("utf-8", "surrogateescape")

@@ -76,10 +76,9 @@ class ReconcileReport:
     """What a reconcile did: one outcome a lock, and the records of what it put back.
 
     `fault` says why the verdicts could not be published, empty where they were; `blind` why
-    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none;
-    `cards` by bus id what it shows without NVML's help, where the node knows that. `processes` are
-    (pid, start) of those that keep locks alive. A chore has work for the next reconcile at
-    `next_at` (CLOCK_BOOTTIME).
+    processes could not be seen. `devices` are those the driver shows, `driver` why it shows none.
+    `processes` are (pid, start) of those that keep locks alive. A chore has work for the next
+    reconcile at `next_at` (CLOCK_BOOTTIME).
     """
 
     restored: list[Owner]
@@ -89,7 +88,6 @@ class ReconcileReport:
     devices: list[Device] = field(default_factory=list[Device])
     driver: str = ""
     notes_lost: bool = False  # of STATE_DIR: what was out of service is not known
-    cards: dict[str, DriverCard] = field(default_factory=dict[str, DriverCard])
     processes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     next_at: float = float("inf")
 
@@ -102,7 +100,7 @@ class Chore:
 
     due: float = float("inf")
 
-    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+    def run(self, node: DaemonNode, report: ReconcileReport, now: float) -> None:
         """Do it after a reconcile."""
         raise NotImplementedError
 

@@ -34,7 +34,7 @@ from gpulock.daemon.reconcile.inventory_file import (
     format_inventory,
     is_limited_note,
 )
-from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, DriverCard, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
 from gpulock.errors import BUSY, Refusal
 from gpulock.node import sample
 from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
@@ -59,9 +59,6 @@ class Hostile(Ward):
         self.lines: list[str] = []
         self.publisher, self.idle = InventoryPublisher(self.journal), IdlePolicy(self.lines.append)
 
-    def chores(self) -> tuple[Chore, ...]:
-        return (self.publisher, self.checker, self.health, self.idle)
-
     def invent(self, *lines: str) -> None:
         """Let the attacker write an inventory."""
         text = "\n".join(["gpulock-inventory 1", f"boot_id={BOOT}", *lines]) + "\n"
@@ -73,8 +70,7 @@ class Hostile(Ward):
             self.now += 30
             node = DaemonNode(Settings(dict(self.settings)), NAME)
             report = reconcile_locks(node, judge_of(node), soon())
-            report.cards = node.cards
-            for chore in self.chores():
+            for chore in (self.publisher, self.checker, self.health, self.idle):
                 chore.run(node, report, self.now)
 
     def states(self) -> list[str]:

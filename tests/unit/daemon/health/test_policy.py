@@ -18,7 +18,7 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids
 from tests.support.faults import disk_full, raising
-from tests.support.health_site import GIB, ROUND, SHEPHERD, Ward
+from tests.support.health_site import ROUND, SHEPHERD, Ward
 from tests.support.trees import bus, judge_of, soon
 
 
@@ -113,14 +113,6 @@ def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward
     ward.round()
     assert ward.locks() == []
     assert bus(1) not in ids(ask(ward, 3))
-
-
-def test_only_what_is_asked_for_puts_a_card_out(tmp_path: Path) -> None:
-    quiet = Ward(tmp_path, QUARANTINE_ON="missing fan")
-    quiet.tell(0, "c.ecc.uncorrected.dram=2,2,90.0,0.0", f"memory_used={GIB}")
-    quiet.log_xid(0)
-    quiet.round(3)
-    assert quiet.out() == []
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from tests.support.trees import Box, bus
 
 THEIRS = "slots=16,gpu=2(gpu0[devices=/dev/nvidia0:rw,mem=4G] gpu1[devices=/dev/x]),mem=4G"
 NAMED = "4(GPU1 GPU2 GPU3 GPU4)"
-# Like the real one: -mattr sets one element, and refuses a count without its ids.
+# Like the real one: -mattr sets one element, and refuses a count without its ids. `-rattr` of the
+# line would drop what we do not parse, such as properties of ids.
 QCONF = """\
 #!/bin/sh
 cd {root}
@@ -149,13 +150,6 @@ def test_an_id_leaves_with_its_card_and_comes_back_as_it_was(
     site.out()
     site.round()
     assert (site.value(), site.notes()) == (back, {})
-
-
-def test_one_element_is_set_and_never_the_whole_line(site: Site) -> None:
-    """`-rattr` of the line would drop what we do not parse, such as properties of ids."""
-    site.out(1)
-    site.round()
-    assert site.asked() == ["-mattr exechost complex_values card=3(GPU1 GPU3 GPU4) node1"]
 
 
 def test_what_an_administrator_changes_meanwhile_stays(tmp_path: Path) -> None:

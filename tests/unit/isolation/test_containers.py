@@ -90,20 +90,6 @@ def test_a_grid_engine_job_gets_the_same_gpus_and_variables_whatever_it_binds(
     assert not [line for line in lines_of(job) if line.startswith(b"=")]
 
 
-@pytest.mark.parametrize("value", HOSTILE)
-def test_no_bind_list_makes_a_missing_driver_set_any_less_missing(site: Site, value: bytes) -> None:
-    keys, _ = sets(site.root, site.driver)
-    (site.root / "sets/535.5.1/lib").rmdir()
-    job = site.run(gpus(2))
-    plant(job, value)
-    before = (job.folder / "environment").read_bytes()
-
-    code = prolog.main(["sge", str(site.pid)], site.environ(job), site.config(**keys))
-
-    assert (code, site.locks()) == (QUEUE_ERROR, [])
-    assert (job.folder / "environment").read_bytes() == before
-
-
 @pytest.mark.parametrize("value", [v.replace(b"\0", b"") for v in HOSTILE])
 def test_a_slurm_prolog_notes_the_nodes_own_binds_whatever_its_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes

@@ -107,11 +107,6 @@ def test_what_confines_a_job_is_loaded_before_its_claim(
     assert "confinement is loaded: True" in capfd.readouterr().err
 
 
-def test_a_job_is_confined_to_its_grant(site: Site, kernel: Kernel) -> None:
-    assert start(site, site.run(gpus(2)), **CGROUP) == RUN
-    assert kernel.asked == [("12.1", SHEPHERD, [0, 1])]
-
-
 SHARES = {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "3:4"}
 
 
@@ -165,18 +160,6 @@ def test_a_node_without_cgroups_starts_no_job(
 
     assert start(site, site.run(gpus(1)), **CGROUP) == QUEUE_ERROR
     assert "no cgroup version 2" in capfd.readouterr().err
-    assert site.locks() == []
-
-
-def test_the_epilog_frees_a_job_while_its_devices_are_still_locked(
-    site: Site, kernel: Kernel
-) -> None:
-    spooled = site.run(gpus(1))
-    start(site, spooled, **CGROUP)
-
-    assert stop(site, spooled, **CGROUP) == RUN
-
-    assert kernel.ends == [("12.1", [bus(0)])]
     assert site.locks() == []
 
 

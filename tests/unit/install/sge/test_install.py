@@ -372,15 +372,6 @@ def test_complexes_of_kinds_are_made_with_the_hosts_amounts(site: Site) -> None:
     assert site.install().changed == []
 
 
-def test_a_complex_of_the_sites_is_not_written_anew(site: Site) -> None:
-    (line,) = [one for one in site.show("sc").splitlines() if one.split()[0] == "gpu"]
-    site.edit("sc", line, "gpu g INT <= FORCED JOB 0 100")
-    site.install_all()
-    assert "gpu g INT <= FORCED JOB 0 100" in [
-        " ".join(one.split()) for one in site.show("sc").splitlines()
-    ]
-
-
 def test_of_a_node_with_mig_the_plain_complex_counts_whole_cards(site: Site) -> None:
     node = write_simulated_node(site.root / "other", "a100-mig")
 

@@ -42,11 +42,11 @@ def run_program(
 
     `do` is said then; `more` are options of `subprocess.run`.
     """
-    given = {"input": "", "errors": "replace", "text": True, **more}
+    given: dict[str, Any] = {"input": "", "errors": "replace", "timeout": seconds, **more}
     name, do = " ".join(map(str, command[:3])), f"; {do}" if do else ""
     try:
         return subprocess.run(
-            command, env=env, capture_output=True, timeout=seconds, check=False, **given
+            command, env=env, capture_output=True, text=True, check=False, **given
         )
     except subprocess.TimeoutExpired as late:
         raise InstallError(f"{name} gave no answer within {seconds:g} s{do}") from late

@@ -89,11 +89,9 @@ class ByHand(Item):
 
 
 class FileItem(Item):
-    """A text file, replaced whole; without a text there is to be none."""
+    """A text file, replaced whole."""
 
-    def __init__(
-        self, path: Path, text: str | None, mode: int = 0o644, stays: bool = False
-    ) -> None:
+    def __init__(self, path: Path, text: str, mode: int = 0o644, stays: bool = False) -> None:
         self.path, self.text, self.mode, self.stays = path, text, mode, stays
         self.title = f"file {path}"
 

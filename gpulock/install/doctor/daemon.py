@@ -17,6 +17,7 @@ from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, UNUSED
+from gpulock.install.systemd.units import says_more
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -132,7 +133,7 @@ def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     differ = [
         str(item.path)
         for item in (*(installer.etc_files() if services else ()), *own)
-        if item.show(Wanted.PRESENT)
+        if item.show(Wanted.PRESENT) and (item.read() is not None or says_more(item.text))
     ]
     if differ:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)

@@ -162,7 +162,7 @@ class SystemdInstaller(NodePart):
         names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
         return [FileItem(ROOT / "etc" / name, self.static[name]) for name in names]
 
-    def services(self, drop_ins: Mapping[str, str | None] | None = None) -> list[ServiceItem]:
+    def services(self, drop_ins: Mapping[str, str] | None = None) -> list[ServiceItem]:
         """Return the services with their files, in the order in which they are started.
 
         Of each unit that is it, but of a package's, and its drop-in. Raises InstallError.

@@ -65,10 +65,11 @@ def read_static_files() -> dict[str, str]:
 
 def drop_in_texts(
     python: str, config: Path, settings: Settings, was_isolated: bool = False
-) -> dict[str, str | None]:
-    """Return the drop-in of each unit, None where the unit does as it is.
+) -> dict[str, str]:
+    """Return the drop-in of each unit; raise InstallError for what cannot stand in one.
 
-    Raises InstallError for what cannot stand in one.
+    Each unit has one, also without a directive: systemd 252 does not say that a unit is to be read
+    again (NeedDaemonReload) where the folder of a drop-in is new.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
     daemon, exporter = [
@@ -88,10 +89,12 @@ def drop_in_texts(
         SOCKET: ["[Socket]", *listen_directives(settings)],
     }
     head = f"# Of gpulock install systemd, by {config}.\n# Changes of your own: systemctl edit"
-    return {
-        unit: "\n".join([f"{head} {unit}", *found, ""]) if found[1:] else None
-        for unit, found in lines.items()
-    }
+    return {unit: "\n".join([f"{head} {unit}", *found, ""]) for unit, found in lines.items()}
+
+
+def says_more(drop_in: str) -> bool:
+    """Say whether a drop-in changes its unit; pure."""
+    return any(not line.startswith(("#", "[")) for line in drop_in.splitlines())
 
 
 def start_directives(module: str, python: str, config: Path) -> list[str]:

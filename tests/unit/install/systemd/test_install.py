@@ -13,7 +13,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
-from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_PYTHON, UNITS
+from gpulock.install.systemd.units import DAEMON, PACKAGE_PYTHON, UNITS
 from tests.support.faults import raising
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
@@ -43,7 +43,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert {*files(node)} == {
         "etc/gpulock/gpulock.conf",
         *(f"usr/local/lib/systemd/system/{unit}" for unit in UNITS),
-        *(f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in (DAEMON, EXPORTER)),
+        *(f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS),
         "etc/tmpfiles.d/gpulock.conf",
         "etc/sysusers.d/gpulock.conf",
     }
@@ -78,7 +78,7 @@ def test_of_a_package_only_the_drop_ins_are_written(
     added = files(node).keys() - before.keys()
     node.uninstall()
 
-    assert added == {f"etc/systemd/system/{u}.d/10-gpulock.conf" for u in (DAEMON, EXPORTER)}
+    assert added == {f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS}
     assert (files(node), node.ctl.units("active")) == (before, set())
 
 

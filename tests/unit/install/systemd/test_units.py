@@ -21,6 +21,7 @@ from gpulock.install.systemd.units import (
     UNITS,
     drop_in_texts,
     read_static_files,
+    says_more,
     writable_folders,
 )
 from gpulock.node.settings import Settings
@@ -40,13 +41,13 @@ def units(**keys: str) -> dict[str, str]:
     """Return each unit as systemd reads it: its file, then its drop-in."""
     drop_ins = drop_in_texts(sys.executable, CONFIG, settings(**keys))
     static = read_static_files()
-    return {unit: f"{static[unit]}{text or ''}" for unit, text in drop_ins.items()}
+    return {unit: f"{static[unit]}{text}" for unit, text in drop_ins.items()}
 
 
 def drop_ins(**keys: str) -> dict[str, list[str]]:
     """Return what stands in each drop-in for the package's Python."""
     texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings(**keys))
-    return {unit: (text or "").splitlines()[3:] for unit, text in texts.items()}
+    return {unit: text.splitlines()[3:] for unit, text in texts.items()}
 
 
 def values(text: str, name: str) -> list[str]:
@@ -60,7 +61,7 @@ def write(folder: Path, **keys: str) -> list[str]:
     for name in UNITS:
         (folder / name).write_text(read_static_files()[name])
         (folder / f"{name}.d").mkdir()
-        (folder / f"{name}.d/10-gpulock.conf").write_text(drop_ins[name] or "")
+        (folder / f"{name}.d/10-gpulock.conf").write_text(drop_ins[name])
     return [str(folder / name) for name in UNITS]
 
 
@@ -138,7 +139,10 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 
 
 def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
-    assert drop_in_texts(PACKAGE_PYTHON, CONFIG, settings()) == dict.fromkeys(UNITS)
+    texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings())
+
+    assert drop_ins() == {unit: [] for unit in UNITS}
+    assert [says_more(text) for text in texts.values()] == [False] * 3
     assert drop_ins(EXPORTER_LISTEN=":1")[SOCKET] == ["ListenStream=", "ListenStream=1"]
 
 
@@ -146,14 +150,15 @@ def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
     texts = drop_in_texts("/opt/g/bin/python3", Path("/srv/g.conf"), settings())
 
     start = "/opt/g/bin/python3 -I -X faulthandler -m"
-    assert values(texts[DAEMON] or "", "ExecStart") == [
+    assert values(texts[DAEMON], "ExecStart") == [
         "",
         f"{start} gpulock.daemon.app --config /srv/g.conf",
     ]
-    assert values(texts[EXPORTER] or "", "ExecStart") == [
+    assert values(texts[EXPORTER], "ExecStart") == [
         "",
         f"{start} gpulock_exporter.app.program --config /srv/g.conf",
     ]
+    assert says_more(texts[DAEMON])
 
 
 FOLDERS = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")

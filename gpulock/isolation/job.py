@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The beginning and the end of a job's isolation, and what a reconcile does about it.
 
-Hot; the only door to this package for hooks, which load it where ISOLATION is not off. A cgroup of
+Hot; the door to this package for hooks, which load it where ISOLATION is not off (sge.members
+asks confine which processes a cgroup of ours has). A cgroup of
 ours whose process is gone goes as soon as it is empty; with it goes its program. A reconcile kills
 nobody: a job whose shepherd was killed lives on, and stays confined.
 """
@@ -43,12 +44,12 @@ def prepare_slurm_isolation(node: Node, slurmds: list[int]) -> None:
 
 def check_systemd_scope(config: "dict[str, list[str]]") -> None:
     """Raise Refusal for a job of Grid Engine that systemd moves out of the cgroup closed here."""
-    if config.get("enable_systemd") == ["1"] or config.get("use_systemd") == ["yes"]:
-        raise Refusal(
-            INVALID_REQUEST,
-            "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)",
-            "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off",
-        )
+    why = "systemd takes the job out of the cgroup that closes its GPUs (ISOLATION=cgroup)"
+    if config.get("enable_systemd") == ["1"]:  # Open Cluster Scheduler
+        do = "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off"
+        raise Refusal(INVALID_REQUEST, why, do)
+    if config.get("use_systemd") == ["yes"]:  # Some Grid Engine
+        raise Refusal(INVALID_REQUEST, why, "take USE_CGROUPS=systemd out of execd_params")
 
 
 def begin_job_isolation(node: Node, who: IsolatedJob, granted: list[Device]) -> None:

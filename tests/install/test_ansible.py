@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.install, pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.install, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "docs/examples/ansible"
 INSTALLERS = {"ansible.builtin.apt": "deb", "ansible.builtin.dnf": "name"}

@@ -123,7 +123,7 @@ def report_lines(report: Report, with_all: bool, width: int = UNCUT) -> Iterator
 
 
 def report_json(report: Report) -> str:
-    """Return the JSON document (docs/troubleshooting.md)."""
+    """Return the JSON document (docs/status-json.md)."""
     findings = [
         {"check": one.name, "state": one.state, "what": one.what, "do": one.do}
         for one in report.findings

@@ -134,7 +134,7 @@ class HostHook(Item):
         )
 
     def read(self) -> str | None:
-        """Return the hook in force, and whether the host is in the group; nothing without its."""
+        """Return the hook in force, and whether the host is a member; None where there is none."""
         if GROUP not in self.values()[1]:
             return None
         return "\n".join([self.in_force(), *([self.joined] if self.is_member() else [])])

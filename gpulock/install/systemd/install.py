@@ -143,8 +143,7 @@ class SystemdInstaller(NodePart):
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
         check_exporter_python(sys.executable)
-        if not is_package():
-            self.note(f"after an upgrade of gpulock: {RESTART}")
+        self.note(f"after an upgrade of gpulock, or a change of settings: {RESTART}")
         return InstallParts(self.items(self.services()), self.notes)
 
     def removal(self) -> InstallParts:

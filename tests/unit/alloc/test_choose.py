@@ -58,16 +58,6 @@ def test_exact_is_the_best_of_all_sets_on_real_machines(preset: str) -> None:
         assert [d.index for d in choose.choose_devices(found, count, links)] == best(scores, count)
 
 
-@pytest.mark.parametrize("preset", ["dgx1", "k80-node"])
-def test_exact_is_the_best_whatever_is_taken_already(preset: str) -> None:
-    found, links = machine(preset)
-    for left_out in itertools.combinations(found, 3):
-        free = [d for d in found if d not in left_out]
-        for count in (1, 2, 3):
-            chosen = [free.index(d) for d in choose.choose_devices(free, count, links)]
-            assert chosen == best(score_pairs(free, links), count)
-
-
 def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     found, links = machine("dgx1")
     a, b = choose.choose_devices(found, 2, links)
@@ -151,6 +141,14 @@ def test_instances_of_one_card_are_nearest_to_each_other() -> None:
     one, twin = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in (1, 2)]
     other = Device("0000:43:00.0", 1)
     assert choose.choose_devices([one, other, twin], 2) == [one, twin]
+
+
+@pytest.mark.parametrize(("numa", "chosen"), [(0, [0, 2]), (1, [0, 2]), (-1, [0, 1])])
+def test_cards_of_one_numa_node_that_is_known_are_nearer(numa: int, chosen: list[int]) -> None:
+    cards = [Device(f"0000:{number}b:00.0", number) for number in range(3)]
+    cards[0].numa = cards[2].numa = numa
+    cards[1].numa = 5
+    assert [card.index for card in choose.choose_devices(cards, 2)] == chosen
 
 
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:

@@ -31,7 +31,8 @@ def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[s
     assert start(site, job) == RUN
     assert site.locks() == [bus(0), bus(1)]
     kept = site.node().store.read(bus(0)).owner
-    assert kept is not None and kept.sid == site.node().proc.stat(SHEPHERD).session != 0
+    assert kept is not None and kept.add_grp_id == 0  # a simulated job has its shepherd's
+    assert kept.sid == site.node().proc.stat(SHEPHERD).session != 0
     found = variables(job.folder)
     assert found["CUDA_VISIBLE_DEVICES"] == found["SGE_GPU"] == "0,1"
     assert found["JOB_ID"] == "12"

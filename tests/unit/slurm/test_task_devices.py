@@ -115,6 +115,7 @@ def test_what_a_task_may_open_tells_the_devices_behind_a_mask_that_counts_from_0
         assert confined("0", told, "1", "1", "2", "3", denied=True) == ([101], "0")
     assert confined("0,1", "1,3", "1,3", "1", "2", "3", denied=True) == ([101, 103], "0,1")
     assert confined("0", "1", "1", "0", "1", denied=True) == ([101], "0")
+    assert confined("3", "", "1,3", "1", "3") == ([103], "3")  # no device cgroup is at work
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,15 @@ class FakeSystemctl:
         if not (text := self.kept(unit)):
             return "LoadState=not-found\nActiveState=inactive\n"
         active = "active" if unit in self.units("active") else "inactive"
+        path = install.drop_in_path(unit)
+        known = "# Of gpulock install systemd" in text
+        is_new = path.exists() and not known  # in a folder that is new, too, which it does not see
         found = {
             "LoadState": "loaded",
             "UnitFileState": "enabled" if unit in self.units("enabled") else "disabled",
             "ActiveState": "failed" if unit in self.units("failed") else active,
-            "NeedDaemonReload": "no" if text == self.text(unit) else "yes",
+            "NeedDaemonReload": "no" if text == self.text(unit) or is_new else "yes",
+            "DropInPaths": str(path) if known else "",
             **self.properties.get(unit, {}),
         }
         return "".join(f"{name}={value}\n" for name, value in found.items())

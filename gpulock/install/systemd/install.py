@@ -67,8 +67,8 @@ class UnitFile(FileItem):
 class ServiceItem(Item):
     """One program with its units, its socket before it: enabled, and started after its files."""
 
-    def __init__(self, name: str, files: Sequence[FileItem]) -> None:
-        self.name, self.units = name, SERVICES[name]
+    def __init__(self, name: str, files: Sequence[FileItem], all_: list[ServiceItem]) -> None:
+        self.name, self.units, self.all = name, SERVICES[name], all_
         self.files = files
         self.title = f"service {name}"
 
@@ -105,22 +105,31 @@ class ServiceItem(Item):
             return
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
             manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
-        if old := [unit for unit, state in self.states().items() if state]:
+        # the reload hides that another was changed, too: it is started afresh with this one
+        others = [one for one in self.all if one.read() == ON and one.changed_unit()]
+        services = [self, *(one for one in others if one is not self)]
+        names = [unit for one in services for unit in one.units]
+        if old := [u for one in services for u, state in one.states().items() if state]:
             manager.systemctl("stop", *old)  # so that a run that is killed leaves it to the next
         manager.systemctl("daemon-reload")
-        manager.systemctl("enable", "--quiet", *self.units)
+        manager.systemctl("enable", "--quiet", *names)
         journal = f"see journalctl -u {self.units[-1]}"
         try:
-            manager.systemctl("restart", *self.units)
+            manager.systemctl("restart", *names)
         except InstallError as fault:
             raise InstallError(f"{fault}; {journal}") from fault
         if (now := self.read()) != ON:
             raise InstallError(f"it is {now}; {journal}")
 
     def changed_unit(self) -> str:
-        """Return which unit systemd has to read again, or nothing; raise InstallError."""
+        """Return which unit systemd has to read again, or nothing; raise InstallError.
+
+        Of a drop-in in a folder that is new systemd 252 does not say so.
+        """
         for unit in self.units:
-            if unit_properties(unit, ASKED).get("NeedDaemonReload") == "yes":
+            seen, path = unit_properties(unit, ASKED), drop_in_path(unit)
+            is_read = str(path) in seen.get("DropInPaths", "").split()
+            if seen.get("NeedDaemonReload") == "yes" or is_read is not path.exists():
                 return f"{unit} was changed since systemd read it"
         return ""
 
@@ -174,7 +183,7 @@ class SystemdInstaller(NodePart):
         for name, own in SERVICES.items():
             static = {unit_path(unit): self.static[unit] for unit in own if self.static}
             texts = static | {drop_in_path(unit): drop_ins[unit] for unit in own}
-            found.append(ServiceItem(name, [UnitFile(*one) for one in texts.items()]))
+            found.append(ServiceItem(name, [UnitFile(*one) for one in texts.items()], found))
         return found
 
 

@@ -13,7 +13,7 @@ RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
 UNUSED: Final = (None, "disabled, inactive", "masked")
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
-ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "NeedDaemonReload")
+ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "NeedDaemonReload", "DropInPaths")
 
 
 def systemctl(*words: str) -> str:

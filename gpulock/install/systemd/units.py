@@ -68,8 +68,6 @@ def drop_in_texts(
 ) -> dict[str, str]:
     """Return the drop-in of each unit; raise InstallError for what cannot stand in one.
 
-    Each unit has one, also without a directive: systemd 252 does not say that a unit is to be read
-    again (NeedDaemonReload) where the folder of a drop-in is new.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
     daemon, exporter = [

@@ -26,6 +26,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
     return make_systemd_node(tmp_path, monkeypatch)
 
 
+BOTH = "restart gpulock-exporter.socket gpulock-exporter.service gpulockd.service"
+
+
 def files(node: SystemdNode) -> dict[str, str]:
     found = [*node.etc.rglob("*"), *(node.root / "usr").rglob("*")]
     return {str(path.relative_to(node.root)): path.read_text() for path in found if path.is_file()}
@@ -82,6 +85,32 @@ def test_of_a_package_only_the_drop_ins_are_written(
 
     assert added == {f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS}
     assert (files(node), node.ctl.units("active")) == (before, set())
+
+
+def test_the_first_drop_in_of_a_service_that_runs_starts_it_afresh(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody enabled the package's units; systemd 252 does not see a folder that is new."""
+    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
+    node.give_package_units()
+    for verb in ("daemon-reload", "enable", "restart"):
+        node.ctl(verb, *UNITS)
+    node.ctl.told.clear()
+
+    node.install()
+
+    assert (restarts(node), node.differences()) == ([BOTH], {})
+
+
+def test_settings_that_change_both_services_start_both_afresh(node: SystemdNode) -> None:
+    """systemd was told to read all units for the first, and nothing said so of the second."""
+    node.install()
+    node.ctl.told.clear()
+    node.set(EXPORTER_LISTEN="127.0.0.1:9999", ISOLATION="cgroup")
+
+    node.install()
+
+    assert (restarts(node), node.differences()) == ([BOTH], {})
 
 
 def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(

@@ -184,7 +184,7 @@ def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) 
         devices=tuple([d.id for d in chosen]),
         uuids=tuple([d.uuid for d in chosen]),
         minors=tuple([str(d.minor) for d in chosen]),
-        places=chosen[0].places,
+        places=min([d.places for d in chosen]),  # of unlike cards none has too many
         claimed_at=time.time(),
         claimed_boottime=clock_boottime(),
     )

@@ -3,7 +3,7 @@
 
 Hot, loaded where SHARES is set or a share is asked for. The gate is held, but for
 `check_share_request`. While a place of a card is held, the card has as many places as it had when
-that was claimed.
+that was claimed; where one claim has places of unlike cards, as the one that had fewest.
 """
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal

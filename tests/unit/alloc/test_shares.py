@@ -121,9 +121,11 @@ def test_one_claim_is_never_of_cards_with_unlike_numbers_of_places(box: Box) -> 
     assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2,3", "2/4,4/4")
 
 
-def test_wanted_cards_give_a_place_each(box: Box) -> None:
+def test_wanted_cards_give_a_place_each_or_none(box: Box) -> None:
     grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
     assert ids(grant) == [place(2, 1), place(3, 1)]
+    take(box, 2, wanted=(bus(3),))
+    assert fails(box, 3, 2, wanted=(bus(2), bus(3))).kind == BUSY, "the last card has two places"
 
 
 def test_who_asks_for_shares_of_quarantined_cards_is_told_to_wait_for_their_return(

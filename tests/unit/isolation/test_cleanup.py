@@ -53,6 +53,13 @@ class Cell(Box):
         node = self.node()
         return reconcile_locks(node, judge_of(node), soon(), dry_run)
 
+    def run_epilog(self, below: int) -> None:
+        """Let this process be an epilog in the job's cgroup."""
+        self.settings["ISOLATION"] = "cgroup"
+        for pid in (500, self.proc.add(os.getpid(), "python3", ppid=below)):
+            path = f"/system.slice/sgeexecd.service/{JOB}"
+            (self.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
+
     def jobs(self) -> set[str]:
         """Return the names of the jobs' cgroups."""
         return {path.name for path in self.cgroups.rglob("gpulock-*-*")}
@@ -99,11 +106,7 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
         (service / name).mkdir()
     (service / "cgroup.procs").touch()
     cell.proc.add(600, "sge_shepherd", start=1000)
-    cell.proc.add(os.getpid(), "python3", ppid=500)
-    for pid in (500, os.getpid()):
-        path = f"/system.slice/sgeexecd.service/{JOB}"
-        (cell.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
-    cell.settings["ISOLATION"] = "cgroup"
+    cell.run_epilog(below=500)
 
     assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
 
@@ -113,11 +116,7 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
 def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell.proc.add(os.getpid(), "python3", ppid=500)
-    for pid in (500, os.getpid()):
-        path = f"/system.slice/sgeexecd.service/{JOB}"
-        (cell.proc.root / str(pid) / "cgroup").write_text(f"0::{path}\n")
-    cell.settings["ISOLATION"] = "cgroup"
+    cell.run_epilog(below=500)
     monkeypatch.setattr(tree, "move_to_cgroup", raising(ProcessLookupError()))
 
     assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
@@ -128,14 +127,21 @@ def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
 def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All of an epilog is out of there by then."""
     closed: list[tuple[str, bytes]] = []
+    moved: list[tuple[int, str]] = []
     monkeypatch.setattr(bpf, "attach_device_program", lambda *call: closed.append(call))
+    monkeypatch.setattr(tree, "move_to_cgroup", lambda *call: moved.append(call))
     monkeypatch.setattr("os.rmdir", raising(OSError(errno.EBUSY, "Device or resource busy")))
+    cell.run_epilog(below=cell.proc.add(600, "sh", ppid=500))
 
     confine.remove_step_cgroups(cell.node(), "gpulock-13.")
+    assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
 
-    over = str(cell.cgroups / "system.slice/sgeexecd.service" / OTHER)
-    assert closed == [(over, bpf.assemble_device_program(CLOSE_ALL_GPUS))]
+    service = cell.cgroups / "system.slice/sgeexecd.service"
+    program = bpf.assemble_device_program(CLOSE_ALL_GPUS)
+    assert closed == [(f"{service}/{name}", program) for name in (OTHER, JOB)]
+    assert moved == [(pid, str(service)) for pid in (os.getpid(), 600, 500)]
 
 
 def test_a_dry_run_removes_and_closes_nothing(cell: Cell, closing: list[str]) -> None:

@@ -150,6 +150,11 @@ def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(si
     site.proc.shepherd(500, site.root)
     hold(site, 1, share=True, job_id="1")
     assert (values(site)["gpu"], values(site)["gpu_share"]) == ("3", "12")
+    note = site.state / "quarantine" / bus(2)
+    note.parent.mkdir(exist_ok=True)
+    note.touch()
+    assert values(site)["gpu_share"] == "8"  # none of the card that the job is on
+    note.unlink()
     hold(site, 3, job_id="2")  # all other cards, one with places among them
     taken = {name.partition(".share")[0] for name in site.locks()}
     assert len(taken) == 4

@@ -31,7 +31,7 @@ looked=1003.0
 driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
 memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
-processes=1 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
+processes=2 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
 c.energy=700.0,700.0,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
@@ -46,14 +46,15 @@ def unknown(number: int) -> DeviceTelemetry:
 
 
 def scene(tmp_path: Path) -> Node:
-    """Return a node after three seconds: a claim, a process of a stranger."""
+    """Return a node after three seconds: a claim, a process of a stranger and one of a service."""
     proc = FakeProc(tmp_path / "proc")
     proc.add(77, "python", uids=(1000,) * 4)
+    proc.add(78, "Xorg", uids=(0,) * 4)
     node = Node(proc=str(proc.root))
     node.facts = facts(lock(0, A, claimed_boottime=1001.0))
     node.tick(card(0, energy=100.0), unknown(1))
     node.tick(card(0, energy=400.0), unknown(1))
-    node.tick(card(0, energy=700.0, processes={77: None}), unknown(1))
+    node.tick(card(0, energy=700.0, processes={77: None, 78: None}), unknown(1))
     return node
 
 
@@ -66,6 +67,13 @@ def again(node: Node, now: float | None = None, boot: str = BOOT) -> ExporterMem
 
 def test_the_sample_is_as_the_table_says(tmp_path: Path) -> None:
     assert scene(tmp_path).text() == SAMPLE
+
+
+def test_processes_of_which_it_is_not_known_whose_they_are_are_not_in_the_sample() -> None:
+    node = Node()
+    node.facts.locks = None
+    node.tick(card(0, processes={77: None}))
+    assert "memory_used=" in node.text() and "processes=" not in node.text()
 
 
 def test_a_restarted_exporter_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -162,6 +162,10 @@ SOAK = (
     ),
     in_cells("Slurm of trixie", 1, 1000, "-m", *SLURM, root="trixie"),
     in_cells("Slurm of sid", 1, 1000, "-m", *SLURM, root="sid"),
+    in_cells(
+        *("Grid Engine, version 2 alone", 1, 200, "-m", SGE[0], "tests/labs/sge/test_isolation.py"),
+        *("tests/labs/sge/test_passed_device.py", "tests/labs/both/test_isolation.py"),
+    )._replace(env=(("CGROUPS", "2"),)),
     in_cells("version 2 alone", 1, 200, "-m", *SHORT, root="sid")._replace(env=(("CGROUPS", "2"),)),
     *(
         Step(

@@ -139,6 +139,8 @@ def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
     assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
 
     assert "\ninstalled: sge\n" in node.install_anew()
+    assert "nothing to change: sge is in force" in node.install()
+    assert "nothing to change: sge --cluster is in force" in node.install_cluster()
     wait_until(lambda: reports_sensor(node), why="the sensor's values to arrive")
     assert node.run("-l", "gpu=2", script="echo $CUDA_VISIBLE_DEVICES\n")[1] == "0,1\n"
     assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])

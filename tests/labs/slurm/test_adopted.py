@@ -129,6 +129,7 @@ def test_what_is_left_of_a_session_keeps_the_locks_of_its_job(sshd: Gpulock) -> 
 
 if UNIFIED:  # of version 1 a session is in no cgroup that ISOLATION has closed for its job
 
+    @pytest.mark.short
     def test_a_session_does_so_by_isolation_once_a_step_has_begun(sshd: Gpulock) -> None:
         with confined_site(sshd, proctrack="cgroup") as site:
             go = gate_file(sshd, "go")

@@ -113,6 +113,18 @@ def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) 
     assert cell.jobs() == {running, OTHER}
 
 
+def test_what_is_left_of_a_job_is_in_its_own_cgroup_and_in_those_of_tasks_that_are_over(
+    cell: Cell,
+) -> None:
+    cell.proc.add(600, "sge_shepherd", start=1000)
+    tasks = ("12.1", 500), ("12.1", 600), ("12.1", 601), ("12.10", 602)
+    for number, (label, pid) in enumerate(tasks, 700):
+        folder = cell.cgroups / "system.slice/sgeexecd.service" / cgroup_name(label, pid, 1000)
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.procs").write_text(f"{number}\n")
+    assert confine.confined_pids(cell.node(), "12.1", 500) == [700, 702]
+
+
 def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,9 +276,14 @@ def test_a_cgroup_that_cannot_be_read_keeps_the_lock(
     def denied(*_: object) -> list[int]:
         raise PermissionError(13, "denied")
 
-    monkeypatch.setattr(confine, "confined_pids", denied)
-    box.proc.remove(700)
-    assert "cannot be read" in members(box, isolation="cgroup").doubt
+    with monkeypatch.context() as patch:
+        patch.setattr(confine, "confined_pids", denied)
+        assert members(box, isolation="cgroup").pids == {700: f"carries the job's group {GID}"}
+        box.proc.remove(700)
+        assert "cannot be read" in members(box, isolation="cgroup").doubt
+    monkeypatch.setattr(confine, "confined_pids", lambda *_: [700])
+    monkeypatch.setattr(Proc, "finished", denied)
+    assert "of the job's cgroup cannot be seen" in members(box, isolation="cgroup").doubt
 
 
 @pytest.mark.attack

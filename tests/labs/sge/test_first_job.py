@@ -146,6 +146,10 @@ def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
     assert re.search(r"(?m)^gpu +gpu +INT +<= +YES +YES ", node.objects()["-sc"])
     assert "gpu=8" in node.objects()["-se"]
     assert node.objects()["-sconf"] == objects["-sconf"]
+    whole = node.objects()
+    assert f"- {NODE} in @gpulock" in node.uninstall("--dry-run")
+    assert f"hosts are in @gpulock: {NODE}" in node.uninstall_cluster()
+    assert node.objects() == whole
     said = node.uninstall()
 
     assert "uninstalled: sge" in said

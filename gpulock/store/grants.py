@@ -60,10 +60,14 @@ def undo_claim(store: LockStore, token: str, names: "Collection[str]") -> None:
 
 
 def remove_lock(store: LockStore, name: str) -> None:
-    """Remove one lock directory, or nothing where it is gone; raise OSError."""
+    """Remove one lock directory, or what stands in its place, or nothing where it is gone.
+
+    What a link leads to stays, another lock perhaps. Raises OSError.
+    """
     folder = f"{store.locks_dir}/{name}"
     try:
-        atomic.remove_quietly(f"{folder}/owner")
+        if not os.path.islink(folder):
+            atomic.remove_quietly(f"{folder}/owner")
         os.rmdir(folder)
     except FileNotFoundError:
         return

@@ -197,13 +197,10 @@ def force_locks(
 
 def force_lock(node: Node, lock: Lock, how: str) -> None:
     """Free one lock under the gate, or what stands in its place; raise OSError or Refusal."""
-    path = f"{node.store.locks_dir}/{lock.id}"
     if lock.owner is not None or not lock.fault:
         free_locks(node, [lock], how)
-    elif os.path.isdir(path) and not os.path.islink(path):
-        grants.remove_lock(node.store, lock.id)
     else:
-        os.unlink(path)
+        grants.remove_lock(node.store, lock.id)
 
 
 def log_release(node: Node, lock: Lock, how: str) -> None:

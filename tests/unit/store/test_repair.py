@@ -141,6 +141,15 @@ def test_a_lock_that_cannot_be_understood_and_no_record_names_is_held(
     assert (found.fault != "", found.owner) == (True, None)
 
 
+def test_a_link_in_the_place_of_a_lock_goes_and_the_lock_it_leads_to_stays_whole(
+    store: LockStore,
+) -> None:
+    Path(store.locks_dir, bus(3)).symlink_to(bus(2))
+    repaired(store)
+    assert sorted(os.listdir(store.locks_dir)) == [*ALL]
+    assert Path(store.locks_dir, bus(2), "owner").exists()
+
+
 def test_a_file_in_the_place_of_a_lock_is_held(store: LockStore) -> None:
     Path(store.locks_dir, bus(3)).write_text("a file")
     assert repair_locks(store, BOOT)[bus(3)].fault != ""

@@ -108,11 +108,11 @@ def must_yield(view: QueueView, want: ClaimRequest) -> bool:
 
 
 def stays_held(lock: Lock, uid: int) -> bool:
-    """Return whether a lock is none that another user than `uid` would give back."""
-    record = lock.owner
-    if record is None:  # nobody knows whose it is
-        return True
-    return record.uid == uid if record.scheduler != "admin" else not record.gives_way()
+    """Return whether a lock is none that another user than `uid` would give back.
+
+    One without owner nobody would, and a reserve has its note besides.
+    """
+    return lock.owner is None or lock.owner.uid == uid
 
 
 def count_cards(held: dict[str, Lock], uid: int) -> int:

@@ -59,7 +59,7 @@ def release_unused(
     seen = node.store.read_all_locks()
     # a look at all files is not for what means nothing, or is refused without it
     own = select_own_locks(seen, meant, uid)
-    refuse_running_commands(own, pid, judge.scan)
+    refuse_running_commands(own, pid, judge.scan)  # once: a command that ended stays so
     restrict_to_owners(judge.scan, own)
     reaper = Reaper(node, judge, node.devices_if_driver(), seen)
     reaper.files.seconds = LOOK_SECONDS
@@ -70,7 +70,6 @@ def release_unused(
         # what was claimed since has not been looked at
         same = {n: one for n, one in reaper.held.items() if is_same_claim(seen.get(n), one)}
         locks = select_own_locks(same, meant, uid)
-        refuse_running_commands(locks, pid, judge.scan)
         reaper.give_back(locks, how, over)
     return locks
 

@@ -31,6 +31,7 @@ from gpulock.workstation.wire import (
 )
 from tests.support import desk as desk_module
 from tests.support.desk import Desk, answers, last
+from tests.support.fake_mps import leave_mps
 from tests.support.trees import bus
 
 ALICE, BOB, CAROL = 2001, 2002, 2003
@@ -71,6 +72,16 @@ def test_a_caller_that_waits_for_a_device_out_of_service_lets_others_by(
     later(desk)
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
     assert last(waiting).state == WAITING
+
+
+def test_a_caller_whose_card_the_mps_of_others_closes_waits_for_them_and_is_kept_devices(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.node = Node(Settings({**desk.box.settings, "SHARES": "0:4", "SHARE_MPS": "yes"}))
+    leave_mps(desk.node, bus(0), CAROL)
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    desk.claim_as(ALICE, 901, 4, FOR_EVER)
+    assert desk.waiting()[0].why.startswith(KEPT)
 
 
 @pytest.mark.attack

@@ -171,6 +171,25 @@ def test_a_release_looks_at_the_processes_of_its_user_alone(
     assert (reply.state, [*asked[0]]) == (RELEASED, [ALICE])
 
 
+def test_what_belongs_to_a_claim_made_during_the_look_is_not_read_below_the_gate(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    opened = {3: desk.box.dev / "nvidia0"}
+    desk.box.proc.add(903, "python", start=9, uids=(ALICE,) * 4, fds=opened)
+    (desk.box.proc.root / "903/environ").write_bytes(b"GPULOCK_CLAIM=later\0")
+    whole_look = OpenFiles.look
+
+    def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
+        monkeypatch.undo()
+        desk.hold(1, desk.process(902, ALICE), uid=ALICE, start=9, token="later")
+        return whole_look(files, uid)
+
+    monkeypatch.setattr(OpenFiles, "look", look)
+    reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
+    assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0), bus(1)])
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("act", ["release", "undo", "reap"])
 def test_nothing_below_the_gate_reads_what_a_user_started(

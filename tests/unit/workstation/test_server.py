@@ -43,7 +43,7 @@ from gpulock.workstation.wire import (
 )
 from tests.support.desk import LATER, ME, MINE, UIDS, Desk, answers, last
 from tests.support.driver_reads import observe_driver_reads
-from tests.support.faults import raising
+from tests.support.faults import raising, replace_text
 from tests.support.locks import place_lock
 from tests.support.trees import bus, record, soon
 
@@ -184,6 +184,24 @@ def test_everybody_may_read_who_waits_for_what_and_why(desk: Desk) -> None:
     assert (caller.pid, caller.uid, caller.what) == (ME, UIDS[0], "2 GPUs")
     assert caller.why.endswith("2 GPUs asked for, 0 of 4 free")
     assert (desk.box.lock / "waiting").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ('"version": 1', '"version": 2'), ("boot", "x")]
+)
+def test_of_another_boot_or_version_nobody_waits(desk: Desk, old: str, new: str) -> None:
+    behind_all(desk)
+    old = desk.node.boot_id if old == "boot" else old
+    replace_text(desk.box.lock / "waiting", old, new)
+    assert len(desk.waiting()) == (0 if old else 1)
+
+
+def test_who_waits_is_told_each_change_but_once_a_second(desk: Desk) -> None:
+    caller = desk.come()
+    (client,) = desk.server.clients.values()
+    for now, why in ((1.0, "a"), (1.5, "b"), (2.0, "c"), (9.0, "c"), (9.5, "d")):
+        client.tell(SocketReply(WAITING, why=why), now)
+    assert [reply.why for reply in answers(caller)] == ["a", "c", "d"]
 
 
 def test_a_caller_is_cancelled_by_number_by_its_user_or_root_alone(desk: Desk) -> None:

@@ -73,7 +73,7 @@ class ProcessReader:
         """Return the user who answers for a process, 0 for the system's; raise OSError.
 
         By its effective uid, which the owner of /proc/PID is. Where namespaces may not be seen,
-        each uid answers for itself.
+        or the kernel does not tell who made one (before Linux 4.11), each uid answers for itself.
         """
         if uid is None:
             try:
@@ -82,7 +82,9 @@ class ProcessReader:
                 raise ProcessLookupError(*gone.args) from gone
         try:
             return self.account(pid, uid) if uid >= SYSTEM_UIDS else 0
-        except PermissionError:
+        except ProcessLookupError:
+            raise
+        except OSError:
             return uid
 
     def account(self, pid: int, uid: int) -> int:

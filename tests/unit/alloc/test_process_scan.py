@@ -175,12 +175,15 @@ def test_one_that_is_gone_before_it_is_known_whose_it_was_is_not_left_out(
     assert 702 in scan.statuses()
 
 
-@pytest.mark.parametrize(("account", "forks"), [(HERE, True), (GONE, False)])
+@pytest.mark.parametrize(
+    ("account", "effective", "forks"),
+    [(HERE, 3_000_005, True), (GONE, 3_000_005, False), (GONE, HERE, True)],
+)
 def test_who_forks_is_told_by_the_newest_process_that_is_there_and_its_account(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, account: int, forks: bool
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, account: int, effective: int, forks: bool
 ) -> None:
     """Many numbers are of no process any more, and a subordinate uid is its user's."""
-    proc.add(700, uids=(3_000_005,) * 4)
+    proc.add(700, uids=(3_000_005, effective, effective, effective))
     monkeypatch.setattr(process_scan, "SAMPLES", 1)
     monkeypatch.setattr(process_scan, "ENOUGH", 1)
     numbers = iter((699, 701))
@@ -234,16 +237,19 @@ def assert_missed_of_the_crowd_alone(scan: ProcessScan) -> None:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("uids", ["one", "subordinate", "of a set-user-id program"])
 def test_processes_that_are_slow_to_read_are_a_doubt_of_their_user_alone(
-    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, rotates: bool
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, uids: str
 ) -> None:
     """Tried: 250 processes of 65,536 groups each, also each of another subordinate uid: a look had
     no time for the rest, so that nobody's lock was freed and nobody was served.
 
     Stopped by: the time is that of the account, and of one who has had enough no more are read.
     """
-    if rotates:
+    if uids == "of a set-user-id program":
+        for pid in CROWD:
+            proc.add(pid, uids=(HERE, GONE, GONE, GONE))
+    if uids == "subordinate":
         owned(monkeypatch, {pid: 3_000_000 + pid for pid in CROWD} | dict.fromkeys(HONEST, HERE))
         monkeypatch.setattr(Proc, "namespace_owner", lambda _, pid: GONE if pid in CROWD else -1)
     scan = look(proc)
@@ -271,11 +277,13 @@ def test_groups_that_are_too_many_are_a_doubt_of_their_user_alone(
     scan = look(proc)
     assert_missed_of_the_crowd_alone(scan)
     assert f"process {CROWD[0]} has too many groups" in scan.why_blind_about(GONE)
-    proc.add(CROWD[0], uids=(HERE, 0, 0, 0), groups=range(10))
-    owned(monkeypatch, {CROWD[0]: 0})
-    scan = look(proc)
-    scan.statuses()
-    assert "has too many groups" in scan.why_blind_about(HERE)
+    for uids in [(HERE, 0, 0, 0), (3_000_005,) * 4]:
+        proc.add(CROWD[0], uids=uids, groups=range(10))
+        owned(monkeypatch, {CROWD[0]: uids[1]})
+        monkeypatch.setattr(Proc, "namespace_owner", returning(HERE))
+        scan = look(proc)
+        scan.statuses()
+        assert "has too many groups" in scan.why_blind_about(HERE)
 
 
 @pytest.mark.attack

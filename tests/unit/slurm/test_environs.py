@@ -15,6 +15,7 @@ from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_owner import FOREIGN, OWNERS, UNSEEN, classify_process
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
+from gpulock.node.timed_read import hung_error
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.exporter_nodes import lock
@@ -79,6 +80,18 @@ def test_a_users_environments_are_read_once_for_all_locks(
 
 
 @pytest.mark.attack
+def test_an_environment_says_something_of_its_own_users_jobs_alone(site: Site) -> None:
+    """Tried: a process with the variables of another user's job, which would keep that one's lock.
+
+    Stopped by: the environments of the job's user alone are compared.
+    """
+    site.left_by(900, uid=OTHER_UID)
+    site.process(901, "python")
+    other, own = reasons(site, OTHER_UID, UID)
+    assert (other, own) == ("process 900 was started as the job's", "")
+
+
+@pytest.mark.attack
 def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user_alone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,14 +109,22 @@ def test_an_environment_that_cannot_be_read_at_all_is_a_doubt_of_its_user_alone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.process(900, "python")
-    monkeypatch.setattr(Proc, "read_memory", raising(OSError(5, "no thread can be started")))
-    own, other = reasons(site, UID, OTHER_UID)
+    reads: list[int] = []
+
+    def fail(_: Proc, pid: int, *__: object) -> bytes:
+        reads.append(pid)
+        raise OSError(5, "no thread can be started")
+
+    monkeypatch.setattr(Proc, "read_memory", fail)
+    own, again, other = reasons(site, UID, UID, OTHER_UID)
     assert (own.partition(": ")[0], other) == ("process 900 cannot be seen", "")
+    assert (again, reads) == (own, [900]), "once a look, whoever asks"
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("hangs", [False, True])
 def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """Tried: a hundred processes of one memory, which a thread changes all the time, with a GPU
     open: each environment takes just under a second, and gpulockd's watchdog ends it.
@@ -116,6 +137,8 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
         assert (name, seconds > 0) == ("environ", True)
         reads.append(pid)
         passed[0] += 0.9
+        if hangs:
+            raise hung_error(pid)
         return b"A=b\0"
 
     monkeypatch.setattr(Proc, "read_memory", slow)
@@ -130,9 +153,14 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
     held = [lock(**process, uid=UID, token="t"), slurm_lock(uid=UID)]
     judged = [classify_process(pid, held, scan, ()) for pid in pids]
     assert len(reads) == 2
-    assert judged == [FOREIGN, FOREIGN, *[UNSEEN] * 98]
+    assert judged == [*[UNSEEN if hangs else FOREIGN] * 2, *[UNSEEN] * 98]
     assert "no time" in find_job_processes(held[0], scan).doubt
     assert len(reads) == 2
+    behind_the_gate = ProcessScan(scan.proc)
+    behind_the_gate.sealed = True
+    with pytest.raises(TimeoutError, match="before the gate"):
+        behind_the_gate.read_start(pids[0], UID)
+    assert "before the gate" in behind_the_gate.started_as(UID)[1]
 
 
 @pytest.mark.parametrize(("times", "reason"), [(3, ""), (99, "process 900 cannot be seen")])

@@ -170,7 +170,7 @@ def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
 
 def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
     view = NodeView(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
-    rows = states.device_states([card(0)], view, expected=4)
+    rows = states.device_states([card(0, ".gi1.ci0")], view, expected=4)
     assert [(row.id, row.noted) for row in rows if row.state == "missing"] == [
         (bus(1), ""),
         (bus(3), bus(3)),

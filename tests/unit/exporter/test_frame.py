@@ -144,8 +144,8 @@ def test_text_is_held_to_a_line_and_a_length() -> None:
 
 
 def test_of_lost_cards_those_count_that_can_be_named_and_of_all_so_many_at_most() -> None:
-    lost = {"x": "?", "0000:3B:00.0": "fell\noff"}
-    assert decoded(lost=lost).lost == {"0000:3b:00.0": "fell?off"}
+    lost = {"x": "?", "0000:3B:00.0": "fell\noff" + "x" * 500}
+    assert decoded(lost=lost).lost == {"0000:3b:00.0": "fell?off" + "x" * 120}
     many = [f"{number:04x}:01:00.0" for number in range(3000)]
     frame = decoded(*(card(bus=one) for one in many), lost=dict.fromkeys(many, ""))
     assert (len(frame.devices), len(frame.lost)) == (1024, 1024)

@@ -119,7 +119,7 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
         bus(0): card(0, mig=False, links={bus(1): 4, bus(2): 4, "switch": 2, "junk": 9}),
         bus(1): card(1, mig=False, links={bus(0): 3}),
         bus(2): card(2, mig=True, links={bus(0): 4, "switch": 2}),
-        f"{bus(2)}.gi1.ci0": instance(2, 1),
+        f"{bus(2)}.gi0.ci0": instance(2, 0),
         f"{bus(2)}.gi2.ci0": instance(2, 2, uuid=""),
     }
     folder.write_inventory(cards, BOOT)
@@ -128,7 +128,7 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
     assert f"gpu.{bus(2)}.nvswitch" not in pairs, "in MIG mode its links are off"
     plain = [DriverDevice(bus(number), number) for number in range(3)]
     found = device_list.apply_nvml_inventory(plain, pairs)
-    assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi1.ci0"]
+    assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi0.ci0"]
     assert [one.switched for one in found] == [True, False, False]
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)
     assert (found[2].profile, found[2].memory_mib) == ("1g.10gb", 10240)

@@ -67,7 +67,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         node.tick(
             full_card(0, energy=100.0 + 300 * second, processes={}),
             card(1, processes={77: None}),
-            full_card(2, mig=True, busy=None, observed=None, utilization=None),
+            full_card(2, mig=True, busy=None, observed=None, utilization=None, clock_reasons=0),
             instance(2, 1, busy=0.25, observed=1.0, utilization=0.25, processes={}, **use),
             instance(2, 2, memory_utilization=0.5),
             card(3, busy=0.0, processes={80: 1 << 30}),

@@ -130,6 +130,7 @@ def test_the_inventory_is_read_by_the_hooks(tmp_path: Path) -> None:
     found = device_list.apply_nvml_inventory(plain, pairs)
     assert [one.id for one in found] == [bus(0), bus(1), f"{bus(2)}.gi0.ci0"]
     assert [one.switched for one in found] == [True, False, False]
+    assert not any(one.withheld for one in found), "none is in MIG mode without an instance"
     assert (found[0].uuid, found[0].memory_mib) == (uuid(0), 81920)
     assert (found[2].profile, found[2].memory_mib) == ("1g.10gb", 10240)
 

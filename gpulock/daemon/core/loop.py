@@ -47,9 +47,10 @@ class EventLoop:
         """Sleep until something is ready, at most until then (CLOCK_BOOTTIME seconds); act."""
         left = min(max(0.0, until - clock_boottime()), LONGEST)
         # a millisecond more: one less would turn the loop in vain until the time has come
-        for fd, events in self._poll.poll(int(left * 1000) + (1 if left else 0)):
-            act = self._acts.get(fd)  # an earlier act may have forgotten it
-            if act is not None:
+        ready = self._poll.poll(int(left * 1000) + (1 if left else 0))
+        for fd, events, act in [(fd, events, self._acts.get(fd)) for fd, events in ready]:
+            # an earlier act may have forgotten it, and another file may have its number
+            if act is not None and self._acts.get(fd) is act:
                 act(events)
 
 

@@ -131,6 +131,33 @@ def acts(report: ReconcileReport) -> list[str]:
     return [outcome.act for outcome in report.outcomes]
 
 
+def test_a_file_that_gets_the_number_of_a_forgotten_one_is_not_told_its_events() -> None:
+    """An honest call was dropped for the end of one before, which had its number."""
+    loop, told = EventLoop(), list[str]()
+    pairs = [os.pipe() for _ in range(2)]
+    spare = os.pipe()
+
+    def replace(_: int) -> None:
+        told.append("first")
+        for reader, _writer in pairs:
+            loop.forget(reader)
+        other = pairs[1][0]
+        os.dup2(spare[0], other)
+        loop.watch(other, lambda _: told.append("new"))
+
+    for reader, writer in pairs:
+        loop.watch(reader, replace)
+        os.write(writer, b"x")
+    loop.wait(0.0)
+    loop.wait(0.0)
+    assert told == ["first"]
+    os.write(spare[1], b"x")
+    loop.wait(0.0)
+    assert told == ["first", "new"]
+    for fd in [*pairs[0], *pairs[1], *spare]:
+        os.close(fd)
+
+
 def test_it_says_that_it_is_ready_and_that_it_ends(field: Field) -> None:
     field.run()
     assert field.told() == ["STATUS=0 of 8 devices held", "READY=1", "STOPPING=1"]

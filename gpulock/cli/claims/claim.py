@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -23,6 +21,7 @@ from gpulock.cli.claims.acquire import (
     make_grant_environment,
     open_node_for_claim,
 )
+from gpulock.cli.claims.evaluated import EvaluatedCommand
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.node.procfs import Proc
@@ -34,32 +33,6 @@ SCRIPT = 2  # the word after `sh -c`
 ONE_SCRIPT = re.compile(r"-[a-z]*c")
 REDIRECTED = re.compile(r"[<>]&[0-9-]")  # the & of 2>&1 begins no command
 SEPARATORS = frozenset(";&|\n")
-
-
-class EvaluatedCommand(click.Command):
-    """A command whose output a shell evaluates with --export: of one that fails that is `false`."""
-
-    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
-        """Parse the arguments, which may be wrong."""
-        with print_false_on_failure("--export" in args):
-            return super().make_context(info_name, args, *rest, **more)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with print_false_on_failure(ctx.params["export"]):
-            return super().invoke(ctx)
-
-
-@contextmanager
-def print_false_on_failure(export: bool) -> Generator[None]:
-    """Let the shell know: of `eval "$(...)"` it has the status of what was printed alone."""
-    try:
-        yield
-    except BaseException as fault:
-        helped = isinstance(fault, click.exceptions.Exit) and not fault.exit_code
-        if export and not helped:
-            click.echo("false")
-        raise
 
 
 @click.command(cls=EvaluatedCommand)

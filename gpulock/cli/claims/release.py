@@ -16,6 +16,7 @@ import click
 from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
+from gpulock.cli.claims.evaluated import EvaluatedCommand
 from gpulock.cli.select import (
     Subject,
     match_devices,
@@ -57,7 +58,7 @@ def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) 
     return one_line(value or "")
 
 
-@click.command()
+@click.command(cls=EvaluatedCommand)
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--pid", type=click.IntRange(min=2), help="Release the GPUs of this process.")
 @click.option("--job", metavar="JOB", help="Release the GPUs of this job: 12, or 12.3 for a task.")

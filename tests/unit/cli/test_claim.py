@@ -83,6 +83,12 @@ def test_a_claim_that_fails_lets_its_eval_fail(site: Site, words: tuple[str, ...
     assert "false\n" not in site.call("claim", "--export", "--help").stdout
 
 
+def test_a_release_that_fails_lets_its_eval_fail(site: Site) -> None:
+    """The work behind it would go on with cards that are still held."""
+    refused = site.call("release", "--export", "0")
+    assert (refused.exit_code, refused.stdout) == (1, "false\n")
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_second_claim_of_a_shell_says_what_it_holds_already(site: Site, shell: str) -> None:
     script = '"$@" claim -n 1 --for 2h >/dev/null 2>&1; "$@" claim -n 1 --for 3h 2>&1; echo $$'

@@ -10,6 +10,7 @@ import os
 import time
 
 from gpulock.node.procfs import INIT, UNREAD, Proc, ProcessStatus
+from gpulock.node.subordinate import SubordinateUids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class ProcessReader:
         self._asked: dict[int, ProcessStatus] = {}  # of those that are in no listing
         self._started: "dict[int, StartedAs]" = {}
         self._accounts: dict[int, int] = {}
+        self._subordinate: "SubordinateUids | None" = None
         self._spent: dict[int, float] = {}  # seconds, by user
         self._late: set[int] = set()  # users who have had ONE_USER
         self._missed: dict[int, str] = {}  # by user: why not all is known
@@ -90,8 +92,8 @@ class ProcessReader:
     def account(self, pid: int, uid: int) -> int:
         """Return whose a process of an ordinary uid is: of a subordinate uid, its user's.
 
-        That is who made the user namespace it runs in. A uid is asked about once: it is either
-        an account of its own or in one user's range of subordinate uids. Raises OSError.
+        That is who made the user namespace it runs in, or in whose range its uid is. A uid is asked
+        about once: it is either an account of its own or in one user's range. Raises OSError.
         """
         found = self._accounts.get(uid)
         if found is None:
@@ -101,7 +103,10 @@ class ProcessReader:
                 if os.geteuid() == 0:
                     raise
                 found = -1
-            found = self._accounts[uid] = uid if found <= 0 else found
+            if self._subordinate is None:
+                self._subordinate = SubordinateUids()
+            found = self._subordinate.owner(uid if found <= 0 else found)
+            self._accounts[uid] = found
         return found
 
     def read_start(self, pid: int, uid: int) -> "StartedAs":

@@ -11,6 +11,7 @@ import time
 
 from gpulock.alloc.process_reader import NOT_READ, SYSTEM_UIDS, ProcessReader
 from gpulock.node.procfs import OVER, UNREAD, Proc, ProcessStatus
+from gpulock.node.subordinate import LARGEST, NSSWITCH, SUBUID
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
@@ -28,7 +29,6 @@ ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is gi
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
 MANY = 1024  # numbers given since the last sample that are asked for
-SUBUID, NSSWITCH = "/etc/subuid", "/etc/nsswitch.conf"
 
 
 class ProcessScan(ProcessReader):
@@ -254,7 +254,7 @@ def may_have_subordinate_uids(
 ) -> bool:
     """Return whether a user may have subordinate uids (subuid(5)); without a name, anybody."""
     try:
-        lines = atomic.read_text(subuid, 1 << 22).split("\n")
+        lines = atomic.read_text(subuid, LARGEST).split("\n")
     except FileNotFoundError:
         lines = []
     except OSError:

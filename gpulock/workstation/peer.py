@@ -12,11 +12,13 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.procfs import Proc
+from gpulock.node.subordinate import SubordinateUids
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
@@ -24,11 +26,16 @@ PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
+def is_no_account(uid: int) -> bool:
+    """Return that a uid is no user's own."""
+    return False
+
+
 @dataclass
 class Peer:
     """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
 
-    `account` is the user who answers for it: of a subordinate uid, who made its user namespace.
+    `account` is the user who answers for it: of a subordinate uid, whose it is.
     """
 
     pid: int
@@ -49,10 +56,13 @@ class Peer:
         return bool(poll.poll(0))
 
 
-def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
+def identify_peer(
+    connection: socket.socket, proc: Proc, is_account: Callable[[int], bool] = is_no_account
+) -> Peer:
     """Return who connected, by the kernel's word; raise Refusal or OSError.
 
-    Refused is one that is gone, or of another pid namespace.
+    Refused is one that is gone, or of another pid namespace. `is_account` says of a uid that it is
+    a user's own although it is in another user's range of subordinate uids.
     """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(data)
@@ -66,6 +76,9 @@ def identify_peer(connection: socket.socket, proc: Proc) -> Peer:
         peer = Peer(pid, uid, uid, os.pidfd_open(pid))
     try:
         if (owner := proc.namespace_owner(pid)) > 0:
+            peer.account = owner
+        owner = SubordinateUids().owner(peer.account)
+        if owner != peer.account and not is_account(peer.account):
             peer.account = owner
     except PermissionError:
         pass  # without CAP_SYS_PTRACE each uid answers for itself
@@ -85,13 +98,14 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
     another's rights.
     """
     try:
-        found, uids = proc.start(pid), proc.status(pid).uids
+        found = proc.start(pid)
+        uids = proc.status(pid).uids if found == start else ()
     except (OSError, ValueError) as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
-    if set(uids[:3]) != {peer.uid}:
-        raise Refusal(INVALID_REQUEST, f"process {pid} is not yours", "claim for one of your own")
     if found != start:
         raise Refusal(INVALID_REQUEST, f"pid {pid} now belongs to another process", "try again")
+    if set(uids[:3]) != {peer.uid}:
+        raise Refusal(INVALID_REQUEST, f"process {pid} is not yours", "claim for one of your own")
     if pid == peer.pid and peer.has_ended():
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
 

@@ -24,6 +24,7 @@ from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
     PERIOD,
     SocketClaims,
+    has_name,
     refuse_request,
     user_name,
 )
@@ -141,7 +142,7 @@ class ClaimServer:
         """Let one more in; where too many say nothing, the oldest of who has most of them goes."""
         connection.setblocking(False)
         try:
-            peer = identify_peer(connection, self._node().proc)
+            peer = identify_peer(connection, self._node().proc, has_name)
         except (Refusal, OSError):
             connection.close()
             return
@@ -211,11 +212,14 @@ class ClaimServer:
     def _enqueue(self, client: Client, request: SocketRequest) -> None:
         """Put a claim into the queue; raise Refusal or OSError."""
         node = self._node()
-        check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
+        account = client.peer.account
+        if self.claims.due(account) <= clock_boottime():  # else once it is served
+            with self.claims.charged(account):
+                check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
         if (most := node.settings.user_max) and request.number > most:
             why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
             raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-        self._line.enqueue(client, request, user_name(client.peer.account))
+        self._line.enqueue(client, request, user_name(account))
 
     def _refuse_too_many(self, client: Client, act: str) -> None:
         """Raise Refusal where a user, or all users, have too many calls of this kind.

@@ -188,6 +188,11 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
+def has_name(uid: int) -> bool:
+    """Return whether a uid is known to be a user's own."""
+    return user_name(uid) != f"uid {uid}"
+
+
 @lru_cache(maxsize=1000)
 def look_up_user(uid: int) -> str:
     """Return the name of a user; raise NoAnswerError."""

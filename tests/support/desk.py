@@ -63,7 +63,7 @@ class Desk:
     def come_as(self, uid: int, pid: int) -> socket.socket:
         """Connect as a process of another user."""
 
-        def identify(_: socket.socket, proc: Proc) -> Peer:
+        def identify(_: socket.socket, proc: Proc, __: object) -> Peer:
             assert proc is self.node.proc
             return Peer(pid, uid, uid, os.pidfd_open(ME))
 

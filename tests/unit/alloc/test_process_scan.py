@@ -21,6 +21,7 @@ from gpulock.node import procfs
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.node.settings import Settings
+from gpulock.node.subordinate import SubordinateUids
 from tests.support.faults import raising, returning
 from tests.support.trees import FakeProc
 
@@ -237,7 +238,9 @@ def assert_missed_of_the_crowd_alone(scan: ProcessScan) -> None:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("uids", ["one", "subordinate", "of a set-user-id program"])
+@pytest.mark.parametrize(
+    "uids", ["one", "in a namespace", "by set-user-id files", "of a set-user-id program"]
+)
 def test_processes_that_are_slow_to_read_are_a_doubt_of_their_user_alone(
     proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, uids: str
 ) -> None:
@@ -249,9 +252,12 @@ def test_processes_that_are_slow_to_read_are_a_doubt_of_their_user_alone(
     if uids == "of a set-user-id program":
         for pid in CROWD:
             proc.add(pid, uids=(HERE, GONE, GONE, GONE))
-    if uids == "subordinate":
+    if uids in ("in a namespace", "by set-user-id files"):
         owned(monkeypatch, {pid: 3_000_000 + pid for pid in CROWD} | dict.fromkeys(HONEST, HERE))
-        monkeypatch.setattr(Proc, "namespace_owner", lambda _, pid: GONE if pid in CROWD else -1)
+        inside = CROWD if uids == "in a namespace" else ()
+        monkeypatch.setattr(Proc, "namespace_owner", lambda _, pid: GONE if pid in inside else -1)
+    if uids == "by set-user-id files":
+        monkeypatch.setattr(SubordinateUids, "owner", lambda _, uid: GONE if uid > HERE else uid)
     scan = look(proc)
     assert_missed_of_the_crowd_alone(scan)
     assert len({*slow} & {*CROWD}) <= process_reader.ONE_USER / 0.04 + 1

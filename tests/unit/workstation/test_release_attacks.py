@@ -78,7 +78,7 @@ def test_looks_at_a_users_processes_are_charged_to_that_user(
 
     Stopped by: after each look that user's next call waits ten times as long, others go first.
     """
-    monkeypatch.setattr(desk.server.claims, "_time", Allowance())
+    monkeypatch.setattr(desk.server.claims, "_time", Allowance(LOOK))
     passed: list[float] = []
 
     def clock() -> float:

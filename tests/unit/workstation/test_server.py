@@ -18,6 +18,7 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.node.subordinate import SubordinateUids
 from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
@@ -293,7 +294,7 @@ def test_one_user_cannot_take_all_places(desk: Desk, monkeypatch: pytest.MonkeyP
     """
     uids = iter(range(100_000, 100_100))
 
-    def identify(_: socket.socket, proc: Proc) -> Peer:
+    def identify(_: socket.socket, proc: Proc, __: object) -> Peer:
         assert proc is desk.node.proc
         uid = next(uids)
         desk.box.proc.add(ME, "python3", start=MINE, uids=(uid,) * 4, session=1)
@@ -325,24 +326,65 @@ def test_who_says_nothing_keeps_nobody_out(desk: Desk) -> None:
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("is_inside", [True, False])
 def test_a_claim_under_a_subordinate_uid_is_of_the_user_who_has_it(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
-    """Tried: a claim under a subordinate uid, whose name nobody knows.
+    """Tried: a claim under a subordinate uid, whose name nobody knows: one user was thousands.
 
-    Stopped by: the claim is of the user who owns the user namespace.
+    Stopped by: the claim is of the user who owns the user namespace or, of a set-user-id file, in
+    whose range the uid is.
     """
 
     def namespace_owner(_: Proc, pid: int) -> int:
-        return 61_001 if pid == ME else -1
+        return 61_001 if is_inside and pid == ME else -1
 
     monkeypatch.setattr(Proc, "namespace_owner", namespace_owner)
+    if not is_inside:
+        monkeypatch.setattr(SubordinateUids, "owner", lambda _, uid: 61_001)
+        monkeypatch.setattr(server_module, "has_name", lambda uid: False)
     told = desk.claim(1)
     assert told.state == GRANTED, told.why
     owner = desk.node.store.read(bus(0)).owner
     assert owner is not None
     assert (owner.uid, owner.user) == (61_001, "uid 61001")
     assert last(desk.ask(SocketRequest(RELEASE, ME, MINE))).devices == (bus(0),)
+
+
+def test_a_user_with_a_name_in_anothers_range_is_a_user(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name service that gives uids out of the same numbers."""
+    monkeypatch.setattr(SubordinateUids, "owner", lambda _, uid: 61_001)
+    monkeypatch.setattr(server_module, "has_name", lambda uid: True)
+    assert desk.claim(1).state == GRANTED
+    owner = desk.node.store.read(bus(0)).owner
+    assert owner is not None and owner.uid == os.geteuid()
+
+
+@pytest.mark.attack
+def test_who_has_taken_too_much_time_has_no_process_looked_at_before_the_turn(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: claims for a process of 65,536 groups, 50 ms each, as many as there is time for.
+
+    Stopped by: such a look is charged, and of who has had the time it is taken in the queue.
+    """
+    looked: list[Peer] = []
+    monkeypatch.setattr(server_module, "check_peer_may_hold", lambda peer, *_: looked.append(peer))
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
+    assert len(looked) == 1
+    desk.server.claims._time.charge(os.geteuid(), 1000.0, clock_boottime())
+    desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
+    assert len(looked) == 1
+
+
+def test_a_process_of_another_start_is_not_looked_at_further(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proc, "status", raising(AssertionError("it costs 50 ms")))
+    told = last(desk.ask(SocketRequest(CLAIM, ME, MINE + 1, 1)))
+    assert "now belongs to another process" in told.why
 
 
 def test_who_says_nothing_is_sent_away(desk: Desk) -> None:

@@ -271,6 +271,9 @@ def test_json_says_null_for_what_is_not_known(tmp_path: Path) -> None:
     assert (gpus[7]["index"], gpus[7]["state"], gpus[7]["uuid"]) == (None, "missing", None)
     text = site.call("status").stdout
     assert "8 GPUs: 7 free, 1 missing" in text and "expected, but not there" in text
+    assert text.splitlines()[8].split() == ["-", "missing"]
+    site.call("quarantine", "0000:ff:00.0", "--reason", "x")  # then it is known which one it is
+    assert site.call("status").stdout.splitlines()[8].split() == ["-", "0000:ff:00.0", "missing"]
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,11 @@ def test_a_process_leads_to_the_job_whose_session_it_is_in(site: Site, process: 
     assert "job 12 of alice" in site.call("why", f"pid {process.pid}").stdout
 
 
+def test_of_a_process_without_a_claim_it_is_told_whether_it_runs(site: Site) -> None:
+    for pid, word in ((os.getpid(), "runs"), (dead_process()[0], "is gone")):
+        assert f"process {pid} {word}" in site.words("why", "pid", str(pid))
+
+
 def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
     site.hold(1, 2, job_id="12")
     site.hold(3, job_id="123", token="u")

@@ -144,6 +144,23 @@ def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     assert not site.hooks.exists()
 
 
+def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
+    """The host is in the group for another queue's."""
+    site.install_all()
+    for hook in ("prolog", "epilog"):
+        site.edit("sq", f",[@gpulock={site.hook(hook)}]", "")
+
+    for done in (site.install(), site.uninstall()):
+        assert not [title for title in done.changed if "queue gpu.q" in title]
+
+
+def test_the_sensor_of_another_gpulock_goes_and_the_sites_stays(site: Site) -> None:
+    (site.state / "sconf-node1").write_text("load_sensor /old/prolog/sge-sensor,/site/own\n")
+    site.install_all()
+    sensors = qconf_values(site.show("sconf-node1"))["load_sensor"]
+    assert sensors == f"/site/own,{site.hooks}/current/prolog/sge-sensor"
+
+
 @pytest.mark.parametrize("own", ["", "load_sensor none\n", "load_sensor /site/own\n"])
 def test_the_sensor_of_before_runs_again_the_hosts_own_or_the_global_one(
     site: Site, own: str

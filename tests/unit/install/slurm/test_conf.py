@@ -149,3 +149,15 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 
     script.write_text(f"#!/bin/sh\n# exec {paths.slurm_task}\nexit 0\n")
     assert find_hook(conf(TaskProlog=script), TASK, paths).ours == ()
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\nexec sleep 9\n", "#!/nowhere\n"])
+def test_where_scontrol_hangs_or_cannot_be_run_its_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "scontrol").write_text(text)
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("Prolog=/a\n")
+    monkeypatch.setattr(site.SlurmSite.run_client, "__defaults__", (0.1, None))
+    found = site.SlurmSite(tmp_path, tmp_path / "slurm.conf").best()
+    assert (found.get("Prolog"), "scontrol" in found.silent) == ("/a", True)

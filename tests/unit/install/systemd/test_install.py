@@ -38,6 +38,11 @@ def restarts(node: SystemdNode) -> list[str]:
     return [line for line in node.ctl.told if line.startswith("restart")]
 
 
+def test_a_program_of_systemds_that_fails_is_told_with_its_reason() -> None:
+    with pytest.raises(InstallError, match="ended with 3: no such unit$"):
+        manager.run_systemd_program("sh", "-c", "echo no such unit >&2; exit 3")
+
+
 def test_both_services_are_installed_enabled_and_started_the_socket_first(
     node: SystemdNode,
 ) -> None:

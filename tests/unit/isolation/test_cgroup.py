@@ -46,11 +46,13 @@ def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/../../x", BROKEN), ("/a (deleted)", UNKNOWN)], ids=["away", "gone"]
+    ("line", "kind"),
+    [("0::/../../x", BROKEN), ("0::/a (deleted)", UNKNOWN), ("4:devices:/a", BROKEN)],
+    ids=["away", "gone", "none"],
 )
-def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, path: str, kind: str) -> None:
+def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, line: str, kind: str) -> None:
     (tmp_path / "7").mkdir()
-    (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
+    (tmp_path / "7/cgroup").write_text(f"{line}\n")
 
     with pytest.raises(Refusal) as told:
         tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)

@@ -39,7 +39,7 @@ def restarts(node: SystemdNode) -> list[str]:
 
 
 def test_a_program_of_systemds_that_fails_is_told_with_its_reason() -> None:
-    with pytest.raises(InstallError, match="ended with 3: no such unit$"):
+    with pytest.raises(InstallError, match=r"ended with 3: no such unit$"):
         manager.run_systemd_program("sh", "-c", "echo no such unit >&2; exit 3")
 
 

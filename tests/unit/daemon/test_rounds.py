@@ -25,7 +25,7 @@ from tests.support.clock import VirtualClock
 from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
-from tests.support.slurm_site import INVALID, ROOT, SILENT
+from tests.support.slurm_site import INVALID, ROOT, SILENT, freezer
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import NAME, Box, bus, record, soon
 
@@ -206,6 +206,19 @@ def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
     assert report is not None
     assert [outcome.act for outcome in report.outcomes] == ["freed"]
     made.close()
+
+
+def test_of_a_slurm_job_each_step_daemon_and_each_process_is_waited_for(tmp_path: Path) -> None:
+    slurm = SlurmSite(tmp_path)
+    slurm.prolog(12, "0")
+    steps = [slurm.stepd(pid, f"12.{step}") for pid, step in ((700, "extern"), (701, "batch"))]
+    tasks = [slurm.process(pid, "python") for pid in (900, 901)]
+    slurm.cgroup(f"{freezer()}/step_0", *tasks)
+    made = Rounds(DaemonNode(Settings(dict(slurm.settings))), HeardJournal(), ())
+    report = made.run_round(0.0)
+    made.close()
+    assert report is not None
+    assert {pid for pid, _ in report.processes if pid} == {*steps, *tasks}
 
 
 def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(

@@ -20,6 +20,7 @@ from gpulock.install.doctor.node import UNREADABLE, check_mps, check_settings, n
 from gpulock.install.systemd import install, manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node import sample
+from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.cli_site import Site
@@ -133,6 +134,8 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     path.chmod(0o640)
     (found,) = check_settings(read_settings(str(path)), path)
     assert (found.state, found.what) == (WARNING, UNREADABLE.format(path))
+    path.rename(path.with_name("other"))
+    assert [*check_settings(parse_settings("", str(path)), path)] == []
 
 
 def test_places_that_no_job_gets_are_told(box: Box) -> None:

@@ -42,7 +42,8 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     left = longest - sum(one.end - one.begin for one in near)
     if wanted.end - begin > left or len(mine) >= MOST:
         hours = f"{max(0.0, left) / HOUR:.1f} of {longest / HOUR:.1f} hours a day"
-        why = f"{hours} are left to you at that time (RESERVE_MAX)"
+        asked = f"{(wanted.end - begin) / HOUR:.1f} hours are asked for"  # to tomorrow, by mistake
+        why = f"{asked}, {hours} are left to you at that time (RESERVE_MAX)"
         if len(mine) >= MOST:
             why = f"you have {MOST} reservations"
         do = "ask for less, or gpulock unreserve what you do not need"

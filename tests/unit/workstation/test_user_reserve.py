@@ -175,7 +175,11 @@ def test_who_has_reserved_a_device_gets_no_other_that_is_kept(
 @pytest.mark.parametrize(
     ("ask", "kind", "words"),
     [
-        ({"uid": ALICE, "number": 1, "hours": 4.1}, INVALID_REQUEST, "4.0 of 4.0 hours a day are"),
+        (
+            {"uid": ALICE, "number": 1, "hours": 4.1},
+            INVALID_REQUEST,
+            "4.1 hours are asked for, 4.0 of",
+        ),
         ({"uid": ALICE, "number": 9, "hours": 1}, INVALID_REQUEST, "no device"),
         ({"uid": ALICE, "number": 1, "hours": 1, "ahead": -2}, INVALID_REQUEST, "time is over"),
         (

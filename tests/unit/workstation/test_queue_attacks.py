@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.daemon.core import loop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
@@ -127,6 +128,12 @@ def test_free_devices_that_the_first_could_not_use_are_not_kept_for_it(
     assert last(head).state == WAITING
     desk.give_back(1)
     assert last(desk.claim_as(BOB, 904, 3)).devices == (bus(1), bus(2), bus(3))
+
+
+def test_what_is_kept_for_the_first_is_of_the_kind_that_it_asks_for(desk: Desk) -> None:
+    desk.box.gpu(bus(1), 1, Model="NVIDIA A100")
+    want = ClaimRequest(1, kinds=(("model:a100", 1),))
+    assert backfill.list_usable_devices(backfill.QueueView(desk.node), want) == [bus(1)]
 
 
 def test_the_turns_of_the_first_are_of_equal_length_and_grow() -> None:

@@ -195,6 +195,8 @@ def test_of_another_boot_or_version_nobody_waits(desk: Desk, old: str, new: str)
     old = desk.node.boot_id if old == "boot" else old
     replace_text(desk.box.lock / "waiting", old, new)
     assert len(desk.waiting()) == (0 if old else 1)
+    desk.box.proc.remove(ME)
+    assert desk.waiting() == [], "nor who has ended"
 
 
 def test_who_waits_is_told_each_change_but_once_a_second(desk: Desk) -> None:

@@ -10,13 +10,13 @@ import os
 import time
 
 from gpulock.node.procfs import INIT, UNREAD, Proc, ProcessStatus
-from gpulock.node.subordinate import SubordinateUids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from gpulock.alloc.environs import StartedAs
+    from gpulock.node.subordinate import SubordinateUids
 
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 SYSTEM_UIDS = 1000  # below: system users (login.defs(5) UID_MIN)
@@ -104,6 +104,8 @@ class ProcessReader:
                     raise
                 found = -1
             if self._subordinate is None:
+                from gpulock.node.subordinate import SubordinateUids
+
                 self._subordinate = SubordinateUids()
             found = self._subordinate.owner(uid if found <= 0 else found)
             self._accounts[uid] = found

@@ -11,8 +11,6 @@ import time
 
 from gpulock.alloc.process_reader import NOT_READ, SYSTEM_UIDS, ProcessReader
 from gpulock.node.procfs import OVER, UNREAD, Proc, ProcessStatus
-from gpulock.node.subordinate import LARGEST, NSSWITCH, SUBUID
-from gpulock.store import atomic
 from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
@@ -167,6 +165,8 @@ class ProcessScan(ProcessReader):
         try:  # the kernel answers at one moment: no process can fork away from it
             os.getpriority(os.PRIO_USER, uid)
         except ProcessLookupError:
+            from gpulock.node.subordinate import may_have_subordinate_uids
+
             return may_have_subordinate_uids(uid, (self._users or {}).get(uid, ""))
         self._running.add(uid)
         return True
@@ -247,24 +247,3 @@ class ProcessScan(ProcessReader):
     def named(self, name: str) -> list[int]:
         """Return the processes of one name, or of one with Debian's ending (slurmd-wlm)."""
         return [p for p, one in self.statuses().items() if one.name.partition("-")[0] == name]
-
-
-def may_have_subordinate_uids(
-    uid: int, user: str, subuid: str = SUBUID, nsswitch: str = NSSWITCH
-) -> bool:
-    """Return whether a user may have subordinate uids (subuid(5)); without a name, anybody."""
-    try:
-        lines = atomic.read_text(subuid, LARGEST).split("\n")
-    except FileNotFoundError:
-        lines = []
-    except OSError:
-        return True
-    own = (f"{user}:", f"{uid}:") if user else ("",)
-    if any([line.startswith(own) for line in lines if line]):
-        return True
-    try:
-        return "\nsubid:" in f"\n{atomic.read_text(nsswitch)}"
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True

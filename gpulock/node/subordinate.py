@@ -48,3 +48,24 @@ def read_lines(path: str) -> list[str]:
         return atomic.read_text(path, LARGEST).split("\n")
     except (OSError, ValueError):
         return []
+
+
+def may_have_subordinate_uids(
+    uid: int, user: str, subuid: str = SUBUID, nsswitch: str = NSSWITCH
+) -> bool:
+    """Return whether a user may have subordinate uids (subuid(5)); without a name, anybody."""
+    try:
+        lines = atomic.read_text(subuid, LARGEST).split("\n")
+    except FileNotFoundError:
+        lines = []
+    except OSError:
+        return True
+    own = (f"{user}:", f"{uid}:") if user else ("",)
+    if any([line.startswith(own) for line in lines if line]):
+        return True
+    try:
+        return "\nsubid:" in f"\n{atomic.read_text(nsswitch)}"
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -17,7 +17,8 @@ import pytest
 
 from gpulock.alloc import device_users, process_scan
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.alloc.process_scan import ProcessScan, may_have_subordinate_uids
+from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node import subordinate
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -372,9 +373,9 @@ def test_who_may_have_subordinate_uids(
     for path, text in zip_equal(paths, (subuid, nsswitch)):
         if text is not None:
             path.write_text(text)
-    assert may_have_subordinate_uids(61_001, "owner", *map(str, paths)) is may
+    assert subordinate.may_have_subordinate_uids(61_001, "owner", *map(str, paths)) is may
     if subuid:
-        assert may_have_subordinate_uids(61_001, "", *map(str, paths))
+        assert subordinate.may_have_subordinate_uids(61_001, "", *map(str, paths))
 
 
 Start = Callable[[Callable[[], object]], int]
@@ -484,7 +485,7 @@ def test_a_process_under_a_subordinate_uid_of_the_owner_keeps_it(
     """As newuidmap makes it: in a namespace of the owner's, under a uid that nobody else has."""
     (tmp_path / "subuid").write_text("owner:3000000:65536\n")
     monkeypatch.setattr(
-        process_scan.may_have_subordinate_uids,
+        subordinate.may_have_subordinate_uids,
         "__defaults__",
         (str(tmp_path / "subuid"), str(tmp_path / "none")),
     )
@@ -528,7 +529,7 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
         pytest.fail("a look for nothing")
 
     monkeypatch.setattr(OpenFiles, "_fill", never)
-    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
+    monkeypatch.setattr(subordinate, "may_have_subordinate_uids", no_subordinates)
     assert ask(Proc()) == ""
 
 
@@ -536,7 +537,7 @@ def test_where_the_owner_has_no_process_no_file_is_looked_at(
 def test_where_the_owner_has_no_process_nobody_is_looked_at(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_scan, "may_have_subordinate_uids", no_subordinates)
+    monkeypatch.setattr(subordinate, "may_have_subordinate_uids", no_subordinates)
     start(lambda: os.setgroups([65_400]))
     scan = ProcessScan(Proc())
     scan.restrict({OWNER: "owner"})

@@ -17,7 +17,7 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
 from gpulock.alloc.process_reader import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node import procfs
+from gpulock.node import procfs, subordinate
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.node.settings import Settings
@@ -86,9 +86,9 @@ def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_som
     tmp_path: Path, unread: str
 ) -> None:
     paths = {name: str(tmp_path / name) for name in ("subuid", "nsswitch")}
-    assert not process_scan.may_have_subordinate_uids(1000, "alice", **paths)
+    assert not subordinate.may_have_subordinate_uids(1000, "alice", **paths)
     (tmp_path / unread).mkdir()
-    assert process_scan.may_have_subordinate_uids(1000, "alice", **paths)
+    assert subordinate.may_have_subordinate_uids(1000, "alice", **paths)
 
 
 def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(

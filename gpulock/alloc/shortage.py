@@ -79,7 +79,7 @@ def wanted_device_refusal(
     return Refusal(
         BUSY,
         f"the job needs GPU {','.join([d.label() for d in wanted])}, not free: {names}",
-        f"see gpulock why {gone[0][0].label()}",
+        f"see gpulock why {(gone[0][0] if gone else wanted[0]).label()}",
     )
 
 

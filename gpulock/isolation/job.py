@@ -2,9 +2,9 @@
 """The beginning and the end of a job's isolation, and what a reconcile does about it.
 
 Hot; the door to this package for hooks, which load it where ISOLATION is not off (sge.members
-asks confine which processes a cgroup of ours has). A cgroup of
-ours whose process is gone goes as soon as it is empty; with it goes its program. A reconcile kills
-nobody: a job whose shepherd was killed lives on, and stays confined.
+asks confine which processes a cgroup of ours has). A cgroup of ours whose process is gone goes as
+soon as it is empty; with it goes its program. A reconcile kills nobody: a job whose shepherd was
+killed lives on, and stays confined.
 """
 
 import os

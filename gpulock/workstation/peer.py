@@ -26,11 +26,6 @@ PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
 CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
-def is_no_account(uid: int) -> bool:
-    """Return that a uid is no user's own."""
-    return False
-
-
 @dataclass
 class Peer:
     """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
@@ -56,9 +51,7 @@ class Peer:
         return bool(poll.poll(0))
 
 
-def identify_peer(
-    connection: socket.socket, proc: Proc, is_account: Callable[[int], bool] = is_no_account
-) -> Peer:
+def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[int], bool]) -> Peer:
     """Return who connected, by the kernel's word; raise Refusal or OSError.
 
     Refused is one that is gone, or of another pid namespace. `is_account` says of a uid that it is

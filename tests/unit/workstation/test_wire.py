@@ -100,7 +100,7 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
 def identify(listening: socket.socket, proc: Proc) -> Peer:
     """Return who connected; its pidfd is closed."""
     with listening.accept()[0] as connection:
-        peer = identify_peer(connection, proc)
+        peer = identify_peer(connection, proc, lambda _: False)
     peer.close()
     return peer
 

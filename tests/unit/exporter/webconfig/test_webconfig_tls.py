@@ -51,7 +51,7 @@ def status(folder: Path, server: Running, client: str | None = None) -> int:
     """Get a page, showing a certificate; 0 when the handshake fails or the connection ends."""
     context = trusting(folder / "ca.pem", folder / f"{client}.pem" if client else None)
     try:
-        return fetch(server.port, context=context).status
+        return fetch(server.port, context=context, seconds=5).status
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError, http.client.BadStatusLine):
         return 0
 

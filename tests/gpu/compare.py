@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of rounds of scrape, nvidia-smi, scrape. Pure."""
+"""The comparison of a raw dump: what the exporter served beside what nvidia-smi said. Pure.
+
+`python -m tests.gpu.compare docs/hardware/RECORD.json` compares a record again.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
-from typing import NamedTuple
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
 
 from gpulock_exporter.metrics.device_table import CLOCK_REASONS
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpulock.daemon.health.findings import ACTIONS as RECOVERY_ACTIONS
+from gpulock.daemon.health.findings import ACTIONS
 
 PREFIX = "gpulock_gpu_"
 MIB = float(1 << 20)
-LATE = 1.2  # seconds by which a counter lags behind: it moves once a look
-STEADY = 0.75  # part of the rounds that must agree: a value moves between two looks
-Rows = Mapping[str, Mapping[str, str]]  # the text of each field of nvidia-smi, by UUID
-Cards = Mapping[str, Mapping[str, float]]  # values by name, by UUID
+Values = dict[str, float]  # of a card, by name
 
 
 class Rule(NamedTuple):
-    """A metric, and the fields that say the same: the first that this nvidia-smi knows is asked.
+    """A metric, and the fields that say the same: the first that this nvidia-smi knows counts.
 
-    What it says times `scale` lies between two scrapes, give or take `slack` and a `share` of it.
-    `bit` picks one of a mask. A counter `grows` by the area below the field, `slack` being for each
-    second. Where the hardware counts nothing one side may say 0 and the other nothing (`zero`).
+    Both are means over all rounds. Ours is theirs times `scale`, give or take `slack` and a `share`
+    of it. `bit` picks one of a mask. Of a counter (`rate`) it is the growth a second. Where the
+    hardware counts nothing one side may say 0 and the other nothing (`zero`).
     """
 
     metric: str
@@ -35,7 +37,7 @@ class Rule(NamedTuple):
     slack: float = 0.0
     share: float = 0.0
     bit: int = 0
-    grows: bool = False
+    rate: bool = False
     zero: bool = False
 
 
@@ -47,7 +49,6 @@ INFO = {  # label of gpulock_gpu_info: field
     "mig_mode": "mig.mode.current",
     "persistence_mode": "persistence_mode",
 }
-ACTIONS = {name: float(number) for number, name in RECOVERY_ACTIONS.items()}
 FLAGS = {"Enabled": "1", "Disabled": "0"}
 _PLACES = {  # ours: nvidia-smi's
     **{"dram": "dram", "sram": "sram", "l1": "l1_cache", "l2": "l2_cache"},
@@ -75,7 +76,12 @@ RULES = (
     Rule("remapped_rows_failure", ("remapped_rows.failure",)),
     Rule("recovery_action", ("gpu_recovery_action",)),
     *(
-        Rule(f"clock_event_active {name}", ("clocks_event_reasons.active",), bit=1 << number)
+        Rule(
+            f"clock_event_active {name}",
+            ("clocks_event_reasons.active",),
+            slack=0.25,  # it may come and go between two looks
+            bit=1 << number,
+        )
         for number, name in enumerate(CLOCK_REASONS)
     ),
     *(
@@ -87,16 +93,10 @@ RULES = (
         for kind in ("corrected", "uncorrected")
         for place, field in _PLACES.items()
     ),
-    Rule("busy_seconds_total", ("utilization.gpu",), 0.01, 0.05, 0.05, grows=True),
-    Rule("energy_joules_total", ("power.draw",), 1.0, 5.0, 0.15, grows=True),
+    Rule("busy_seconds_total", ("utilization.gpu",), 0.01, 0.05, 0.05, rate=True),
+    Rule("energy_joules_total", ("power.draw",), 1.0, 5.0, 0.15, rate=True),
 )
-ASKED = tuple(
-    dict.fromkeys(
-        field
-        for fields in (*(rule.fields for rule in RULES), tuple(INFO.values()))
-        for field in fields
-    )
-)
+ASKED = tuple(dict.fromkeys([*[of for rule in RULES for of in rule.fields], *INFO.values()]))
 _WORDS = {
     **{"yes": 1.0, "no": 0.0, "active": 1.0, "not active": 0.0},
     # nvmlDeviceGpuRecoveryAction_t of nvml.h, as nvidia-smi words it
@@ -105,60 +105,33 @@ _WORDS = {
 }
 
 
-class Round(NamedTuple):
-    """What was said at one moment: our scrapes before and after nvidia-smi.
-
-    `at` is when the latter's sample was taken, in seconds of the epoch.
-    """
-
-    at: float
-    before: Cards
-    rows: Rows
-    after: Cards
-
-
-class Finding(Enum):
-    """How a comparison ended."""
-
-    AGREED = "agreed"
-    ABSENT = "neither has it"
-    DIFFERED = "DIFFERED"
-    UNASKED = "this nvidia-smi has no such field"
-
-
-class Line(NamedTuple):
-    """One comparison of one card; `words` have the numbers."""
-
-    uuid: str
-    metric: str
-    finding: Finding
-    words: str = ""
-
-
-def parse_cards(text: str) -> dict[str, dict[str, float]]:
-    """Return the values of each card of a scrape.
+def read_scrape(text: str) -> tuple[dict[str, Values], dict[str, dict[str, str]]]:
+    """Return the values of each card of a scrape, and the labels of its `info`, by UUID.
 
     A name is the metric's without `gpulock_gpu_`, with its further labels: `ecc_errors_total` of
     type corrected and location dram is `ecc_errors_total dram corrected`, by the labels' names.
     """
-    cards: dict[str, dict[str, float]] = {}
+    cards: dict[str, Values] = {}
+    info: dict[str, dict[str, str]] = {}
+    actions = {name: float(number) for number, name in ACTIONS.items()}
     for family in text_string_to_metric_families(text):
         for name, labels, value, *_ in family.samples:
-            if name.startswith(PREFIX) and name != f"{PREFIX}info" and "uuid" in labels:
-                more = [text for key, text in sorted(labels.items()) if key not in {"uuid", "gpu"}]
-                words = " ".join([name[len(PREFIX) :], *more])
-                values = cards.setdefault(labels["uuid"], {})
-                values[words] = value
+            uuid = labels.get("uuid", "")
+            if name == f"{PREFIX}info" and "parent_uuid" not in labels:
+                info[uuid] = labels
+            elif name.startswith(PREFIX) and uuid:
+                more = [of for key, of in sorted(labels.items()) if key not in {"uuid", "gpu"}]
+                values = cards.setdefault(uuid, {})
+                values[" ".join([name[len(PREFIX) :], *more])] = value
                 if name == f"{PREFIX}recovery_action" and value:
-                    values["recovery_action"] = ACTIONS[labels["action"]]
-    return cards
+                    values["recovery_action"] = actions[labels["action"]]
+    return cards, info
 
 
-def parse_info(text: str) -> dict[str, dict[str, str]]:
-    """Return the labels of each card's `info` of a scrape."""
-    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    cards = [one.labels for one in samples if one.name == f"{PREFIX}info"]
-    return {labels["uuid"]: labels for labels in cards if "parent_uuid" not in labels}
+def read_single(text: str, metric: str) -> float | None:
+    """Return the value of a metric that has no labels, None where there is none."""
+    lines = (line.split() for line in text.splitlines())
+    return next((float(words[1]) for words in lines if words[:1] == [metric]), None)
 
 
 def kernel_bus(text: str) -> str:
@@ -180,90 +153,93 @@ def parse_number(text: str) -> float | None:
     return float(int(text, 16)) if word.startswith("0x") else float(text)
 
 
-def compare_info(info: Mapping[str, Mapping[str, str]], rows: Rows) -> list[Line]:
-    """Compare what each card is."""
-    lines: list[Line] = []
-    for uuid in sorted({*info, *rows}):
-        for label, field in INFO.items():
-            ours, text = info.get(uuid, {}).get(label, ""), rows.get(uuid, {}).get(field, "")
-            theirs = "" if text.startswith("[") else FLAGS.get(text, text)
-            theirs = kernel_bus(theirs) if label == "pci_bus_id" else theirs
-            finding = Finding.AGREED if ours == theirs else Finding.DIFFERED
-            lines.append(Line(uuid, f"info {label}", finding, f"{ours!r}, nvidia-smi {theirs!r}"))
-    return lines
+def compare_dump(dump: Mapping[str, Any]) -> list[str]:
+    """Return what differs, a line each: between the rounds of scrape and nvidia-smi, and /proc."""
+    rounds: Sequence[Mapping[str, Any]] = dump["rounds"]
+    scrapes = [read_scrape("\n".join(one["metrics"]) + "\n") for one in rounds]
+    at = [
+        read_single("\n".join(one["metrics"]), "gpulock_sample_timestamp_seconds") for one in rounds
+    ]
+    seconds = (at[-1] or 0.0) - (at[0] or 0.0)
+    wrong = compare_devices(dump["proc"], dump["nvml"]["cards"])
+    for uuid, row in rounds[-1]["nvidia-smi"].items():
+        wrong += [f"{uuid}  {line}" for line in compare_info(scrapes[-1][1].get(uuid, {}), row)]
+        ours = [cards.get(uuid, {}) for cards, _ in scrapes]
+        theirs = [one["nvidia-smi"].get(uuid, {}) for one in rounds]
+        wrong += [f"{uuid}  {line}" for line in compare_values(ours, theirs, seconds)]
+    return wrong
 
 
-def compare_values(rounds: Sequence[Round], known: Iterable[str]) -> list[Line]:
-    """Compare the values of each card; `known` are the fields that nvidia-smi was asked for."""
-    fields = frozenset(known)
-    lines: list[Line] = []
-    for uuid in sorted({uuid for one in rounds for uuid in one.rows}):
-        for rule in RULES:
-            field = next((one for one in rule.fields if one in fields), "")
-            if not field:
-                lines.append(Line(uuid, rule.metric, Finding.UNASKED, " or ".join(rule.fields)))
-                continue
-            try:
-                finding, words = (compare_growth if rule.grows else compare_rounds)(
-                    uuid, rounds, rule, field
-                )
-            except ValueError as fault:
-                finding, words = Finding.DIFFERED, str(fault)
-            lines.append(Line(uuid, rule.metric, finding, f"{field}: {words}"))
-    return lines
+def compare_devices(
+    devices: Sequence[Mapping[str, Any]], cards: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Say where /proc, as gpulock reads it, differs from NVML's devices and their order."""
+    wrong = [f"/proc has {len(devices)} GPUs, NVML {len(cards)}"] * (len(devices) != len(cards))
+    for index, (device, card) in enumerate(zip(devices, cards)):
+        identity = {**card["identity"], "bus_id": kernel_bus(card["identity"]["bus_id"])}
+        wrong += [
+            f"GPU {index}: {what} is {device[what]} in /proc, {identity[what]} in NVML"
+            for what in ("bus_id", "minor", "uuid")
+            if device[what] != identity[what]
+        ]
+    return wrong
 
 
-def compare_rounds(
-    uuid: str, rounds: Sequence[Round], rule: Rule, field: str
-) -> tuple[Finding, str]:
-    """Compare a value round by round; raise ValueError where it is no number."""
-    findings: list[Finding] = []
-    worst = ""
-    for one in rounds:
-        ours = [side.get(uuid, {}).get(rule.metric) for side in (one.before, one.after)]
-        theirs = parse_number(one.rows[uuid][field])
-        findings.append(compare_once(ours, theirs, rule))
-        if findings[-1] is Finding.DIFFERED:
-            worst = f", once {ours[0]} to {ours[1]} beside {theirs}"
-    good = len(findings) - findings.count(Finding.DIFFERED)
-    words = f"{good} of {len(findings)} rounds{worst}"
-    if good < STEADY * len(findings):
-        return Finding.DIFFERED, words
-    return (Finding.AGREED if Finding.AGREED in findings else Finding.ABSENT), words
+def compare_info(labels: Mapping[str, str], row: Mapping[str, str]) -> list[str]:
+    """Say where the labels of a card's `info` differ."""
+    wrong: list[str] = []
+    for label, field in INFO.items():
+        if field not in row:
+            continue  # this nvidia-smi has no such field
+        ours, text = labels.get(label, ""), row[field]
+        theirs = "" if text.startswith("[") else FLAGS.get(text, text)
+        theirs = kernel_bus(theirs) if label == "pci_bus_id" else theirs
+        if ours != theirs:
+            wrong.append(f"info {label}: {ours!r}, nvidia-smi {theirs!r}")
+    return wrong
 
 
-def compare_once(ours: Sequence[float | None], theirs: float | None, rule: Rule) -> Finding:
-    """Return how one round ended."""
-    values = [value for value in ours if value is not None]
-    if theirs is None or not values:
-        both = theirs is None and not values
-        zero = rule.zero and not any(values) and not theirs
-        return Finding.ABSENT if both or zero else Finding.DIFFERED
-    wanted = float(bool(int(theirs) & rule.bit)) if rule.bit else theirs * rule.scale
-    room = rule.slack + rule.share * abs(wanted)
-    agreed = min(values) - room <= wanted <= max(values) + room
-    return Finding.AGREED if agreed else Finding.DIFFERED
+def compare_values(
+    ours: Sequence[Values], theirs: Sequence[Mapping[str, str]], seconds: float
+) -> list[str]:
+    """Say where the values of a card differ, each list having one of each round."""
+    wrong: list[str] = []
+    for rule in RULES:
+        field = next((one for one in rule.fields if one in theirs[-1]), "")
+        if not field:
+            continue  # this nvidia-smi has no such field
+        try:
+            said = [parse_number(row.get(field, "")) for row in theirs]
+        except ValueError as fault:
+            wrong.append(f"{rule.metric}: {field}: {fault}")
+            continue
+        served = [values.get(rule.metric) for values in ours]
+        if not agrees(rule, served, said, seconds):
+            wrong.append(f"{rule.metric}: {field}: {served} beside {said}")
+    return wrong
 
 
-def compare_growth(
-    uuid: str, rounds: Sequence[Round], rule: Rule, field: str
-) -> tuple[Finding, str]:
-    """Compare a counter's growth with the area below a field; raise ValueError for no number."""
-    first, last = (one.after.get(uuid, {}).get(rule.metric) for one in (rounds[0], rounds[-1]))
-    numbers = [parse_number(one.rows[uuid][field]) for one in rounds]
-    known = [number for number in numbers if number is not None]
-    if first is None or last is None or len(known) < len(numbers):
-        alone = (first is None) is not (not known)
-        return (Finding.DIFFERED if alone else Finding.ABSENT), "one of them is not there"
-    took = rounds[-1].at - rounds[0].at
-    steps = zip(rounds, rounds[1:], known, known[1:])
-    area = sum((later.at - sooner.at) * (a + b) / 2 for sooner, later, a, b in steps) * rule.scale
-    room = rule.share * area + rule.slack * took + (LATE * area / took if took else 0.0)
-    finding = Finding.AGREED if abs(last - first - area) <= room else Finding.DIFFERED
-    return finding, f"grew by {last - first:.2f} in {took:.1f} s beside {area:.2f} (+- {room:.2f})"
+def agrees(
+    rule: Rule, ours: Sequence[float | None], theirs: Sequence[float | None], seconds: float
+) -> bool:
+    """Return whether two lists of values, one of each round, say the same."""
+    served = [value for value in ours if value is not None]
+    said = [value for value in theirs if value is not None]
+    if not served or not said:
+        return (not served and not said) or (rule.zero and not any(served) and not any(said))
+    if rule.bit:
+        said = [float(bool(int(value) & rule.bit)) for value in said]
+    wanted = mean(said) * rule.scale
+    found = (served[-1] - served[0]) / seconds if rule.rate and seconds else mean(served)
+    return abs(found - wanted) <= rule.slack + rule.share * abs(wanted)
 
 
-def parse_single(text: str, metric: str) -> float | None:
-    """Return the value of a metric that has no labels, None where there is none."""
-    matched = re.search(rf"(?m)^{re.escape(metric)} (\S+)$", text)
-    return float(matched[1]) if matched else None
+def main(paths: Iterable[str]) -> int:
+    """Compare records; return the exit code."""
+    wrong = [line for path in paths for line in compare_dump(json.loads(Path(path).read_text()))]
+    print(*(f"DIFFERS  {line}" for line in wrong), sep="\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -85,17 +85,12 @@ def answers(handle: Any) -> dict[str, Any]:
 def fields(handle: Any) -> dict[str, Any]:
     """Return each field value that there is as [type, number], each other one as its error."""
     found: dict[str, Any] = {}
-    for number in range(1, FIELDS + 1):
-        try:
-            value = pynvml.nvmlDeviceGetFieldValues(handle, [(number, 0)])[0]
-        except pynvml.NVMLError as fault:
-            found[str(number)] = f"error {fault.value}"
-            continue
+    for value in pynvml.nvmlDeviceGetFieldValues(handle, [(n, 0) for n in range(1, FIELDS + 1)]):
         kind = value.valueType
         if value.nvmlReturn or kind >= len(MEMBERS):
-            found[str(number)] = f"error {value.nvmlReturn}"
+            found[str(value.fieldId)] = f"error {value.nvmlReturn}"
         else:
-            found[str(number)] = [kind, plain(getattr(value.value, MEMBERS[kind]))]
+            found[str(value.fieldId)] = [kind, plain(getattr(value.value, MEMBERS[kind]))]
     return found
 
 

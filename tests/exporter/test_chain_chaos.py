@@ -16,7 +16,7 @@ from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.frame import Frame
-from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
 
 from tests.exporter.whole import Labels, Scrape

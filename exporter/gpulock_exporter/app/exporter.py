@@ -25,9 +25,8 @@ from gpulock_exporter.files.sample_file import (
     sample_text,
 )
 from gpulock_exporter.frame import Frame, normalize_bus_id
-from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import PROCESS, render_families
-from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.metrics.exposition import collect_families
+from gpulock_exporter.metrics.families import PROCESS, LabelUser, render_families
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import take_snapshot

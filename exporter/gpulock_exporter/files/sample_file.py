@@ -31,11 +31,14 @@ from gpulock.node.sample import (
 )
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import UUID, DeviceTelemetry
-from gpulock_exporter.state.buckets import restore_buckets
-from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount
+from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, restore_buckets
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
-from gpulock_exporter.state.device_totals import DeviceTotals, TelemetryTotals
-from gpulock_exporter.state.monotonic import CounterReading, MonotonicCounter
+from gpulock_exporter.state.device_totals import (
+    CounterReading,
+    DeviceTotals,
+    MonotonicCounter,
+    TelemetryTotals,
+)
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
 
 ROUNDING = 1e-9

@@ -9,9 +9,7 @@ from typing import Union
 from gpulock.alloc import states
 from gpulock.daemon.health.findings import ACTIONS
 from gpulock.node.devices import SHARE
-from gpulock_exporter.metrics.families import Sample
-from gpulock_exporter.metrics.labels import known_labels
-from gpulock_exporter.metrics.node import counters_by_suffix
+from gpulock_exporter.metrics.families import Sample, counters_by_suffix, known_labels
 from gpulock_exporter.state.snapshot import DeviceSnapshot
 
 CLOCK_REASONS = (  # nvmlClocksEventReasons of nvml.h, from bit 0 on
@@ -19,7 +17,7 @@ CLOCK_REASONS = (  # nvmlClocksEventReasons of nvml.h, from bit 0 on
     *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
     *("display_clock_setting", "board_limit", "reliability"),
 )
-FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/fabric.py
+FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/field_values.py
     1: "not_started",
     2: "in_progress",
     3: "completed",

@@ -1,19 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of metrics, and the text that Prometheus reads, format 0.0.4, by prometheus_client."""
+"""A family of metrics: what its labels may hold, and its text, as Prometheus reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from gpulock_exporter.metrics.labels import Labels, known_labels
+from gpulock.store.owner import Owner
+
+# Prometheus's own parser takes a NUL for the end of the text, so no control character but a new
+# line is written; a surrogate is a byte that is no UTF-8, or half a character of JSON
+REPLACED = {
+    code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000))
+} | {ord("\n"): "\n"}
+LONGEST_LABEL = 256  # characters of a value
+
+Labels = dict[str, str]
+
+
+class LabelUser(Enum):
+    """What the label `user` holds (LABEL_USER)."""
+
+    NAME = "name"
+    UID = "uid"
+    NONE = "none"
+
+    def of(self, record: Owner) -> str:
+        """Return the label's value for an owner, empty for none."""
+        if self is LabelUser.NAME:
+            return record.user
+        return str(record.uid) if self is LabelUser.UID else ""
+
+
+def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
+    """Return whose a claim is; the record's comment and paths stay where they are."""
+    return [
+        ("scheduler", record.scheduler),
+        ("job_id", record.job_id),
+        ("task_id", record.task_id),
+        ("user", label_user.of(record)),
+        ("queue", record.queue),
+    ]
+
+
+def known_labels(pairs: Iterable[tuple[str, str]]) -> Labels:
+    """Return labels that can be written, those without a value left out."""
+    return {name: value[:LONGEST_LABEL].translate(REPLACED) for name, value in pairs if value}
+
 
 Sample = tuple[Labels, float]
 PROCESS = ProcessCollector(registry=None)  # `process_*` of this process
+
+
+def counters_by_suffix(counters: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return the counters whose name begins with a prefix, by the rest of it."""
+    return {
+        name[len(prefix) :]: value for name, value in counters.items() if name.startswith(prefix)
+    }
 
 
 class Families(Collector):

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a device, and tell apart: an answer, what it does not have, what failed, what is over.
+"""Ask NVML, and tell apart: an answer, what a device does not have, what failed, what is over.
 
-Only the worker imports this. NVML's errors become one of four things here and nowhere else: None
-(and not asked again for a while) where the device or the driver has no such thing; None and a
-failure of the collector where something went wrong; GpuLostError where the card is gone;
-NvmlStaleError where NVML must be initialised again.
+Only the worker imports this. `calls` has the functions of pynvml, each of which is named in a note
+before it is made; its constants and types are taken from pynvml itself. NVML's errors become one of
+four things here and nowhere else: None (and not asked again for a while) where the device or the
+driver has no such thing; None and a failure of the collector where something went wrong;
+GpuLostError where the card is gone; NvmlStaleError where NVML must be initialised again.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
-from gpulock_exporter.driver_calls import NO_CARD
+from gpulock_exporter.driver_calls import NO_CARD, CallNote
 
 _T = TypeVar("_T")
 
@@ -127,3 +128,49 @@ class NvmlDevice:
     def forget(self) -> None:
         """Ask for everything again: the device is not what it was."""
         self._absent.clear()
+
+
+class NamedCalls:
+    """The functions of pynvml, by name; `note` is where a call, and its card, is named."""
+
+    def __init__(self) -> None:
+        self.note = CallNote()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a function, made once: what a card lacks is remembered by it."""
+        call = self.bind(name)
+        setattr(self, name, call)
+        return call
+
+    def bind(self, name: str, *last: Any) -> Callable[..., Any]:
+        """Return a function whose last arguments are these.
+
+        It raises NVMLError, as of a driver without it, where nvidia-ml-py is older than that call.
+        """
+
+        def call(*arguments: Any) -> Any:
+            self.note.name_call(name)
+            function = getattr(pynvml, name, None)
+            if function is None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            return function(*arguments, *last)
+
+        return call
+
+
+NAMED = NamedCalls()
+if TYPE_CHECKING:
+    calls = pynvml
+else:
+    calls = NAMED
+
+
+def call_nvml(name: str, *arguments: Any) -> None:
+    """Call a function of the library itself; raise NVMLError, also where it has no such one."""
+    NAMED.note.name_call(name)
+    function = getattr(pynvml.nvmlLib, name, None)
+    if function is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    error = function(*arguments)
+    if error:
+        raise pynvml.NVMLError(error)

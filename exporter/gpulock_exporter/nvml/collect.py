@@ -10,11 +10,10 @@ from __future__ import annotations
 import pynvml
 
 from gpulock_exporter.frame import DeviceTelemetry
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
+from gpulock_exporter.nvml.answers import NAMED, NvmlDevice, PollContext, calls
 from gpulock_exporter.nvml.card import NvmlCard, NvmlMigDevice, Records
 from gpulock_exporter.nvml.field_values import ENERGY, NVLINK, POWER, read_fields
 from gpulock_exporter.nvml.gpm import GpmWindow, is_gpm_supported
-from gpulock_exporter.nvml.named_calls import NAMED, calls
 from gpulock_exporter.nvml.process_lists import read_processes
 from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
 

@@ -19,9 +19,60 @@ from typing import Any, NamedTuple
 import pynvml
 
 from gpulock_exporter.frame import RULES
-from gpulock_exporter.nvml.answers import NARROW, NOT_AVAILABLE, VALUES, NvmlDevice, PollContext
-from gpulock_exporter.nvml.fabric import FABRIC_CALLS
-from gpulock_exporter.nvml.named_calls import NAMED, call_nvml, calls
+from gpulock_exporter.nvml.answers import (
+    NAMED,
+    NARROW,
+    NOT_AVAILABLE,
+    VALUES,
+    NvmlDevice,
+    PollContext,
+    call_nvml,
+    calls,
+)
+
+FABRIC_DONE = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+FABRIC_FAILED, FABRIC_UNHEALTHY = 4, 5  # ours: done with an error, and done but not well
+FABRIC = struct.Struct("@I16sIIB3xIB3x")  # nvmlGpuFabricInfo_v3_t; version 2 ends with the mask
+SUMMARY_UNHEALTHY = 2  # NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY
+MASK_FLAGS, FLAG_TRUE = (0, 2, 4, 6), 1  # of the health mask: two bits for each fault, 1: it is so
+MASK_CONFIGURATION, CONFIGURATION_GOOD = 8, 1  # four bits: 0 not supported, 1 none is wrong
+VERSION_WORD = 4  # bytes
+
+
+def fabric_query(call: str, version: int, size: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
+    """Return a way to ask how far a card is registered with the NVLink fabric; 0: there is none.
+
+    Without it CUDA finds no card on a node with NVSwitch (Hopper and later). A call without a
+    version fills in neither that word nor whether the card is well there.
+    """
+
+    def read(handle: pynvml.c_nvmlDevice_t) -> int:
+        raw = ctypes.create_string_buffer(FABRIC.size)
+        struct.pack_into("@I", raw, 0, size | version << 24)
+        call_nvml(call, handle, ctypes.byref(raw, 0 if version else VERSION_WORD))
+        _, _, status, _, state, mask, summary = FABRIC.unpack(raw.raw)
+        if state != FABRIC_DONE:
+            return int(state)
+        if status:
+            return FABRIC_FAILED
+        bad = summary == SUMMARY_UNHEALTHY or is_fabric_mask_bad(mask)
+        return FABRIC_UNHEALTHY if bad else FABRIC_DONE
+
+    return read
+
+
+def is_fabric_mask_bad(mask: int) -> bool:
+    """Return whether a health mask names a fault. Pure."""
+    flags = any(mask >> shift & 3 == FLAG_TRUE for shift in MASK_FLAGS)
+    return flags or mask >> MASK_CONFIGURATION & 15 > CONFIGURATION_GOOD
+
+
+FABRIC_CALLS = (
+    fabric_query("nvmlDeviceGetGpuFabricInfoV", 3, FABRIC.size),  # 550
+    fabric_query("nvmlDeviceGetGpuFabricInfoV", 2, FABRIC.size - 4),
+    fabric_query("nvmlDeviceGetGpuFabricInfo", 0, 0),  # 525
+)
+
 
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NvmlDevice, PollContext
-from gpulock_exporter.nvml.named_calls import calls
+from gpulock_exporter.nvml.answers import NvmlDevice, PollContext, calls
 
 SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
 LONGEST = 60.0  # seconds after which a window says nothing of now

@@ -16,8 +16,7 @@ from typing import Optional
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext
-from gpulock_exporter.nvml.named_calls import call_nvml
+from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext, call_nvml
 
 MOST = 5000  # processes: more than that is garbage, and a frame has its limit
 ATTEMPTS = 5  # a list may grow before it is asked for again

@@ -17,9 +17,15 @@ import pynvml
 from gpulock.deadline import clock_boottime
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.nvml import collect
-from gpulock_exporter.nvml.answers import LOST, GpuLostError, NvmlStaleError, PollContext
+from gpulock_exporter.nvml.answers import (
+    LOST,
+    NAMED,
+    GpuLostError,
+    NvmlStaleError,
+    PollContext,
+    calls,
+)
 from gpulock_exporter.nvml.card import NvmlCard, Records
-from gpulock_exporter.nvml.named_calls import NAMED, calls
 
 REST = 5.0  # seconds between two initialisations that could wait: each may take a second
 FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 960.0  # seconds until a lost card is looked for again

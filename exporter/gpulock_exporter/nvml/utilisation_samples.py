@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import pynvml
 
-from gpulock_exporter.nvml.answers import NARROW, WORDS
-from gpulock_exporter.nvml.named_calls import call_nvml
+from gpulock_exporter.nvml.answers import NARROW, WORDS, call_nvml
 
 Sample = tuple[int, float]  # time stamp in microseconds, percent
 

@@ -23,7 +23,7 @@ from gpulock.store.reservations import Reservation
 from gpulock.text.words import format_duration, held_seconds
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.metrics.families import LabelUser
 from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 from gpulock_exporter.web.utilisation_history import SPAN, UtilizationHistory, render_sparkline
 

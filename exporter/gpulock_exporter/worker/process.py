@@ -95,7 +95,7 @@ def make_frame_source(name: str, words: Mapping[str, str]) -> FrameSource:
         from gpulock_exporter.worker.simulated import SimulatedSource
 
         return SimulatedSource(folder)
-    from gpulock_exporter.nvml.named_calls import NAMED
+    from gpulock_exporter.nvml.answers import NAMED
     from gpulock_exporter.nvml.source import NvmlSource
 
     NAMED.note = CallNote(int(words.get("note", -1)))

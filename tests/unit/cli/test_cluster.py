@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import render_families
-from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.metrics.exposition import collect_families
+from gpulock_exporter.metrics.families import LabelUser, render_families
 
 from gpulock.cli import command_group
 from gpulock.cli.cluster.prometheus_api import query_prometheus

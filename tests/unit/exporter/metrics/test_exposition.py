@@ -10,9 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.metrics.devices import collect_families
-from gpulock_exporter.metrics.families import make_family, render_families
-from gpulock_exporter.metrics.labels import LONGEST_LABEL, LabelUser, known_labels
+from gpulock_exporter.metrics.exposition import collect_families
+from gpulock_exporter.metrics.families import (
+    LONGEST_LABEL,
+    LabelUser,
+    known_labels,
+    make_family,
+    render_families,
+)
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from hypothesis import given
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ import pytest
 import tomli
 import yaml
 from gpulock_exporter.clock import Moment
-from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
 from prometheus_client import Metric
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from gpulock_exporter.state.buckets import Buckets, restore_buckets
+from gpulock_exporter.state.claim_accounting import Buckets, restore_buckets
 
 from gpulock.node.sample import BUCKETS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame import COLLECTORS
-from gpulock_exporter.metrics.devices import collect_families
+from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.snapshot import (

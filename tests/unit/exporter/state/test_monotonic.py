@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from gpulock_exporter.state.monotonic import (
+from gpulock_exporter.state.device_totals import (
     KIB_WORD,
     KINDS,
     SUMMED,

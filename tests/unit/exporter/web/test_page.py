@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from gpulock_exporter.metrics.labels import LabelUser
+from gpulock_exporter.metrics.families import LabelUser
 from gpulock_exporter.state.snapshot import NodeSnapshot
 from gpulock_exporter.web.page import GIB, HOT, PageOptions, render_page
 from gpulock_exporter.web.utilisation_history import (

@@ -19,11 +19,7 @@ from gpulock.node.devices import Device
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
-from gpulock_exporter.files.sample_file import (
-    restore_exporter_memory,
-    restore_lost_cards,
-    sample_text,
-)
+from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.frame import Frame, normalize_bus_id
 from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import PROCESS, LabelUser, render_families
@@ -87,7 +83,6 @@ class Exporter:
         self.folder.open()
         now, left = self._clock().boottime, self.folder.last()
         self._book.memory = restore_exporter_memory(left, self._node.boot_id, now)
-        self._book.lost = restore_lost_cards(left, self._node.boot_id)
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
@@ -140,7 +135,7 @@ class Exporter:
     def _tell(self, health: ExporterHealth, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
         faults = {name: fault for name, fault in health.collectors.items() if fault}
-        faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.lost.items()}
+        faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.memory.lost.items()}
         if self._fault:
             faults["driver"] = self._fault
         for line in self._journal.lines(faults, now.boottime):

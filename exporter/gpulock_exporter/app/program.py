@@ -7,7 +7,6 @@ What it does is set in gpulock.conf; an option of the program counts before its 
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import sys
@@ -28,8 +27,7 @@ from gpulock_exporter.clock import current_moment
 from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer, WebSettings
 from gpulock_exporter.webconfig.config import WebConfigError, load_web_config
-from gpulock_exporter.worker.child import WorkerTimeouts
-from gpulock_exporter.worker.supervisor import Supervisor
+from gpulock_exporter.worker.supervisor import Supervisor, WorkerTimeouts
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
 OBSERVED = 16.0  # seconds that the driver's buffer of samples holds
@@ -89,22 +87,11 @@ def serve_exporter(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     exporter = Exporter(Node(settings), current_moment, write_stderr_line)
     try:
-        for prepare in (exporter.folder.hold, exporter.open):
-            try:
-                prepare()
-            except (OSError, Refusal) as fault:
-                if not is_disk_full(fault):
-                    raise
-                write_stderr_line(f"gpulock-exporter: {fault}; metrics are served without it")
+        exporter.folder.hold()
+        exporter.open()
         return serve_exporter_folder(settings, exporter)
     finally:
         exporter.folder.release()
-
-
-def is_disk_full(fault: BaseException) -> bool:
-    """Return whether an error, or its cause, is that a file system has no room left."""
-    number = getattr(fault, "errno", None) or getattr(fault.__cause__, "errno", None)
-    return number in (errno.ENOSPC, errno.EDQUOT)
 
 
 def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:

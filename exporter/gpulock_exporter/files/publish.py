@@ -48,7 +48,6 @@ class ExporterFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._waiting: dict[str, str] = {}
-        self._links: dict[str, dict[str, int]] = {}
         self._inventory = ""
         self._gate: Gate | None = None
 
@@ -127,10 +126,7 @@ class ExporterFolder:
 
     def write_inventory(self, devices: Mapping[str, DeviceTelemetry], boot_id: str) -> None:
         """Write what NVML tells of the devices, where it changed or is gone; raise OSError."""
-        for bus, device in devices.items():
-            if device.links is not None:
-                self._links[bus] = device.links
-        text = inventory_text(devices, self._links, boot_id)
+        text = inventory_text(devices, boot_id)
         if text != self._inventory or not os.path.exists(f"{self.path}/{INVENTORY}"):
             self._replace(INVENTORY, text)
             self._inventory = text
@@ -159,10 +155,10 @@ def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINIS
         atomic.remove_quietly(f"{folder}/{name}")
 
 
-def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id: str) -> str:
+def inventory_text(devices: Mapping[str, DeviceTelemetry], boot_id: str) -> str:
     """Return what only NVML can tell of the devices, as `gpulock.node.devices` reads it.
 
-    They are cleaned; `links` by bus id are those last told. In MIG mode a card's NVLinks are off.
+    They are cleaned. In MIG mode a card's NVLinks are off.
     Root checks each entry against the driver before it publishes it in LOCK_DIR.
     """
     pairs = [("boot_id", boot_id)]
@@ -172,11 +168,11 @@ def inventory_text(devices: Mapping[str, DeviceTelemetry], links: Links, boot_id
         said = {"uuid": device.uuid, "profile": device.profile, "memory_mib": memory}
         if device.gi is None:
             said["mig"] = "1" if device.mig else "0"
-            switched = not device.mig and links.get(device.bus, {}).get(SWITCH)
+            switched = not device.mig and (device.links or {}).get(SWITCH)
             said["nvswitch"] = "1" if switched else ""
         pairs += [(f"{key}.{name}", value) for name, value in said.items() if value]
-    whole = [bus for bus, device in devices.items() if not device.mig and device.gi is None]
-    pairs += inventory_link_pairs({bus: links.get(bus, {}) for bus in whole})
+    whole = [device for device in devices.values() if not device.mig and device.gi is None]
+    pairs += inventory_link_pairs({device.bus: device.links or {} for device in whole})
     return f"{INVENTORY_LINE}\n{kv.encode_pairs(pairs)}"
 
 

@@ -2,9 +2,8 @@
 """The text of `sample` and of `finished/TOKEN`, and the exporter's memory back out of it.
 
 `gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
-what the exporter itself goes on from after a restart: `credit`; `c.<counter>` with total, last
-reading and its time. Numbers are written in full,
-so that a counter read back is never below what was served.
+what the exporter itself goes on from after a restart: `c.<counter>` with total, last reading and
+its time. Numbers are written in full, so that a counter read back is never below what was served.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def sample_text(state: CollectorState, now: Moment, fault: str = "") -> str:
     for name, totals in sorted(memory.totals.devices.items()):
         known = totals, state.devices.get(name), present.get(name)
         lines.append(" ".join(["device", name, *sample_device_words(*known)]))
-    for bus, lost in sorted(state.lost.items()):
+    for bus, lost in sorted(memory.lost.items()):
         lines.append(f"{LOST} {bus} {lost.since!r} {one_line(lost.why)}")
     for token, accounts in memory.ledger.accounts.items():
         lines += token_lines(token, accounts)
@@ -121,10 +120,7 @@ def sample_device_words(
             "unseen": present.unseen,
             "foreign_pids": present.foreign[:SHOWN_PIDS],
         }
-    words = format_fields("device", values)
-    if totals.observable:
-        words.append(f"credit={totals.credit!r}")
-    return words + [
+    return format_fields("device", values) + [
         f"c.{name}={counter.total!r},{counter.last.value!r},{counter.last.since!r}"
         for name, counter in totals.counters.items()
         if counter.last is not None
@@ -167,14 +163,8 @@ def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> E
             for token, of in found.tokens.items()
         }
     )
-    return ExporterMemory(totals, ledger, found.sequence or 0)
-
-
-def restore_lost_cards(found: Sample | None, boot_id: str) -> dict[str, LostCard]:
-    """Return the cards that an exporter of this boot called lost, by bus id."""
-    if found is None or found.boot_id != boot_id:
-        return {}
-    return {bus: LostCard(*lost) for bus, lost in found.lost.items()}
+    lost = {bus: LostCard(*why) for bus, why in found.lost.items()}
+    return ExporterMemory(totals, ledger, lost, found.sequence or 0)
 
 
 def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTotals | None:
@@ -187,7 +177,6 @@ def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTo
         totals.observable = True
         sound = seen.busy <= seen.observed * (1 + ROUNDING)  # a sum of parts may be above theirs
         totals.busy, totals.observed = seen.busy if sound else seen.observed, seen.observed
-        totals.credit = (parse_finite_numbers(seen.own.get("credit", ""), 1) or [0.0])[0]
     totals.last_busy = seen.last_busy
     for word, text in seen.own.items():
         kind, _, what = word.partition(".")

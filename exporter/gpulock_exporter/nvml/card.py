@@ -76,6 +76,7 @@ class NvmlCard(NvmlDevice):
             self.window.close()
             self.has_gpm = False
             self.forget()  # what there is in MIG mode, and out of it, is not the same
+            records[0].links = self.links = read_nvlinks(self, look)  # off in MIG mode
             most = calls.nvmlDeviceGetMaxMigDeviceCount
             self._places = (self.query(look, "mig", most) or 0) if self.mig else 0
         self._list_instances(look)

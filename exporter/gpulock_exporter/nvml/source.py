@@ -28,7 +28,7 @@ from gpulock_exporter.nvml.answers import (
 from gpulock_exporter.nvml.card import NvmlCard, Records
 
 REST = 5.0  # seconds between two initialisations that could wait: each may take a second
-FIRST_PATIENCE, LONGEST_PATIENCE = 60.0, 960.0  # seconds until a lost card is looked for again
+LOST_PERIOD = 120.0  # seconds after which a lost card is looked for again
 ADVICE = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the driver's libnvidia-ml.so.1",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver: nvidia-smi shows why",
@@ -57,7 +57,6 @@ class NvmlSource:
         self._unlisted = ""  # why the processes could not be listed when they were asked for last
         self._opened = 0.0
         self._stale = False
-        self._patience = FIRST_PATIENCE
         self._retry_at = 0.0  # when a lost card is looked for again, 0 while none is lost
 
     def open(self) -> None:
@@ -166,13 +165,11 @@ class NvmlSource:
             NAMED.note.enter_card(card.index, card.name)
             self._check(card, look, lost)
         if not lost:
-            self._patience, self._retry_at = FIRST_PATIENCE, 0.0
+            self._retry_at = 0.0
         elif not self._retry_at:
-            self._retry_at = look.now + self._patience
+            self._retry_at = look.now + LOST_PERIOD
         elif look.now >= self._retry_at:
-            self._stale = True
-            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
-            self._retry_at = look.now + self._patience
+            self._stale, self._retry_at = True, look.now + LOST_PERIOD
         return lost
 
     def _check(self, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:

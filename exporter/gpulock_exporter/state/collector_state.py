@@ -35,6 +35,7 @@ class ExporterMemory:
 
     totals: TelemetryTotals = field(default_factory=TelemetryTotals)
     ledger: Ledger = field(default_factory=Ledger)
+    lost: Mapping[str, LostCard] = field(default_factory=dict[str, LostCard])  # by bus id
     sequence: int = 0
 
 
@@ -67,7 +68,6 @@ class CollectorState:
         self.devices: Mapping[str, DeviceTelemetry] = {}
         self.process_lists: dict[str, ProcessList] = {}
         self.last: Frame | None = None
-        self.lost: Mapping[str, LostCard] = {}
         self.models: dict[str, str] = {}
         self.offset: float | None = None
         self._process_scan = process_scan
@@ -109,9 +109,9 @@ class CollectorState:
             over = ledger.advance(held, None, now.boottime)
         fresh = self.last if self.is_fresh(now) else None
         answering = {card_bus_id(name) for name in self.devices}
-        why = find_lost_cards(self.lost, fresh, answering, driver_cards) | dict(hung or {})
-        before = {bus: one.since for bus, one in self.lost.items()}
-        self.lost = {
+        why = find_lost_cards(self.memory.lost, fresh, answering, driver_cards) | dict(hung or {})
+        before = {bus: one.since for bus, one in self.memory.lost.items()}
+        self.memory.lost = {
             bus: LostCard(before.get(bus, now.boottime), words) for bus, words in why.items()
         }
         self.memory.sequence += 1

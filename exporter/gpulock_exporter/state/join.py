@@ -82,7 +82,7 @@ class SnapshotJoin:
         self.devices, self.models = state.devices, state.models
         self.totals, self.ledger = state.memory.totals, state.memory.ledger
         self.present = state.present()
-        self.lost = {bus: one.why for bus, one in state.lost.items()}
+        self.lost = {bus: one.why for bus, one in state.memory.lost.items()}
         self.since = now.boottime - self.settings.max_sample_age
         self.offset, self.at = state.offset or 0.0, self.totals.at or 0.0
 

@@ -42,12 +42,7 @@ RELOAD = 5  # seconds, of a page that loads itself again
 MOST_CALLERS = 20  # of the queue
 GIB = 1 << 30
 HOT = 88.0  # degrees: above what cards run at in good air, as the alert GpulockGpuHot has it
-LONG = 120  # seconds that are told as minutes
-# in the order of the summary; page.css has their colours, and the word stands beside each
-STATES = (
-    *("free", "held", "held_idle", "foreign"),
-    *("unknown", "stale", "quarantined", "missing"),
-)
+STATES = states.STATES[::-1]  # page.css has their colours, and the word stands beside each
 
 
 class PageOptions(NamedTuple):
@@ -142,7 +137,7 @@ def render_alerts(snapshot: NodeSnapshot, about: PageOptions, unread: str) -> st
     if age is None:
         said.append(f"No samples{why or ' yet'}.{locks}")
     elif age > about.limit:
-        said.append(f"Samples are {format_age(age)} old{why}.{locks}")
+        said.append(f"Samples are {format_duration(age)} old{why}.{locks}")
     return "".join(f"<p role=alert class=old>{words}</p>" for words in said)
 
 
@@ -150,11 +145,6 @@ def sample_age(snapshot: NodeSnapshot) -> float | None:
     """Return how many seconds old the samples are, None where there are none."""
     sampled = snapshot.health.sampled
     return None if sampled is None else max(0.0, snapshot.at.wall - sampled)
-
-
-def format_age(seconds: float) -> str:
-    """Return seconds as people say them."""
-    return f"{seconds:.0f} s" if seconds < LONG else f"{seconds / 60:.0f} min"
 
 
 def render_lines(title: str, lines: Sequence[str]) -> str:
@@ -169,7 +159,7 @@ def render_footer(snapshot: NodeSnapshot, about: PageOptions) -> str:
     said = [
         f"gpulock-exporter {escape(snapshot.health.version)}",
         f"driver {escape(snapshot.driver)}" if snapshot.driver else "",
-        f"sampled {format_age(age)} ago; lines: the last {SPAN}" if age is not None else "",
+        f"sampled {format_duration(age)} ago; lines: the last {SPAN}" if age is not None else "",
         "<a href=/>stand still</a>" if about.live else "<a href=/>reload</a>",
         "" if about.live else f'<a href="/?live">reload every {RELOAD} s</a>',
         "<a href=/metrics>metrics</a>",

@@ -61,7 +61,6 @@ class ServerLimits:
     write_seconds: float = 10.0
     linger_seconds: float = 1.0  # for a client to read why it is refused
     stop_seconds: float = 5.0
-    new_seconds: float = 0.5  # at a stop, for the request of one that was just accepted
     header_bytes: int = 16 * 1024
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
@@ -91,16 +90,11 @@ class Connection:
         self._lock = threading.Lock()
         self.peer = peer
         self.is_cut = False
-        self.phase, self.deadline, self._accepted = Phase.ARRIVING, math.inf, time.monotonic()
+        self.phase, self.deadline = Phase.ARRIVING, math.inf
 
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase that may last so long."""
         self.phase, self.deadline = phase, time.monotonic() + seconds
-
-    def is_awaited(self, new: float) -> bool:
-        """Return whether a stop waits for it: at work, or accepted in the last `new` seconds."""
-        is_new = self.phase is Phase.ARRIVING and time.monotonic() < self._accepted + new
-        return is_new or self.phase in (Phase.HANDLING, Phase.WRITING)
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Do the TLS handshake; what the context asks of a client's certificate, it checks."""
@@ -190,20 +184,16 @@ class HttpServer:
                 self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def stop(self) -> None:
-        """Accept no more, let the answers under way be written, and end the rest.
-
-        Where systemd holds the socket, whoever was just accepted would have been served by the next
-        exporter: no restart refuses a scrape.
-        """
+        """Accept no more, let the answers under way be written, and end the rest."""
         with self._changed:
             self._is_stopping = True
         self._thread.join()
         self._selector.close()
         for listener in self._listeners:
             listener.close()
-        new, end = self._limits.new_seconds, time.monotonic() + self._limits.stop_seconds
+        end, at_work = time.monotonic() + self._limits.stop_seconds, (Phase.HANDLING, Phase.WRITING)
         with self._changed:
-            while time.monotonic() < end and any(one.is_awaited(new) for one in self._connections):
+            while time.monotonic() < end and any(one.phase in at_work for one in self._connections):
                 self._changed.wait(_PAUSE_SECONDS)
             for one in self._connections:
                 one.cut()

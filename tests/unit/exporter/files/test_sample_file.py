@@ -31,7 +31,7 @@ looked=1003.0
 driver=580.1
 device {bus(0)} uuid={uuid(0)} index=0 looked=1003.0 utilization=0.5 memory_used=10737418240 \
 memory_total=85899345920 busy=1.0 observed=2.0 last_busy=1003.0 energy=700.0 \
-processes=2 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 credit=0.0 \
+processes=2 listed=1003.0 foreign=1 unseen=0 foreign_pids=77 \
 c.energy=700.0,700.0,1003.0
 device {bus(1)} uuid={uuid(1)} index=1 looked=1003.0
 token {A} {bus(0)} since=1001.0 until=1003.0 busy=1.0 observed=2.0 seen=1003.0 idle=0.0 \
@@ -134,7 +134,7 @@ def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) 
     [
         f"device {bus(0)} looked=nan busy=1",
         f"device {bus(0)} looked=999999 busy=1 observed=1",
-        f"device {bus(0)} looked=5 busy=9 observed=1 c.energy=1,2 x.y=1,2 x.7=nan,1 credit=a,b",
+        f"device {bus(0)} looked=5 busy=9 observed=1 c.energy=1,2 x.y=1,2 x.7=nan,1",
         f"token {A} {bus(0)} since=99999999 width=nan used=1,2",
     ],
 )

@@ -108,7 +108,8 @@ def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> 
             "0000:1b:00.0.gi1.ci0 3g.71gb",
             "0000:1b:00.0.gi2.ci0 3g.71gb",
         ]
-        assert (device(frame).mig, device(frame).utilization) == (True, None)
+        card = device(frame)
+        assert (card.mig, card.utilization, card.links) == (True, None, None)
         assert device(eye.look(after=6)).remapped is None
         nvml.set("gpu0.mig0.uuid", None)
         assert names(eye.look()) == ["0000:1b:00.0.gi2.ci0 3g.71gb"], "a place may be free"
@@ -118,7 +119,7 @@ def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> 
         assert instances(frame) == []
         assert device(frame).remapped is not None
         card = device(frame)
-        assert (card.mig, card.utilization) == (False, 0.0)
+        assert (card.mig, card.utilization, card.links) == (False, 0.0, {"switch": 18})
         assert card.gpm is not None
         assert frame.failures == {}
 

@@ -247,7 +247,7 @@ def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None
         node.now += 1
         frame = node.frame(card(1), complete=True)
         node.book.tick([frame], node.facts, node.moment, {bus(0): "it hangs"}, cards)
-    assert node.book.lost == {bus(0): LostCard(1002.0, "it hangs")}
+    assert node.book.memory.lost == {bus(0): LostCard(1002.0, "it hangs")}
 
 
 def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:

@@ -111,7 +111,7 @@ def test_nothing_is_fetched_from_outside_and_nothing_is_run() -> None:
 
 @pytest.mark.parametrize(
     ("old", "said"),
-    [(None, "No samples yet."), (75.0, "75 s old"), (600.0, "10 min old"), (2.0, ""), (0.0, "")],
+    [(None, "No samples yet."), (75.0, "1m old"), (600.0, "10m old"), (2.0, ""), (0.0, "")],
 )
 def test_old_samples_are_said_plainly(old: float | None, said: str) -> None:
     snapshot = node_of().snapshot()

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -149,7 +148,7 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
             let_work(0.5)
         return HttpResponse(200, b"whole")
 
-    with running(slow, limits=ServerLimits(new_seconds=0)) as server:
+    with running(slow) as server:
         idle, busy = dial(server.port), dial(server.port)
         busy.sendall(SOUND.replace(b"/metrics", b"/slow"))
         assert begun.wait(60)
@@ -161,26 +160,3 @@ def test_stop_lets_an_answer_be_finished_and_ends_the_idle() -> None:
         dial(server.port)
     idle.close()
     busy.close()
-
-
-@pytest.mark.parametrize(("seconds", "answered"), [(60.0, True), (0.0, False)])
-def test_stop_waits_for_the_request_of_one_that_was_just_accepted(
-    seconds: float, answered: bool
-) -> None:
-    with running(TABLE, limits=ServerLimits(new_seconds=seconds, stop_seconds=60)) as server:
-        new = dial(server.port)
-        new.sendall(SOUND[:20])
-        wait_until(lambda: server.server.connections == 1, why="a connection")
-
-        def send_the_rest() -> None:
-            wait_until(lambda: not server.server.is_serving, why="the stop")
-            if not answered:
-                wait_until(lambda: is_gone(new), why="it to be ended")
-            with suppress(OSError):
-                new.sendall(SOUND[20:])
-
-        client = threading.Thread(target=send_the_rest)
-        client.start()
-    client.join()
-    with new:
-        assert exchange(new, b"")[0].startswith(b"HTTP/1.0 200 ") is answered

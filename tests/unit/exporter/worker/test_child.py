@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.driver_calls import PAGE, CallNote, DriverCall, read_driver_call
 from gpulock_exporter.frame import DeviceTelemetry, Frame, encode_frame
-from gpulock_exporter.worker.child import LINE_LIMIT, WorkerChild
+from gpulock_exporter.worker.supervisor import LINE_LIMIT, WorkerChild
 
 from tests.support.wait import wait_until
 

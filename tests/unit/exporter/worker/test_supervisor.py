@@ -16,7 +16,6 @@ import pytest
 from gpulock_exporter.driver_calls import NO_CARD, DriverCall
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.worker import supervisor as module
-from gpulock_exporter.worker.child import WorkerChild, WorkerTimeouts
 from gpulock_exporter.worker.supervisor import (
     FIRST_PAUSE,
     LONGEST_BACKOFF,
@@ -25,6 +24,8 @@ from gpulock_exporter.worker.supervisor import (
     REAP,
     HungCard,
     Supervisor,
+    WorkerChild,
+    WorkerTimeouts,
 )
 
 from tests.support.clock import VirtualClock

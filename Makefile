@@ -30,11 +30,11 @@ demo: $(RUNTIME)  ## gpulock on a simulated node: no GPU, no scheduler, no root
 	@$(BIN)/python -m tests.demo
 
 man: $(RUNTIME)  ## man pages and completions for shells, below build/share
-	@$(BIN)/python packaging/manual.py build/share/man
-	@$(BIN)/python packaging/completion.py build/share
+	@$(BIN)/python packaging/manual.py build/share
 
 docs: $(RUNTIME)  ## the pages as a site, below build/site; a link that leads nowhere ends it
-	@$(BIN)/python packaging/collect_pages.py build/pages
+	@rm -rf build/pages && mkdir -p build/pages
+	@cp -r --parents *.md LICENSE docs exporter/README.md prolog/drop-env.c tests/gpu/README.md build/pages
 	@test -d build/mkdocs || $(BIN)/python -m pip install -qq --target build/mkdocs mkdocs==1.6.1
 	@PYTHONPATH=build/mkdocs $(STEP) "docs" $(BIN)/python -m mkdocs build --strict -f packaging/site.yml
 

@@ -27,8 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from completion import write_completions
-from manual import write_pages
+from manual import write_completions, write_pages
 
 from gpulock import __version__
 from gpulock.install import drop_env
@@ -196,7 +195,7 @@ def write_system_files(root: Path) -> None:
     for name, text in read_static_files().items():
         folder = "usr/lib" if name in (SYSUSERS, TMPFILES) else "usr/lib/systemd/system"
         write_text(root / folder / name, text)
-    for page in write_pages(root / "usr/share/man"):
+    for page in write_pages(root / "usr/share"):
         compress_file(page)
     write_completions(root / "usr/share")
 

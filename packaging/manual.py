@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the man pages, from what the programs themselves say: `python packaging/manual.py FOLDER`.
+"""Write man pages and completions for shells: `python packaging/manual.py FOLDER`.
 
-One page a program and a command (section 1, of daemons 8), and gpulock.conf(5). Options, commands
-and settings come from the code's own tables, so that none is forgotten. The pages use the man(7)
-macros of any troff.
+FOLDER stands for /usr/share. One page a program and a command (section 1, of daemons 8), and
+gpulock.conf(5). Options, commands and settings come from the code's own tables, so that none is
+forgotten. The pages use the man(7) macros of any troff. What a shell completes it asks the program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
+from click.shell_completion import get_completion_class
 from gpulock_exporter.app.program import exporter_parser
 
 from gpulock import __version__
@@ -53,6 +54,11 @@ FILES: Final = (
     ("/var/lib/gpulock", "STATE_DIR: quarantine, reserves, history."),
     ("/run/gpulock-exporter", "The exporter's last sample."),
 )
+COMPLETIONS: Final = {
+    "bash": "bash-completion/completions/gpulock",
+    "zsh": "zsh/site-functions/_gpulock",
+    "fish": "fish/vendor_completions.d/gpulock.fish",
+}
 
 
 class Page(NamedTuple):
@@ -166,16 +172,26 @@ def render(page: Page) -> str:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write all pages as FOLDER/manN/NAME.N; return their paths."""
+    """Write all pages as FOLDER/man/manN/NAME.N; return their paths."""
     found: list[Path] = []
     for page in all_pages():
-        place = folder / f"man{page.section}" / f"{page.name}.{page.section}"
+        place = folder / f"man/man{page.section}" / f"{page.name}.{page.section}"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(render(page))
         found.append(place)
     return found
 
 
+def write_completions(folder: Path) -> None:
+    """Write what completes `gpulock` in each shell where it looks below FOLDER."""
+    for shell, place in COMPLETIONS.items():
+        kind = get_completion_class(shell)
+        assert kind is not None
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(kind(command_group, {}, "gpulock", "_GPULOCK_COMPLETE").source())
+
+
 if __name__ == "__main__":
-    for path in write_pages(Path(sys.argv[1])):
-        print(path)
+    write_pages(Path(sys.argv[1]))
+    write_completions(Path(sys.argv[1]))

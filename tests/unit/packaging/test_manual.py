@@ -21,19 +21,20 @@ PACKAGING = Path(__file__).parents[3] / "packaging"
 MACROS = {"TH", "SH", "PP", "TP", "B", "BR", "nf", "fi"}
 
 
-def write(program: str, folder: Path) -> None:
-    """Run a program of packaging/ as `make man` does."""
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder to which everything was written as `make man` does."""
+    folder, program = tmp_path_factory.mktemp("share"), str(PACKAGING / "manual.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [program, str(folder)])
-        runpy.run_path(str(PACKAGING / program), run_name="__main__")
+        runpy.run_path(program, run_name="__main__")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def pages(share: Path) -> dict[str, str]:
     """Every page by the name of its file."""
-    folder = tmp_path_factory.mktemp("man")
-    write("manual.py", folder)
-    return {path.name: path.read_text() for path in folder.glob("man*/*")}
+    return {path.name: path.read_text() for path in share.glob("man/man*/*")}
 
 
 def commands(group: click.Group, path: str) -> dict[str, click.Command]:
@@ -98,9 +99,9 @@ def test_no_text_is_taken_for_a_macro(pages: dict[str, str]) -> None:
             assert not line.startswith(".") or line[1:].split()[0] in MACROS, f"{name}: {line}"
 
 
-def test_each_shell_gets_a_completion_where_it_looks(tmp_path: Path) -> None:
-    write("completion.py", tmp_path)
-    bash, fish, zsh = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+def test_each_shell_gets_a_completion_where_it_looks(share: Path) -> None:
+    bash = share / "bash-completion/completions/gpulock"
     subprocess.run(["bash", "-n", bash], check=True)
-    assert "_GPULOCK_COMPLETE=fish_complete" in fish.read_text()
-    assert zsh.read_text().startswith("#compdef gpulock")
+    fish = (share / "fish/vendor_completions.d/gpulock.fish").read_text()
+    assert "_GPULOCK_COMPLETE=fish_complete" in fish
+    assert (share / "zsh/site-functions/_gpulock").read_text().startswith("#compdef gpulock")

@@ -17,7 +17,6 @@ from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, UNUSED
-from gpulock.install.systemd.units import says_more
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -127,17 +126,14 @@ def systemd_checks(config: Path) -> list[Check]:
 def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
     services = installer.services()
-    here = any(item.read() is not None for one in services for item in one.files)
-    services = [one for one in services if here or one.read() not in UNUSED]
-    own = [item for one in services for item in one.files]
-    differ = [
-        str(item.path)
-        for item in (*(installer.etc_files() if services else ()), *own)
-        if item.show(Wanted.PRESENT) and (item.read() is not None or says_more(item.text))
-    ]
-    if differ:
+    files, states = services.files, services.states()
+    if not any(item.read() is not None for own in files.values() for item in own):
+        files = {unit: own for unit, own in files.items() if states[unit] not in UNUSED}
+    own = [item for items in files.values() for item in items]
+    wanted = [*(installer.etc_files() if files else ()), *own]
+    if differ := [str(item.path) for item in wanted if item.show(Wanted.PRESENT)]:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
-    for service in services:
-        running = service.read() == ON  # else the checks of both programs say so
-        if running and not differ and (why := service.changed_unit()):
-            yield warning(why, _AGAIN, service.name)
+        return
+    for unit, why in services.changed_units():
+        if states[unit] == ON:  # else the checks of both programs say so
+            yield warning(why, _AGAIN)

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import gpulock
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item, Wanted, difference_lines
+from gpulock.install.items import FileItem, InstallParts, Item, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.manager import ASKED, ON, UNUSED, unit_properties, unit_state
+from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.tree import MARK
 from gpulock.store.locks import claims_root
 
-SERVICES: Final = {"gpulock-exporter": (units.SOCKET, units.EXPORTER), "gpulockd": (units.DAEMON,)}
 ROOT: Final = Path("/")  # below which files go
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
 PACKAGE: Final = Path(gpulock.__file__)
@@ -52,7 +51,11 @@ def drop_in_path(unit: str) -> Path:
 
 
 class UnitFile(FileItem):
-    """A file of a unit's, whose folder goes with the last of them."""
+    """A file of a unit's, whose folder goes with the last of them; there is none without text."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(path, text)
+        self.text = text or None
 
     def tidy(self) -> None:
         super().tidy()
@@ -64,74 +67,62 @@ class UnitFile(FileItem):
         self.tidy()
 
 
-class ServiceItem(Item):
-    """One program with its units, its socket before it: enabled, and started after its files."""
+class Services(Item):
+    """Both programs, and the exporter's socket: enabled, and started after their files."""
 
-    def __init__(self, name: str, files: Sequence[FileItem], all_: list[ServiceItem]) -> None:
-        self.name, self.units, self.all = name, SERVICES[name], all_
-        self.files = files
-        self.title = f"service {name}"
+    title = "services gpulockd and gpulock-exporter"
+
+    def __init__(self, files: Mapping[str, Sequence[UnitFile]]) -> None:
+        self.files = files  # of each unit
 
     def states(self) -> dict[str, str | None]:
         """Return each unit's state, None for one that systemd does not know."""
-        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in self.units}
-
-    def read(self) -> str | None:
-        """Return `enabled, active` where all its units are; None where systemd knows none."""
-        states = self.states()
-        if len({*states.values()}) == 1:
-            return states[self.units[0]]
-        return "; ".join(f"{unit}: {state or 'not there'}" for unit, state in states.items())
+        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in self.files}
 
     def show(self, wanted: Wanted) -> list[str]:
+        states = self.states()
         if wanted is Wanted.ABSENT:
-            states = self.states().items()
-            return [f"  - {unit}: {state}" for unit, state in states if state not in UNUSED]
-        now = self.read()
-        if now and "masked" in now:
-            raise InstallError(f"it is masked; systemctl unmask {' '.join(self.units)}")
-        if now != ON:
-            return difference_lines(now, ON)
-        stale = next((item.title for item in self.files if item.show(wanted)), "")
-        why = f"{stale} changes" if stale else self.changed_unit()
+            return [f"  - {unit}: {state}" for unit, state in states.items() if state not in UNUSED]
+        if masked := [unit for unit, state in states.items() if state == MASKED]:
+            raise InstallError(f"masked: systemctl unmask {' '.join(masked)}")
+        if off := [unit for unit, state in states.items() if state != ON]:
+            return [f"  {unit}: {states[unit] or 'not there'} -> {ON}" for unit in off]
+        files = [one for files in self.files.values() for one in files]
+        stale = next((item.title for item in files if item.show(wanted)), "")
+        why = f"{stale} changes" if stale else next((why for _, why in self.changed_units()), "")
         return [f"  started afresh: {why}"] if why else []
 
     def write(self, wanted: Wanted) -> None:
+        known = [unit for unit, state in self.states().items() if state]
         if wanted is Wanted.ABSENT:
-            states = {unit: state for unit, state in self.states().items() if state}
-            manager.systemctl("disable", "--now", "--quiet", *states)
+            manager.systemctl("disable", "--now", "--quiet", *known)
             if failed := [unit for unit, state in self.states().items() if "failed" in str(state)]:
                 manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
             return
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
             manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
-        # the reload hides that another was changed, too: it is started afresh with this one
-        others = [one for one in self.all if one.read() == ON and one.changed_unit()]
-        services = [self, *(one for one in others if one is not self)]
-        names = [unit for one in services for unit in one.units]
-        if old := [u for one in services for u, state in one.states().items() if state]:
-            manager.systemctl("stop", *old)  # so that a run that is killed leaves it to the next
+        if known:
+            manager.systemctl("stop", *known)  # so that a run that is killed leaves it to the next
         manager.systemctl("daemon-reload")
-        manager.systemctl("enable", "--quiet", *names)
-        journal = f"see journalctl -u {self.units[-1]}"
+        manager.systemctl("enable", "--quiet", *self.files)
+        journal = f"see {units.JOURNAL}"
         try:
-            manager.systemctl("restart", *names)
+            manager.systemctl("restart", *self.files)
         except InstallError as fault:
             raise InstallError(f"{fault}; {journal}") from fault
-        if (now := self.read()) != ON:
-            raise InstallError(f"it is {now}; {journal}")
+        if off := [f"{unit} is {state}" for unit, state in self.states().items() if state != ON]:
+            raise InstallError(f"{'; '.join(off)}; {journal}")
 
-    def changed_unit(self) -> str:
-        """Return which unit systemd has to read again, or nothing; raise InstallError.
+    def changed_units(self) -> Iterator[tuple[str, str]]:
+        """Yield each unit that systemd has to read again, and why; raise InstallError.
 
         Of a drop-in in a folder that is new systemd 252 does not say so.
         """
-        for unit in self.units:
+        for unit in self.files:
             seen, path = unit_properties(unit, ASKED), drop_in_path(unit)
             is_read = str(path) in seen.get("DropInPaths", "").split()
             if seen.get("NeedDaemonReload") == "yes" or is_read is not path.exists():
-                return f"{unit} was changed since systemd read it"
-        return ""
+                yield unit, f"{unit} was changed since systemd read it"
 
 
 class SystemdInstaller(NodePart):
@@ -156,35 +147,34 @@ class SystemdInstaller(NodePart):
         return InstallParts(self.items(self.services()), self.notes)
 
     def removal(self) -> InstallParts:
-        """Return the items of which the last goes first: a service before its files."""
+        """Return the items of which the last goes first: the services before their files."""
         services = self.services(dict.fromkeys(units.UNITS, "any"))
         return InstallParts(self.items(services), self.notes)
 
-    def items(self, services: Sequence[ServiceItem]) -> list[Item]:
-        """Return services and files, of which those of a service come before it."""
-        files = [item for one in services for item in one.files]
-        return [*self.etc_files(), *files, *(services if manager.RUNNING.is_dir() else ())]
+    def items(self, services: Services) -> list[Item]:
+        """Return the services after their files."""
+        files = [item for one in services.files.values() for item in one]
+        return [*self.etc_files(), *files, *([services] if manager.RUNNING.is_dir() else [])]
 
     def etc_files(self) -> list[FileItem]:
         """Return what is ours in /etc; of a package's own nothing."""
         names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
         return [FileItem(ROOT / "etc" / name, self.static[name]) for name in names]
 
-    def services(self, drop_ins: Mapping[str, str] | None = None) -> list[ServiceItem]:
-        """Return the services with their files, in the order in which they are started.
+    def services(self, drop_ins: Mapping[str, str] | None = None) -> Services:
+        """Return the services with each unit's files: its own, but of a package's, and its drop-in.
 
-        Of each unit that is it, but of a package's, and its drop-in. Raises InstallError.
+        Raises InstallError.
         """
         if drop_ins is None:
             marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
             python, config = sys.executable, self.config_path
             drop_ins = units.drop_in_texts(python, config, self.settings, marked)
-        found: list[ServiceItem] = []
-        for name, own in SERVICES.items():
-            static = {unit_path(unit): self.static[unit] for unit in own if self.static}
-            texts = static | {drop_in_path(unit): drop_ins[unit] for unit in own}
-            found.append(ServiceItem(name, [UnitFile(*one) for one in texts.items()], found))
-        return found
+        files: dict[str, list[UnitFile]] = {}
+        for unit in units.UNITS:
+            own = [UnitFile(unit_path(unit), self.static[unit])] if self.static else []
+            files[unit] = [*own, UnitFile(drop_in_path(unit), drop_ins[unit])]
+        return Services(files)
 
 
 def check_exporter_python(python: str) -> None:

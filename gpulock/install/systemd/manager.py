@@ -11,7 +11,8 @@ from gpulock.install.files import InstallError, run_program
 
 RUNNING: Final = Path("/run/systemd/system")  # sd_booted(3)
 ON: Final = "enabled, active"
-UNUSED: Final = (None, "disabled, inactive", "masked")
+MASKED: Final = "masked"
+UNUSED: Final = (None, "disabled, inactive", MASKED)
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
 ASKED: Final = ("LoadState", "UnitFileState", "ActiveState", "NeedDaemonReload", "DropInPaths")
 
@@ -45,6 +46,6 @@ def unit_state(seen: dict[str, str]) -> str | None:
     """Return a unit's state in two words, None for one that is not there; pure."""
     if seen.get("LoadState") == "not-found":
         return None
-    if seen.get("LoadState") == "masked" or seen.get("UnitFileState", "").startswith("masked"):
-        return "masked"
+    if seen.get("LoadState") == MASKED or seen.get("UnitFileState", "").startswith("masked"):
+        return MASKED
     return f"{seen.get('UnitFileState') or 'disabled'}, {seen.get('ActiveState') or 'inactive'}"

@@ -21,7 +21,8 @@ from gpulock.store.locks import claims_root
 DAEMON: Final = "gpulockd.service"
 EXPORTER: Final = "gpulock-exporter.service"
 SOCKET: Final = "gpulock-exporter.socket"
-UNITS: Final = (DAEMON, EXPORTER, SOCKET)
+UNITS: Final = (SOCKET, EXPORTER, DAEMON)  # as they are started
+JOURNAL: Final = f"journalctl -u {EXPORTER} -u {DAEMON}"
 TMPFILES: Final = "tmpfiles.d/gpulock.conf"
 SYSUSERS: Final = "sysusers.d/gpulock.conf"
 STATIC_FILES: Final = (SYSUSERS, TMPFILES, *UNITS)
@@ -66,13 +67,12 @@ def read_static_files() -> dict[str, str]:
 def drop_in_texts(
     python: str, config: Path, settings: Settings, was_isolated: bool = False
 ) -> dict[str, str]:
-    """Return the drop-in of each unit; raise InstallError for what cannot stand in one.
+    """Return the drop-in of each unit, empty where it needs none; raise InstallError.
 
+    What systemd would read otherwise is refused.
     `was_isolated`: by cgroup, in this boot, so that something may be left to clear away.
     """
-    daemon, exporter = [
-        ["[Service]", *start_directives(module, python, config)] for module in _MODULES
-    ]
+    daemon, exporter = [start_directives(module, python, config) for module in _MODULES]
     if settings.share_mps:  # it may write to the folder itself, not beside it
         daemon.append(f"{_MAKE} {check_unit_path('STATE_DIR', settings.mps_dir)}")
     if folders := writable_folders(settings):
@@ -81,18 +81,16 @@ def drop_in_texts(
     if (folder := settings.exporter_dir) != _EXPORTER_DIR:
         owner = f"-o {USER} -g {USER} {check_unit_path('LOCK_DIR', folder)}"
         exporter += [f"{_MAKE} {owner}", f"ReadWritePaths=-{folder}"]
-    lines = {
-        DAEMON: [*dict.fromkeys(daemon)],
-        EXPORTER: exporter,
-        SOCKET: ["[Socket]", *listen_directives(settings)],
+    sections = {
+        DAEMON: ("[Service]", [*dict.fromkeys(daemon)]),
+        EXPORTER: ("[Service]", exporter),
+        SOCKET: ("[Socket]", listen_directives(settings)),
     }
     head = f"# Of gpulock install systemd, by {config}.\n# Changes of your own: systemctl edit"
-    return {unit: "\n".join([f"{head} {unit}", *found, ""]) for unit, found in lines.items()}
-
-
-def says_more(drop_in: str) -> bool:
-    """Say whether a drop-in changes its unit; pure."""
-    return any(not line.startswith(("#", "[")) for line in drop_in.splitlines())
+    return {
+        unit: "\n".join([f"{head} {unit}", section, *lines, ""]) if lines else ""
+        for unit, (section, lines) in sections.items()
+    }
 
 
 def start_directives(module: str, python: str, config: Path) -> list[str]:

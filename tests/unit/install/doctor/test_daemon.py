@@ -195,34 +195,34 @@ def test_nothing_is_said_where_nothing_was_installed_or_no_systemd_runs(
 
 
 @pytest.mark.parametrize(
-    ("plant", "name", "says", "do"),
+    ("plant", "says", "do"),
     [
         (
             lambda node: node.set(EXPORTER_LISTEN=":9999"),
-            *("services", "/gpulock-exporter.socket.d/10-gpulock.conf", "install systemd"),
+            *("/gpulock-exporter.socket.d/10-gpulock.conf", "install systemd"),
         ),
         (
             lambda node: node.set(EXPORTER_LISTEN="localhost:9465"),
-            *("services", "not on a name; give the address", ""),
+            *("not on a name; give the address", ""),
         ),
         (
             lambda _: install.unit_path(DAEMON).unlink(),
-            *("services", "lib/systemd/system/gpulockd.service", "install systemd"),
+            *("lib/systemd/system/gpulockd.service", "install systemd"),
         ),
         (
             lambda node: node.ctl.properties.update({DAEMON: {"NeedDaemonReload": "yes"}}),
-            *("gpulockd", "was changed since systemd read it", "install systemd"),
+            *("gpulockd.service was changed since systemd read it", "install systemd"),
         ),
     ],
 )
 def test_what_is_not_as_it_would_be_installed_is_named(
-    node: SystemdNode, plant: Callable[[SystemdNode], object], name: str, says: str, do: str
+    node: SystemdNode, plant: Callable[[SystemdNode], object], says: str, do: str
 ) -> None:
     plant(node)
 
     (first,) = look(node)
 
-    assert (first.name, first.state, says in first.what) == (name, WARNING, True), first
+    assert (first.name, first.state, says in first.what) == ("services", WARNING, True), first
     assert do in first.do
 
 

@@ -11,22 +11,20 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import install, manager
-from gpulock.install.systemd.install import SystemdInstaller
+from gpulock.install.systemd.install import Services, SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
-from gpulock.install.systemd.units import DAEMON, PACKAGE_PYTHON, UNITS
+from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_PYTHON, SOCKET, UNITS
 from tests.support.faults import raising
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 Plant = Callable[[SystemdNode], None]
-STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service", "restart gpulockd.service"]
+STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service gpulockd.service"]
+DROP_IN = "etc/systemd/system/{}.d/10-gpulock.conf"
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemdNode:
     return make_systemd_node(tmp_path, monkeypatch)
-
-
-BOTH = "restart gpulock-exporter.socket gpulock-exporter.service gpulockd.service"
 
 
 def files(node: SystemdNode) -> dict[str, str]:
@@ -51,7 +49,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert {*files(node)} == {
         "etc/gpulock/gpulock.conf",
         *(f"usr/local/lib/systemd/system/{unit}" for unit in UNITS),
-        *(f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS),
+        *(DROP_IN.format(unit) for unit in (DAEMON, EXPORTER)),
         "etc/tmpfiles.d/gpulock.conf",
         "etc/sysusers.d/gpulock.conf",
     }
@@ -61,7 +59,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert made.parts().notes == [
         f"after an upgrade of gpulock, or a change of settings: {install.RESTART}"
     ]
-    assert [service.read() for service in made.services()] == [ON, ON]
+    assert {*made.services().states().values()} == {ON}
 
 
 def test_user_and_folders_are_made_before_a_service_starts(
@@ -88,7 +86,7 @@ def test_of_a_package_only_the_drop_ins_are_written(
     added = files(node).keys() - before.keys()
     node.uninstall()
 
-    assert added == {f"etc/systemd/system/{unit}.d/10-gpulock.conf" for unit in UNITS}
+    assert added == {DROP_IN.format(unit) for unit in (DAEMON, EXPORTER)}
     assert (files(node), node.ctl.units("active")) == (before, set())
 
 
@@ -104,18 +102,7 @@ def test_the_first_drop_in_of_a_service_that_runs_starts_it_afresh(
 
     node.install()
 
-    assert (restarts(node), node.differences()) == ([BOTH], {})
-
-
-def test_settings_that_change_both_services_start_both_afresh(node: SystemdNode) -> None:
-    """systemd was told to read all units for the first, and nothing said so of the second."""
-    node.install()
-    node.ctl.told.clear()
-    node.set(EXPORTER_LISTEN="127.0.0.1:9999", ISOLATION="cgroup")
-
-    node.install()
-
-    assert (restarts(node), node.differences()) == ([BOTH], {})
+    assert (restarts(node), node.differences()) == (STARTED, {})
 
 
 def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
@@ -127,25 +114,22 @@ def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
     assert "\nProtectControlGroups=no\n" in node.drop_in("gpulockd.service")
 
 
-def test_a_setting_that_changes_a_unit_starts_that_service_afresh_and_no_other(
-    node: SystemdNode,
-) -> None:
+def test_a_setting_that_changes_a_unit_starts_the_services_afresh(node: SystemdNode) -> None:
+    """systemd was told to read all units for one, and nothing said so of the other."""
     node.install()
     node.ctl.told.clear()
-    node.set(EXPORTER_LISTEN="127.0.0.1:9999")
-    path = install.drop_in_path("gpulock-exporter.socket")
+    node.set(EXPORTER_LISTEN="127.0.0.1:9999", ISOLATION="cgroup")
+    paths = [install.drop_in_path(unit) for unit in (SOCKET, DAEMON)]
 
     shown = node.differences()
 
-    assert [*shown] == [f"file {path}", "service gpulock-exporter"]
-    assert shown["service gpulock-exporter"] == [f"  started afresh: file {path} changes"]
+    assert [*shown] == [*(f"file {path}" for path in paths), Services.title]
+    assert shown[Services.title] == [f"  started afresh: file {paths[0]} changes"]
     assert node.install().changed == [*shown]
-    assert restarts(node) == STARTED[:1]
+    assert restarts(node) == STARTED
 
 
-def test_a_service_whose_start_was_cut_short_is_started_afresh_by_the_next_run(
-    node: SystemdNode,
-) -> None:
+def test_services_whose_start_was_cut_short_are_started_by_the_next_run(node: SystemdNode) -> None:
     node.install()
     node.set(EXPORTER_LISTEN="127.0.0.1:9999")
     node.ctl.fails = "restart"
@@ -153,7 +137,7 @@ def test_a_service_whose_start_was_cut_short_is_started_afresh_by_the_next_run(
         node.install()
     node.ctl.fails = ""
 
-    assert node.install().changed == ["service gpulock-exporter"]
+    assert node.install().changed == [Services.title]
 
 
 def test_what_fails_before_a_service_is_started_afresh_leaves_it_running(
@@ -191,9 +175,9 @@ def has_no_systemd(_: SystemdNode) -> None:
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (fails, r"see journalctl -u gpulock-exporter\.service"),
-        (dies, "service gpulock-exporter: it is enabled, inactive"),
-        (is_masked, r"masked; systemctl unmask gpulockd\.service"),
+        (fails, r"see journalctl -u gpulock-exporter\.service -u gpulockd\.service"),
+        (dies, "exporter: gpulock-exporter.socket is enabled, inactive; gpulock-e"),
+        (is_masked, r"masked: systemctl unmask gpulockd\.service"),
         (is_simulated, "simulated"),
         (has_no_systemd, "systemd does not run here"),
     ],

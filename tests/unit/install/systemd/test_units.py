@@ -21,7 +21,6 @@ from gpulock.install.systemd.units import (
     UNITS,
     drop_in_texts,
     read_static_files,
-    says_more,
     writable_folders,
 )
 from gpulock.node.settings import Settings
@@ -139,10 +138,7 @@ def test_the_exporter_is_exposed_as_little_as_it_must_be(tmp_path: Path) -> None
 
 
 def test_a_package_with_default_settings_needs_nothing_beside_its_units() -> None:
-    texts = drop_in_texts(PACKAGE_PYTHON, CONFIG, settings())
-
-    assert drop_ins() == {unit: [] for unit in UNITS}
-    assert [says_more(text) for text in texts.values()] == [False] * 3
+    assert drop_in_texts(PACKAGE_PYTHON, CONFIG, settings()) == dict.fromkeys(UNITS, "")
     assert drop_ins(EXPORTER_LISTEN=":1")[SOCKET] == ["ListenStream=", "ListenStream=1"]
 
 
@@ -150,15 +146,12 @@ def test_a_program_is_started_by_this_interpreter_with_these_settings() -> None:
     texts = drop_in_texts("/opt/g/bin/python3", Path("/srv/g.conf"), settings())
 
     start = "/opt/g/bin/python3 -I -X faulthandler -m"
-    assert values(texts[DAEMON], "ExecStart") == [
-        "",
-        f"{start} gpulock.daemon.app --config /srv/g.conf",
-    ]
-    assert values(texts[EXPORTER], "ExecStart") == [
-        "",
-        f"{start} gpulock_exporter.app.program --config /srv/g.conf",
-    ]
-    assert says_more(texts[DAEMON])
+    for unit, module in (
+        (DAEMON, "gpulock.daemon.app"),
+        (EXPORTER, "gpulock_exporter.app.program"),
+    ):
+        lines = ["", f"{start} {module} --config /srv/g.conf"]
+        assert values(texts[unit], "ExecStart") == lines
 
 
 FOLDERS = ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock")

@@ -23,6 +23,7 @@ from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.tree import MARK
+from gpulock.node.settings import FIXED, Settings
 from gpulock.store.locks import claims_root
 
 ROOT: Final = Path("/")  # below which files go
@@ -134,10 +135,7 @@ class SystemdInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        if self.settings.simulation:
-            raise InstallError(
-                f"{self.config_path} is a simulated node's: its services are no system's"
-            )
+        check_own_node(self.settings)
         if not manager.RUNNING.is_dir():
             raise InstallError(
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
@@ -175,6 +173,12 @@ class SystemdInstaller(NodePart):
             own = [UnitFile(unit_path(unit), self.static[unit])] if self.static else []
             files[unit] = [*own, UnitFile(drop_in_path(unit), drop_ins[unit])]
         return Services(files)
+
+
+def check_own_node(settings: Settings) -> None:
+    """Raise InstallError for settings of a simulated node, or of one with folders of its own."""
+    if settings.simulation or not {*FIXED}.isdisjoint(settings.given):
+        raise InstallError(f"{settings.path} is a simulated node's: its services are no system's")
 
 
 def check_exporter_python(python: str) -> None:

@@ -7,7 +7,6 @@ escaped.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,6 @@ from gpulock.install.files import InstallError, find_share_folder
 from gpulock.install.setting_faults import HIGHEST_PORT
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
-from gpulock.store.locks import claims_root
 
 DAEMON: Final = "gpulockd.service"
 EXPORTER: Final = "gpulock-exporter.service"
@@ -28,8 +26,7 @@ SYSUSERS: Final = "sysusers.d/gpulock.conf"
 STATIC_FILES: Final = (SYSUSERS, TMPFILES, *UNITS)
 USER: Final = "gpulock-exporter"
 PACKAGE_PYTHON: Final = "/usr/lib/gpulock/bin/python3"  # which the units start
-_EXPORTER_DIR: Final = "/run/gpulock-exporter"  # RuntimeDirectory= of the exporter's unit
-_UNIT_WRITES: Final = ("/run", "/var/lib/gpulock")  # ReadWritePaths= of gpulockd's unit
+_UNIT_WRITES: Final = ("/run/", "/var/lib/gpulock/")  # ReadWritePaths= of gpulockd's unit
 _UNIT_LISTENS: Final = ["ListenStream=9465"]
 _MAKE: Final = "ExecStartPre=+/usr/bin/install -d -m 0755"
 _LISTEN: Final = re.compile(r"([0-9.]+|\[[0-9A-Fa-f:.]+\]|):([0-9]{1,5})", re.ASCII)
@@ -78,9 +75,6 @@ def drop_in_texts(
     if folders := writable_folders(settings):
         daemon.append(f"ReadWritePaths={' '.join(folders)}")
     daemon += setting_directives(settings, was_isolated)
-    if (folder := settings.exporter_dir) != _EXPORTER_DIR:
-        owner = f"-o {USER} -g {USER} {check_unit_path('LOCK_DIR', folder)}"
-        exporter += [f"{_MAKE} {owner}", f"ReadWritePaths=-{folder}"]
     sections = {
         DAEMON: ("[Service]", [*dict.fromkeys(daemon)]),
         EXPORTER: ("[Service]", exporter),
@@ -112,24 +106,12 @@ def check_unit_path(what: str, path: str) -> str:
 def writable_folders(settings: Settings) -> list[str]:
     """Return the folders that gpulockd writes to beside those of its unit; raise InstallError.
 
-    The one above LOCK_DIR and the records, not these: when they were lost and made again, systemd's
-    mount of the old ones would leave the new ones read-only. A `-` marks what need not exist.
+    A `-` marks what need not exist.
     """
-    lock_dir = settings.lock_dir.rstrip("/")
-    above = os.path.dirname(lock_dir)
-    others = (
-        *([lock_dir, claims_root(lock_dir)] if above in ("", "/") else [above]),
-        settings.state_dir,
-        settings.exporter_dir,
-        settings.cdi_dir.replace("/var/run/", "/run/", 1),
-        settings.mps_dir if settings.share_mps else "",
-    )
-    known = [*_UNIT_WRITES]
-    for path in filter(None, others):
-        check_unit_path("folder", path)
-        if not any(f"{path}/".startswith(f"{one}/") for one in known):
-            known.append(path)
-    return [f"-{path}" for path in known[len(_UNIT_WRITES) :]]
+    cdi = settings.cdi_dir.replace("/var/run/", "/run/", 1)
+    folders = [check_unit_path("CDI_DIR", cdi)] if cdi else []
+    folders += [settings.mps_dir] if settings.share_mps else []
+    return [f"-{path}" for path in folders if not f"{path}/".startswith(_UNIT_WRITES)]
 
 
 def setting_directives(settings: Settings, was_isolated: bool) -> list[str]:

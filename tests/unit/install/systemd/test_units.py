@@ -87,7 +87,6 @@ def test_a_unit_says_of_itself(unit: str, name: str, wanted: list[str]) -> None:
 EVERY_SETTING = {
     "IDLE_COMMAND": "/usr/local/sbin/idle",
     "ISOLATION": "cgroup",
-    "LOCK_DIR": "/srv/gpulock",
     "CDI_DIR": "/srv/cdi",
     "EXPORTER_LISTEN": ":9465 127.0.0.1:9466 [::1]:9467",
 }
@@ -170,14 +169,10 @@ def test_tmpfiles_and_sysusers_make_this_and_no_more(name: str, lines: list[str]
     assert [line for line in found if not line.startswith("#")] == lines
 
 
-def test_the_daemon_writes_above_the_lock_dir_and_where_its_settings_send_it() -> None:
+def test_the_daemon_writes_where_its_settings_send_it() -> None:
     assert writable_folders(settings()) == []
-    assert writable_folders(settings(LOCK_DIR="/gpulock")) == [
-        "-/gpulock",
-        "-/gpulock.claims",
-        "-/gpulock-exporter",
-    ]
-    assert writable_folders(settings(CDI_DIR="/nfs/cdi", STATE_DIR="/run/x")) == ["-/nfs/cdi"]
+    assert writable_folders(settings(CDI_DIR="/var/run/cdi")) == []
+    assert writable_folders(settings(CDI_DIR="/nfs/cdi")) == ["-/nfs/cdi"]
     assert writable_folders(settings(CDI_DIR="/running/cdi")) == ["-/running/cdi"]
 
 
@@ -208,14 +203,6 @@ def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: P
     first, second = done.stdout.splitlines()
     assert first == ""
     assert sorted(second.split(" -c ")) == ["-c 255", *map(str, range(8))]
-
-
-def test_the_exporter_may_write_beside_locks_that_are_elsewhere() -> None:
-    assert drop_ins(LOCK_DIR="/srv/gpulock")[EXPORTER] == [
-        "ExecStartPre=+/usr/bin/install -d -m 0755 -o gpulock-exporter -g gpulock-exporter"
-        " /srv/gpulock-exporter",
-        "ReadWritePaths=-/srv/gpulock-exporter",
-    ]
 
 
 def capabilities(text: str) -> set[str]:
@@ -271,10 +258,10 @@ def test_what_systemd_cannot_listen_on_is_refused(word: str) -> None:
         units(EXPORTER_LISTEN=word)
 
 
-@pytest.mark.parametrize("path", ["/srv/my locks", "/srv/100%", '/srv/"x', "srv/x", "/srv/a\nb"])
+@pytest.mark.parametrize("path", ["/srv/my cdi", "/srv/100%", '/srv/"x', "srv/x", "/srv/a\nb"])
 def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> None:
     what = settings()
-    what.state_dir = path
+    what.cdi_dir = path
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
         drop_in_texts(sys.executable, CONFIG, what)

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from gpulock.daemon.health.findings import POLICY_WORDS
+from gpulock.daemon.idle.command import check_program_trust
 from gpulock.node.settings import Settings
 
 HIGHEST_PORT: Final = 65535
@@ -33,10 +34,13 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: neither http://HOST nor https://HOST"
     if settings.web_config and not os.path.isfile(settings.web_config):
         yield f"WEB_CONFIG={settings.web_config}: no such file"
-    if settings.health_command and not os.access(settings.health_command[0], os.X_OK):
-        yield f"HEALTH_COMMAND={settings.health_command[0]}: no such program"
-    if settings.idle_command and not os.access(settings.idle_command, os.X_OK):
-        yield f"IDLE_COMMAND={settings.idle_command}: no such program"
+    programs = {
+        "HEALTH_COMMAND": next(iter(settings.health_command), ""),
+        "IDLE_COMMAND": settings.idle_command,
+    }
+    for name, program in programs.items():
+        if program and (why := check_program_trust(program)):
+            yield f"{name}={program}: not run, {why}"
     if settings.idle_kill and not settings.idle_command:
         yield f"IDLE_KILL={settings.idle_kill:.0f}: ends no job without IDLE_COMMAND"
 

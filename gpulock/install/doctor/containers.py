@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor looks at for containers: the driver set, the CDI spec, hooks of enroot and podman.
+"""What doctor looks at for containers: the driver set, hooks of enroot and podman.
 
-What rules of Apptainer and Docker do to a job's container stands in docs/containers.md.
+gpulockd says where it cannot write the CDI spec. What rules of Apptainer and Docker do to a job's
+container stands in docs/containers.md.
 """
 
 from __future__ import annotations
@@ -10,14 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpulock.daemon.reconcile import cdi
 from gpulock.errors import Refusal
 from gpulock.install.container_hooks import ENROOT_HOOK, ENROOT_HOOKS, PODMAN_HOOK, PODMAN_HOOKS
 from gpulock.install.doctor.check import DRIVER, INSTALLED, Check, Finding, fault, warning
 from gpulock.job.environment import driver_binds
-from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store import atomic
 
 # What has podman give a container more than its job's GPUs: NVIDIA's hook, and its CDI names.
 NVIDIA_SERVES: Final = (
@@ -29,10 +27,7 @@ NVIDIA_SERVES: Final = (
 
 def container_checks(settings: Settings, root: Path = Path("/")) -> list[Check]:
     """Return what hinders containers; of a simulated node nothing outside itself is looked at."""
-    checks = [
-        Check("driver set", lambda: check_driver_dir(settings), (INSTALLED, DRIVER)),
-        Check("CDI", lambda: check_cdi_spec(settings), ("driver set",)),
-    ]
+    checks = [Check("driver set", lambda: check_driver_dir(settings), (INSTALLED, DRIVER))]
     hooks = Check("containers", lambda: check_container_hooks(root), (INSTALLED, DRIVER))
     return checks if settings.simulation else [*checks, hooks]
 
@@ -43,21 +38,6 @@ def check_driver_dir(settings: Settings) -> Iterator[Finding]:
         driver_binds(settings)
     except Refusal as refusal:
         yield fault(f"{refusal.why}: no job with GPUs starts", refusal.do)
-
-
-def check_cdi_spec(settings: Settings) -> Iterator[Finding]:
-    """Look whether the spec in CDI_DIR is this node's."""
-    if not settings.cdi_dir:
-        return
-    path = cdi.cdi_spec_path(settings)
-    made = cdi.format_cdi_spec(settings, Node(settings).devices())
-    try:
-        now = atomic.read_text(path, cdi.LIMIT)
-    except FileNotFoundError:
-        now = ""
-    if now != made:
-        what = f"{path} {'is not as the node is' if now else 'is missing'}"
-        yield warning(what, "run gpulock cdi --write, and gpulockd to keep it")
 
 
 def check_container_hooks(root: Path) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
-from gpulock.daemon.idle.command import check_program_trust
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.files import InstallError
@@ -34,7 +33,6 @@ def daemon_checks(settings: Settings) -> list[Check]:
     return [
         Check("gpulockd", lambda: check_daemon_runs(settings), (INSTALLED,)),
         Check("exporter", lambda: check_exporter_runs(settings), (INSTALLED,)),
-        Check("HEALTH_COMMAND", lambda: check_health_command(settings)),
     ]
 
 
@@ -106,14 +104,6 @@ def read_last_words() -> str:
     with suppress(InstallError):
         return f", {manager.run_systemd_program('journalctl', *words).strip()}"
     return ""
-
-
-def check_health_command(settings: Settings) -> Iterator[Finding]:
-    """Look whether gpulockd runs the command."""
-    for program in settings.health_command[:1]:
-        if why := check_program_trust(program):
-            do = "name a program that root alone may write"
-            yield fault(f"{program} is not run: {why}", do)
 
 
 def systemd_checks(config: Path) -> list[Check]:

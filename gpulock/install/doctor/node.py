@@ -21,8 +21,7 @@ from gpulock.install.doctor.check import (
     warning,
 )
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.install.versions import SLURM, installed_schedulers
-from gpulock.node import device_list, devices
+from gpulock.node import device_list
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.shares import count_places_by_card
@@ -144,10 +143,8 @@ def check_state_dir(settings: Settings) -> Iterator[Finding]:
         info = path.stat()  # a link to another disk is right
     except FileNotFoundError:
         info = None
-    if info is None and path.is_symlink():
+    if path.is_symlink() and info is None:
         yield fault(f"{path} is a link that leads nowhere", "mount what it leads to")
-    elif info is not None and not stat.S_ISDIR(info.st_mode):
-        yield fault(f"{path} is no directory", "remove it")
     elif info and (info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         what = f"{path} has uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
         name = shlex.quote(str(path))
@@ -179,16 +176,12 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
 
 
 def check_shares(settings: Settings) -> Iterator[Finding]:
-    """Tell which words of SHARES name no card, and where no job of the scheduler gets a place."""
+    """Tell which words of SHARES name no card."""
     here = Node(settings).devices() if settings.shares else []
     for word in settings.shares:
         if not count_places_by_card(here, (word,)):
             what = f"{word} names no card here, or one in MIG mode: it gives no shares"
             yield warning(what, "correct SHARES; gpulock inventory names the cards")
-    by_shards = settings.slurm_device_selection == "slurm" and settings.slurm_shards == "share"
-    if settings.shares and not by_shards and installed_schedulers(settings) == [SLURM]:
-        do = "let Slurm select, with gres/shard and SLURM_SHARDS=share; or take SHARES out"
-        yield warning("no job of Slurm's gets a place by it", do)
 
 
 def check_mps(settings: Settings) -> Iterator[Finding]:
@@ -218,22 +211,9 @@ def check_gpu_number(settings: Settings) -> Iterator[Finding]:
 
 
 def check_device_nodes(settings: Settings) -> Iterator[Finding]:
-    """Look at the device nodes; a simulated node's are no devices."""
+    """Name the device nodes that are missing."""
     shown = device_list.read_devices(settings.driver_root, settings.sys_root)
-    whole = [device for device in shown if not device.fault]
-    if wrong := [*find_wrong_nodes(settings.dev_root, whole)]:
-        yield fault("; ".join(wrong), "run nvidia-modprobe -u -c0, or nvidia-smi as root")
-
-
-def find_wrong_nodes(dev_root: str, shown: list[devices.Device]) -> Iterator[str]:
-    """Yield what is wrong with the nodes of these devices; raise OSError."""
-    for device in shown:
-        path = f"{dev_root}/nvidia{device.minor}"
-        try:
-            info = os.stat(path)
-        except FileNotFoundError:
-            yield f"{path} is missing"
-            continue
-        number = (os.major(info.st_rdev), os.minor(info.st_rdev))
-        if dev_root == "/dev" and number != (devices.MAJOR, device.minor):
-            yield f"{path} is no NVIDIA device"
+    paths = [f"{settings.dev_root}/nvidia{device.minor}" for device in shown if not device.fault]
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        do = "run nvidia-modprobe -u -c0, or nvidia-smi as root"
+        yield fault(f"{' '.join(missing)}: missing", do)

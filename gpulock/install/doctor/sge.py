@@ -28,7 +28,7 @@ from gpulock.install.hooks import HookPaths
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.queue_hooks import hooked_queues
-from gpulock.install.sge.site import OCS, release_fault
+from gpulock.install.sge.site import release_fault
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
 from gpulock.install.versions import current_hooks
@@ -63,7 +63,6 @@ class SgeChecks:
             Check("queue", self.queue_states, own),
             Check("complex_values", self.amounts, (*own, DRIVER, "EXPECTED_GPUS")),
             Check("load sensor", self.sensor, (*own, "Grid Engine", "complex_values")),
-            Check("interactive jobs", self.terminals, own),
             Check("execd_params", self.parameters, own),
         ]
 
@@ -138,16 +137,6 @@ class SgeChecks:
         if "gpu.free" not in loads:
             do = "execd starts it within 2 load_report_times; then look at its messages file"
             yield warning("no values have arrived", do)
-
-    def terminals(self) -> Iterator[Finding]:
-        """Tell which jobs on a terminal are refused (docs/grid-engine.md, interactive jobs)."""
-        qconf = self.installer.qconf
-        text = qconf.common("bootstrap").read_text()
-        user = (re.findall(r"(?m)^admin_user\s+(\S+)", text) or ["none"])[0]
-        if user.lower() not in ("none", "root") and not qconf.release().startswith(OCS):
-            what = f"admin_user is {user}: qlogin, and qrsh without a command, wait and are refused"
-            do = "qrsh -pty no COMMAND works; or admin_user none in bootstrap, and restart daemons"
-            yield warning(what, do)
 
     def parameters(self) -> Iterator[Finding]:
         """Look at what changes how jobs start and end."""

@@ -29,27 +29,19 @@ from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.configured_hooks import (
-    PROLOG,
     TASK,
-    InForceHook,
     find_slurm_hooks,
-    misplaced_program,
 )
 from gpulock.install.slurm.install import NO_GRES, SlurmInstaller
 from gpulock.install.slurm.site import SlurmError
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PLUGIN, PlugStack
 from gpulock.install.slurm.texts import wanted_setting_lines
-from gpulock.install.trial import (
-    try_slurm_hooks,
-    why_users_cannot_run,
-)
+from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import current_hooks
 from gpulock.node import device_list
-from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
@@ -79,7 +71,7 @@ class SlurmChecks:
         ]
         looks = {
             "slurmctld": self.slurmctld,
-            "hooks of the site": self.site_hooks,
+            "slurm.conf": self.own_file,
             "recommended": self.recommended,
             "SPANK": self.plugin,
             "ProctrackType": self.tracking,
@@ -89,7 +81,6 @@ class SlurmChecks:
             "ConstrainDevices": self.constrained,
             "gres.conf": self.flags,
             "order of gres.conf": self.order,
-            "uncounted GPUs": self.uncounted,
         }
         own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
         return [
@@ -107,10 +98,6 @@ class SlurmChecks:
     def conf(self) -> SlurmConf:
         """Return what slurmctld goes by, else what slurm.conf says; raise InstallError."""
         return self.installer.site.best()
-
-    def hooks(self) -> list[InForceHook]:
-        """Return what Slurm starts."""
-        return find_slurm_hooks(self.conf, self.paths, self.installer.site.conf)
 
     def slurmd(self) -> Iterator[Finding]:
         """Look whether slurmd can be seen, as the reaper must."""
@@ -139,6 +126,23 @@ class SlurmChecks:
         else:
             yield fact(f"Slurm {self.conf.get('SLURM_VERSION')}")
 
+    def own_file(self) -> Iterator[Finding]:
+        """Look whether this node's slurm.conf is the one that slurmctld has read.
+
+        slurmd goes by its own. One that has not read its file since it changed is not seen.
+        """
+        if not self.conf.get("HASH_VAL").startswith("Different"):
+            return
+        site = self.installer.site
+        hooks = find_slurm_hooks(site.in_file(), self.paths, site.conf)
+        lacks = [hook.key for hook in hooks if not hook.ours and hook.key != TASK]
+        what = f"{site.conf} is not what slurmctld has read"
+        do = "put the controller's there, then scontrol reconfigure"
+        if lacks:
+            yield fault(f"{what}: it lacks {' and '.join(lacks)}, so jobs here get no lock", do)
+        else:
+            yield warning(what, do)
+
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""
         return check_installation(lambda: self.installer.parts().items, _AGAIN, _LINES)
@@ -150,21 +154,6 @@ class SlurmChecks:
             first = f"first, beside the controller's slurm.conf, {one.first}; then "
             do = f"{first if one.first else ''}{_LINES}"
             yield warning(f"{one.key}={one.value} is not in force, by which {one.why}", do)
-
-    def site_hooks(self) -> Iterator[Finding]:
-        """Look at the programs of the site's around ours, and whether users can run a task's."""
-        for hook in self.hooks():
-            if not hook.ours:
-                continue  # the installation says so
-            ours = hook.ours[0]
-            if hook.key == TASK and (why := why_users_cannot_run(ours)):
-                yield fault(f"{why}: every task fails", "let all users read and execute it")
-            if wrong := misplaced_program(hook):
-                order = (
-                    "before gpulock's Prolog" if hook.key == PROLOG else "after gpulock's Epilog"
-                )
-                do = f"give {ours} another name: Slurm goes in reverse alphabetical order"
-                yield warning(f"{wrong} runs {order}: it may use GPUs that are not locked", do)
 
     def plugin(self) -> Iterator[Finding]:
         """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""
@@ -241,9 +230,6 @@ class SlurmChecks:
             yield (warning if known else fault)(what, f"if {do}")
             return
         flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []
-        if self.by_slurm and any("no_gpu_env" in words for words in flags):
-            what = "no_gpu_env, but SLURM_DEVICE_SELECTION=slurm: only TaskProlog names the cards"
-            yield warning(what, "take Flags=no_gpu_env out, and restart slurmd")
         if not self.by_slurm and not (flags and all("no_gpu_env" in words for words in flags)):
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
@@ -270,14 +256,3 @@ class SlurmChecks:
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
         do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
         yield fault(what, f"{do}; restart slurmd, then gpulock install slurm")
-
-    def uncounted(self) -> Iterator[Finding]:
-        """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
-        if not self.by_slurm:
-            return
-        places = gres.devices_of_positions(self.settings, self.listed.positions)
-        shown = Node(self.settings).devices_if_driver()
-        names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
-        if places and (left := sorted(names - {*places})):
-            what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
-            yield warning(what, "name it in gres.conf and Gres=; restart all daemons")

@@ -71,12 +71,3 @@ def leads_to_hook(path: Path, target: Path) -> bool:
     lines = text.decode("utf-8", "replace").splitlines()
     called = " ".join(line for line in lines if not line.lstrip().startswith("#"))
     return str(target) in called.replace('"', " ").replace("'", " ").split()
-
-
-def misplaced_program(hook: InForceHook) -> Path | None:
-    """Return a program of the site's that runs before our Prolog, or after our Epilog."""
-    if not hook.ours:
-        return None
-    at = hook.programs.index(hook.ours[0])
-    wrong = hook.programs[:at] if hook.key == PROLOG else hook.programs[at + 1 :]
-    return next((path for path in wrong if path not in hook.ours), None)

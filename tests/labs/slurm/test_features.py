@@ -134,7 +134,13 @@ def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
     install(site, NO_CONF)
 
     check_one_job(site)
-    assert "ok slurmctld\n" in check_doctor(site, NO_CONF)
+    assert "ok slurmctld\nok slurm.conf\n" in check_doctor(site, NO_CONF)
+    older = slurm.lab / "etc/older.conf"
+    lines = (slurm.lab / "etc/slurm.conf").read_text().splitlines(keepends=True)
+    older.write_text("".join(line for line in lines if not line.startswith("Prolog=")))
+    site.configure(NODE, SLURM_DEVICE_SELECTION="gpulock", SLURM_CONF=str(older))
+    shown = site.command_below(NODE, NO_CONF, "doctor").stdout
+    assert f"x slurm.conf: {older} is not what slurmctld has read: it lacks Prolog, so" in shown
 
 
 @pytest.mark.short

@@ -121,7 +121,10 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
         ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: neither http:"),
         ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: neither http:"),
         ("WEB_CONFIG=/none/web.yml\n", ": WEB_CONFIG=/none/web.yml: no such file"),
-        ("IDLE_COMMAND=/none/mail\n", ": IDLE_COMMAND=/none/mail: no such program"),
+        (
+            "IDLE_COMMAND=/none/mail\n",
+            ": IDLE_COMMAND=/none/mail: not run, /none/mail: No such file",
+        ),
         ("IDLE_KILL=60\n", ": IDLE_KILL=60: ends no job without IDLE_COMMAND"),
         ("EXPORTER_LISTEN=:9465 127.0.0.1:1 [::1]:9465 node1:9465\n", ""),
         ("QUARANTINE_ON=xid ecc missing memory\n", ""),

@@ -138,7 +138,7 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     assert [*check_settings(parse_settings("", str(path)), path)] == []
 
 
-def test_places_that_no_job_gets_are_told(box: Box) -> None:
+def test_a_word_of_shares_that_names_no_card_is_told(box: Box) -> None:
     def shares() -> list[Finding]:
         found = run_checks(node_checks(box.node().settings)).findings
         return [one for one in found if one.name == "SHARES"]
@@ -147,15 +147,6 @@ def test_places_that_no_job_gets_are_told(box: Box) -> None:
     box.settings["SHARES"] = "0:4 9:2"
     (wrong,) = shares()
     assert (wrong.state, wrong.what.startswith("9:2 names no card here")) == (WARNING, True)
-    box.settings["SHARES"] = "0:4"
-    (box.state / "slurm-map").touch()
-    assert [one.what for one in shares()] == ["no job of Slurm's gets a place by it"]
-    box.settings |= {"SLURM_SHARDS": "share"}
-    assert shares() == []
-    box.settings |= {"SLURM_DEVICE_SELECTION": "gpulock"}
-    assert [one.state for one in shares()] == [WARNING]
-    (box.state / "sge-map").touch()
-    assert shares() == []
 
 
 def test_what_keeps_mps_from_starting_is_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +229,6 @@ def test_of_the_packages_units_those_that_run_are_compared_with_the_settings(
     node = make_systemd_node(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
     monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
-    monkeypatch.setattr(units, "_UNIT_WRITES", ("/run", str(tmp_path)))
     node.give_package_units()
     assert look(node) == []  # nobody started any
     node.ctl("enable", DAEMON)

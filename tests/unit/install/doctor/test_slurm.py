@@ -107,9 +107,6 @@ flag_for_nobody_here = both(
     add_gres("# Flags=no_gpu_env"),
     add_gres("NodeName=other[1-2] Name=gpu Count=1 Flags=no_gpu_env"),
 )
-flag_where_slurm_selects = add_gres(
-    "NodeName=node1 name=GPU File=/dev/nvidia7 flags=CountOnly,NO_GPU_ENV"
-)
 
 
 def two_models(node: SlurmNode) -> None:
@@ -117,12 +114,6 @@ def two_models(node: SlurmNode) -> None:
     gpulock_chooses(node)
     for path in sorted(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))[4:]:
         path.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", path.read_text()))
-
-
-def a_private_task_prolog(node: SlurmNode) -> None:
-    script = f"printf '#!/bin/sh\\nexec {node.paths.slurm_task}\\n'"
-    harm(node.root, f"{script} >private; chmod 700 private")
-    node.put("TaskProlog", f"{node.root}/private")
 
 
 def own_timeouts(node: SlurmNode, prolog: str = "30", epilog: str = "120") -> None:
@@ -155,6 +146,15 @@ def nothing_listed(node: SlurmNode) -> None:
     node.install()
 
 
+DIFFERENT = "Different Ours=0x8a3b57c5 Slurmctld=0x1c0ffee"
+
+
+def an_older_slurm_conf(node: SlurmNode) -> None:
+    """Leave this node with a file that names no hook, while slurmctld has read another."""
+    harm(node.root, "sed -i -E '/^(Prolog|Epilog)=/d' etc-slurm/slurm.conf")
+    node.set_in_force("HASH_VAL", DIFFERENT)
+
+
 open_plugin = both(by_spank(), shell("chmod 666 node/state/hooks/spank_gpulock.so"))
 no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
 no_gres_conf = both(gpulock_chooses, shell("rm etc-slurm/gres.conf"))
@@ -168,8 +168,8 @@ FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.co
         (pyxis_alone, "installation", "no TaskProlog works", "gpulock install slurm"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
         (open_plugin, "SPANK", "writable by others", "root alone"),
+        (an_older_slurm_conf, "slurm.conf", "it lacks Prolog and Epilog, so jobs", "reconfigure"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
-        (a_private_task_prolog, "hooks of the site", "every task fails", "all users"),
         (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "scontrol reconfigure"),
         (no_gres_types, "gres.conf", "no job gets a GPU", "GresTypes=gpu"),
         (own_timeouts, "installation", "PrologTimeout=120", "install slurm"),
@@ -208,12 +208,6 @@ echo '   Reason=gpulock: job 7: broken: no driver [root@2026-11-21T15:00:00]' >>
 """
 
 
-def a_site_prolog_before_ours(node: SlurmNode) -> None:
-    ours = node.paths.slurm_prolog
-    harm(node.root, f"mkdir p; echo '#!/bin/sh' >p/50-site; ln -s {ours} p/10-gpulock")
-    node.put("Prolog", f"{node.root}/p/*")
-
-
 @pytest.mark.parametrize(
     ("plant", "name", "says"),
     [
@@ -221,12 +215,12 @@ def a_site_prolog_before_ours(node: SlurmNode) -> None:
         (put("SchedulerParameters", "(null)"), "recommended", "are not held"),
         (shell("sed -i 's/State=IDLE/&*/' slurm/state/node"), "node", "node1 is IDLE*"),
         (nothing_listed, "gres.conf", "no job gets a GPU"),
+        (put("HASH_VAL", DIFFERENT), "slurm.conf", "is not what slurmctld has read"),
         (put("ProctrackType", "proctrack/linuxproc"), "ProctrackType", "leftover processes"),
         (put("PrologFlags", "Contain,RunInJob"), "ProctrackType", "frees no GPU"),
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
         (shell(DRAINED), "node", "broken: no driver"),
-        (a_site_prolog_before_ours, "hooks of the site", "runs before gpulock's Prolog"),
         (unplugged, "ConstrainDevices", "without effect"),
         (
             partial(own_timeouts, prolog="120", epilog="65534"),
@@ -234,7 +228,6 @@ def a_site_prolog_before_ours(node: SlurmNode) -> None:
             "does not block the node",
         ),
         (by_spank(without_task_prolog=False), "SPANK", "fails inside containers of pyxis"),
-        (flag_where_slurm_selects, "gres.conf", "only TaskProlog names the cards"),
     ],
 )
 def test_what_is_only_doubtful_is_a_warning(
@@ -282,7 +275,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
         (both(gpulock_chooses, FLAG_EACH), ("gres.conf",)),
         (masks_by_uuid, ("order of gres.conf", "installation")),
         (partial(own_timeouts, prolog="120"), ("installation",)),
-        (hooks_beside_slurm_conf, ("installation", "hooks of the site")),
+        (hooks_beside_slurm_conf, ("installation",)),
     ],
 )
 def test_what_is_right_in_another_way_is_well(
@@ -293,16 +286,6 @@ def test_what_is_right_in_another_way_is_well(
     checks = found(node)
 
     assert {name: checks[name].state for name in names} == dict.fromkeys(names, OK)
-
-
-def test_a_gpu_that_slurm_counts_for_nobody_is_told(node: SlurmNode) -> None:
-    constrain(node)
-    node.list_gpus(f"Count=7 Index=0 ID=7 File={node.device('[0-6]')}")
-    node.install()
-
-    check = found(node)["uncounted GPUs"]
-
-    assert (check.state, check.what) == (WARNING, "Slurm does not count /dev/nvidia7")
 
 
 def test_a_fatal_message_of_slurmd_is_shown_whole(node: SlurmNode) -> None:

@@ -133,9 +133,7 @@ class LedgerAccount:
             self.seen = look.at
         if look.worked:
             self.last_busy = look.at
-        if look.energy is not None and (
-            look.energy_since is None or look.energy_since >= self.since
-        ):
+        if look.energy is not None:
             self.energy = (self.energy or 0.0) + look.energy
         if foreign:
             self.foreign += min(look.at - look.since, FOREIGN_LOOK)

@@ -138,10 +138,7 @@ LONGEST_LOOK = 120.0  # seconds that a driver remembers
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """What one device did from `since` until `at`; None is not known.
-
-    `energy_since` is when the energy was read before, where that was not at the last look.
-    """
+    """What one device did from `since` until `at`; None is not known."""
 
     since: float
     at: float
@@ -149,7 +146,6 @@ class DeviceActivity:
     observed: float = 0.0
     energy: float | None = None
     memory: int | None = None
-    energy_since: float | None = None
 
     @property
     def worked(self) -> bool:
@@ -183,7 +179,6 @@ class DeviceTotals:
         busy, observed = self._observe(device.busy, device.observed, at - since)
         restarted = restarted or self._fell(device.energy)
         grown: float | None = None
-        gap: float | None = None
         for name, kind, value in counter_readings(device):
             counter = self.counters.get(name)
             if counter is None:
@@ -192,9 +187,9 @@ class DeviceTotals:
                 counter = self.counters[name] = MonotonicCounter()
             before = counter.last
             step = counter.advance(value, at, kind, restarted)
-            if name == "energy":
-                grown, gap = step, before.at if before and before.at < since else None
-        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, gap)
+            if name == "energy" and before and before.at >= since:  # else of more than this look
+                grown = step
+        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used)
         if look.worked:
             self.last_busy = at
         return look

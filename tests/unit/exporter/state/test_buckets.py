@@ -21,7 +21,7 @@ def filled(seconds: int, use: float = 0.5) -> Buckets:
 
 @pytest.mark.parametrize(
     ("seconds", "width", "count"),
-    [(1, 1, 1), (64, 1, 64), (65, 2, 33), (128, 2, 64), (129, 4, 33), (1000, 16, 63)],
+    [(64, 1, 64), (65, 2, 33), (1000, 16, 63)],
 )
 def test_the_width_doubles_when_all_are_full(seconds: int, width: float, count: int) -> None:
     buckets = filled(seconds)

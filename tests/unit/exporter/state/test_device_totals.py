@@ -81,46 +81,35 @@ def test_when_it_was_last_at_work_is_told_and_a_desktop_is_no_work() -> None:
     assert of(node).last_busy == node.now - 2
 
 
-def test_another_driver_version_restarts_its_counters() -> None:
-    node = Node()
-    near = (1 << 32) - 1000
-    for value, driver in ((near - 900, "1"), (near, "1"), (500, "2")):
-        node.now += 1
-        frame = node.frame(card(nvlink_transmit=value), driver=driver)
-        node.book.tick([frame], node.facts, node.moment)
-    assert of(node).counters["nvlink_transmit"].total == 900 + 500
-
-
-def test_energy_that_falls_tells_that_the_others_did_not_wrap() -> None:
-    near = (1 << 32) - 1000
-    totals = played(
-        card(energy=9e5, nvlink_transmit=near - 900),
-        card(energy=9e5, nvlink_transmit=near),
-        card(energy=10.0, nvlink_transmit=500),
-    )
-    assert totals.counters["nvlink_transmit"].total == 900 + 500
-
-
-def test_a_card_that_takes_the_place_of_another_begins_at_nothing() -> None:
-    node = Node()
-    for name in ("GPU-a", "GPU-a", "GPU-a", "GPU-b", "GPU-b"):
-        node.tick(use(0.5, 1.0, uuid=name))
-    assert (of(node).uuid, of(node).busy) == ("GPU-b", 0.5)
-
-
-def test_a_card_whose_uuid_becomes_known_goes_on() -> None:
-    node = Node()
-    for name in ("", "", "GPU-a", "GPU-a", "", "GPU-????"):
-        node.tick(use(0.5, 1.0, uuid=name))
-    assert (of(node).uuid, of(node).observed) == ("GPU-a", 5.0)
-
-
 def test_an_instance_that_is_gone_is_forgotten_after_a_while_and_a_card_is_not() -> None:
     node = Node()
     node.tick(use(0.5, 1.0), card(1, mig=True), instance(1, 1))
     for seconds in (60, 70):
         node.tick(card(1, mig=True), seconds=seconds)
     assert sorted(node.book.memory.totals.devices) == [bus(0), bus(1)]
+
+
+@pytest.mark.parametrize(
+    ("energy", "driver"), [(9e5, "2"), (10.0, "1")], ids=["another driver", "energy falls"]
+)
+def test_a_driver_that_was_restarted_has_not_wrapped(energy: float, driver: str) -> None:
+    node, near = Node(), (1 << 32) - 1000
+    looks = ((9e5, near - 900, "1"), (9e5, near, "1"), (energy, 500, driver))
+    for joules, value, version in looks:
+        node.now += 1
+        frame = node.frame(card(energy=joules, nvlink_transmit=value), driver=version)
+        node.book.tick([frame], node.facts, node.moment)
+    assert of(node).counters["nvlink_transmit"].total == 900 + 500
+
+
+def test_a_card_goes_by_its_uuid_once_that_is_known() -> None:
+    node = Node()
+    for name in ("", "", "GPU-a", "GPU-a", "", "GPU-????"):
+        node.tick(use(0.5, 1.0, uuid=name))
+    assert (of(node).uuid, of(node).observed) == ("GPU-a", 5.0)
+    for _ in range(2):
+        node.tick(use(0.5, 1.0, uuid="GPU-b"))
+    assert (of(node).uuid, of(node).busy) == ("GPU-b", 0.5)
 
 
 @pytest.mark.parametrize("told", [math.nan, -1e9, 0.0, 1e18, math.inf])

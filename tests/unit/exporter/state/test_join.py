@@ -20,7 +20,6 @@ from gpulock_exporter.state.snapshot import (
 )
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import DEAD, Verdict
@@ -73,12 +72,6 @@ def families_with_values(snapshot: NodeSnapshot) -> set[str]:
     return {sample_name(family) for family in collect_families(snapshot) if family.samples}
 
 
-def faulty(number: int) -> Device:
-    found = listed(number)
-    found.fault = "garbage"
-    return found
-
-
 @pytest.mark.parametrize(
     ("busy", "observed", "ticks", "idle"),
     [
@@ -98,18 +91,6 @@ def test_idle_is_only_what_was_observed_to_be(
     for _ in range(ticks):
         node.tick(card(busy=busy, observed=observed))
     assert (state_of(node.snapshot([listed(0)])) == "held_idle") is idle
-
-
-def test_a_reserve_idles_never() -> None:
-    node = Node(idle_after=3.0)
-    reserve = lock(0, A)
-    assert reserve.owner is not None
-    reserve.owner.scheduler = "admin"
-    node.facts = facts(reserve)
-    for _ in range(5):
-        node.tick(card(busy=0.0, observed=1.0))
-    snapshot = node.snapshot([listed(0)])
-    assert (state_of(snapshot), snapshot.devices[0].idle_since) == ("held", None)
 
 
 def test_a_card_whose_instances_are_not_listed_yet_has_its_state_and_counts_no_memory() -> None:
@@ -140,6 +121,10 @@ def test_idle_since_is_the_last_look_less_the_idle_seconds_that_were_observed() 
     for _ in range(11):
         node.tick(card(0, busy=None, observed=None))
     assert values(node.snapshot([listed(0)]), "gpu_idle_since_timestamp_seconds") == {}
+    node.facts = facts(lock(0, B, scheduler="admin"))
+    for _ in range(5):
+        node.tick(card(0, busy=0.0))
+    assert seen(node.snapshot([listed(0)])).idle_since is None, "a reserve idles never"
 
 
 def test_old_values_are_dropped_and_locks_stay() -> None:
@@ -200,30 +185,20 @@ def test_without_any_driver_locks_are_told() -> None:
     ]
 
 
-def alive(root: Path) -> Path:
-    """Return a /proc with a process that has no claim."""
-    proc = FakeProc(root / "proc")
-    proc.add(700)
-    return proc.root
-
-
 def test_where_the_locks_cannot_be_read_nothing_is_said_of_them(tmp_path: Path) -> None:
-    node = Node(proc=str(alive(tmp_path)))
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(700)  # it has no claim
+    node = Node(proc=str(proc.root))
     node.facts.locks = None
     node.tick(full_card(0, processes={700: None}))
     snapshot = node.snapshot([listed(0)])
     assert (snapshot.states, state_of(snapshot), seen(snapshot).foreign) == (None, None, None)
     names = families_with_values(snapshot)
     assert "gpulock_gpu_utilization_ratio" in names
+    node.facts = facts()
+    node.put_out(None)  # nor where the quarantine cannot be
+    names |= families_with_values(node.snapshot([listed(0)]))
     assert not {"gpulock_gpu_state", "gpulock_gpus"} & names
-
-
-def test_where_the_quarantine_cannot_be_read_nothing_is_said_of_it() -> None:
-    node = Node()
-    node.tick(card(0))
-    node.put_out(None)
-    snapshot = node.snapshot([listed(0)])
-    assert not {"gpulock_gpu_state", "gpulock_gpus"} & families_with_values(snapshot)
 
 
 def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
@@ -271,14 +246,6 @@ def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
     assert [seen_.uuid for seen_ in node.snapshot([one, two]).devices] == [uuid(0), bus(1)]
 
 
-def test_a_quarantined_card_that_is_missing_is_both() -> None:
-    node = Node()
-    node.put_out({bus(0): {"reason": "ECC"}})
-    node.silence()
-    snapshot = node.snapshot([faulty(0)])
-    assert (state_of(snapshot), seen(snapshot).causes) == ("missing", ("administrator",))
-
-
 @pytest.mark.parametrize(
     ("note", "causes"),
     [
@@ -290,10 +257,13 @@ def test_a_quarantined_card_that_is_missing_is_both() -> None:
     ],
 )
 def test_why_a_device_is_out_is_one_of_few_words(note: dict[str, str], causes: set[str]) -> None:
-    node = Node()
+    node, missing = Node(), listed(0)
+    missing.fault = "garbage"
     node.put_out({bus(0): note})
     node.silence()
-    assert set(seen(node.snapshot([listed(0)])).causes or ()) == causes
+    for device, state in ((listed(0), "quarantined"), (missing, "missing")):
+        found = seen(node.snapshot([device]))
+        assert (found.state, set(found.causes or ())) == (state, causes)
 
 
 # --- processes --------------------------------------------------------------------------------

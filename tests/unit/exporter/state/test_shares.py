@@ -57,20 +57,6 @@ def test_two_claims_rest_with_their_card_and_no_work_is_either_ones(
     assert [told(node, A, FIRST), told(node, B, SECOND)] == [of_each, of_each]
 
 
-def idle(node: Node) -> dict[str, float]:
-    """Return for how long each share is known to be idle."""
-    snapshot = node.snapshot()
-    (seen,) = snapshot.devices
-    looked = snapshot.health.sampled or 0.0
-    return {name: looked - since for name, since in seen.share_idle_since.items()}
-
-
-def test_a_share_is_idle_as_long_as_its_card_rests(node: Node) -> None:
-    for _ in range(3):
-        node.tick(card(busy=0.0))
-    assert idle(node) == pytest.approx({FIRST: 3.0, SECOND: 3.0})
-
-
 def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     more = lock(0, A, "share3", add_grp_id=65401)
     node.facts = facts(BOTH[0], more)
@@ -85,30 +71,27 @@ def test_all_that_a_card_does_is_of_the_only_claim_on_it(node: Node) -> None:
     assert told(node, A, FIRST) == (1.0, 2.0), "and so may one that is hidden"
 
 
-def test_of_a_card_that_is_lost_no_share_is_told(node: Node) -> None:
-    node.tick()
-    assert told(node, A, FIRST) == NOBODY
-
-
-def test_without_a_list_of_processes_no_claim_is_known_to_be_alone(node: Node) -> None:
-    node.facts = facts(BOTH[0])
-    node.tick(card())
-    assert told(node, A, FIRST) == NOBODY
-
-
-def test_beside_a_lock_that_cannot_be_read_nobody_is_billed(node: Node) -> None:
-    broken = lock(0, B, "share3")
-    broken.owner = None
-    node.facts = facts(BOTH[0], broken)
-    for _ in range(2):
-        node.tick(card(processes={}))
-    assert told(node, A, FIRST) == NOBODY, "it is not known to be alone"
-
-
-def test_two_locks_that_cannot_be_read_are_two_claims(node: Node) -> None:
+def test_who_is_not_known_to_be_alone_is_not_billed(node: Node) -> None:
     node.facts = facts(*(Lock(one.id, None, "torn") for one in BOTH))
     node.tick(card(processes={}))
-    assert [told(node, A, FIRST), told(node, B, SECOND)] == [NOBODY, NOBODY]
+    assert [told(node, A, FIRST), told(node, B, SECOND)] == [NOBODY, NOBODY], "two claims"
+    node.tick()
+    assert told(node, A, FIRST) == NOBODY, "a card that is lost"
+    node.facts = facts(BOTH[0])
+    node.tick(card())
+    assert told(node, A, FIRST) == NOBODY, "without a list of processes"
+    node.facts = facts(BOTH[0], Lock(THIRD, None, "torn"))
+    for _ in range(2):
+        node.tick(card(processes={}))
+    assert told(node, A, FIRST) == NOBODY, "beside a lock that cannot be read"
+
+
+def test_a_share_is_idle_as_long_as_its_card_rests(node: Node) -> None:
+    for _ in range(3):
+        node.tick(card(busy=0.0))
+    snapshot = node.snapshot()
+    since = {name: node.moment.wall - 3 for name in (FIRST, SECOND)}
+    assert snapshot.devices[0].share_idle_since == pytest.approx(since)
 
 
 def test_the_memory_peak_of_a_share_is_that_of_its_processes(node: Node) -> None:

@@ -44,35 +44,25 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
     ("told", "collector"),
     [
         ({"utilization": 9.0}, "utilization"),
-        ({"memory_utilization": -1.0}, "utilization"),
         ({"observed": math.nan}, "utilization"),
         ({"memory_used": 90 * 2**30}, "memory"),
         ({"memory_total": 0}, "memory"),
         ({"power": 4294967.295}, "power"),
-        ({"temperature": 4294967295.0}, "temperature"),
-        ({"memory_clock": math.inf}, "clocks"),
-        ({"clock_reasons": 0xFFFFFFFF}, "clocks"),
         ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
         ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
-        ({"remapped": {"correctable": 2**60}}, "remapped"),
         ({"ecc": {"uncorrected.sram": 0xFFFFFFFF}}, "ecc"),
         ({"recovery_action": 8}, "remapped"),
-        ({"gpm": {"sm_active": 9.0}}, "gpm"),
         ({"links": {bus(1): -4}}, "devices"),
         ({"minor": -1}, "devices"),
-        ({"uuid": "GPU-????"}, "devices"),
+        *[({"uuid": text}, "devices") for text in ("GPU-????", "a b", "x" * 200, "GPU-\n", "-")],
         ({"bus": "x"}, "devices"),
         # of another type
         ({"index": True}, "devices"),
-        ({"index": 1.0}, "devices"),
         ({"mig": 1}, "mig"),
-        ({"utilization": "0.5"}, "utilization"),
         ({"utilization": True}, "utilization"),
         ({"memory_used": 0.5}, "memory"),
         ({"ecc": 5}, "ecc"),
         ({"ecc": {"corrected.dram": 0.5}}, "ecc"),
-        ({"ecc": {"corrected.dram": None}}, "ecc"),
-        ({"gpm": {"sm_active": "all"}}, "gpm"),
         ({"clock_reasons": {"gpu_idle": 1}}, "clocks"),
         ({"energy": 10**400}, "power"),
     ],
@@ -86,11 +76,6 @@ def test_an_impossible_value_is_a_failure_of_its_source(
     ((field, value),) = told.items()
     assert field in frame.failures[collector] and len(frame.failures[collector]) < 200
     assert value not in [getattr(one, field) for one in frame.devices[1:]]
-
-
-def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
-    frame = decoded(card(power=-1.0), failures={"power": "Unknown Error"})
-    assert frame.failures == {"power": "Unknown Error"}
 
 
 @pytest.mark.parametrize(
@@ -118,29 +103,16 @@ def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
     assert (frame.devices, list(frame.failures)) == ([], ["devices"])
 
 
-@pytest.mark.parametrize("text", ["GPU-????????-????", "a b", "x" * 200, 'GPU-"', "GPU-\n", "-"])
-def test_a_uuid_that_is_none_is_not_told(text: str) -> None:
-    assert cleaned(card(uuid=text)).uuid == ""
-
-
-def test_names_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
+def test_names_and_numbers_that_would_spoil_a_file_or_a_label_are_left_out() -> None:
     names = ["a.b", "a b", "A", "x=y", "", "n\n", "x" * 65]
     ratios = {"sm_active": 9.0, "tensor_active": 0.5, "dram_active": math.nan}
     clean = cleaned(card(ecc=dict.fromkeys(names, 1), gpm=ratios))
     assert (clean.ecc, clean.gpm) == ({"a.b": 1}, {"tensor_active": 0.5})
     many = cleaned(card(ecc={f"n{number}": 1 for number in range(1000)}))
     assert len(many.ecc or {}) == 64, "no card has more"
-
-
-def test_processes_that_cannot_be_are_left_out() -> None:
-    clean = cleaned(card(processes={0: 1, -1: 1, 2**31: 1, 5: 2, 6: -1}))
-    assert clean.processes == {5: 2, 6: None}
-
-
-def test_text_is_held_to_a_line_and_a_length() -> None:
-    clean = cleaned(card(name="a\nb" + "x" * 500))
-    assert clean.name.startswith("a?b")
-    assert len(clean.name) == 128
+    clean = cleaned(card(processes={0: 1, -1: 1, 2**31: 1, 5: 2, 6: -1}, energy=5))
+    assert (clean.processes, repr(clean.energy)) == ({5: 2, 6: None}, "5.0")
+    assert cleaned(card(name="a\nb" + "x" * 500)).name == "a?b" + "x" * 125
 
 
 def test_of_lost_cards_those_count_that_can_be_named_and_of_all_so_many_at_most() -> None:
@@ -155,12 +127,6 @@ def test_what_a_frame_says_besides_its_devices_is_text_or_what_it_must_be() -> N
     line = b'{"boottime":1,"driver":5,"devices":[],"failures":{"power":[1]},"lost":{},"complete":1}'
     frame = decode_frame(line)
     assert (frame.driver, frame.failures, frame.complete) == ("5", {"power": "[1]"}, False)
-
-
-def test_a_whole_number_will_do_for_a_real_one() -> None:
-    device = cleaned(card(energy=5, gpm={"sm_active": 1}, utilization=None))
-    assert repr((device.energy, device.gpm)) == "(5.0, {'sm_active': 1.0})"
-    assert device.utilization is None
 
 
 GOOD = json.loads(encode_frame(Frame(1.0, devices=[card()])))

@@ -58,6 +58,7 @@ def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_
     with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1) as nvml:
         nvml.split(0, PAIR)
         nvml.update({"gpu0.mig0.gpm.1": 60, "gpu0.mig0.gpm.2": 35, "gpu0.mig1.gpm.1": 0})
+        nvml.update({"gpu0.pcie.tx_bytes": "6000", "gpu0.pcie.rx_bytes": "7000"})
         with Eye(nvml, stopped=True) as eye:
             first = instances(eye.look())
             assert [(one.utilization, one.busy) for one in first] == [(None, None)] * 2
@@ -70,7 +71,8 @@ def test_with_gpm_an_instance_is_busy_for_as_long_as_its_graphics_engine_is(tmp_
             assert (other.utilization, other.busy) == (0, 0)
             one, _ = instances(eye.look(after=0.3))
             assert (one.utilization, one.busy, one.observed) == (0.6, 0, 0), "no window has ended"
-            assert device(eye.look()).gpm is None, "the card is not one device"
+            card = device(eye.look())
+            assert (card.gpm, card.pcie_transmit) == (None, 6000), "the card is not one device"
             nvml.set("gpu0.mig1.uuid", None)
             eye.look()
             assert nvml.calls()["nvmlGpmSampleFree"] == 2, "both of the instance that is gone"

@@ -30,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(locked.split(), check=True, cwd=made)
     (made / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     (made / "large.pem").write_text("-----BEGIN CERTIFICATE-----\n" * 40_000)
-    (made / "folder").mkdir()
     os.mkfifo(made / "pipe")
     return made
 
@@ -40,6 +39,11 @@ def understood(folder: Path, text: str) -> tuple[WebSettings, str]:
     path.write_text(text, "latin-1")
     path.chmod(0o600)
     return load_web_config(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(WebConfigError, match=r"gone\.yml: .* No such file"):
+        load_web_config(str(folder / "gone.yml"))
 
 
 WRONG: list[tuple[str, str]] = [
@@ -53,29 +57,21 @@ WRONG: list[tuple[str, str]] = [
     ("x: [" + "[" * 1100, "recursion"),
     ('basic_auth_users: {a: "\\U00110000"}\n', "this is no YAML"),
     ("{1: 2}\n", "1 is not supported"),
-    ("? [a]\n: 1\n", "unhashable key"),
     ("basic_auth_users: &a\n  b: *a\n", "recursive"),
     ("tls_server_config:\n", "tls_server_config is not a mapping with at least one key"),
-    ("tls_server_config: {}\n", "tls_server_config is not a mapping with at least one key"),
     (TLS + TLS, "a key comes twice"),
-    (f"{TLS}  cert_file: other.pem\n", "a key comes twice"),
-    (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", "a key comes twice"),
     # Keys that the exporter-toolkit has and this exporter has not, or nobody.
     ("tls_config:\n  cert_file: x\n", "this file: tls_config is not supported; there are tls_serv"),
-    ("http_server_config:\n  headers: x\n", "http_server_config: headers is not supported"),
     (f"{TLS}  cert: x\n", "tls_server_config: cert is not supported; there are cert_file, key_"),
     (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
     # Certificate and key.
     ("tls_server_config:\n  cert_file: server.pem\n", "needs cert_file and key_file"),
-    ("tls_server_config:\n  key_file: server.key\n", "needs cert_file and key_file"),
     (TLS.replace("server.pem", ""), "tls_server_config.cert_file is not a text: write one"),
     (TLS.replace("server.pem", "gone.pem"), "No such file or directory: '{folder}/gone.pem'"),
-    (TLS.replace("server.pem", "folder"), "Is a directory: '{folder}/folder'"),
     (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
     (TLS.replace("server.pem", "pipe"), "this is not a regular file: '{folder}/pipe'"),
     (TLS.replace("server.pem", "large.pem"), "larger than 1048576 bytes: '{folder}/large.pem'"),
     (TLS.replace("server.pem", '"a\\0b"'), "embedded null "),
-    (TLS.replace("server.key", "server.pem"), "{folder}/server.pem"),
     (TLS.replace("server.key", "other.key"), "{folder}/other.key: KEY_VALUES_MISMATCH"),
     (TLS.replace("server.key", "encrypted.key"), "tls_server_config.key_file is encrypted"),
     # Client certificates, and the version.
@@ -86,14 +82,11 @@ WRONG: list[tuple[str, str]] = [
     (f"{TLS}  min_version: TLS11\n", "'TLS11' is not served: TLS12 or TLS13"),
     # Users.
     ("basic_auth_users:\n  alice: secret\n", "basic_auth_users.alice has no bcrypt hash"),
-    (f"basic_auth_users:\n  alice: {HASH}x\n", "alice has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", "has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  'al:ice': {HASH}\n", "is no name"),
     (f'basic_auth_users:\n  "al\\nice": {HASH}\n', "is no name"),
-    (f"basic_auth_users:\n  '': {HASH}\n", "is no name"),
-    ("basic_auth_users:\n  cipher_suites: [a]\n", "basic_auth_users.cipher_suites is not a text"),
     ('"a\\nb": 1\n', "this file: a?b is not supported"),
     ('basic_auth_users:\n  "a\\nb": [1]\n', "basic_auth_users.a?b is not a text"),
 ]
@@ -127,11 +120,6 @@ def test_what_the_format_knows_is_understood_and_a_reservation_is_said(
     assert (settings.tls is not None) == ("tls" in text)
     assert (settings.refusal is not None) == ("users" in text)
     assert note in warning and bool(note) == bool(warning)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WebConfigError, match=r"gone\.yml: .* No such file"):
-        load_web_config(str(tmp_path / "gone.yml"))
 
 
 @pytest.mark.parametrize(

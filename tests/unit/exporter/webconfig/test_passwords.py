@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
 import threading
 
 import bcrypt
 import pytest
 from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.web.listen import peer_address
-from gpulock_exporter.web.server import ServerLimits
 from gpulock_exporter.webconfig.passwords import (
-    PLACES,
     PLACES_OF_ONE,
     Passwords,
     bcrypt_cost,
@@ -48,18 +44,11 @@ def basic(user: str, password: bytes) -> str:
     return "Basic " + base64.b64encode(user.encode() + b":" + password).decode()
 
 
-@pytest.mark.parametrize("prefix", ["2a", "2b", "2y"])
-def test_every_kind_of_hash_is_checked(prefix: str) -> None:
-    users = Users(alice=hashed(b"right", prefix))
-    said = [
-        users.accepts(*pair) for pair in (("alice", b"right"), ("alice", b"x"), ("bob", b"right"))
-    ]
-    assert said == [True, False, False]
-
-
 def test_a_hash_that_was_made_elsewhere_is_known() -> None:
     known = "$2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"  # Prometheus's decoy
-    assert Users(alice=known).accepts("alice", b"fakepassword") is True
+    users = Users(alice=known, old=hashed(b"right", "2a"))
+    pairs = (("alice", b"fakepassword"), ("old", b"right"), ("old", b"x"), ("bob", b"right"))
+    assert [users.accepts(*pair) for pair in pairs] == [True, True, False, False]
 
 
 @pytest.mark.slow
@@ -165,10 +154,6 @@ class Crowd:
             thread.join()
 
 
-def test_who_waits_for_a_check_leaves_connections_to_who_needs_none() -> None:
-    assert 16 * PLACES_OF_ONE <= PLACES <= ServerLimits.connections - 32
-
-
 @pytest.mark.attack
 def test_who_fills_all_places_keeps_nobody_else_out() -> None:
     """Tried: as many wrong passwords at once as may wait, from the address of a user or another.
@@ -185,21 +170,6 @@ def test_who_fills_all_places_keeps_nobody_else_out() -> None:
     assert crowd.order[PLACES_OF_ONE] == b"right"
     assert dict(crowd.answers[1:]) == {"flood": False, "user": True, "other": False}
     assert crowd.users.waiting == 0
-
-
-STOPPED = """
-import threading, time
-from gpulock_exporter.webconfig.passwords import Passwords
-users = Passwords({"alice": "$2b$04$"}, lambda password, known: threading.Event().wait())
-for guess in (b"1", b"2", b"3"):
-    threading.Thread(target=users.is_right, args=("alice", guess, "a"), daemon=True).start()
-while users.waiting < 3:
-    time.sleep(0.01)
-"""
-
-
-def test_a_stop_waits_for_no_check() -> None:
-    subprocess.run([sys.executable, "-c", STOPPED], check=True, timeout=50)
 
 
 @pytest.mark.parametrize(

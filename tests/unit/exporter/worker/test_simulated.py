@@ -52,16 +52,6 @@ def stage(tmp_path: Path) -> Callable[[str], Scene]:
     return lambda preset: Scene(write_simulated_node(tmp_path / "node", preset))
 
 
-def test_it_does_not_forget_what_gpulockd_has_not_been_told_yet(
-    stage: Callable[[str], Scene],
-) -> None:
-    scene = stage("a100-mig")
-    before = {device.uuid: device.memory_total for device in scene.look().devices}
-    assert any(uuid.startswith("MIG-") for uuid in before)
-    (scene.node.lock_dir / "inventory").write_text("gpulock-inventory 1\nboot_id=b\n")
-    assert {device.uuid: device.memory_total for device in scene.look().devices} == before
-
-
 def card(frame: Frame, bus: str) -> DeviceTelemetry:
     return next(one for one in frame.devices if one.bus == bus and one.gi is None)
 
@@ -70,15 +60,12 @@ def card(frame: Frame, bus: str) -> DeviceTelemetry:
 def test_the_devices_are_those_of_the_drivers_files(
     stage: Callable[[str], Scene], preset: str
 ) -> None:
-    frame = stage(preset).look()
-    machine = PRESETS[preset]
+    frame, machine = stage(preset).look(), PRESETS[preset]
     cards = [one for one in frame.devices if one.gi is None]
-    assert [one.bus for one in cards] == [gpu.bus for gpu in machine.present]
-    assert [one.uuid for one in cards] == [machine.uuid(gpu) for gpu in machine.present]
-    assert [one.minor for one in cards] == [gpu.minor for gpu in machine.present]
-    assert [one.index for one in cards] == list(range(len(cards)))
-    assert frame.driver == machine.driver.version
-    assert frame.failures == {}
+    assert [(one.bus, one.uuid, one.minor, one.index) for one in cards] == [
+        (gpu.bus, machine.uuid(gpu), gpu.minor, index) for index, gpu in enumerate(machine.present)
+    ]
+    assert (frame.driver, frame.failures) == (machine.driver.version, {})
     parts = [(one.bus, one.gi, one.ci, one.profile) for one in frame.devices if one.gi is not None]
     assert parts == [
         (gpu.bus, part.gi, part.ci, part.profile) for gpu in machine.present for part in gpu.mig
@@ -142,17 +129,13 @@ def test_an_instance_without_gpm_tells_its_memory_alone(stage: Callable[[str], S
     assert (card(frame, "0000:07:00.0").power or 0) > 62
 
 
-def test_a_driver_that_is_unloaded_ends_the_look(stage: Callable[[str], Scene]) -> None:
-    scene = stage("workstation")
-    gone = scene.node.driver_root / "version"
-    gone.unlink()
-    with pytest.raises(RuntimeError, match="the simulated driver is gone"):
-        scene.look()
-
-
 def test_a_folder_that_is_no_simulated_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no settings file"):
         SimulatedSource(str(tmp_path)).open()
     (tmp_path / "gpulock.conf").write_text("")
     with pytest.raises(RuntimeError, match="is no simulated node"):
         SimulatedSource(str(tmp_path)).open()
+    scene = Scene(write_simulated_node(tmp_path / "node", "workstation"))
+    (scene.node.driver_root / "version").unlink()
+    with pytest.raises(RuntimeError, match="the simulated driver is gone"):
+        scene.look()

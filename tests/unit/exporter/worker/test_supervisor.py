@@ -187,20 +187,6 @@ def test_the_next_worker_leaves_the_card_out_until_a_trial_of_its_own_succeeds(s
     assert site.supervisor.left_out() == {}
 
 
-@pytest.mark.parametrize("code", [3, -signal.SIGSEGV])
-def test_a_trial_that_fails_or_crashes_leaves_the_card_out_for_longer(
-    site: Site, code: int
-) -> None:
-    site.hang()
-    site.wait(LIMITS.frame + 0.5)
-    site.worker.sends = True
-    site.wait(FIRST_PAUSE + 0.5)
-    site.end(code)
-    site.wait(1)
-    (card,) = site.supervisor.left_out().values()
-    assert (card.times, "SIGSEGV" in card.words()) == (2, code < 0)
-
-
 def test_a_crash_stays_told_until_a_trial_ends_otherwise(site: Site) -> None:
     site.hang()
     site.end(-signal.SIGSEGV)

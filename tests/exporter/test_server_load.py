@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -73,84 +73,15 @@ def ends_all(attackers: list[socket.socket]) -> None:
     wait_until(lambda: left_open(attackers) == 0, why="none to be left")
 
 
-def beside(child: Child, attack: Callable[[], object]) -> None:
-    """Check that scrapes are answered while an attack is repeated."""
-    stop = threading.Event()
-
-    def repeat() -> None:
-        while not stop.is_set():
-            attack()
-
-    attacker = threading.Thread(target=repeat)
-    attacker.start()
-    try:
-        holds_out(child)
-    finally:
-        stop.set()
-        attacker.join()
-
-
-def test_1000_half_open_handshakes(secure: Child, hasty: Child) -> None:
-    with closing([dial(secure.port) for _ in range(1000)]):
-        holds_out(secure)
-    with closing([dial(hasty.port) for _ in range(200)]) as attackers:
-        ends_all(attackers)
-
-
-def test_1000_idle_tls_connections(secure: Child, hasty: Child) -> None:
-    with closing(dial_many(secure.port, secure.client, 1000)) as attackers:
+@pytest.mark.parametrize("shakes_hands", [True, False])
+def test_1000_idle_connections(secure: Child, hasty: Child, shakes_hands: bool) -> None:
+    """Silent behind their handshake, or before it; beside slow ones: `make bench-exporter`."""
+    contexts = [child.client if shakes_hands else None for child in (secure, hasty)]
+    with closing(dial_many(secure.port, contexts[0], 1000)) as attackers:
         assert len(attackers) > 800
         holds_out(secure)
-    with closing(dial_many(hasty.port, hasty.client, 200)) as attackers:
+    with closing(dial_many(hasty.port, contexts[1], 200)) as attackers:
         ends_all(attackers)
-
-
-def test_600_slow_writers(secure: Child) -> None:
-    """One whose place was taken comes again, so that there are 600 all the time."""
-    attackers = dial_many(secure.port, secure.client, 600)
-    with closing(attackers):
-        beside(secure, lambda: drip_each(attackers, secure, b"G"))
-
-
-def test_600_slow_readers(secure: Child) -> None:
-    """Likewise, with what they read: a byte now and then."""
-    attackers = dial_many(secure.port, secure.client, 600)
-    with closing(attackers):
-        for one in attackers:
-            with suppress(OSError):
-                one.sendall(LONG_ANSWER)
-        beside(secure, lambda: sip_each(attackers, secure))
-
-
-def drip_each(attackers: list[socket.socket], child: Child, drop: bytes) -> None:
-    """Send a drop on each, and renew those that have ended."""
-    for place, one in enumerate(attackers):
-        try:
-            one.sendall(drop)
-        except OSError:
-            renew(attackers, place, child, drop)
-
-
-def sip_each(attackers: list[socket.socket], child: Child) -> None:
-    """Read a byte of each, and renew those that have ended."""
-    for place, one in enumerate(attackers):
-        try:
-            one.settimeout(0.001)
-            ended = not one.recv(1)
-        except socket.timeout:  # TimeoutError from Python 3.10 on
-            continue
-        except OSError:
-            ended = True
-        if ended:
-            renew(attackers, place, child, LONG_ANSWER)
-
-
-def renew(attackers: list[socket.socket], place: int, child: Child, words: bytes) -> None:
-    attackers[place].close()
-    for one in dial_many(child.port, child.client, 1):
-        attackers[place] = one
-        with suppress(OSError):
-            one.sendall(words)
 
 
 def outlive(attackers: list[socket.socket], words: bytes) -> bytes:
@@ -194,22 +125,12 @@ def test_a_process_short_of_descriptors_still_answers(tmp_path: Path) -> None:
     assert child.errors.read_text().count("Too many open files") == 1
 
 
-def test_a_header_of_10_mb_is_refused_at_its_limit(secure: Child) -> None:
-    huge = b"GET /metrics HTTP/1.1\r\nX-Huge: " + b"a" * 10_000_000
-    for _ in range(5):
-        with dial(secure.port, secure.client) as one:
-            answer, closed = exchange(one, huge)
-        assert closed
-        assert answer == b"" or answer.startswith(b"HTTP/1.0 431 ")
-    with dial(secure.port, secure.client) as one:
-        answer, closed = exchange(one, huge[:100_000])
-    assert closed
-    assert answer.startswith(b"HTTP/1.0 431 ")
-    holds_out(secure)
-
-
-def test_many_large_headers_take_little_memory(secure: Child) -> None:
+def test_a_large_header_is_refused_at_its_limit_and_many_take_little_memory(secure: Child) -> None:
     """http.server by itself takes 100 lines of 64 KiB: 6.4 MiB for each connection."""
+    for size in (100_000, 10_000_000):
+        with dial(secure.port, secure.client) as one:
+            answer, closed = exchange(one, SOUND[:-2] + b"X-Huge: " + b"a" * size)
+        assert closed and (answer.startswith(b"HTTP/1.0 431 ") or (size > 10**6 and not answer))
     before = pss_mib(secure.process.pid)
     line = b"X-Large: " + b"a" * 60_000 + b"\r\n"
     with closing(dial_many(secure.port, secure.client, PLACED)) as attackers:

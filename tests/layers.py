@@ -59,8 +59,7 @@ EXPORTER = {
     "state": frozenset[str](),
     "files": frozenset[str](),
     "metrics": frozenset({"prometheus_client"}),
-    "web": frozenset[str](),
-    "webconfig": frozenset({"bcrypt", "yaml"}),
+    "web": frozenset({"bcrypt", "yaml"}),
     "app": frozenset[str](),
 }
 # Beside hot modules: the service manager is spoken to in one place, what may hang is asked in one

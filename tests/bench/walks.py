@@ -177,9 +177,9 @@ def be_daemon(config: str, told: Path) -> int:
 def scrape_modules(root: Path) -> set[str]:
     """Look, tick and answer a scrape in this process; return the modules that saw the value."""
     from gpulock_exporter.app.exporter import Exporter
-    from gpulock_exporter.clock import current_moment
     from gpulock_exporter.frame import decode_frame, encode_frame
     from gpulock_exporter.nvml.source import NvmlSource
+    from gpulock_exporter.state.snapshot import current_moment
     from gpulock_exporter.web.http import HttpRequest
 
     from gpulock.node.context import Node

@@ -24,7 +24,7 @@ from gpulock_exporter.web.http import (
 )
 from gpulock_exporter.web.listen import listen_on_address
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
-from gpulock_exporter.webconfig.config import load_web_config
+from gpulock_exporter.web.webconfig import load_web_config
 
 from tests.exporter.wire import Answer, fetch
 

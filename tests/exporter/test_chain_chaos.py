@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
+from gpulock_exporter.state.snapshot import Moment
 
 from tests.exporter.whole import Labels, Scrape
 from tests.nvml.double import Double, Process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from gpulock_exporter.webconfig.passwords import PLACES_OF_ONE
+from gpulock_exporter.web.webconfig import PLACES_OF_ONE
 
 from tests.exporter.servers import serving
 from tests.exporter.wire import as_user

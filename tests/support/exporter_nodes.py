@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import sample_text
 from gpulock_exporter.frame import DeviceTelemetry, Frame, decode_frame, encode_frame
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import LocalState
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+from gpulock_exporter.state.snapshot import ExporterHealth, Moment, NodeSnapshot
 
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import devices

@@ -17,7 +17,6 @@ from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
 from gpulock.slurm.steps import is_slurm_job_process
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_text
 from gpulock_exporter.frame import Frame, normalize_bus_id
@@ -27,7 +26,7 @@ from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.join import take_snapshot
 from gpulock_exporter.state.local_state import read_local_state
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+from gpulock_exporter.state.snapshot import ExporterHealth, Moment, NodeSnapshot
 from gpulock_exporter.web.http import (
     Handler,
     HttpRequest,
@@ -110,10 +109,7 @@ class Exporter:
             if now < self._list_due:
                 return
             self._list_due, patience = now + LIST_PERIOD, DRIVER_SECONDS
-            try:
-                self._asked = BackgroundCall(self._node.devices)
-            except RuntimeError:  # there can be no more threads
-                return
+            self._asked = BackgroundCall(self._node.devices)
         try:
             self.devices = self._asked.answer(patience)
         except NoAnswerError:

@@ -23,10 +23,10 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.clock import current_moment
+from gpulock_exporter.state.snapshot import current_moment
 from gpulock_exporter.web.listen import ListenError, Listening
 from gpulock_exporter.web.server import HttpServer, WebSettings
-from gpulock_exporter.webconfig.config import WebConfigError, load_web_config
+from gpulock_exporter.web.webconfig import WebConfigError, load_web_config
 from gpulock_exporter.worker.supervisor import Supervisor, WorkerTimeouts
 
 TICK = 1.0  # seconds between two looks at the locks, and at most between two samples written
@@ -110,32 +110,25 @@ def serve_exporter_folder(settings: Settings, exporter: Exporter) -> int:
     server = HttpServer(exporter.handler(), listening.open(), write_stderr_line, web)
     server.start()
     systemd = notifier_from_environ(os.environ, os.getpid())
-
-    def announce(answers: str) -> None:
-        write_stderr_line(f"gpulock-exporter {gpulock.__version__} {answers}")
-        systemd.ready(answers)
-
-    words = listening.words(RETRY)
-    announce(words)
-    made = os.path.isdir(settings.exporter_dir)
     try:
-        due, retry = time.monotonic(), time.monotonic() + RETRY
+        due, retry, words = time.monotonic(), 0.0, ""
         while not stopped.is_set() and server.is_serving:
-            if time.monotonic() >= systemd.due and server.answers(ACCEPT_SECONDS):
-                systemd.alive(time.monotonic())
             if time.monotonic() >= retry:
                 retry = time.monotonic() + RETRY
                 server.listen(listening.open())
                 if listening.words(RETRY) != words:
                     words = listening.words(RETRY)
-                    announce(words)
+                    write_stderr_line(f"gpulock-exporter {gpulock.__version__} {words}")
+                    systemd.ready(words)
+            if time.monotonic() >= systemd.due and server.answers(ACCEPT_SECONDS):
+                systemd.alive(time.monotonic())
             # once a second, and at once when a frame comes
             frames = supervisor.step(max(0.0, due - time.monotonic()))
             if frames or time.monotonic() >= due:
                 exporter.tick(frames, supervisor)
                 due = time.monotonic() + TICK * (1.5 if frames else 1.0)  # the next frame is due
                 # gone, and not to be made by this user: the service manager makes it
-                if made and systemd.watchdog and not os.path.isdir(settings.exporter_dir):
+                if systemd.watchdog and not os.path.isdir(settings.exporter_dir):
                     write_stderr_line(f"gpulock-exporter: {settings.exporter_dir} is gone")
                     return AT_FAULT
     finally:

@@ -20,15 +20,14 @@ from gpulock.node.sample import (
     SAMPLE,
     SAMPLE_LINE,
     Sample,
-    is_claim_token,
     load_sample_file,
 )
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts
+from gpulock_exporter.state.snapshot import Moment
 
 INVENTORY, LOCK = "inventory", "lock"
 FINISHED_CAP = (
@@ -112,8 +111,7 @@ class ExporterFolder:
     def write_finished(self, over: Mapping[str, Accounts], boot_id: str, now: Moment) -> None:
         """Write the accounts of claims that are over; raise OSError, and try again next time."""
         for token, accounts in over.items():
-            if is_claim_token(token):
-                self._waiting[token] = finished_text(token, accounts, boot_id, now)
+            self._waiting[token] = finished_text(token, accounts, boot_id, now)
         for token in list(self._waiting)[: max(0, len(self._waiting) - WAITING_CAP)]:
             del self._waiting[token]
         written = False

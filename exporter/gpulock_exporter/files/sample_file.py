@@ -26,9 +26,7 @@ from gpulock.node.sample import (
     ClaimUsage,
     DeviceSample,
     Sample,
-    is_claim_token,
 )
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import UUID, DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, restore_buckets
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
@@ -38,7 +36,7 @@ from gpulock_exporter.state.device_totals import (
     MonotonicCounter,
     TelemetryTotals,
 )
-from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard
+from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard, Moment
 
 ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device
@@ -128,13 +126,10 @@ def sample_device_words(
 
 
 def token_lines(token: str, accounts: Accounts) -> list[str]:
-    """Return a line for each device of a claim; none where the token may stand in no file."""
-    if not is_claim_token(token):
-        return []
+    """Return a line for each device of a claim."""
     return [
         " ".join(["token", token, name, *account_words(accounts[name])])
         for name in sorted(accounts)
-        if name.split() == [name]
     ]
 
 

@@ -30,7 +30,7 @@ from gpulock_exporter.metrics.families import (
     node_value,
     owner_labels,
 )
-from gpulock_exporter.state.snapshot import DeviceSnapshot, ExporterHealth, NodeSnapshot
+from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
 
 REAPED_KEY, CLAIMS_KEY = "reaped_", "claims_"  # of gpulock.store.events
 TIMEOUTS_KEY, WAITED_KEY = "lock_timeouts", "lock_wait_seconds"
@@ -103,7 +103,7 @@ def info_labels(seen: DeviceSnapshot, card: DeviceSnapshot, driver: str) -> Labe
 
 
 def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    """Yield the families of the node: its devices by state, and what the hooks have counted."""
+    """Yield the families of the node, of what its hooks have counted, and of the exporter."""
     counters = snapshot.counters
     claims = counters_by_suffix(counters, CLAIMS_KEY)
     if counters:  # `increase` needs a value before the first claim that times out, or is lost
@@ -136,11 +136,7 @@ def collect_node_families(snapshot: NodeSnapshot) -> Iterator[Metric]:
             for (bus, number), (times, _) in snapshot.switch_errors.items()
         ],
     )
-    yield from collect_health_families(snapshot.health)
-
-
-def collect_health_families(health: ExporterHealth) -> Iterator[Metric]:
-    """Yield the families of the exporter itself."""
+    health = snapshot.health
     yield node_value("nvml_up", "Whether the driver answers: its values are fresh.", health.nvml_up)
     yield node_value("nvml_workers_abandoned", "Workers that cannot be killed.", health.unkillable)
     yield node_value("sample_timestamp_seconds", "When the driver last answered.", health.sampled)

@@ -150,10 +150,7 @@ class Ledger:
     def __init__(self, accounts: Mapping[str, Accounts] | None = None) -> None:
         self.accounts = dict(accounts or {})
         self._holders: dict[str, str] = {}  # as of the last look
-        every = [
-            (one.since, token, of) for token, of in self.accounts.items() for one in of.values()
-        ]
-        for _, token, of in sorted(every, key=lambda one: one[0]):
+        for token, of in self.accounts.items():  # in the order of their claims
             self._holders.update(dict.fromkeys(of, token))
         self._gone: dict[str, float] = {}
 

@@ -19,12 +19,17 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.devices import SHARE, card_bus_id, lock_ids_overlap
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
-from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame import COLLECTORS, DeviceTelemetry, Frame
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger
 from gpulock_exporter.state.device_totals import DeviceActivity, TelemetryTotals
 from gpulock_exporter.state.local_state import LocalState, ledger_claims
-from gpulock_exporter.state.snapshot import NOT_IN_NVML, DeviceProcesses, LostCard
+from gpulock_exporter.state.snapshot import (
+    NOT_IN_NVML,
+    DeviceProcesses,
+    LostCard,
+    Moment,
+    steady_offset,
+)
 
 LISTS_MISSED = 2  # process lists that did not come, after which the last one is not told any more
 

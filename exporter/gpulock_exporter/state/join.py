@@ -19,7 +19,6 @@ from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap
 from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.local_state import LocalState
@@ -27,6 +26,7 @@ from gpulock_exporter.state.snapshot import (
     NOT_IN_NVML,
     DeviceSnapshot,
     ExporterHealth,
+    Moment,
     NodeSnapshot,
 )
 
@@ -103,7 +103,7 @@ class SnapshotJoin:
             one.places = places.get(one.id)
         found.sort(key=device_sort_key)
         known_facts = None not in (self.facts.locks, self.facts.quarantined, devices)
-        return make_uuids_unique(found), states.count_device_states(rows) if known_facts else None
+        return tuple(found), states.count_device_states(rows) if known_facts else None
 
     def _judge(self, devices: list[Device] | None) -> list[states.DeviceState]:
         """Return one row a device, as `gpulock.alloc.states` judges."""
@@ -201,16 +201,6 @@ def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int], str]:
     """Return what devices are told in order of: gi10 comes after gi2."""
     numbers = [int(part) for part in re.findall(r"\d+", seen.instance)]
     return seen.card is None, seen.card or 0, numbers, seen.id
-
-
-def make_uuids_unique(found: Sequence[DeviceSnapshot]) -> tuple[DeviceSnapshot, ...]:
-    """Give each device an identity of its own, its lock id: two of one name spoil a scrape."""
-    taken: set[str] = set()
-    for one in found:
-        if one.uuid in taken:
-            one.uuid = one.id
-        taken.add(one.uuid)
-    return tuple(found)
 
 
 def name_missing_rows(

@@ -16,6 +16,7 @@ from gpulock.alloc.states import NodeView
 from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
+from gpulock.node.sample import is_claim_token
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes
@@ -88,6 +89,7 @@ def ledger_claims(
 ) -> dict[str, LedgerClaim | None] | None:
     """Return who holds each device since when; None for one whose owner cannot be read. Pure.
 
+    A token becomes the name of a file: one that may not be is as none.
     A claim of another boot is as old as we know it: its time is of another clock.
     """
     if locks is None:
@@ -95,7 +97,7 @@ def ledger_claims(
     found: dict[str, LedgerClaim | None] = {}
     for name, lock in locks.items():
         record = lock.owner
-        if record is None:
+        if record is None or not is_claim_token(record.token):
             found[name] = None
             continue
         ours = record.boot_id == boot_id and 0 < record.claimed_boottime <= now

@@ -7,15 +7,42 @@ moment is being put together. None is not known, which is never 0.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpulock.deadline import clock_boottime
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
 from gpulock.workstation.waiting import WaitingCaller
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import DeviceTelemetry
+
+STEP = 1.0  # seconds by which the wall clock was set, rather than that it drifts
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment: CLOCK_BOOTTIME seconds, for durations, and epoch seconds, for people."""
+
+    boottime: float
+    wall: float
+
+
+def current_moment() -> Moment:
+    """Return this moment, by the clocks of this machine."""
+    return Moment(clock_boottime(), time.time())
+
+
+def steady_offset(before: float | None, now: Moment) -> float:
+    """Return what to add to a boottime to get its epoch seconds.
+
+    It stays the same while the two clocks only drift apart, so that the timestamp of one event
+    is the same number in each scrape; it follows once the wall clock was set.
+    """
+    offset = now.wall - now.boottime
+    return offset if before is None or abs(offset - before) > STEP else before
+
 
 NOT_IN_NVML = "the driver lists it, NVML does not"
 

@@ -22,9 +22,8 @@ from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
 from gpulock.text.words import format_duration, held_seconds
 from gpulock.workstation.waiting import WaitingCaller
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.families import LabelUser
-from gpulock_exporter.state.snapshot import DeviceSnapshot, NodeSnapshot
+from gpulock_exporter.state.snapshot import DeviceSnapshot, Moment, NodeSnapshot
 from gpulock_exporter.web.utilisation_history import SPAN, UtilizationHistory, render_sparkline
 
 # nothing is fetched from anywhere, nothing is run, and nobody's page may frame it
@@ -228,7 +227,7 @@ def render_holder(seen: DeviceSnapshot, now: Moment, about: PageOptions) -> str:
         job, holders = job_name(seen.owner), [seen.owner]
         held = format_duration(held_seconds(seen.owner, about.boot_id, now.boottime, now.wall))
     elif holders:
-        job = f"shared by {', '.join(sharer_names(seen))}"
+        job = f"shared by {', '.join(dict.fromkeys(map(job_name, holders)))}"
     if not holders:
         return "<p class=holder></p>"
     users = filter(None, dict.fromkeys(about.label_user.of(one) for one in holders))
@@ -239,11 +238,6 @@ def render_holder(seen: DeviceSnapshot, now: Moment, about: PageOptions) -> str:
 def job_name(record: Owner) -> str:
     """Return how the page names who holds a device."""
     return record.job() if record.scheduler in ("process", "admin") else f"job {record.job()}"
-
-
-def sharer_names(seen: DeviceSnapshot) -> Sequence[str]:
-    """Return the claims that share a device, each once."""
-    return list({record.token: job_name(record) for record in seen.sharers.values()}.values())
 
 
 def device_note(seen: DeviceSnapshot, now: Moment) -> str:

@@ -168,8 +168,8 @@ class HungCard:
 class Supervisor:
     """One worker; call `step` again and again, from one thread.
 
-    `starts` counts the workers, `cards` has those that have hung by NVML's index. `fault` says why
-    there is no worker, in the driver's words where it has some.
+    `cards` has those that have hung, by NVML's index. `fault` says why there is no worker, in the
+    driver's words where it has some.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Supervisor:
         limits: WorkerTimeouts | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self.starts, self.fault = 0, ""
+        self.fault = ""
         self.cards: dict[int, HungCard] = {}
         self.worker: WorkerChild | None = None
         self._trial: WorkerChild | None = None
@@ -263,7 +263,6 @@ class Supervisor:
             self.fault = "the worker hangs in the driver and cannot be killed"
 
     def _start(self, now: float) -> None:
-        self.starts += 1
         without = ",".join(map(str, sorted(self.left_out())))
         words = [f"without={without}"] if without else []
         try:

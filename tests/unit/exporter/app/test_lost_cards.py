@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.app.exporter import Exporter
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.frame import Frame
+from gpulock_exporter.state.snapshot import Moment
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.alloc.choose import ClaimRequest

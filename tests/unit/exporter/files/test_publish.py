@@ -14,8 +14,6 @@ from gpulock_exporter.files.publish import (
     ExporterFolder,
     prune_finished_files,
 )
-from gpulock_exporter.files.sample_file import finished_text
-from gpulock_exporter.state.claim_accounting import LedgerAccount
 
 from gpulock.errors import Refusal
 from gpulock.node import device_list, sample
@@ -43,16 +41,6 @@ def test_what_is_left_of_a_claim_is_there_with_its_last_second(tmp_path: Path) -
     assert (account.busy, account.energy, account.until) == (1.5, 800.0, 1004.0)
     assert (account.used, account.covered) == ((500, 500, 500), (1000, 1000, 1000))
     assert (found.boot_id, found.wall) == (BOOT, EPOCH + node.now)
-
-
-def test_a_token_that_could_be_a_path_is_written_nowhere(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    folder.write_finished({"../evil": {}, "": {}}, BOOT, Node().moment)
-    assert os.listdir(tmp_path / "run" / "finished") == []
-    assert not (tmp_path / "run" / "evil").exists()
-    for token, name in (("../evil", "a"), ("feed", "a b"), ("feed", "a\nb")):
-        text = finished_text(token, {name: LedgerAccount(1.0, 2.0)}, BOOT, Node().moment)
-        assert "token" not in text
 
 
 def test_a_claim_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:

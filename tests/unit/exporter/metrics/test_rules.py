@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import tomli
 import yaml
-from gpulock_exporter.clock import Moment
 from gpulock_exporter.metrics.exposition import collect_families
-from gpulock_exporter.state.snapshot import ExporterHealth, NodeSnapshot
+from gpulock_exporter.state.snapshot import ExporterHealth, Moment, NodeSnapshot
 from prometheus_client import Metric
 
 from gpulock.cli.commands import NAMES

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.clock import Moment, steady_offset
 from gpulock_exporter.frame import COLLECTORS
 from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
@@ -16,7 +15,9 @@ from gpulock_exporter.state.snapshot import (
     DeviceSnapshot,
     ExporterHealth,
     LostCard,
+    Moment,
     NodeSnapshot,
+    steady_offset,
 )
 
 from gpulock.alloc.process_scan import ProcessScan
@@ -236,14 +237,6 @@ def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
     }
     assert snapshot.states is not None
     assert snapshot.states["missing"] == 2  # the third was never seen in this boot
-
-
-def test_two_devices_that_call_themselves_the_same_are_told_apart() -> None:
-    node = Node()
-    one, two = listed(0), listed(1)
-    one.uuid = two.uuid = uuid(0)
-    node.silence()
-    assert [seen_.uuid for seen_ in node.snapshot([one, two]).devices] == [uuid(0), bus(1)]
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,13 @@ def test_who_holds_what_since_when() -> None:
         bus(3): Lock(bus(3), None, ""),
         bus(4): lock(4, "d", claimed_boottime=-5.0),
         bus(5): lock(5, "e", claimed_boottime=float("nan")),
+        bus(6): lock(6, "../evil"),
     }
     found = ledger_claims(held, BOOT, 100.0)
     assert found is not None
     since = {name: (claim.token, claim.since) if claim else None for name, claim in found.items()}
     now = {bus(1): ("b", 100.0), bus(2): ("c", 100.0), bus(4): ("d", 100.0), bus(5): ("e", 100.0)}
-    assert since == {bus(0): ("a", 50.0), bus(3): None, **now}
+    assert since == {bus(0): ("a", 50.0), bus(3): None, bus(6): None, **now}
     assert ledger_claims(None, BOOT, 100.0) is None
 
 

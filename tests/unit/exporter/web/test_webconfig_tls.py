@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.webconfig.config import load_web_config
+from gpulock_exporter.web.webconfig import load_web_config
 
 from tests.exporter.certificates import (
     make_authority,

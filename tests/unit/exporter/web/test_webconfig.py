@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.server import WebSettings
-from gpulock_exporter.webconfig.config import WebConfigError, load_web_config
+from gpulock_exporter.web.webconfig import WebConfigError, load_web_config
 
 from tests.exporter.certificates import make_authority, make_certificate
 
@@ -169,7 +169,7 @@ def test_what_is_not_configured_is_not_loaded(folder: Path) -> None:
     code = (
         "import sys\n"
         f"sys.path[:0] = [{str(root / 'exporter')!r}]\n"
-        "import gpulock_exporter.web.server, gpulock_exporter.webconfig.config as config\n"
+        "import gpulock_exporter.web.server, gpulock_exporter.web.webconfig as config\n"
         "assert not {'yaml', 'bcrypt'} & {*sys.modules}, 'at import'\n"
         f"config.load_web_config({str(path)!r})\n"
         "assert 'yaml' in sys.modules\n"

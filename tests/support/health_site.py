@@ -30,7 +30,7 @@ class Ward(Box):
     def __init__(self, root: Path, gpus: int = 4, **keys: str) -> None:
         self.exporter = root / "run-exporter"
         self.exporter.mkdir()
-        defaults = {"QUARANTINE_ON": "xid ecc missing memory"}
+        defaults = {"QUARANTINE_ON": "xid ecc missing health"}
         super().__init__(root, gpus, **{**defaults, **keys})
         # whole seconds: the sum of two rounds is then two rounds, with no rounding
         self.now: float = clock_boottime() // 1

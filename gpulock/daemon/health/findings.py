@@ -29,14 +29,14 @@ from gpulock.node import sample
 from gpulock.node.device_list import EXCLUDED
 from gpulock.node.devices import Device
 
-XID, ECC, MISSING, MEMORY, HEALTH, LOST = "xid", "ecc", "missing", "memory", "health", "lost"
-POLICY_WORDS: Final = (XID, ECC, MISSING, MEMORY, HEALTH)  # of QUARANTINE_ON
+XID, ECC, MISSING, HEALTH, LOST = "xid", "ecc", "missing", "health", "lost"
+POLICY_WORDS: Final = (XID, ECC, MISSING, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
 XID_KEY: Final = "xid "  # and the number
 UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
-STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, MEMORY, HEALTH)  # of no event
+STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, HEALTH)  # of no event
 MEMORY_CHECK: Final = "memory"
 MIB: Final = 1 << 20
 LEFTOVER_MIB: Final = 256  # that the driver may keep on a free card
@@ -54,18 +54,18 @@ class HealthFinding(NamedTuple):
 
 
 def findings_from_sample(
-    found: sample.Sample, devices: Collection[Device], asked: str = XID
+    found: sample.Sample, devices: Collection[Device]
 ) -> Iterator[HealthFinding]:
     """Yield what a fresh sample says against devices of this node; it names no others.
 
-    `asked` is the cause that a recovery action has: XID 154 tells of it.
+    A recovery action is an XID's: 154 tells of it.
     """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
         yield from find_ecc_errors(name, seen)
         if seen.recovery_action:
             words = describe_recovery_action(seen.recovery_action)
-            yield HealthFinding(name, asked, "recovery", seen.recovery_action, words)
+            yield HealthFinding(name, XID, "recovery", seen.recovery_action, words)
     for bus, why in read_lost_cards(found, devices).items():
         words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
         yield HealthFinding(bus, LOST, LOST, 1, words)
@@ -165,17 +165,16 @@ def expire_finding_marks(
     marks: Mapping[tuple[str, str], int],
     found: Collection[HealthFinding],
     sampled: Collection[str],
-    clean: Collection[str],
 ) -> dict[tuple[str, str], int]:
     """Return the marks that stay: a state that is over, or a count that fell, will be news.
 
-    `sampled` are the devices that a fresh sample names, `clean` those whose memory is given back:
-    of no other it is known that a state is over. The count of an XID is root's, and never falls.
+    `sampled` are the devices that a fresh sample names: of no other it is known that a state is
+    over. The count of an XID is root's, and never falls.
     """
     now = {(one.device, one.key): one.mark for one in found}
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in marks.items():
-        known = key == MISSING or name in (clean if key == MEMORY else sampled)
+        known = key == MISSING or name in sampled
         seen = now.get((name, key), 0)
         lasts = key.startswith(XID_KEY) or not known or (key in STATE_KEYS and seen)
         if left := mark if lasts else min(mark, seen):

@@ -29,7 +29,14 @@ from gpulock.daemon.health.cards import (
     save_cards,
     save_changed_cards,
 )
-from gpulock.daemon.health.findings import ECC, LOST, MEMORY, MISSING, XID, HealthFinding
+from gpulock.daemon.health.findings import (
+    ECC,
+    LOST,
+    MEMORY_CHECK,
+    MISSING,
+    XID,
+    HealthFinding,
+)
 from gpulock.daemon.health.kernel_log import KernelLog
 from gpulock.daemon.health.recovery import CLEAN_CHECKS
 from gpulock.daemon.health.snapshot import (
@@ -145,9 +152,7 @@ class HealthPolicy(Chore):
             for name, seen in look.fresh.items()
             if seen.processes == 0 and look.is_free(name)
         }
-        used = [
-            (name, MEMORY) for name, check in memory.items() if check.get(findings.MEMORY_CHECK)
-        ]
+        used = [(name, MEMORY_CHECK) for name, check in memory.items() if check.get(MEMORY_CHECK)]
         for (name, _), seconds in self._memory_use.follow(used, look.now).items():
             if seconds < MEMORY_SECONDS:
                 del memory[name]
@@ -198,9 +203,8 @@ class HealthPolicy(Chore):
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
         wanted = {*look.node.settings.quarantine_on}
         wanted |= {LOST} if MISSING in wanted else set()
-        found = [*look.find_all(XID if XID in wanted else ECC)]
-        clean = [device.id for device in look.devices if look.memory(device.id) == ""]
-        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys(), clean)
+        found = [*look.find_all()]
+        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys())
         lost = [(one.device, one.cause) for one in found if one.cause in (MISSING, LOST)]
         lost_for = self._losses.follow(lost, look.now)
         news = [
@@ -210,7 +214,6 @@ class HealthPolicy(Chore):
             and one.mark != cards.marks.get((one.device, one.key))
             and lost_for.get((one.device, one.cause), LOSS_SECONDS) >= LOSS_SECONDS
             and not (one.cause == LOST and one.device in ours)  # what is out and lost stays out
-            and not (one.cause == MEMORY and look.is_in_use(one.device))
         ]
         self._deadline = Deadline(GATE_SECONDS)
         failed = self._quarantine_news(look, news, out)
@@ -302,7 +305,6 @@ class HealthPolicy(Chore):
             known = recovery.is_end_known(
                 note,
                 sampled=name in look.fresh,
-                memory=look.memory(name) is not None,
                 restarted=recovery.was_card_restarted(note, look.cards),
                 tested=bool(look.node.settings.health_command),
             )

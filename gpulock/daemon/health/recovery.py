@@ -18,7 +18,6 @@ from gpulock.daemon.health.findings import (
     ECC,
     HEALTH,
     LOST,
-    MEMORY,
     STATE_KEYS,
     XID,
     HealthFinding,
@@ -68,20 +67,18 @@ def parse_note_causes(note: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words)) if set(words) <= {*CAUSES} else ()
 
 
-def is_end_known(
-    note: Mapping[str, str], *, sampled: bool, memory: bool, restarted: bool, tested: bool
-) -> bool:
+def is_end_known(note: Mapping[str, str], *, sampled: bool, restarted: bool, tested: bool) -> bool:
     """Return whether enough is known of a device to call it clean, as nothing speaks against it.
 
-    A fresh sample names it (`sampled`), the check of its memory was made (`memory`), its card was
-    `restarted` since it went out, HEALTH_COMMAND will have `tested` it before it is back.
+    A fresh sample names it (`sampled`), its card was `restarted` since it went out, HEALTH_COMMAND
+    will have `tested` it before it is back.
     """
     causes = parse_note_causes(note)
     if ADMIN_RESTORE_ONLY in note.get("reason", "") or not causes:
         return False
     again = sampled and restarted
     health = sampled or tested
-    known = {MEMORY: memory, LOST: sampled, XID: again, ECC: again, HEALTH: health}
+    known = {LOST: sampled, XID: again, ECC: again, HEALTH: health}
     return all(known.get(cause, True) for cause in causes)
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpulock.alloc import device_users, reaper
+from gpulock.alloc import reaper
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.cards import NodeCards
-from gpulock.daemon.health.findings import HEALTH, MEMORY, HealthFinding
+from gpulock.daemon.health.findings import HEALTH, HealthFinding
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import Refusal
 from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
-from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import quarantine
-from gpulock.store.owner import Owner
 
 
 def read_fresh_sample(node: Node, now: float) -> sample.Sample | None:
@@ -42,7 +40,6 @@ class HealthSnapshot:
             and seen.looked is not None
             and now - seen.looked <= node.settings.max_sample_age
         }
-        self._holders: device_users.OpenFiles | None = None
 
     def count_cards(self) -> int:
         """Return how many cards this node has, with those that were here in this boot."""
@@ -53,11 +50,8 @@ class HealthSnapshot:
         """Return whether nobody holds a device, by the reconcile."""
         return not any(lock_ids_overlap(one, name) for one in self._held)
 
-    def find_all(self, asked: str) -> Iterator[HealthFinding]:
-        """Yield what speaks against devices; `known` learns which cards are here.
-
-        `asked` is the cause of a recovery action.
-        """
+    def find_all(self) -> Iterator[HealthFinding]:
+        """Yield what speaks against devices; `known` learns which cards are here."""
         devices, known = self.devices, self.cards.known
         yield from findings.find_hardware_xids(self.cards, devices)
         known |= {device.bus for device in devices if not device.fault}
@@ -68,30 +62,10 @@ class HealthSnapshot:
         }
         yield from findings.find_missing_cards(devices, known)
         if self.sample is not None:
-            yield from findings.findings_from_sample(self.sample, devices, asked)
+            yield from findings.findings_from_sample(self.sample, devices)
         for name, state in sorted(self.cards.states.items()):
             if name in self.here and (why := state.describe_failed()):
                 yield HealthFinding(name, HEALTH, HEALTH, 1, why)
-        for device in devices:
-            if used := self.memory(device.id):
-                yield HealthFinding(device.id, MEMORY, MEMORY, 1, used)
-
-    def memory(self, name: str) -> str | None:
-        """Return why the check of a device's memory fails, None where it cannot be made now."""
-        state = self.cards.states.get(name)
-        return state.found.get(findings.MEMORY_CHECK) if state and name in self.fresh else None
-
-    def is_in_use(self, name: str) -> bool:
-        """Return whether a process, as root sees it now, has a device open, or may have."""
-        held = self.node.store.read_detailed_locks()
-        if any(lock_ids_overlap(lock, name) for lock in held):
-            return True
-        if self._holders is None:
-            judging = make_liveness_judge(self.node)
-            self._holders = device_users.OpenFiles(judging.scan, self.devices, self.node.settings)
-        pids = self._holders.pids_with_open(name)
-        left = device_users.unclaimed_processes(pids, self._holders.scan, held.values(), Owner())
-        return bool(left or self._holders.blind)
 
     def has_passed_command(self, name: str, note: Mapping[str, str]) -> bool:
         """Return whether HEALTH_COMMAND passed on a card since it went out and was started again.

@@ -44,7 +44,7 @@ ENTRY: Final = re.compile(
 MOST = 20  # things that are wrong; the rest is not told
 # for which half of a node may be out: the exporter's word, but XIDs and HEALTH_COMMAND too, which a
 # job or a driver may bring about on every card
-LIMITED_CAUSES: Final = frozenset(("xid", "ecc", "lost", "memory", "health"))
+LIMITED_CAUSES: Final = frozenset(("xid", "ecc", "lost", "health"))
 QUARANTINE_LIMIT_REACHED: Final = (
     "more than half of this node is told to be faulty: check it, or quarantine by hand"
 )

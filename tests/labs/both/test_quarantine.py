@@ -16,7 +16,7 @@ from tests.labs.daemon.daemon_lab import daemon_on
 from tests.support.samples import HERE, Sampled
 
 pytestmark = pytest.mark.lab
-KEYS = {"QUARANTINE_ON": "xid memory", "SAMPLE_PERIOD": "0.4"}
+KEYS = {"QUARANTINE_ON": "xid health", "SAMPLE_PERIOD": "0.4"}
 
 
 def prepare(site: Site, **keys: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_an_exporter_that_calls_every_gpu_split_takes_no_node_out(site: Site) ->
     Stopped by: MIG mode without an instance is believed of half of the cards; a job that needs more
     waits, and neither the prolog nor gpulockd calls the node faulty.
     """
-    names = prepare(site, **{**KEYS, "QUARANTINE_ON": "xid missing memory"})
+    names = prepare(site, **{**KEYS, "QUARANTINE_ON": "xid missing health"})
     told, published = (
         site.gpus.cluster.path_in(site.node, f"{folder}/inventory") for folder in (PLACE, LOCK_DIR)
     )

@@ -137,7 +137,7 @@ WORDS = GOOD.replace("looked=100 ", "").split()
 
 
 def test_a_degraded_card_is_told_once_and_taken_last_and_stays_in_service(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, 2)
+    ward = Ward(tmp_path, 2, QUARANTINE_ON="xid missing")
     ward.tell(0, *WORDS, "pcie_width=8")
     ward.tell(1, *WORDS)
     ward.round(2)

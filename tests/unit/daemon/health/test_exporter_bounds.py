@@ -145,10 +145,10 @@ def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -
 @pytest.mark.parametrize(
     ("by", "reason", "counts"),
     [
-        ("gpulock", "memory: 300 MiB", True),
+        ("gpulock", "health: 300 MiB", True),
         ("gpulock", "missing: not there; xid: XID 79", True),
         ("gpulock", "missing: not there", False),
-        ("root", "memory: a module is to be replaced", False),
+        ("root", "health: a module is to be replaced", False),
     ],
 )
 def test_only_what_the_policy_put_out_on_the_exporters_word_counts_for_that_half(

@@ -2,8 +2,8 @@
 """GPUs that fail at random: no job gets a sick one for a sound one, a sound one comes back in time.
 
 Known: what a look of gpulockd could know before the job. Of a GPU that the driver lists and does
-not answer for it is first that jobs take it last, then that it is out. A GPU with a narrow link, or
-that fails HEALTH_COMMAND, stays in service and is taken last.
+not answer for it is first that jobs take it last, then that it is out. A GPU with a narrow link or
+memory in use, or that fails HEALTH_COMMAND, stays in service and is taken last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT = (XID, LOST, HANGS, GONE, RECOVERY, LINK)
 EVERY = (*DEFAULT, ECC, MEMORY, COMMAND)
 RESTARTED = (XID, ECC, RECOVERY)  # a reload of the driver ends them
 # after which a sick GPU is out
-LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, MEMORY: 2, LOST: 3, HANGS: 3, GONE: 3}
+LOOKS = {XID: 1, RECOVERY: 1, ECC: 1, LOST: 3, HANGS: 3, GONE: 3}
 BACK_LOOKS = 4  # after which a sound GPU is back: three clean checks, and the one that began them
 TEST_LOOKS = (
     HALF + 2
@@ -53,8 +53,8 @@ class Faults(Ward):
     def __init__(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, commanded: bool
     ) -> None:
-        keys = {"HEALTH_COMMAND": "/bin/true"} if commanded else {}
-        super().__init__(root, CARDS, **keys)
+        keys = {"HEALTH_COMMAND": "/bin/true", "QUARANTINE_ON": "xid ecc missing"}
+        super().__init__(root, CARDS, **(keys if commanded else {}))
         if not commanded:
             del self.settings["QUARANTINE_ON"]
         self.kinds = EVERY if commanded else DEFAULT

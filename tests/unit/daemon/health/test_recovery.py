@@ -20,10 +20,7 @@ from gpulock.daemon.reconcile.inventory_file import limit_quarantine
 from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOTE = {"by": "gpulock", "reason": "xid: XID 79", "boot": BOOT, "since": "50.000"}
-MEMORY = {"by": "gpulock", "reason": "memory: 3 MiB"}
-
-
-XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
+MEMORY = {"by": "gpulock", "reason": "health: 3 MiB"}
 
 
 @pytest.mark.parametrize(
@@ -32,16 +29,12 @@ XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
         (NOTE, "", True),
         (NOTE, "sampled", False),
         (NOTE, "restarted", False),
-        (NOTE, "memory", True),
-        (MEMORY, "", True),
-        (MEMORY, "memory", False),
         ({**MEMORY, "reason": "missing: gone"}, "sampled", True),
         ({**MEMORY, "reason": "lost: gone"}, "sampled", False),
-        ({**MEMORY, "reason": "health: a narrow link"}, "sampled", True),
-        ({**MEMORY, "reason": "health: a narrow link"}, "tested", True),
-        ({**MEMORY, "reason": "health: a narrow link"}, "sampled tested", False),
-        (XID_AND_MEMORY, "memory", False),
-        (XID_AND_MEMORY, "restarted", False),
+        (MEMORY, "sampled", True),
+        (MEMORY, "tested", True),
+        (MEMORY, "sampled tested", False),
+        ({**NOTE, "reason": "health: 3 MiB; xid: XID 79"}, "restarted", False),
         ({**NOTE, "reason": "xid: XID 79; xid: only an administrator brings it back"}, "", False),
         ({**NOTE, "reason": "XID 79"}, "", False),
     ],
@@ -49,7 +42,7 @@ XID_AND_MEMORY = {**NOTE, "reason": "memory: 3 MiB; xid: XID 79"}
 def test_a_check_counts_where_all_is_known_that_the_cause_wants(
     note: dict[str, str], unknown: str, known: bool
 ) -> None:
-    facts = {name: name not in unknown for name in ("sampled", "memory", "restarted", "tested")}
+    facts = {name: name not in unknown for name in ("sampled", "restarted", "tested")}
     assert is_end_known(note, **facts) is known
 
 
@@ -68,15 +61,13 @@ def test_a_card_that_was_started_again_counts_where_root_has_seen_it(
 
 
 def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
-    marks = {("a", "recovery"): 1, ("a", "memory"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
+    marks = {("a", "recovery"): 1, ("a", "health"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
     unseen = {key: n for key, n in marks.items() if key[1] != "missing"}
-    assert expire_finding_marks(marks, [], [], []) == unseen
-    kept = {("a", "memory"): 1, ("a", "xid 79"): 3}
-    assert expire_finding_marks(marks, [], ["a"], []) == kept
-    assert ("a", "memory") not in expire_finding_marks(marks, [], [], ["a"])
+    assert expire_finding_marks(marks, [], []) == unseen
+    assert expire_finding_marks(marks, [], ["a"]) == {("a", "xid 79"): 3}
     for key, left in (("recovery", 4), ("ecc dram", 1)):
         now = [HealthFinding("a", "ecc", key, 1, "")]
-        assert expire_finding_marks({("a", key): 4}, now, ["a"], []) == {("a", key): left}
+        assert expire_finding_marks({("a", key): 4}, now, ["a"]) == {("a", key): left}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])
@@ -99,13 +90,13 @@ AFTER = "a reboot or a reload of the driver, then 3 clean checks"
     ("reason", "back"),
     [
         ("xid: XID 79 (off the bus) (gpulock)", AFTER),
-        ("memory: 3 MiB stay in use after job 12 (gpulock)", "3 clean checks"),
-        ("memory: 3 MiB; ecc: a row (gpulock)", AFTER),
+        ("health: 3 MiB stay in use after job 12 (gpulock)", "3 clean checks"),
+        ("health: 3 MiB; ecc: a row (gpulock)", AFTER),
         (
-            f"memory: 3 MiB; memory: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",
+            f"health: 3 MiB; health: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",
             "an administrator",
         ),
-        ("memory: I say so (root)", "an administrator"),
+        ("health: I say so (root)", "an administrator"),
         ("xid: no (alice as root)", "an administrator"),
         ("its fan died", "an administrator"),
     ],
@@ -115,7 +106,7 @@ def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:
-    assert parse_note_causes({"reason": "memory: 3 MiB; heat: 99 degrees"}) == ()
+    assert parse_note_causes({"reason": "health: 3 MiB; heat: 99 degrees"}) == ()
     assert not is_policy_note({"by": "gpulock", "reason": "heat: 99 degrees"})
     assert not is_policy_note({"by": "gpulock"})
     assert describe_recovery("") == "an administrator"

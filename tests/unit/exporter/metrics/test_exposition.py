@@ -82,7 +82,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
     cards.known = {bus(number) for number in range(4)}
     node.had_xid(0, 79)
     cards.xids["0000:c4:00.0", 20009] = 3, node.now
-    why = "xid: XID 79 (GPU has fallen off the bus); memory: SECRET"
+    why = "xid: XID 79 (GPU has fallen off the bus); health: SECRET"
     node.put_out(
         {
             bus(2): {"reason": "its fan died", "by": "SECRET"},

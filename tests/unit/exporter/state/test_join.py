@@ -242,7 +242,7 @@ def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     ("note", "causes"),
     [
-        ({"reason": "xid: XID 79 (lost); memory: 9 MiB", "by": "gpulock"}, {"xid", "memory"}),
+        ({"reason": "xid: XID 79 (lost); health: 9 MiB", "by": "gpulock"}, {"xid", "health"}),
         ({"reason": "xid: XID 79", "by": "root"}, {"administrator"}),
         ({"reason": "xid: no author noted (gpulock)"}, {"administrator"}),
         ({"reason": "something: new", "by": "gpulock"}, {"administrator"}),

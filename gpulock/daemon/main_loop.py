@@ -14,7 +14,7 @@ from gpulock.daemon.core.loop import DaemonSignals, EventLoop
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
 from gpulock.daemon.rounds import Rounds
-from gpulock.daemon.serve_policy import ServePolicy
+from gpulock.daemon.serve_policy import why_users_are_not_served
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.settings import Settings
@@ -64,7 +64,6 @@ class GpulockDaemon:
         self._owners = OwnerWatcher(self.loop, self.pace.request_reconcile)
         self._watch = LockDirWatch()
         self._server = ClaimServer(self.loop, journal, lambda: self.rounds.node)
-        self._serving = ServePolicy()
         self._journal = journal
         self._notify = notify
         self._signals = signals
@@ -137,7 +136,7 @@ class GpulockDaemon:
 
     def _serve(self, report: ReconcileReport | None) -> None:
         """Open the socket, or close it where a scheduler owns the node by now."""
-        why_not = self._serving.why_not(self.rounds.node, clock_boottime())
+        why_not = why_users_are_not_served(self.rounds.node)
         failed = ""
         if why_not and why_not != self._why_closed:
             self._server.close(why_not)
@@ -159,7 +158,6 @@ class GpulockDaemon:
         try:
             settings = read_settings(self.rounds.node.settings.path, keep=True)
             self.rounds.use_settings(settings)
-            self._serving.recheck_processes()
             self._journal.log_changes("settings", {one: one for one in settings.faults}, ERROR)
             self._journal.say(INFO, "the settings were read again")
         except Refusal as refusal:

@@ -105,8 +105,7 @@ def connect_to_daemon(node: Node) -> socket.socket:
             way = "" if own else f"run it as {name}; or ask {name}: "
             raise CommandRefusedError(
                 f"{who}gpulockd does not serve users here",
-                f"{way}it does not run, USER_CLAIMS is not yes, or a"
-                " scheduler runs here (gpulock doctor)",
+                f"{way}it does not run, or USER_CLAIMS is not yes (gpulock doctor)",
             ) from fault
         what = "answer" if isinstance(fault, BlockingIOError) else "run"
         do = "start gpulockd again" if own else f"ask {name} to start gpulockd again"

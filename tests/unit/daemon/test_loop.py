@@ -14,16 +14,14 @@ from types import FrameType
 
 import pytest
 
-from gpulock.alloc import process_scan
-from gpulock.alloc.process_scan import ProcessScan
-from gpulock.daemon import main_loop, serve_policy
+from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop, ShutdownTimeoutError
 from gpulock.daemon.main_loop import SETTLING, SPACING, GpulockDaemon, ReconcileSchedule
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.daemon.rounds import Rounds
-from gpulock.daemon.serve_policy import ServePolicy
+from gpulock.daemon.serve_policy import why_users_are_not_served
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -337,50 +335,8 @@ def test_users_are_served_where_no_scheduler_is_set_up(
 ) -> None:
     box = Box(tmp_path, 4, **{"USER_CLAIMS": "yes", **keys})
     (box.state / file).touch()
-    told = ServePolicy().why_not(box.node(), 0.0)
+    told = why_users_are_not_served(box.node())
     assert why in told and bool(told) == bool(why)
-
-
-@pytest.mark.parametrize("name", ["sge_execd", "slurmd"])
-def test_where_a_schedulers_daemon_runs_as_root_users_are_not_served(
-    tmp_path: Path, name: str
-) -> None:
-    box = Box(tmp_path, USER_CLAIMS="yes")
-    serving = ServePolicy()
-    box.proc.add(60, name, uids=(1000,) * 4)
-    assert serving.why_not(box.node(), 0.0) == ""
-    box.proc.remove(60)
-    box.proc.add(60, name, uids=(0,) * 4)
-    serving.recheck_processes()
-    assert name in serving.why_not(box.node(), 1.0)
-
-
-@pytest.mark.attack
-def test_a_look_for_a_scheduler_reads_no_users_processes_and_keeps_its_answer_where_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tried: processes that are slow to read: the socket went, and who waited was sent away.
-
-    Stopped by: only root's and the system's are read, and what was seen before counts on.
-    """
-    box = Box(tmp_path, USER_CLAIMS="yes")
-    asked: list[dict[int, str]] = []
-    monkeypatch.setattr(ProcessScan, "restrict", lambda _, users: asked.append(users))
-    cut, serving = ServePolicy(), ServePolicy()
-    assert serving.why_not(box.node(), 0.0) == ""
-    monkeypatch.setattr(process_scan, "LONGEST", -1.0)
-    serving.recheck_processes()
-    assert serving.why_not(box.node(), 1.0) == ""
-    assert "no time for process" in cut.why_not(box.node(), 1.0)  # nothing was seen before
-
-    def found(scan: ProcessScan) -> str:
-        scan.partial = True
-        return "slurmd runs here"
-
-    monkeypatch.setattr(serve_policy, "scheduler_from_processes", found)
-    serving.recheck_processes()
-    assert serving.why_not(box.node(), 2.0) == "slurmd runs here"  # before the time was over
-    assert asked == [{0: "root"}] * 4
 
 
 NEVER = float("inf")

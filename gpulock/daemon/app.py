@@ -25,7 +25,7 @@ from gpulock.daemon.core.journal import (
     is_journal_stream,
     notifier_from_environ,
 )
-from gpulock.daemon.core.loop import DaemonSignals, ShutdownTimeoutError
+from gpulock.daemon.core.loop import DaemonSignals
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.history.writer import HistoryWriter
@@ -109,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         journal.say(ERROR, f"{refusal.why}; {refusal.do}")
         return REFUSED if isinstance(refusal, AlreadyRunningError) else NODE_BROKEN
-    except ShutdownTimeoutError:
-        pass
     return DONE
 
 

@@ -72,12 +72,6 @@ class GpulockDaemon:
 
     def run(self) -> None:
         """Go round until a signal ends it; raise AlreadyRunningError."""
-        try:
-            self._run_loop()
-        finally:  # an alarm may end a round that hangs, at any instruction
-            self.rounds.close()
-
-    def _run_loop(self) -> None:
         self.loop.watch(self._signals.fd, self._signals.drain)
         if self._watch.fd >= 0:
             self.loop.watch(self._watch.fd, self._on_lock_dir_change)
@@ -102,6 +96,7 @@ class GpulockDaemon:
         self._owners.close()
         self.loop.forget(self._watch.fd)
         self._watch.close()
+        self.rounds.close()
 
     def reconcile_due(self) -> float:
         """Return when the next reconcile is due, as CLOCK_BOOTTIME seconds.

@@ -3,8 +3,8 @@
 
 TERM and INT end gpulockd within a second, HUP re-reads the settings. A handler only notes what
 came and wakes the loop. Where the end does not come by itself (a round waits at the gate, or for
-slurmctld) an alarm raises ShutdownTimeoutError wherever we are: a round may be stopped at any
-instruction, as the sweep shows.
+slurmctld) an alarm ends the process wherever it is: a round may be stopped at any instruction, as
+the sweep shows. What it has started the kernel or the service manager ends.
 """
 
 from __future__ import annotations
@@ -57,10 +57,6 @@ class EventLoop:
 PATIENCE = 0.5  # seconds that a round at work has to end by itself
 
 
-class ShutdownTimeoutError(BaseException):
-    """End now: the time to end by itself is over."""
-
-
 class DaemonSignals:
     """What came since it was asked last; `fd` is readable once something did."""
 
@@ -68,7 +64,6 @@ class DaemonSignals:
         self.fd, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.ending = False
         self.reload = False
-        self.over = False
 
     def install(self) -> None:
         """Take the signals over."""
@@ -81,7 +76,6 @@ class DaemonSignals:
 
     def close(self) -> None:
         """Let the interpreter take its time to end: its own SIGALRM would kill it by then."""
-        self.over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def drain(self, _: int = 0) -> None:
@@ -101,5 +95,4 @@ class DaemonSignals:
         self.reload = True
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        if not self.over:
-            raise ShutdownTimeoutError
+        os._exit(0)

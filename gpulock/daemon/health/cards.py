@@ -27,8 +27,8 @@ class CardState:
     """One device. `found` has why each check failed, and nothing for one that is good.
 
     A check that could not be made is not there. `most` are the lanes and the NVLinks that it had at
-    most, 0 where that is not known. `tested` is when HEALTH_COMMAND was
-    started last, None where that was not in this boot. `suspect` is why claims take it last.
+    most, 0 where that is not known. `tested` is when the last test by HEALTH_COMMAND began that had
+    an outcome, None without one in this boot. `suspect` is why claims take it last.
     """
 
     def __init__(self) -> None:

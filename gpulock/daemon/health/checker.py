@@ -78,26 +78,26 @@ class CardChecker(Chore):
             fault = command.poll(node, now)
         except GaveWayError:
             self._end_command(bus, PAUSE)
-            note_test(node, bus, None)
         except NoOutcomeError as end:
             self._end_command(bus, AGAIN)
             self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end}")
         else:
             if fault is not None:
                 self._end_command(bus, AGAIN if fault else 0.0)
-                self._note_outcome(node, bus, f"HEALTH_COMMAND: {fault}" if fault else "")
+                self._note_outcome(node, command, f"HEALTH_COMMAND: {fault}" if fault else "")
 
     def _end_command(self, bus: str, pause: float) -> None:
         self.command = None
         self._again[bus] = self._clock() + pause
 
-    def _note_outcome(self, node: Node, bus: str, found: str) -> None:
+    def _note_outcome(self, node: Node, command: HealthCommand, found: str) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        state = cards.of(bus)
+        state = cards.of(command.bus)
         before, state.found[COMMAND] = state.found.get(COMMAND), found
+        state.tested = command.begun
         save_changed_cards(node.store, node.settings.state_dir, cards)
         if before and not found:
-            self._journal.say(NOTICE, f"{bus} passed HEALTH_COMMAND")
+            self._journal.say(NOTICE, f"{command.bus} passed HEALTH_COMMAND")
 
     def _start_next(self, node: Node, report: ReconcileReport) -> None:
         """Test the card that has waited for longest, where nobody waits for a card."""
@@ -109,12 +109,10 @@ class CardChecker(Chore):
             return
         fault = check_program_trust(words[0])
         if not fault:
-            note_test(node, device.bus, now)  # before: one that ends gpulockd is not run at once
             try:
                 self.command = HealthCommand(node, device, now)
             except (CardTakenError, Refusal):
                 self._again[device.bus] = now + PAUSE
-                note_test(node, device.bus, None)
             except OSError as failed:
                 fault = str(failed)
         said = f"HEALTH_COMMAND {words[0]} is not run: {fault}" if fault else ""
@@ -144,23 +142,10 @@ class CardChecker(Chore):
 def is_test_due(state: CardState, note: Mapping[str, str], cards: NodeCards, now: float) -> bool:
     """Return whether a card is to be tested: it was not in this boot, or since it was out.
 
-    One that failed, or told nothing, is tested again after a pause.
+    One that failed is tested again after a pause.
     """
     if state.tested is None:
         return True
     if note and state.tested <= recovery.test_since(note, cards):
         return True
-    return state.found.get(COMMAND) != "" and now - state.tested >= AGAIN
-
-
-def note_test(node: Node, bus: str, begun: float | None) -> None:
-    """Note when the test of a card began, None where it gave way; raise Refusal or OSError.
-
-    A card that passed before has not, until this test is over.
-    """
-    cards = read_cards(node.settings.state_dir, node.boot_id)
-    state = cards.of(bus)
-    state.tested = begun
-    if not state.found.get(COMMAND):
-        state.found.pop(COMMAND, None)
-    save_changed_cards(node.store, node.settings.state_dir, cards)
+    return bool(state.found.get(COMMAND)) and now - state.tested >= AGAIN

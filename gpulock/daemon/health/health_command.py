@@ -60,7 +60,7 @@ class HealthCommand:
         """Start it and lock the card; raise OSError or Refusal, CardTakenError where it is held."""
         settings = node.settings
         self.bus = device.bus
-        self._end = now + LONGEST
+        self.begun = now
         self._killed: float | None = None  # when, for it took too long
         self._gives_way = False  # it was ended for a claim
         self._text = b""  # the end of what it wrote
@@ -106,7 +106,7 @@ class HealthCommand:
             if self._killed is not None:
                 ending = now < self._killed + ENDING
                 return None if ending else f"{late}, and cannot be ended"
-            if now >= self._end:
+            if now >= self.begun + LONGEST:
                 self._killed = now
             self._gives_way |= is_check_asked_to_end(node, self.bus, self.token)
             if self._killed is not None or self._gives_way:

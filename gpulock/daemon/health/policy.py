@@ -26,7 +26,6 @@ from gpulock.daemon.health.cards import (
     LONGEST_WORDS,
     NodeCards,
     read_cards,
-    save_cards,
     save_changed_cards,
 )
 from gpulock.daemon.health.findings import (
@@ -265,15 +264,11 @@ class HealthPolicy(Chore):
             noted = notes.read_device_notes(state_dir, kind).get(name)
             if noted is not None and not recovery.is_policy_note(noted):
                 return
-            known = noted or {}
+            if noted is not None and not any(one.cause in (XID, ECC) for one in reasons):
+                return  # it is out, and comes back once no state speaks against it
             flaps = recovery.is_device_flapping(look.cards, name)
-            reason = one_line("; ".join(recovery.merge_note_reasons(known, reasons, flaps)))
-            more = {"boot": look.node.boot_id, "since": f"{self._clock():.3f}"}
-            if known and not any(one.cause in (XID, ECC) for one in reasons):
-                more = {key: known[key] for key in more if key in known}
-            if reason == known.get("reason") and more.items() <= known.items():
-                return
-            facts = tuple(more.items())
+            reason = one_line("; ".join(recovery.merge_note_reasons(noted, reasons, flaps)))
+            facts = ("boot", look.node.boot_id), ("since", f"{self._clock():.3f}")
             notes.write_device_note(state_dir, kind, name, notes.POLICY, reason, facts)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
@@ -315,31 +310,21 @@ class HealthPolicy(Chore):
             if times + 1 < CLEAN_CHECKS or not look.has_passed_command(name, note):
                 continue  # what is out is tested first
             try:
-                if self._restore(look, name, note):
-                    del self._clean[name]
+                self._restore(look, name, note)
+                del self._clean[name]
             except (Refusal, OSError, ValueError) as fault:
                 failed[f"back {name}"] = f"{name} could be back in service: {fault}"
         return failed
 
-    def _restore(self, look: HealthSnapshot, name: str, note: Mapping[str, str]) -> bool:
+    def _restore(self, look: HealthSnapshot, name: str, note: Mapping[str, str]) -> None:
         """Take our own note back, unless it changed since it was read.
 
-        Returns False where it is to be tried again in the next round: another has changed what is
-        known of the cards. Raises Refusal, OSError or ValueError: then it stays out.
+        Raises Refusal, OSError or ValueError: then it stays out.
         """
-        state_dir, kind, cards = look.node.settings.state_dir, notes.QUARANTINE, look.cards
+        state_dir, kind = look.node.settings.state_dir, notes.QUARANTINE
         with Gate(look.node.store, self._deadline):
             if notes.read_device_notes(state_dir, kind).get(name) != note:
-                return True
-            before, back = cards.backs, False
-            recovery.note_comeback(cards, name)
-            try:
-                if not save_cards(state_dir, cards):
-                    return False
-                notes.remove_device_note(state_dir, kind, name)
-                back = True
-            finally:
-                if not back:
-                    cards.backs = before
+                return
+            notes.remove_device_note(state_dir, kind, name)
+        recovery.note_comeback(look.cards, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")
-        return True

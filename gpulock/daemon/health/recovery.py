@@ -18,7 +18,6 @@ from gpulock.daemon.health.findings import (
     ECC,
     HEALTH,
     LOST,
-    STATE_KEYS,
     XID,
     HealthFinding,
 )
@@ -95,21 +94,16 @@ def describe_recovery(reason: str) -> str:
 
 
 def merge_note_reasons(
-    known: Mapping[str, str], reasons: list[HealthFinding], flaps: bool
+    noted: Mapping[str, str] | None, reasons: list[HealthFinding], flaps: bool
 ) -> list[str]:
-    """Return the reasons of a note, those `known` first, none twice."""
-    words = known["reason"].split("; ") if known else []
-    before = parse_note_causes(known)
-    for one in reasons:
-        again = one.key in STATE_KEYS and one.cause in before  # it is out for that already
-        if not again and len(words) < MOST_REASONS:
-            words.append(f"{one.cause}: {one.words.replace(';', ',')}")
-    if flaps and not known:
-        words.append(
-            f"{words[0].partition(':')[0]}: {MAX_COMEBACKS} comebacks in a day,"
-            f" {ADMIN_RESTORE_ONLY}"
-        )
-    return list(dict.fromkeys(words))
+    """Return the reasons of a note, those that are `noted` first, none twice."""
+    words = noted["reason"].split("; ") if noted else []
+    words += [f"{one.cause}: {one.words.replace(';', ',')}" for one in reasons]
+    words = list(dict.fromkeys(words))[:MOST_REASONS]
+    if flaps and noted is None:
+        cause = words[0].partition(":")[0]
+        words.append(f"{cause}: {MAX_COMEBACKS} comebacks in a day, {ADMIN_RESTORE_ONLY}")
+    return words
 
 
 def note_comeback(cards: NodeCards, name: str) -> None:

@@ -441,22 +441,6 @@ def test_a_card_whose_test_told_nothing_fails_as_before(make: Callable[..., Clin
     assert site.outcome(0).failed() == {"command": "HEALTH_COMMAND: it ended with 3"}
 
 
-def test_a_gpulockd_that_dies_with_a_test_does_not_try_it_again_at_once(
-    make: Callable[..., Clinic],
-) -> None:
-    site = make(WAITS, 1)
-    site.start_check()
-    command = site.checker.command
-    assert command is not None
-    site.start()
-    command.close()  # the kernel has killed it with gpulockd
-    site.go_round()
-    assert site.checker.command is None
-    site.write(WAITS)
-    site.now += AGAIN
-    site.start_check()
-
-
 @pytest.mark.real_time
 def test_the_program_ends_with_gpulockd(make: Callable[..., Clinic], tmp_path: Path) -> None:
     site = make(WAITS, 1)

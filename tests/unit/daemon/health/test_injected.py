@@ -75,14 +75,14 @@ class Faults(Ward):
         self.checker = CardChecker(self.journal, lambda: self.now)
         self.round()
 
-    def make_test(self, _node: Node, device: Device, _now: float) -> SimpleNamespace:
+    def make_test(self, _node: Node, device: Device, now: float) -> SimpleNamespace:
         """Return a HEALTH_COMMAND that is over by the next look."""
         number = next(n for n in range(CARDS) if bus(n) == device.bus)
 
         def poll(_node: Node, _now: float) -> str:
             return "it ended with 3" if self.sick.get(number, ("", 0))[0] == COMMAND else ""
 
-        return SimpleNamespace(bus=device.bus, poll=poll)
+        return SimpleNamespace(bus=device.bus, begun=now, poll=poll)
 
     def answer(self, number: int, kind: str = "") -> None:
         """Let a GPU answer, with what it had in this boot, and with a fault of this kind now."""

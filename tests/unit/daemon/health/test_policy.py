@@ -283,8 +283,8 @@ def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again
     ward.round()
     ward.reload()
     ward.tell(0, f"memory_used={300 * MIB}")
-    ward.round(2)
-    assert "health: 300 MiB" in ward.reason(0)
+    ward.round(9)
+    assert ward.out() == [bus(0)]
     ward.tell(0)
     ward.round(3)
     assert ward.out() == []
@@ -419,32 +419,23 @@ def test_a_state_dir_that_is_full_is_told_and_the_device_goes_out_later(
     assert ward.out() == [bus(1)]
 
 
-@pytest.mark.parametrize("failing", ["changed", "not noted", "not removed"])
 def test_a_comeback_that_did_not_happen_is_not_counted_and_does_at_the_next_round(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch, failing: str
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ward.log_xid(1)
     ward.round()
     ward.reload()
     ward.round(2)
     with monkeypatch.context() as broken:
-        if failing == "changed":  # by another, since it was read
-            broken.setattr(policy, "save_cards", lambda *_: False)
-        elif failing == "not noted":
-            broken.setattr(policy, "save_cards", disk_full)
-        else:
-            broken.setattr(quarantine, "remove_device_note", disk_full)
+        broken.setattr(quarantine, "remove_device_note", disk_full)
         ward.round()
         assert (ward.out(), ward.cards().backs) == ([bus(1)], [])
-        told = [line for line in ward.said() if "could be back in service" in line]
-        assert bool(told) == (failing != "changed")
+        assert "could be back in service" in ward.said()[-1]
     ward.round()
     assert (ward.out(), len(ward.cards().backs)) == ([], 1)
 
 
-@pytest.mark.parametrize(
-    "stop", ["write_device_note", "save_changed_cards", "remove_device_note", "save_cards"]
-)
+@pytest.mark.parametrize("stop", ["write_device_note", "save_changed_cards", "remove_device_note"])
 @pytest.mark.parametrize("after", [False, True])
 def test_daemon_recovers_from_kill_at_any_point(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, stop: str, after: bool

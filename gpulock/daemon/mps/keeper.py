@@ -36,7 +36,6 @@ from gpulock.store.locks import MPS
 
 POLL: Final = 0.05  # seconds between two looks at systemd's answer
 WATCH: Final = 5.0  # seconds between two looks at a daemon that runs
-AGAIN: Final = 10.0  # seconds until a start that failed is tried again
 SLOWLY: Final = 1.0  # seconds between two looks at what does not end
 GATE_SECONDS: Final = 1.0
 
@@ -55,9 +54,8 @@ def in_background(question: Callable[[], T]) -> Steps[T]:
 class CardMps:
     """The MPS of one card, from its start to its end; `due` is when it goes on (boottime).
 
-    `wanted` are the tokens of the claims that it serves. `fault` is why it does
-    not run, `stuck` why it does not end; `over` is whether nothing is left of it. One that failed
-    stands for a while when it is over: nobody starts it again at once.
+    `wanted` are the tokens of the claims that it serves, `told` those that know how it is. `stuck`
+    is why it does not end.
     """
 
     def __init__(self, node: Node, card: Device, uid: int, journal: DaemonJournal) -> None:
@@ -67,15 +65,15 @@ class CardMps:
         self.unit = MpsUnit(card.bus, card.uuid, uid, self.folder)
         self.control: tuple[int, int] | None = None  # pid and start of its daemon
         self.wanted: set[str] = set()
-        self.fault = self.stuck = ""
-        self.over = False
+        self.stuck = ""
         self.due = 0.0
         self.life = self._live(journal)
-        self._told: dict[str, str] = {}  # marks by token
+        self.told: dict[str, str] = {}  # marks by token
 
     def _live(self, journal: DaemonJournal) -> Steps[None]:
         """Start it, or take over what runs; watch it; end it."""
         what, adopted = f"MPS of {self.card.bus}", os.path.lexists(self.folder)
+        fault = ""
         try:
             if not adopted:
                 make_card_folder(self.folder, self.uid, self.node.boot_id)
@@ -83,20 +81,22 @@ class CardMps:
             pid = yield from in_background(self.unit.find_daemon)
             try:
                 self.control = pid, self.node.proc.start(pid)
-            except (OSError, ValueError) as fault:
-                raise MpsError(f"its daemon died: {fault}") from None
+            except (OSError, ValueError) as gone:
+                raise MpsError(f"its daemon died: {gone}") from None
             if not adopted:
                 journal.say(NOTICE, f"{what} started for uid {self.uid}, pid {pid}")
             while self.wanted and self.runs():
                 self.mark("{} {}".format(*self.control))
                 yield WATCH
             if self.wanted:
-                self.fault = "its daemon died"
-        except (MpsError, OSError) as fault:
-            self.fault = one_line(str(fault))
+                fault = "its daemon died"
+        except (MpsError, OSError) as failed:
+            fault = one_line(str(failed))
         except Refusal as refusal:
-            self.fault = f"{refusal.why}; {refusal.do}"
-        self.mark_failed()
+            fault = f"{refusal.why}; {refusal.do}"
+        if fault:
+            journal.say(ERROR, f"no {what} for uid {self.uid}: {fault}")
+            self.mark(f"! {fault}")
         yield from self._end()
         journal.say(NOTICE, f"{what} ended")
 
@@ -107,14 +107,9 @@ class CardMps:
         except (OSError, ValueError):
             return False
 
-    def mark_failed(self) -> None:
-        """Tell the jobs that wait why it does not run."""
-        if self.fault:
-            self.mark(f"! {self.fault}")
-
     def mark(self, text: str) -> None:
-        """Tell the jobs that wait; what cannot be told now is told the next time."""
-        new = [token for token in self.wanted if self._told.get(token) != text]
+        """Tell the jobs that wait how it is; what cannot be told now is told the next time."""
+        new = [token for token in self.wanted if self.told.get(token) != text]
         if not new:
             return
         store = self.node.store
@@ -124,7 +119,7 @@ class CardMps:
                     if store.is_held(token):
                         path = f"{store.claims_dir}/{token}/{MPS}"
                         atomic.replace_file(path, f"{text}\n".encode())
-                    self._told[token] = text
+                    self.told[token] = text
         except (Refusal, OSError):
             return
 
@@ -153,7 +148,10 @@ class MpsKeeper(Chore):
         self._adopted = False
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """See which cards have places held, and start or end their MPS."""
+        """See which cards have places held, and start or end their MPS.
+
+        One that failed is started anew by the next reconcile.
+        """
         wanted = select_mps_shares(report, node)
         if node.settings.simulation or not (wanted or self.cards or not self._adopted):
             return  # a simulated card's unit may have the name of a real one's
@@ -164,41 +162,32 @@ class MpsKeeper(Chore):
         for bus in {*self.cards, *wanted}:
             uid, shares = wanted.get(bus, (-1, set[str]()))
             one = self.cards.get(bus)
-            if bus in shown and shares and (one is None or (one.over and one.uid != uid)):
+            if one is None and bus in shown:
                 one = self.cards[bus] = CardMps(node, shown[bus], uid, self._journal)
             if one is not None:
-                one.node = node
+                one.node, one.due = node, 0.0
                 one.wanted = shares if uid == one.uid else set()
-                if one.over:
-                    one.mark_failed()
-                else:
-                    one.due = 0.0
         self.run_due(now)
 
     def run_due(self, now: float) -> None:
         """Go on with each card whose time has come."""
         for bus, one in list(self.cards.items()):
-            if now < one.due:
-                continue
-            if one.over:  # it may be tried again
-                del self.cards[bus]
-                if one.wanted:
-                    again = CardMps(one.node, one.card, one.uid, self._journal)
-                    self.cards[bus], again.wanted = again, one.wanted
-                continue
-            try:
-                one.due = now + next(one.life)
-            except StopIteration:
-                one.over, one.due = True, now + (AGAIN if one.fault else 0.0)
-        faults = {
-            bus: f"no MPS on {bus} for uid {one.uid}: {one.fault}"
+            if now >= one.due:
+                try:
+                    one.due = now + next(one.life)
+                except StopIteration:
+                    del self.cards[bus]
+                    if one.wanted - one.told.keys():  # they came while it ended
+                        self.cards[bus] = again = CardMps(
+                            one.node, one.card, one.uid, self._journal
+                        )
+                        again.wanted = one.wanted
+        stuck = {
+            bus: f"MPS of {bus}: the card stays closed: {one.stuck}"
             for bus, one in self.cards.items()
-            if one.fault
+            if one.stuck
         }
-        for bus, one in self.cards.items():
-            if one.stuck:
-                faults[f"{bus} stays"] = f"MPS of {bus}: the card stays closed: {one.stuck}"
-        self._journal.log_changes("mps", faults, ERROR)
+        self._journal.log_changes("mps", stuck, ERROR)
         self.due = min([one.due for one in self.cards.values()], default=float("inf"))
 
     def _adopt(self, node: Node) -> None:

@@ -228,7 +228,6 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
         desk.ready(again)
     desk.mps.fault()
     desk.end(again)
-    desk.keeper.cards.clear()  # ten seconds later
     monkeypatch.setattr(unit, "START_SECONDS", PATIENCE)
     desk.ready(desk.claim(desk.start().pid))
 
@@ -238,7 +237,7 @@ def test_that_one_users_mps_failed_is_no_other_users_refusal(desk: Desk) -> None
     first = desk.claim(desk.start_nobody().pid)
     desk.ready(first)
     os.kill(desk.daemon(), signal.SIGKILL)
-    desk.wait_for(lambda: desk.card().fault)
+    desk.wait_for(lambda: "its daemon died" in str(desk.journal.said()))
     desk.end(first)
     desk.wait_for(desk.gone)
     desk.ready(desk.claim(desk.start().pid))
@@ -301,7 +300,6 @@ def test_what_a_killed_daemon_leaves_is_ended_and_mps_starts_anew(desk: Desk) ->
     os.kill(desk.daemon(), signal.SIGKILL)
     desk.wait_for(lambda: not set(before) & set(desk.mps.processes()))
     desk.wait_for(desk.gone)
-    desk.keeper.cards.clear()
     desk.wait_for(lambda: desk.keeper.cards and desk.card().runs())
 
 

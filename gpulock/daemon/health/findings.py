@@ -34,7 +34,6 @@ POLICY_WORDS: Final = (XID, ECC, MISSING, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
 XID_KEY: Final = "xid "  # and the number
 UNCORRECTED: Final = "c.ecc.uncorrected."
-MOST_PLACES, PLACE_LENGTH = 32, 16  # NVML has nine memories in which errors are counted
 MOST_TIMES: Final = 10**15
 STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, HEALTH)  # of no event
 MEMORY_CHECK: Final = "memory"
@@ -82,16 +81,12 @@ def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterato
 
 def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
     """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
-    found: dict[str, int] = {}  # by place
-    for key in sorted([key for key in seen.own if key.startswith(UNCORRECTED)])[:MOST_PLACES]:
-        place = key.removeprefix(UNCORRECTED)
-        short = len(place) <= PLACE_LENGTH
-        plain = place if short and place.isascii() and place.isalnum() else "unknown"
-        found[plain] = parse_first_counter(seen.own[key])
-    for place, times in found.items():
-        if times:
-            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''} ({place})"
-            yield HealthFinding(name, ECC, f"ecc {place}", times, words)
+    counts = [
+        parse_first_counter(text) for key, text in seen.own.items() if key.startswith(UNCORRECTED)
+    ]
+    if times := min(sum(counts), MOST_TIMES):
+        words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
+        yield HealthFinding(name, ECC, ECC, times, words)
     if seen.remap_failure:
         yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.job.mps import LINE, LOG_DIRECTORY, LOGS, PIPE_DIRECTORY, PIPES, SERVER
@@ -54,14 +54,11 @@ class MpsUnit(NamedTuple):
 
     def start(self) -> None:
         """Start it, and return once a server is there; raise MpsError or Refusal."""
-        begun = clock_boottime()
         try:
             run_manager(start_words(self))
         except MpsError as fault:
-            late = clock_boottime() - begun >= START_SECONDS
             said = read_control_log(self.folder)
-            why = f"it has no server in {START_SECONDS} s" if late else str(fault)
-            raise MpsError(f"{why}{said and f': {said}'}") from None
+            raise MpsError(f"{fault}{said and f': {said}'}") from None
 
     def find_daemon(self) -> int:
         """Return the pid of its daemon; raise MpsError or Refusal where it does not run."""

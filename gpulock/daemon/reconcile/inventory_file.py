@@ -32,7 +32,6 @@ from gpulock.store.quarantine import POLICY
 
 INVENTORY_FILE: Final = "inventory"  # in LOCK_DIR, and in the exporter's folder
 LIMIT = 1 << 16  # bytes: what a claim reads
-UUID_LENGTH = 64
 _BUS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]"
 _UUID: Final = r"(?:-[0-9A-Za-z]{1,16}){1,5}"
 ENTRY: Final = re.compile(
@@ -66,11 +65,6 @@ def check_inventory(
     of LIMITED_CAUSES.
     """
     pairs, wrong = dict[str, str](), dict[str, str]()
-    liars = {
-        bus: f"{bus} is {said[:UUID_LENGTH]} in the inventory, the driver shows {card.uuid}"
-        for bus, card in cards.items()
-        if card.uuid and (said := told.get(f"gpu.{bus}.uuid", "")) not in ("", card.uuid)
-    }
     uuids = [value for key, value in told.items() if key.endswith(".uuid")]
     taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
     away = set(out)
@@ -78,15 +72,14 @@ def check_inventory(
         entry = ENTRY.fullmatch(f"{key}={value}")
         named = cards_of_entry(entry)
         reason = ""
-        if lies := [bus for bus in named if bus in liars]:
-            wrong[f"card {lies[0]}"] = liars[lies[0]]
-            continue
         if entry is None or not cards.keys() >= set(named):
             reason = "the driver shows no such card" if entry else "not understood"
         elif entry["instance"] and entry["instance"] not in instances.get(named[0], ()):
             reason = "the driver shows no such instance"
         elif key.endswith(".uuid") and (uuids.count(value) > 1 or taken.get(value, key) != key):
             reason = "another device has that UUID"
+        elif key == f"gpu.{named[0]}.uuid" and cards[named[0]].uuid not in ("", value):
+            reason = f"the driver shows {cards[named[0]].uuid}"
         elif key == f"gpu.{named[0]}.mig" and value == "1" and not instances.get(named[0]):
             believed = may_quarantine_card(named[0], away, max(expected, len(cards)))
             away |= {named[0]} if believed else set()

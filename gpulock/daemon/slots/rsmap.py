@@ -73,14 +73,11 @@ def next_rsmap(
     """
     now = parse_rsmap(current)
     known = {**out, **now}
-    left = {one: known[one] for one in sorted(known, key=split_digits) if one not in bad}
+    left = {
+        one: known[one] for one in sorted(known, key=lambda one: (len(one), one)) if one not in bad
+    }
     gone = {one: text for one, text in known.items() if one in bad}
     return current if left.keys() == now.keys() else format_rsmap(left), gone
-
-
-def split_digits(name: str) -> list[str | int]:
-    """Return a key by which GPU10 is behind GPU9."""
-    return [int(one) if one.isdigit() else one for one in re.split("([0-9]+)", name)]
 
 
 def bad_card_ids(node: Node) -> tuple[str, dict[str, set[str]]]:

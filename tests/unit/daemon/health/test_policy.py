@@ -55,7 +55,7 @@ def test_what_an_application_did_or_what_is_information_puts_nothing_out(
 @pytest.mark.parametrize(
     ("fact", "reason"),
     [
-        ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors (dram)"),
+        ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors"),
         ("remap_failure=1", "ecc: a row of its memory could not be remapped"),
         ("recovery_action=2", "xid: the driver asks for node_reboot"),
         ("c.ecc.corrected.dram=900,900,90.0,0.0", ""),
@@ -400,7 +400,7 @@ def test_a_fault_of_what_an_administrator_took_out_costs_no_other_card_its_note(
 def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
     ward.tell(1, "c.ecc.uncorrected.a;memory:b=1,1,1,1", "c.ecc.uncorrected.\x1b[2J=1,1,1,1")
     ward.round()
-    assert ward.reason(1) == "ecc: 1 uncorrected ECC error (unknown)"
+    assert ward.reason(1) == "ecc: 2 uncorrected ECC errors"
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
     unseen = {key: n for key, n in marks.items() if key[1] != "missing"}
     assert expire_finding_marks(marks, [], []) == unseen
     assert expire_finding_marks(marks, [], ["a"]) == {("a", "xid 79"): 3}
-    for key, left in (("recovery", 4), ("ecc dram", 1)):
+    for key, left in (("recovery", 4), ("ecc", 1)):
         now = [HealthFinding("a", "ecc", key, 1, "")]
         assert expire_finding_marks({("a", key): 4}, now, ["a"]) == {("a", key): left}
 

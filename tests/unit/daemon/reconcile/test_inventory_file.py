@@ -43,6 +43,8 @@ def test_what_fits_is_published() -> None:
         (f"gpu.{bus(0)}.memory_mib", "9" * 30),
         (f"gpu.{bus(0)}.mig", "2"),
         (f"gpu.{bus(0)}.uuid", "MIG-1234"),
+        (f"gpu.{bus(0)}.uuid", "GPU-00000001-aaaa"),  # that is the other card
+        (f"gpu.{bus(0)}.uuid", "GPU-1234"),
         (f"gpu.{bus(1)}.uuid", "GPU-" + "a" * 200),
         (f"gpu.{bus(0)}.colour", "green"),
         (f"gpu.{bus(0)}.gi1.ci0.uuid", "GPU-1234"),
@@ -57,18 +59,6 @@ def test_what_fits_is_published() -> None:
 def test_what_does_not_fit_is_left_out_and_told(key: str, value: str) -> None:
     pairs, wrong = check_inventory({key: value}, CARDS, NONE)
     assert (pairs, [*wrong]) == ({}, [key])
-
-
-def test_a_card_that_is_said_to_be_another_is_left_out_whole() -> None:
-    told = {
-        f"gpu.{bus(0)}.uuid": "GPU-00000001-aaaa",
-        f"gpu.{bus(0)}.memory_mib": "32768",
-        f"link.{bus(0)}.{bus(1)}": "4",
-        f"link.{bus(1)}.{bus(0)}": "4",
-        f"gpu.{bus(1)}.memory_mib": "16384",
-    }
-    pairs, wrong = check_inventory(told, CARDS, NONE)
-    assert (pairs, [*wrong]) == ({f"gpu.{bus(1)}.memory_mib": "16384"}, [f"card {bus(0)}"])
 
 
 def test_a_uuid_is_taken_where_the_driver_does_not_tell_one() -> None:

@@ -16,7 +16,7 @@ from gpulock.workstation.wire import SocketRequest
 HOUR = 3600.0
 COUNTED = 86400.0  # seconds before and after one, within which others count with it
 AHEAD = 366 * 86400.0  # seconds: the latest begin of one
-MOST = 50  # of a user, those that count
+MOST = 16  # of a user, those that count: a second of each GPU every hour would stop all longer ones
 
 
 def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], now: float) -> None:
@@ -45,7 +45,7 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
         asked = f"{(wanted.end - begin) / HOUR:.1f} hours are asked for"  # to tomorrow, by mistake
         why = f"{asked}, {hours} are left to you at that time (RESERVE_MAX)"
         if len(mine) >= MOST:
-            why = f"you have {MOST} reservations"
+            why = f"{MOST} reservations of yours count already, one that is over for a day"
         do = "ask for less, or gpulock unreserve what you do not need"
         if not longest:
             why, do = "users reserve nothing here", "ask for RESERVE_MAX on this node"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import psutil
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
+LONGEST_NAME = 40  # characters of a process's name
+NO_NAME = re.compile(r"[^\w .+:/@-]")
 
 
 def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
@@ -227,14 +230,15 @@ def format_process_list(proc: Proc, pids: Sequence[int], whose: Sequence[str] = 
 def printable_process_name(proc: Proc, pid: int) -> str:
     """Return a process's whole name, `?` where it is gone or hidden.
 
-    psutil completes a name of more than 15 characters by the command line.
+    psutil completes a name of more than 15 characters by the command line. A user chooses it: what
+    could end the brackets around it, or say more, is shown as `?`.
     """
     psutil.PROCFS_PATH = proc.root  # PROC_ROOT may be another tree; nothing else here uses psutil
     try:
         name = psutil.Process(pid).name()
     except (psutil.Error, OSError, ValueError):
         return "?"
-    return "".join(c if c.isprintable() else "?" for c in name) or "?"
+    return NO_NAME.sub("?", name[:LONGEST_NAME]) or "?"
 
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:

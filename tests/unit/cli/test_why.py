@@ -305,8 +305,18 @@ def test_a_job_that_the_prolog_refused_is_told_the_last_reason(site: Site) -> No
     assert "no trace" in site.call("why", "471").stdout
 
 
-def test_a_long_name_is_told_as_a_whole(tmp_path: Path) -> None:
-    program = tmp_path / "a-program-with-a-long-name"
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a-program-with-a-long-name", "a-program-with-a-long-name"),
+        ("train), 55 (x;", "train?? 55 ?x?"),
+        ("x" * 60, "x" * 40),
+    ],
+)
+def test_a_long_name_is_told_but_nothing_that_ends_its_brackets(
+    tmp_path: Path, name: str, shown: str
+) -> None:
+    program = tmp_path / name
     shutil.copy("/bin/cat", program)
     pipe = subprocess.PIPE
     with subprocess.Popen([program], stdin=pipe, stdout=pipe) as process:
@@ -316,7 +326,7 @@ def test_a_long_name_is_told_as_a_whole(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"\n"
         told = printable_process_name(Proc(), process.pid)  # it runs: its command line is there
         process.kill()
-    assert told == "a-program-with-a-long-name"
+    assert told == shown
     assert printable_process_name(Proc(), process.pid) == "?"
     assert printable_process_name(Proc(str(tmp_path)), 1) == "?"
 

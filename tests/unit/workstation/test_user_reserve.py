@@ -202,12 +202,16 @@ def test_what_lies_within_a_day_counts_with_it_and_nothing_else(desk: Desk) -> N
     assert reserve(desk, BOB, 2, 1, 57.0).state == RELEASED
 
 
-def test_a_user_has_so_many_reservations_at_most(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(user_reserve, "MOST", 1)
-    reserve(desk, ALICE, 1, 1)
-    assert reserve(desk, ALICE, 1, 1, ahead=30).why == "you have 1 reservations"
+@pytest.mark.attack
+def test_a_second_of_each_gpu_every_few_hours_stops_no_longer_reservation(desk: Desk) -> None:
+    """Tried: reserve each GPU for a second every hour: nobody could reserve an hour and a half.
+
+    Stopped by: few reservations of a user count at a time.
+    """
+    short = [reserve(desk, ALICE, n % 4, 1 / HOUR, 1 + n // 4) for n in range(20)]
+    assert [one.state for one in short] == [RELEASED] * 16 + ["refused"] * 4
+    assert short[-1].why.startswith("16 reservations of yours count already")
+    assert reserve(desk, BOB, 1, 4, ahead=5).state == RELEASED
 
 
 def test_without_a_limit_users_reserve_nothing(desk: Desk) -> None:

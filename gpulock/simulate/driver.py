@@ -37,7 +37,7 @@ def driver_tree(machine: Machine) -> Tree:
         f"{root}/version": f"NVRM version: {machine.driver.banner}\n".encode(),
         f"{root}/gpus": None,
     }
-    for gpu in machine.present:
+    for gpu in machine.gpus:
         tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
     if machine.driver.version < "450":  # they came with MIG
         return tree
@@ -52,8 +52,8 @@ def driver_tree(machine: Machine) -> Tree:
 def device_tree(machine: Machine) -> Tree:
     """Return the device files of a machine; those of MIG only where a card is split."""
     names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
-    names += [f"nvidia{gpu.minor}" for gpu in machine.present]
-    if any(gpu.mig for gpu in machine.present):
+    names += [f"nvidia{gpu.minor}" for gpu in machine.gpus]
+    if any(gpu.mig for gpu in machine.gpus):
         minors = list_capability_minors(machine).values()
         names += [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
     return {f"dev/{name}": b"" for name in names}
@@ -65,7 +65,7 @@ def sys_tree(machine: Machine) -> Tree:
     Documentation/ABI/testing/sysfs-bus-pci of the kernel, and sysfs(5).
     """
     tree: Tree = {}
-    for gpu in machine.present:
+    for gpu in machine.gpus:
         root = gpu.bridges[0].rsplit(":", 1)[0]
         folder = "/".join((f"devices/pci{root}", *gpu.bridges, gpu.bus))
         tree[f"sys/{folder}/numa_node"] = b"%d\n" % gpu.numa
@@ -96,7 +96,7 @@ def gpu_instance_minor(gpu_minor: int, gi: int) -> int:
 def list_capability_minors(machine: Machine) -> dict[str, int]:
     """Return the capability files that exist and their minors; instances only where made."""
     files = {"mig/config": CONFIG_MINOR, "mig/monitor": MONITOR_MINOR}
-    for gpu in machine.present:
+    for gpu in machine.gpus:
         for instance in gpu.mig:
             gi = f"gpu{gpu.minor}/mig/gi{instance.gi}"
             first = gpu_instance_minor(gpu.minor, instance.gi)

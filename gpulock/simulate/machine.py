@@ -54,7 +54,6 @@ class Gpu:
     numa: int
     minor: int
     mig: tuple[MigDevice, ...] = ()
-    fallen: bool = False  # off the bus: expected, but neither driver nor kernel shows it
     card: GpuModel | None = None
 
 
@@ -71,11 +70,6 @@ class Machine:
     nvswitch: bool = False
     shares: str = ""  # of its settings
     initialised: bool = True  # False: no client has opened the cards yet, UUIDs are unread
-
-    @property
-    def present(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that driver and kernel show."""
-        return tuple(gpu for gpu in self.gpus if not gpu.fallen)
 
     def take(self, count: int) -> Machine:
         """Return this machine with its first `count` slots only."""
@@ -95,7 +89,7 @@ class Machine:
 def list_machine_inventory(machine: Machine) -> dict[str, str]:
     """Return the inventory. In MIG mode a card's NVLinks are off (user guide)."""
     found: dict[str, str] = {}
-    for gpu in machine.present:
+    for gpu in machine.gpus:
         own, card = f"gpu.{gpu.bus}", uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
         found[f"{own}.uuid"] = machine.uuid(gpu)
         found[f"{own}.memory_mib"] = str(machine.model(gpu).memory_mib)
@@ -109,6 +103,5 @@ def list_machine_inventory(machine: Machine) -> dict[str, str]:
             found[f"{key}.memory_mib"] = str(instance.memory_mib)
     for first, second, count in machine.links:
         pair = sorted((machine.gpus[first], machine.gpus[second]), key=lambda gpu: gpu.bus)
-        if not any(gpu.fallen for gpu in pair):
-            found[f"link.{pair[0].bus}.{pair[1].bus}"] = str(count)
+        found[f"link.{pair[0].bus}.{pair[1].bus}"] = str(count)
     return found

@@ -80,13 +80,6 @@ _DGX1 = Machine(
     links=_CUBE_MESH,
 )
 
-_MISSING = dataclasses.replace(
-    _DGX1,
-    name="missing",
-    summary="DGX-1 with the card in the second slot fallen off the bus",
-    gpus=(_DGX1.gpus[0], dataclasses.replace(_DGX1.gpus[1], fallen=True), *_DGX1.gpus[2:]),
-)
-
 _K80_NODE = Machine(
     name="k80-node",
     summary="4 boards K80: 8 GPUs, two a PCI switch, old driver, UUIDs not read yet",
@@ -176,5 +169,5 @@ _CLASSROOM = dataclasses.replace(
     shares="1:4",
 )
 
-_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _MISSING, _WORKSTATION)
+_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _WORKSTATION)
 PRESETS: Mapping[str, Machine] = {one.name: one for one in (*_MACHINES, _TWO_MODELS, _CLASSROOM)}

@@ -128,6 +128,10 @@ class Site:
         """Return the lock id of a GPU."""
         return self.files.machine.gpus[index].bus
 
+    def lose_card(self, index: int) -> None:
+        """Let a card fall off the bus: the driver does not show it any more."""
+        shutil.rmtree(self.files.driver_root / "gpus" / self.id(index))
+
     def spoil(self, index: int, text: str = "garbage\n") -> None:
         """Let a lock have no record, and an owner that cannot be understood."""
         store = self.node().store

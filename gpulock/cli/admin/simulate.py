@@ -49,6 +49,6 @@ def simulate_command(directory: Path, preset: str, gpus: int | None, for_schedul
         except OSError as fault:
             what = f"{node.dev_root} has plain files, which slurmd does not take: {fault}"
             click.echo(f"gpulock: simulate: {what}", err=True)
-        minors = ",".join(str(number) for number in sorted(gpu.minor for gpu in machine.present))
+        minors = ",".join(str(number) for number in sorted(gpu.minor for gpu in machine.gpus))
         click.echo(f"for Slurm's gres.conf: Name=gpu File={node.dev_root}/nvidia[{minors}]")
         click.echo("docs/try-without-gpus.md has every step")

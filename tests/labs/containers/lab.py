@@ -118,7 +118,7 @@ class Node:
     def nodes(self) -> dict[str, tuple[int, int]]:
         """The device nodes of this node, by name in /dev."""
         dev = Path(self.settings.dev_root)
-        minors = [gpu.minor for gpu in self.site.files.machine.present]
+        minors = [gpu.minor for gpu in self.site.files.machine.gpus]
         found = {f"nvidia{minor}": (MAJOR, minor) for minor in minors}
         found |= {name: (MAJOR, 255 - number) for number, name in enumerate(CONTROL)}
         for path in (dev / "nvidia-caps").glob("nvidia-cap*"):

@@ -263,8 +263,8 @@ def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:
     assert "unknown key 'GUPS'" in site.call("reap").stderr
 
 
-def test_json_says_null_for_what_is_not_known(tmp_path: Path) -> None:
-    site = Site(tmp_path, "missing")
+def test_json_says_null_for_what_is_not_known(site: Site) -> None:
+    site.lose_card(1)
     (site.files.lock_dir / "inventory").unlink()
     gpus = site.json()["gpus"]
     assert [gpu["memory_mib"] for gpu in gpus] == [None] * 8

@@ -379,8 +379,8 @@ def test_cards_that_are_gone_are_told_claim_by_claim(site: Site) -> None:
     assert site.call("why", "fd:00.0").exit_code == 1  # never was here
 
 
-def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(tmp_path: Path) -> None:
-    site = Site(tmp_path, "missing")
+def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(site: Site) -> None:
+    site.lose_card(1)
     result = site.call("why", "01:00.0")
     assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:01:00.0  missing")
     assert facts(result.stdout) == {

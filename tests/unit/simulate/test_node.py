@@ -29,7 +29,7 @@ def test_the_configuration_points_into_the_node(
 ) -> None:
     """For a scheduler only the GPUs are simulated: its jobs' locks are at their usual place."""
     monkeypatch.chdir(tmp_path)
-    node = write_simulated_node(Path("n"), "missing", for_scheduler=for_scheduler)
+    node = write_simulated_node(Path("n"), "dgx1", for_scheduler=for_scheduler)
     assert node.marker.read_text() == f"gpulock-simulation 1\nuid={os.geteuid()}\n"
     own = {
         "LOCK_DIR": f"{tmp_path}/n/run/gpulock",

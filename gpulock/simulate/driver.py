@@ -77,7 +77,7 @@ def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
     excluded = "Blacklisted" if machine.driver.version < "460" else "GPU Excluded"
     lines = [
-        f"Model: \t\t {machine.model(gpu).model}",
+        f"Model: \t\t {machine.card.model}",
         f"GPU UUID: \t {machine.uuid(gpu) if machine.initialised else UNREAD_UUID}",
         "Bus Type: \t PCIe",
         f"Bus Location: \t {gpu.bus}",

@@ -44,17 +44,13 @@ class MigDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card in its slot. `bridges` lead from the root port down to it; `numa` -1 is unknown.
-
-    `card` is its model where it is not the machine's.
-    """
+    """One card in its slot. `bridges` lead from the root port down to it; `numa` -1 is unknown."""
 
     bus: str
     bridges: tuple[str, ...]
     numa: int
     minor: int
     mig: tuple[MigDevice, ...] = ()
-    card: GpuModel | None = None
 
 
 @dataclass(frozen=True)
@@ -76,13 +72,9 @@ class Machine:
         links = tuple(link for link in self.links if link[1] < count)
         return dataclasses.replace(self, gpus=self.gpus[:count], links=links)
 
-    def model(self, gpu: Gpu) -> GpuModel:
-        """Return the model of a card."""
-        return gpu.card or self.card
-
     def uuid(self, gpu: Gpu) -> str:
         """Return the UUID of a card: the same each time, another for each model and slot."""
-        digest = hashlib.sha256(f"{self.model(gpu).model} {gpu.bus}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.card.model} {gpu.bus}".encode()).hexdigest()
         return f"GPU-{uuid.UUID(digest[:32])}"
 
 
@@ -92,7 +84,7 @@ def list_machine_inventory(machine: Machine) -> dict[str, str]:
     for gpu in machine.gpus:
         own, card = f"gpu.{gpu.bus}", uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
         found[f"{own}.uuid"] = machine.uuid(gpu)
-        found[f"{own}.memory_mib"] = str(machine.model(gpu).memory_mib)
+        found[f"{own}.memory_mib"] = str(machine.card.memory_mib)
         found[f"{own}.mig"] = "1" if gpu.mig else "0"
         if machine.nvswitch and not gpu.mig:
             found[f"{own}.nvswitch"] = "1"

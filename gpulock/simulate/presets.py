@@ -151,17 +151,6 @@ _WORKSTATION = Machine(
     gpus=_make_preset_gpus((("01", "00:01.1"), ("41", "40:01.1")), (-1, -1), range(2)),
 )
 
-_TWO_MODELS = Machine(
-    name="two-models",
-    summary="a server of two models: 4 A100 80 GB and 4 H200, no NVLink",
-    driver=_570,
-    card=_A100,
-    gpus=tuple(
-        dataclasses.replace(gpu, card=_H200) if slot % 4 > 1 else gpu
-        for slot, gpu in enumerate(_A100_PLAIN)
-    ),
-)
-
 _CLASSROOM = dataclasses.replace(
     _WORKSTATION,
     name="classroom",
@@ -169,5 +158,5 @@ _CLASSROOM = dataclasses.replace(
     shares="1:4",
 )
 
-_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _WORKSTATION)
-PRESETS: Mapping[str, Machine] = {one.name: one for one in (*_MACHINES, _TWO_MODELS, _CLASSROOM)}
+_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _WORKSTATION, _CLASSROOM)
+PRESETS: Mapping[str, Machine] = {one.name: one for one in _MACHINES}

@@ -26,7 +26,12 @@ def split(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def two_models(tmp_path: Path) -> Site:
-    return Site(tmp_path, "two-models")
+    """Give a node of four V100 and, in every other pair of slots, four H200."""
+    made = Site(tmp_path)
+    for number in (2, 3, 6, 7):
+        shown = made.files.driver_root / "gpus" / made.id(number) / "information"
+        shown.write_text(shown.read_text().replace("Tesla V100-SXM2-32GB", "NVIDIA H200"))
+    return made
 
 
 def granted(site: Site, *words: str) -> list[str]:
@@ -48,7 +53,7 @@ def test_a_plain_claim_is_a_whole_card(split: Site) -> None:
 def test_a_model_is_claimed(two_models: Site) -> None:
     assert granted(two_models, "--model", "h200", "-n", "2") == ["2", "3"]
     assert granted(two_models, "--model", "H200", "-n", "2") == ["2", "3"], "the same again"
-    for other in (("--model", "a100*", "-n", "2"), ("--model", "h200", "-n", "1")):
+    for other in (("--model", "v100*", "-n", "2"), ("--model", "h200", "-n", "1")):
         assert "holds GPU 2, 3 already" in refused(two_models, *other)
 
 
@@ -58,8 +63,8 @@ def test_one_of_a_kind_is_claimed_without_a_number(split: Site) -> None:
 
 
 def test_a_kind_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
-    text = refused(two_models, "--model", "v100")
-    assert "model v100: this node has a100-sxm4-80gb (4), h200 (4)" in text
+    text = refused(two_models, "--model", "a100")
+    assert "model a100: this node has v100-sxm2-32gb (4), h200 (4)" in text
     text = refused(two_models, "-n", "5")
     assert "5 GPUs asked for, all of one model: this node has" in text
 
@@ -108,7 +113,7 @@ def test_a_share_whose_mps_does_not_come_is_given_back(
 
 def test_where_there_are_no_shares_it_is_told_what_there_is(two_models: Site) -> None:
     text = refused(two_models, "--share")
-    assert "no shares of a GPU, but a100-sxm4-80gb (4), h200 (4); ask for these" in text
+    assert "no shares of a GPU, but v100-sxm2-32gb (4), h200 (4); ask for these" in text
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,17 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     return [d for d in devices if d.uuid and whole.match(d.uuid.lower())]
 
 
+def resolve_lock_id(name: str, devices: Sequence[Device]) -> str:
+    """Return the lock id a name stands for, also of what the driver does not show (any more).
+
+    Raises SelectError.
+    """
+    lower, place = name.lower(), parse_lock_id(name.lower())
+    if place is not None and not match_devices(name, devices):
+        return "".join((*place, *lower.partition(SHARE)[1:]))
+    return match_one_device(name, devices).id
+
+
 def parse_lock_id(text: str) -> tuple[str, str, str] | None:
     """Return (bus id as the kernel writes it, dot, instance), or None for what is no bus id.
 

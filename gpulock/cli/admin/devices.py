@@ -17,8 +17,8 @@ from gpulock.alloc import reaper
 from gpulock.alloc.node_view import check_no_mps_ends, read_node_view
 from gpulock.alloc.reaper import free_locks
 from gpulock.cli.claims import socket_client
-from gpulock.cli.claims.release import check_reason, resolve_lock_id
-from gpulock.cli.select import SelectError, match_devices
+from gpulock.cli.claims.release import check_reason
+from gpulock.cli.select import SelectError, match_devices, resolve_lock_id
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,

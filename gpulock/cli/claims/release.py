@@ -17,13 +17,7 @@ from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.evaluated import EvaluatedCommand
-from gpulock.cli.select import (
-    Subject,
-    match_devices,
-    match_one_device,
-    parse_job,
-    parse_lock_id,
-)
+from gpulock.cli.select import Subject, parse_job, resolve_lock_id
 from gpulock.cli.session import (
     CommandRefusedError,
     Session,
@@ -145,13 +139,6 @@ def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], boo
     if ids:
         return lambda lock: any(lock_ids_overlap(lock.id, name) for name in ids)
     return lambda lock: lock.owner is not None and meant.owns(lock.owner)
-
-
-def resolve_lock_id(name: str, found: Sequence[Device]) -> str:
-    """Return the lock id a name stands for; a full id is taken although nothing shows it."""
-    if not match_devices(name, found) and parse_lock_id(name) is not None:
-        return name  # of a card that the driver does not show (any more)
-    return match_one_device(name, found).id
 
 
 def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 import click
 
-from gpulock.cli.select import SelectError, Subject, match_one_device, parse_job, parse_lock_id
+from gpulock.cli.select import SelectError, Subject, parse_job, resolve_lock_id
 from gpulock.cli.session import Session, echo_error, name_config, parse_time
-from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
@@ -43,7 +42,11 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
 @click.command()
 @click.option("--user", metavar="NAME", help="Claims of this user.")
 @click.option("--job", metavar="JOB", help="Of this job: 12, 12.3 or 'pid 4711'.")
-@click.option("--device", metavar="DEVICE", help="With this device: index, id, UUID.")
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="With this device: index, UUID, or bus id, though it is gone.",
+)
 @click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
 @click.option("--until", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(
@@ -106,21 +109,10 @@ def parse_history_query(
         begin = 0.0 if since is None else parse_time(since, now)
         end = float("inf") if until is None else parse_time(until, now)
         meant = Subject() if job is None else parse_job(job)
-        place = "" if device is None else find_history_device_id(node, device)
+        place = "" if device is None else resolve_lock_id(device, node.devices_if_driver())
     except (ValueError, SelectError) as fault:
         raise click.UsageError(str(fault)) from fault
     return meant.query(since=begin, until=end, user=name, device=place)
-
-
-def find_history_device_id(node: Node, text: str) -> str:
-    """Return the lock id that `text` names, of a device that is gone as well; raise SelectError."""
-    try:
-        return match_one_device(text, node.devices()).id
-    except (SelectError, Refusal) as fault:
-        place = parse_lock_id(text.lower())
-        if place is None:
-            raise SelectError(f"{fault.why}: of a device that is gone give the bus id") from fault
-        return "".join(place)
 
 
 def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:

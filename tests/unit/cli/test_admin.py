@@ -301,6 +301,16 @@ def test_a_split_card_goes_out_of_service_as_a_whole_and_comes_back(tmp_path: Pa
     assert noted(site, quarantine.QUARANTINE) == []
 
 
+@pytest.mark.parametrize("name", ["0A:00.0", "00000000:0a:00.0"])
+def test_a_card_that_fell_off_the_bus_stays_out_of_service_once_it_is_back(
+    site: Site, name: str
+) -> None:
+    """The note had the name as it was typed, which is no card's."""
+    site.lose_card(2)
+    assert site.call("quarantine", name, "--reason", "Xid 79").exit_code == 0
+    assert noted(site, quarantine.QUARANTINE) == [site.id(2)]
+
+
 def test_restore_ends_a_quarantine_and_no_reserve(site: Site) -> None:
     site.call("reserve", "3", "--reason", "driver test")
     site.call("quarantine", "3", "--reason", "XID 79")

@@ -196,7 +196,6 @@ def test_field_values_that_nobody_filled_in_are_absent_and_no_zeros(
     [
         ({}, None),
         ({"numa_node_id": 1}, True),
-        ({"addressing_mode": 0}, False),
         ({"addressing_mode": 1}, False),
         ({"addressing_mode": 2}, True),
     ],
@@ -377,7 +376,6 @@ def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: P
 @pytest.mark.parametrize(
     ("told", "state"),
     [
-        ({"fabric.state": 1}, 1),
         ({"fabric.state": 2, "fabric.status": 999}, 2),
         ({"fabric.state": 3}, 3),
         ({"fabric.state": 3, "fabric.status": 999}, 4),

@@ -48,47 +48,32 @@ def test_no_driver_is_said_in_its_words_with_what_to_do(
         assert not nvml.held()
 
 
-def test_a_lost_card_is_left_out_and_the_others_are_not_disturbed(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml, Eye(nvml) as eye:
-        eye.look()
-        nvml.lose(1)
-        before = nvml.calls()
-        for _ in range(3):
-            frame = eye.look()
-            assert buses(frame) == [FIRST, THIRD]
-            assert frame.failures == {"devices": f"{SECOND}: GPU is lost"}
-            assert device(frame, 2).power == 43.0
-        assert (nvml.calls() - before)[INITIALISED] == 0
-        nvml.reset()
-        frame = eye.look()
-        assert (buses(frame), frame.failures) == ([FIRST, SECOND, THIRD], {})
-
-
-def test_a_card_is_looked_for_again_some_time_after_its_loss_however_long_nvml_was_open(
+def test_a_lost_card_is_left_out_looked_for_now_and_then_and_disturbs_no_other(
     tmp_path: Path,
 ) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml, stopped=True) as eye:
-        eye.look()
-        eye.look(after=3600)
+    with Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml, Eye(nvml, stopped=True) as eye:
+        eye.look(after=3600)  # however long NVML was open
         nvml.lose(1)
         before = nvml.calls()
-        frames = [eye.look(after=2) for _ in range(60)]
-        assert all(frame.lost == {SECOND: "GPU is lost"} for frame in frames)
-        assert all(frame.complete for frame in frames)
+        for _ in range(60):
+            frame = eye.look(after=2)
+            assert (buses(frame), frame.lost) == ([FIRST, THIRD], {SECOND: "GPU is lost"})
+            assert frame.failures == {"devices": f"{SECOND}: GPU is lost"}
+            assert frame.complete and device(frame, 2).power == 43.0
         assert (nvml.calls() - before)[INITIALISED] == 0
         for _ in range(3):
             eye.look()
         assert (nvml.calls() - before)[INITIALISED] == 1
-
-
-def test_a_card_is_lost_where_its_uuid_is_known_but_nothing_else_answers(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
-        eye.look()
+        nvml.reset()
+        eye.look(after=130)
+        frame = eye.look()
+        assert (buses(frame), frame.failures) == ([FIRST, SECOND, THIRD], {})
         nvml.lose(0)
         nvml.fail("nvmlDeviceGetUUID", 0, gpu=0)
         frame = eye.look()
-        assert buses(frame) == [SECOND]
-        assert frame.failures == {"devices": f"{FIRST}: GPU is lost"}
+        assert frame.failures == {"devices": f"{FIRST}: GPU is lost"}, "though its UUID is known"
+        nvml.reset()
+        assert buses(eye.look()) == [FIRST, SECOND, THIRD], "at once"
 
 
 def test_a_card_that_was_lost_from_the_start_is_looked_for_again(tmp_path: Path) -> None:
@@ -96,7 +81,6 @@ def test_a_card_that_was_lost_from_the_start_is_looked_for_again(tmp_path: Path)
         nvml.lose(0)
         with Eye(nvml) as eye:
             frame = eye.look()
-            assert buses(frame) == [SECOND]
             assert frame.failures == {"devices": "card 0: GPU is lost"}
             nvml.reset()
             assert buses(eye.look()) == [SECOND], "that costs an initialisation"
@@ -150,30 +134,23 @@ def test_a_driver_that_is_gone_ends_the_look_and_may_come_back(tmp_path: Path) -
         assert buses(eye.look()) == [FIRST]
 
 
-def test_a_card_that_changes_its_uuid_is_another_card(tmp_path: Path) -> None:
+def test_a_card_that_changes_its_uuid_is_another_card_and_lost_until_it_answers(
+    tmp_path: Path,
+) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
         moment = 1_700_000_000_000_000
         nvml.samples(0, [(moment, 50)])
         eye.look()
         nvml.samples(0, [(moment, 50), (moment + 500_000, 50)])
         nvml.set("gpu0.uuid", "GPU-00000000-0000-0000-0000-00000000c0de")
-        frame = eye.look()
-        assert device(frame).uuid == "GPU-00000000-0000-0000-0000-00000000c0de"
-        assert device(frame).observed == 0, "what was measured before was another card's"
-        assert frame.failures == {}
-        assert buses(frame) == [FIRST, SECOND]
-
-
-def test_one_that_took_a_cards_place_and_does_not_answer_is_lost_until_it_does(
-    tmp_path: Path,
-) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml, Eye(nvml) as eye:
-        nvml.set("gpu0.uuid", "GPU-00000000-0000-0000-0000-00000000c0de")
         nvml.fail("nvmlDeviceGetPciInfo*", ERROR_UNKNOWN, gpu=0)
         frame = eye.look()
         assert (buses(frame), frame.lost) == ([SECOND], {FIRST: "Unknown Error"})
         nvml.fail("nvmlDeviceGetPciInfo*", 0, gpu=0)
-        assert buses(eye.look()) == [FIRST, SECOND]
+        frame = eye.look()
+        assert device(frame).uuid == "GPU-00000000-0000-0000-0000-00000000c0de"
+        assert device(frame).observed == 0, "what was measured before was another card's"
+        assert (buses(frame), frame.failures) == ([FIRST, SECOND], {})
 
 
 def test_where_a_card_may_not_be_opened_a_frame_is_not_of_all_there_are(tmp_path: Path) -> None:
@@ -182,14 +159,6 @@ def test_where_a_card_may_not_be_opened_a_frame_is_not_of_all_there_are(tmp_path
         with Eye(nvml) as eye:
             frame = eye.look()
             assert (buses(frame), frame.complete) == ([FIRST], False)
-
-
-def test_a_card_without_a_uuid_goes_by_its_place(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml:
-        nvml.set("gpu0.uuid", None)
-        with Eye(nvml) as eye:
-            frame = eye.look()
-            assert (device(frame).bus, device(frame).uuid, frame.failures) == (FIRST, "", {})
 
 
 def test_nvlinks_are_told_by_the_bus_ids_of_both_ends_and_read_once(tmp_path: Path) -> None:
@@ -206,12 +175,13 @@ def test_nvlinks_are_told_by_the_bus_ids_of_both_ends_and_read_once(tmp_path: Pa
         assert not [call for call in nvml.calls() - before if "NvLink" in call]
 
 
-def test_a_name_that_is_no_text_is_a_failure_and_no_end(tmp_path: Path) -> None:
+def test_a_card_without_a_uuid_or_with_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml:
+        nvml.set("gpu0.uuid", None)
         nvml.control.write_bytes(nvml.control.read_bytes() + b"gpu0.name=Tesla \xff\xfe\n")
         with Eye(nvml) as eye:
-            frame = eye.look()
-            assert device(frame).name == ""
+            card = device(eye.look())
+            assert (card.bus, card.uuid, card.name) == (FIRST, "", "")
 
 
 EVERY_ERROR = (*range(1, 31), ERROR_UNKNOWN)

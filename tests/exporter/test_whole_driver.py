@@ -82,13 +82,11 @@ def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
         exporter.up()
         (worker,) = exporter.workers()
         if hangs:
-            nvml.hang("nvmlDeviceGetUtilizationRates", "deaf")
-            wait_until(
-                lambda: worker.status() == psutil.STATUS_DISK_SLEEP, why="the worker to hang"
-            )
+            nvml.hang(call := "nvmlDeviceGetUtilizationRates", "deaf")
+            before = nvml.calls()[call]
+            wait_until(lambda: nvml.calls()[call] > before, why="the worker to hang")
         exporter.process.kill()
         exporter.process.wait()
         psutil.wait_procs([worker], 60)
         assert not worker.is_running()
-        # the child for which the deaf one waits in vfork(2) has the lock too, and ends after it
         wait_until(lambda: not nvml.held(), why="the driver to be free")

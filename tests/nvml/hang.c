@@ -2,7 +2,7 @@
  *
  * Calls that do not come back until the control file changes:
  *
- *     deaf     the kernel's state D: the thread waits in vfork(), and only SIGKILL is heard
+ *     deaf     only SIGKILL is heard
  *     undead   as deaf, and after SIGKILL nobody can reap the process, as with a driver that
  *              never returns: a helper traces it, and the kernel keeps a traced process for its
  *              tracer. It is let go when the control file changes, and after a minute at latest.
@@ -38,32 +38,6 @@ static void wait_for_change(const char *path, const struct stat *before, long li
     }
 }
 
-/* A signal that would end the process ends a vfork() as well: it is not listened to meanwhile. */
-static const int endings[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-enum { ENDINGS = sizeof endings / sizeof *endings };
-
-static void wait_deaf(const char *path, const struct stat *before)
-{
-    struct sigaction ignore = {.sa_handler = SIG_IGN}, old[ENDINGS];
-    for (int n = 0; n < ENDINGS; n++) {
-        sigaction(endings[n], NULL, &old[n]);
-        if (old[n].sa_handler == SIG_DFL)
-            sigaction(endings[n], &ignore, NULL);
-    }
-    pid_t parent = getpid(), child = vfork();
-    if (child == 0) { /* only system calls: it borrows this process's memory and stack */
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) /* it died before: no signal comes any more */
-            _exit(0);
-        wait_for_change(path, before, 0);
-        _exit(0);
-    }
-    if (child > 0)
-        waitpid(child, NULL, 0);
-    for (int n = 0; n < ENDINGS; n++)
-        sigaction(endings[n], &old[n], NULL);
-}
-
 /* Runs in the helper: trace the process, say so, then hold on to it. */
 static void hold_on(pid_t process, int channel, const char *path, const struct stat *before)
 {
@@ -83,8 +57,7 @@ static void hold_on(pid_t process, int channel, const char *path, const struct s
     _exit(0);
 }
 
-/* The helper is nobody's child. It waits until the one between is reaped: a signal to a traced
- * process, SIGCHLD too, would stop it for its tracer, and the kernel would show t, not D. */
+/* The helper is nobody's child. */
 static void get_traced(const char *path, const struct stat *before)
 {
     int channel[2];
@@ -113,9 +86,11 @@ static void get_traced(const char *path, const struct stat *before)
 void hang(const char *manner, const struct stat *before)
 {
     const char *path = control_path();
-    if (!same_file(path, before))
-        return;
-    if (strcmp(manner, "undead") == 0)
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old); /* a signal would also stop one that is traced */
+    if (strcmp(manner, "undead") == 0 && same_file(path, before))
         get_traced(path, before);
-    wait_deaf(path, before);
+    wait_for_change(path, before, 0);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }

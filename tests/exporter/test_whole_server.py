@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole exporter as a server: web-config.yml, TLS, users, formats, systemd's socket, floods."""
+"""The whole exporter as a server: web-config.yml, TLS, users, formats."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.exporter.certificates import (
     write_web_config,
 )
 from tests.exporter.whole import Whole
-from tests.exporter.wire import SOUND, Answer, as_user, dial
+from tests.exporter.wire import Answer, as_user
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
-from tests.support.wait import let_work, wait_until
+from tests.support.wait import wait_until
 
 FASTEST = 4  # RFC 1952, XFL: the compressor used its fastest algorithm
 PROMETHEUS = {
@@ -94,42 +94,6 @@ def first(exporter: Whole, headers: dict[str, str]) -> Answer:
 
     wait_until(answered, why=lambda: f"values of the driver\n{exporter.errors.read_text()}")
     return found[0]
-
-
-@pytest.mark.root  # the private root has systemd's program, not every machine
-def test_systemd_hands_over_its_socket_at_the_first_request(tmp_path: Path, nvml: Double) -> None:
-    reserved = ReservedPort()
-    port = reserved.number
-    starter = ("systemd-socket-activate", f"--listen={reserved.address}", *passed(nvml))
-    with reserved, Whole(tmp_path, nvml, starter=starter) as exporter:
-        exporter.port = port  # of systemd's: --listen is not obeyed then
-        wait_until(lambda: listens(port), why="systemd to listen")
-        let_work(0.3)
-        assert "systemd-socket-activate" in command(exporter), "nobody has asked yet"
-        waiting = dial(port)
-        waiting.sendall(SOUND)
-        assert waiting.recv(12) in (b"HTTP/1.0 503", b"HTTP/1.0 200")
-        waiting.close()
-        assert "gpulock_exporter" in command(exporter)
-        exporter.up(8)
-        assert "answers on systemd's sockets\n" in exporter.errors.read_text()
-
-
-def passed(nvml: Double) -> list[str]:
-    """Return what makes systemd-socket-activate hand on the environment."""
-    return [f"--setenv={name}" for name in (*nvml.env, "PYTHONPATH")]
-
-
-def listens(port: int) -> bool:
-    """Tell whether a port is listened on, without connecting."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(
-        line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines
-    )
-
-
-def command(exporter: Whole) -> str:
-    return Path(f"/proc/{exporter.process.pid}/cmdline").read_text()
 
 
 @pytest.mark.attack

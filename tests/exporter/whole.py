@@ -8,7 +8,7 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -83,7 +83,6 @@ class Whole:
         *words: str,
         settings: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
-        starter: Sequence[str] = (),
         client: ssl.SSLContext | None = None,
         before: str = "",
     ) -> None:
@@ -93,7 +92,7 @@ class Whole:
         self.folder = nvml.node / "run/gpulock-exporter"
         self.config = root / "gpulock.conf"
         self.errors = root / "stderr"
-        self._words, self._starter = words, list(starter)
+        self._words = words
         self._env = dict(env) if env is not None else nvml.env
         lines = (nvml.node / "gpulock.conf").read_text().splitlines()
         own = settings or {}
@@ -109,7 +108,7 @@ class Whole:
         words = ("--listen", f"127.0.0.1:{self.port}", *self._words)
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
-                [*self._starter, *program, *words], env=self.environment(), stderr=errors
+                [*program, *words], env=self.environment(), stderr=errors
             )
         return self.process
 

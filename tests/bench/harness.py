@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds in shuffled order, medians, ratios and targets: what every bench is made of.
+"""Rounds in shuffled order, medians, ratios and targets: what a bench is made of.
 
 All rows of a bench come from one run: what else this machine does falls on each of them alike.
 What disturbs a measurement is undone, tried again, counted and printed.
@@ -12,11 +12,10 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -26,10 +25,8 @@ WARM_UP = 3  # rounds that are not counted
 CPU = " cpu"  # ends the name of a row of processor time, which other work disturbs less
 WAITED = 1.4  # times its processor time: on an idle machine a program takes 1.1 to 1.2
 TRIES = 10
-SCHED_CLOCK = 2  # CPUCLOCK_SCHED of the kernel's posix-timers.h, in nanoseconds
 Samples = dict[str, list[float]]  # milliseconds by row
 Act = Callable[[], None]
-Result = TypeVar("Result")
 DISTURBED: Counter[str] = Counter()  # why something was measured again, and how often
 
 
@@ -73,8 +70,8 @@ def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, restore: Act)
             undisturbed(act, undo)
 
 
-def undisturbed(act: Callable[[], Result], undo: Act) -> Result:
-    """Return what `act` returns; where it raises RuntimeError undo it, and try again.
+def undisturbed(act: Act, undo: Act) -> None:
+    """Act; where that raises RuntimeError undo it, and try again.
 
     Raises RuntimeError, with what else runs here, when it failed so many times.
     """
@@ -88,18 +85,6 @@ def undisturbed(act: Callable[[], Result], undo: Act) -> Result:
             undo()
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     raise RuntimeError(f"{said}, {TRIES} times running; {load}, {len(Proc().pids())} processes")
-
-
-def timed(act: Callable[[], object]) -> float:
-    """Return the milliseconds of one call."""
-    begun = time.perf_counter_ns()
-    act()
-    return (time.perf_counter_ns() - begun) / 1e6
-
-
-def processor_seconds(pids: Iterable[int]) -> float:
-    """Return the processor time of processes so far, by clock_getcpuclockid(3)."""
-    return sum(time.clock_gettime((~pid << 3) | SCHED_CLOCK) for pid in pids)
 
 
 def take_locks_away(node: Node) -> None:
@@ -121,18 +106,17 @@ def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
 
 
-def print_rows(title: str, samples: Samples, base: str = "") -> None:
+def print_rows(title: str, samples: Samples, base: str) -> None:
     """Print the quantiles of each row; ratios to the median of `base`; processor time likewise."""
-    heads = ("p25", "median", "p75", "p99", *(("ratio", "cpu", "ratio") if base else ()))
+    heads = ("p25", "median", "p75", "p99", "ratio", "cpu", "ratio")
     print(f"\n{title}, ms\n{'':34}" + "".join(f"{head:>9}" for head in heads))
     for row, values in samples.items():
         if row.endswith(CPU):
             continue
+        worked = median(samples[row + CPU])
         columns = [quantile(values, share) for share in (0.25, 0.5, 0.75, 0.99)]
-        if base:
-            columns.append(median(values) / median(samples[base]))
-            worked = median(samples[row + CPU])
-            columns += [worked, worked / median(samples[base + CPU])]
+        columns.append(median(values) / median(samples[base]))
+        columns += [worked, worked / median(samples[base + CPU])]
         print(f"  {row:32}" + "".join(f"{value:9.2f}" for value in columns))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the hooks take as whole processes: a part of `make bench`.
+"""How long the hooks take as whole processes: `make bench`.
 
 Usage: python -m tests.bench.hooks [ROUNDS]. Beside them run a bare interpreter, the floor, and a
 prolog and an epilog in shell, as sites write them.

@@ -75,7 +75,7 @@ def ends_all(attackers: list[socket.socket]) -> None:
 
 @pytest.mark.parametrize("shakes_hands", [True, False])
 def test_1000_idle_connections(secure: Child, hasty: Child, shakes_hands: bool) -> None:
-    """Silent behind their handshake, or before it; beside slow ones: `make bench-exporter`."""
+    """Silent behind their handshake, or before it."""
     contexts = [child.client if shakes_hands else None for child in (secure, hasty)]
     with closing(dial_many(secure.port, contexts[0], 1000)) as attackers:
         assert len(attackers) > 800

@@ -192,10 +192,6 @@ class Whole:
         """Return its workers, those that nobody can reap included."""
         return psutil.Process(self.process.pid).children()
 
-    def pss_mib(self) -> float:
-        """Return the proportional set size of the exporter and its worker."""
-        return sum(pss_mib(pid) for pid in (self.process.pid, *(w.pid for w in self.workers())))
-
     def gpulock(self, *words: str) -> str:
         """Run gpulock on this node; return what it printed."""
         done = subprocess.run(

@@ -12,14 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned int uses; /* nvmlInit less nvmlShutdown */
 static unsigned long long loaded; /* the key `reload` when the library was initialised */
 static int held = -1; /* locked while the library is in use: README.md, "held" */
-static long long begun, spent; /* by a thread's own clock: this call, and those not yet noted */
 
 static int open_beside(const char *suffix, int flags)
 {
@@ -30,23 +28,14 @@ static int open_beside(const char *suffix, int flags)
     return open(path, flags | O_CREAT | O_CLOEXEC, 0666);
 }
 
-static long long thread_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-/* A line for each call of any process, whole by O_APPEND: its name, and the nanoseconds that the
- * double took of its client's time since the line before. */
+/* A line for each call of any process, whole by O_APPEND. */
 static void note(const char *function)
 {
     int file = open_beside("calls", O_WRONLY | O_APPEND);
     if (file < 0)
         return;
-    dprintf(file, "%s %lld\n", function, spent);
+    dprintf(file, "%s\n", function);
     close(file);
-    spent = 0;
 }
 
 /* Neither with the lock, so that other calls go on. */
@@ -79,7 +68,6 @@ nvmlReturn_t told_to_fail(const char *function, nvmlDevice_t device)
 static void enter(const char *function)
 {
     pthread_mutex_lock(&lock);
-    begun = thread_ns();
     note(function);
 }
 
@@ -120,7 +108,6 @@ nvmlReturn_t begin(const char *function, nvmlDevice_t device)
 
 nvmlReturn_t end(nvmlReturn_t status)
 {
-    spent += thread_ns() - begun;
     pthread_mutex_unlock(&lock);
     return status;
 }

@@ -32,7 +32,6 @@ ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999
 Hang = Literal["deaf", "undead"]
 MAX_INSTANCES = 16  # MIG devices of a card: double.h
-_PROCESSOR = "processor"  # nanoseconds beside the calls
 _LINKS = ("state", "remote.type", "remote.bus_id", "tx_kib", "rx_kib")  # keys of an NVLink
 _UNITS = {"K": 10, "M": 20, "G": 30}  # powers of two
 _PAST = 100  # steps of a number that are remembered
@@ -175,21 +174,7 @@ class Double:
 
     def calls(self) -> Counter[str]:
         """Return how often each function was called so far, by all clients together."""
-        counts = self._counts()
-        del counts[_PROCESSOR]
-        return counts
-
-    def processor_seconds(self) -> float:
-        """Return the processor time of the clients that the double itself took so far."""
-        return self._counts()[_PROCESSOR] / 1e9
-
-    def _counts(self) -> Counter[str]:
-        """Add up what the clients have noted, a line for each call."""
-        counts: Counter[str] = Counter()
-        for line in (self.control.parent / "control.calls").read_text().splitlines():
-            name, _, spent = line.partition(" ")
-            counts.update({name: 1, _PROCESSOR: int(spent)})
-        return counts
+        return Counter((self.control.parent / "control.calls").read_text().splitlines())
 
     def held(self) -> bool:
         """Return whether a client is between nvmlInit and nvmlShutdown (a GPU reset would fail)."""

@@ -86,29 +86,6 @@ def kill_at_random(
     return killed
 
 
-def order(site: Site, _: int) -> None:
-    """Who came first is served first over a restart, where no two have room beside each other."""
-    holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
-    wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
-    clients: list[Process] = []
-    for place, count in enumerate((5, 8, 4, 6, 8, 5)):
-        uid = FIRST_UID + 1 + place
-        clients.append(site.run(uid, "-n", str(count), "--wait", "10m", seconds=0.05))
-        site.await_line(place + 1)
-    clients[2].kill()
-    site.daemon.kill()
-    site.daemon.wait()
-    site.start_daemon()
-    holder.kill()
-    for client in clients:
-        assert "which this command is in" not in said(client)
-    served = [int(event[2]) - FIRST_UID - 1 for event in site.events() if event[0] == "take"][1:]
-    print(f"served: {served}")
-    assert served == [0, 1, 3, 4, 5], served
-    said(holder)
-    wait_until(lambda: not site.locks(), why="everything to be free again")
-
-
 def rights(site: Site, _: int) -> None:
     """Nobody claims as another or as root, nor gives back what is another's."""
     mine, other = FIRST_UID, FIRST_UID + 1
@@ -139,31 +116,9 @@ def rights(site: Site, _: int) -> None:
     assert "gpulockd does not run" in said(call)
 
 
-WAITING, CALLS = 200, 16  # calls, of a user at most
-COST = "KiB of the largest call, and gpulockd's share of a core:"
+CALLS = 16  # of a user at most
 SILENT = 300  # connections
 WHY = ("--reason", "mine")
-
-
-def hall(site: Site, seconds: int) -> None:
-    """200 calls wait at once, each as a small program; what that costs for `seconds` is printed."""
-    holder = site.run(FIRST_UID, "-n", "8", seconds=HOURS)
-    wait_until(lambda: len(site.locks()) == 8, why="all devices to be held")
-    sizes = ("1", "2", "4", "8")
-    clients = [
-        site.run(FIRST_UID + 1 + n // CALLS, "-n", sizes[n % 4], "--wait", seconds=HOURS)
-        for n in range(WAITING)
-    ]
-    site.await_line(WAITING)
-    wait_until(lambda: all(is_small(client.pid) for client in clients), why="all to be waiters")
-    before, since = cpu_seconds(site.daemon.pid), clock_boottime()
-    wait_until(lambda: clock_boottime() - since >= seconds, why="gpulockd to be measured")
-    if seconds:
-        share = (cpu_seconds(site.daemon.pid) - before) / (clock_boottime() - since)
-        print(f"{COST} {max(read_pss(client.pid) for client in clients)} {share:.5f}")
-    for client in [*clients, holder]:
-        client.kill()
-        said(client)
 
 
 def hostile(site: Site, _: int) -> None:
@@ -243,27 +198,7 @@ def docker(site: Site, _: int) -> None:
     wait_exit(daemon, why="dockerd to end")
 
 
-def is_small(pid: int) -> bool:
-    """Return whether a call has become the program that waits."""
-    return b"waiter.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
-
-
-def read_pss(pid: int) -> int:
-    """Return the proportional set size of a process in KiB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Pss:")).split()[1])
-
-
-STORIES = {
-    **{"hall": hall, "hostile": hostile, "crowd": crowd},
-    **{"order": order, "rights": rights, "docker": docker},
-}
+STORIES = {"crowd": crowd, "rights": rights, "hostile": hostile, "docker": docker}
 
 
 def main(story: str, folder: str, number: str = "1") -> int:

@@ -39,16 +39,8 @@ def test_users_killed_at_random_never_share_a_device_and_lose_none() -> None:
     told("crowd", ROUNDS)
 
 
-def test_who_came_first_is_served_first_over_a_restart_of_gpulockd() -> None:
-    told("order")
-
-
 def test_nobody_claims_or_releases_as_another() -> None:
     told("rights")
-
-
-def test_200_wait_at_once() -> None:
-    told("hall", 0)
 
 
 def test_a_claim_follows_a_docker_container_that_has_its_user_and_token() -> None:

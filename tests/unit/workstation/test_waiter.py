@@ -95,7 +95,7 @@ def loaded(stderr: bytes) -> set[str]:
 def test_one_who_waits_loads_next_to_nothing_beside_python_itself(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """What it has for itself is 3 MB at most (`make bench-waiting`), by what it does not load."""
+    """What it has for itself is 3 MB at most, by what it does not load."""
     timed = ("-X", "importtime")
     bare = subprocess.run(
         [sys.executable, "-IS", *timed, "-c", "pass"], capture_output=True, check=True

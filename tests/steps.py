@@ -22,6 +22,9 @@ SLURM = ("lab and not sge", "tests/labs/slurm", "tests/labs/both")
 SHORT = ("short and not sge", *SLURM[1:])
 
 PROCESS_KINDS = "tests/labs/isolation/test_process_kinds.py"
+INSTALLED = (
+    "tests/labs/systemd/test_locks.py::test_installed_means_started_enabled_and_approved_by_doctor"
+)
 
 
 class Step(NamedTuple):
@@ -106,7 +109,7 @@ TEST = (
         root="bookworm",
     ),
     in_cells(
-        *("systemd, Prometheus", 2, 60, "-m", "lab", "tests/labs/systemd/test_lab_itself.py"),
+        *("systemd, Prometheus", 2, 60, "-m", "lab", INSTALLED),
         "tests/labs/prometheus/test_prometheus.py",
         root="bookworm",
     ),

@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 
 from tests.labs.common.confined_node import ConfinedNode
 from tests.labs.common.installed import (
-    CONFIG,
     Installed,
     gate_file,
     reap,
@@ -191,11 +190,6 @@ class Site(ABC):
     def reap(self, *around: str) -> Reaped:
         """Reconcile on the node; `around` are words before the command."""
         return reap(self.gpus, self.node, *around)
-
-    @property
-    def settings_file(self) -> Path:
-        """Return where the node's settings are."""
-        return self.gpus.cluster.path_in(self.node, CONFIG)
 
     @property
     def state_dir(self) -> Path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes a node out of service, and what does not: the node's own faults, and its settings."""
+"""What takes a node out of service, and what does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.labs.both.site import SHOW, Site
 from tests.labs.common.installed import mounted
 
 pytestmark = pytest.mark.lab
-RAN = "echo ran\n"
 
 
 @contextlib.contextmanager
@@ -52,9 +51,6 @@ def test_a_node_without_a_driver_goes_out_of_service_and_its_job_runs_once_it_is
     assert "mask=0.\n" in site.said(job)
 
 
-# --- what lasts for a while -----------------------------------------------------------------------
-
-
 @EVERY
 def test_a_lock_dir_that_fills_up_lets_each_job_give_back_and_stops_no_node(site: Site) -> None:
     """Users can fill /run where a program gives them a folder there; a release needs no room."""
@@ -65,37 +61,8 @@ def test_a_lock_dir_that_fills_up_lets_each_job_give_back_and_stops_no_node(site
         line = ["dd", "if=/dev/zero", "of=/run/gpulock/fill", "bs=4k"]
         assert "No space left" in site.gpus.cluster.run_in(site.node, line).stderr
         assert "LOCK_DIR it is full" in " ".join(site.command("status").split())
-        late = site.submit(1, RAN)
+        late = site.submit(1, "echo ran\n")
         assert "ran\n" not in site.wait_sent_back(late)
         assert site.in_service()
         site.end(job, late)
         assert site.locks() == {}
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-@EVERY
-def test_settings_with_a_fault_stop_no_job_where_they_were_obeyed_before_and_never_a_node(
-    site: Site,
-) -> None:
-    """Pushed to a cluster, each of them stopped node after node by one waiting job."""
-    before = site.start(1)
-    with site.settings_file.open("a") as file:
-        file.write("GUPS\n")
-    after = site.submit(1, SHOW)
-    site.wait_over(after)
-    assert site.said(after) == "mask=1.\n"
-    site.end(before)
-    assert site.locks() == {}
-    fault = "not KEY=VALUE: 'GUPS': the settings obeyed last stay in force"
-    assert fault in " ".join(site.command("status").split())
-    doctor = site.gpus.command(site.node, "doctor").stdout
-    assert fault in doctor and "correct the file" in doctor
-
-    (site.state_dir / "settings.obeyed").unlink()
-    job = site.submit(1, RAN)
-    said = site.wait_sent_back(job)
-    assert "not KEY=VALUE: 'GUPS'" in said and "ran\n" not in said
-    assert site.in_service()
-    assert site.locks() == {}

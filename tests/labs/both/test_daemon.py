@@ -168,22 +168,6 @@ def test_an_epilog_that_dies_with_its_slurmd_is_made_up_for_when_slurmctld_gave_
 # --- the scheduler's daemons are away -------------------------------------------------------------
 
 
-@ON_SGE
-def test_a_shepherd_whose_execd_and_qmaster_are_away_runs_its_epilog(
-    site: SgeSite, daemon: Daemon
-) -> None:
-    go, until_go = site.waiting("go")
-    job, claim = begun(site, daemon, until_go)
-    with Witness(claim, site.processes(job)) as witness:
-        site.stop_daemon()
-        with site.controller_away():
-            go.touch()
-            wait_until(lambda: not claim.locked(), why="the epilog")
-            daemon.goes_round()
-            witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))
-    site.come_back(job)  # execd looks after what it did not start once a minute only
-
-
 @ON_SLURM
 def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
     site: SlurmSite, daemon: Daemon

@@ -48,18 +48,3 @@ def test_a_job_without_supervisors_keeps_its_locks_as_long_as_anything_of_it_liv
         assert site.locks() == {}
     else:
         assert len(site.held(site.start(site.count, user=site.bob))) == site.count
-
-
-@EVERY
-def test_a_job_that_ends_while_settings_are_broken_is_freed_by_a_later_reconcile(
-    site: Site,
-) -> None:
-    job = site.start(2)
-    text = site.settings_file.read_text()
-    site.settings_file.write_text("nonsense\n")
-    (site.state_dir / "settings.obeyed").unlink()
-    site.end(job)
-    assert site.in_service()
-    assert len(site.held(job)) == 2
-    site.settings_file.write_text(text)
-    assert site.reap().acts() == [("freed", "dead")] * 2

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.deadline import Deadline
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
-from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.event_log import count_events, read_events
@@ -128,11 +125,6 @@ class Installed(ABC):
         settings.lock_dir = str(self.cluster.path_in(name, "/run/gpulock"))
         settings.state_dir = str(self.cluster.path_in(name, "/var/lib/gpulock"))
         return Node(settings, name)
-
-    def reconcile(self, name: str) -> ReconcileReport:
-        """Reconcile a node once, as `gpulock reap` there does."""
-        node = self.node(name)
-        return reconcile_locks(node, make_liveness_judge(node), Deadline(20))
 
 
 def reap(gpus: Installed, node: str, *around: str) -> Reaped:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -137,33 +137,12 @@ class Node:
         return {name: value for name, _, value in pairs if name in ours}
 
     def apptainer(
-        self,
-        script: str,
-        env: Mapping[str, str],
-        *flags: str,
-        rules: Mapping[str, str] | None = None,
+        self, script: str, env: Mapping[str, str], *flags: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in Apptainer as alice; `rules` stand in apptainer.conf instead."""
+        """Run a shell script in Apptainer as alice."""
         stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
         start = ["apptainer", "--quiet", "exec", *flags, str(self.lab.image), "sh", "-c", script]
-        if rules:
-            edits = [f"s/^{key} = .*/{key} = {value}/" for key, value in rules.items()]
-            conf = SID / "etc/apptainer/apptainer.conf"
-            changed = self.lab.folder / "apptainer.conf"
-            edit = [part for text in edits for part in ("-e", text)]
-            done = subprocess.run(["sed", *edit, str(conf)], capture_output=True, check=True)
-            changed.write_bytes(done.stdout)
-            os.chmod(changed, 0o644)
-            mounts = {str(changed): "/etc/apptainer/apptainer.conf"}
-            return stage.run(start, env, mounts=mounts)
         return stage.run(start, env)
-
-    def on_sid(
-        self, command: Sequence[str], env: Mapping[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as alice where Apptainer is."""
-        stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        return stage.run(command, env)
 
     def rootless_podman(
         self, script: str, env: Mapping[str, str], *flags: str

@@ -109,38 +109,6 @@ def test_a_program_without_gpus_sees_an_empty_mask_and_not_none(node: Node) -> N
         assert told(node.apptainer(SHOW, job, *flags).stdout)["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_an_image_file_has_the_same(node: Node) -> None:
-    job = node.job(1)
-    image = "/tmp/image.sif"
-    build = f"apptainer --quiet build {image} {node.lab.image} >&2"
-    start = f"apptainer --quiet exec --containall {image} sh -c '{SHOW}'"
-    done = node.on_sid(["sh", "-c", f"{build} && {start}"], job)
-
-    assert done.stdout.splitlines()[-2:] == [node.version] * 2, done.stderr
-    assert told(done.stdout).items() >= visible(job).items()
-
-
-@pytest.mark.parametrize(
-    ("rules", "ends", "driver", "devices"),
-    [
-        ({}, True, True, True),
-        ({"user bind control": "no"}, True, False, True),
-        ({"enable overlay": "no", "enable underlay": "no"}, False, False, False),
-        ({"enable overlay": "no"}, True, True, True),
-        ({"mount dev": "minimal"}, True, True, False),
-        ({"mount dev": "minimal", "always use nv": "yes"}, True, True, True),
-    ],
-)
-def test_the_rules_of_apptainer_do_what_the_page_says(
-    node: Node, rules: dict[str, str], ends: bool, driver: bool, devices: bool
-) -> None:
-    script = "ls /nvlib; ls /dev; true"
-    done = node.apptainer(script, node.job(1), rules=rules)
-
-    found = ("libcuda.so.1\n" in done.stdout, "nvidia0\n" in done.stdout)
-    assert (done.returncode == 0, *found) == (ends, driver, devices), done.stderr
-
-
 def opens(*paths: str) -> str:
     """Return a script that tells of each node whether it can be opened."""
     return "; ".join(f'echo "opened {path}: $(cat {path} 2>&1)"' for path in paths)

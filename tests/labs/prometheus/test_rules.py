@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.pairs import zip_equal
 
 pytestmark = pytest.mark.lab
 TESTS = ROOT / "tests" / "rules"
+EXAMPLE = ROOT / "docs/examples/prometheus/prometheus.yml"
 
 
 def promtool(*words: str | Path) -> str:
@@ -26,9 +28,13 @@ def promtool(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_promtool_has_no_complaint_about_the_rules() -> None:
+def test_promtool_has_no_complaint_about_the_rules_or_the_example(tmp_path: Path) -> None:
+    assert "job_name: gpulock " in EXAMPLE.read_text(), "the rules need that name"
     files = sorted(RULES.glob("*.yml"))
     assert promtool("check", "rules", "--lint-fatal", *files).count("SUCCESS") == len(files)
+    shutil.copy(EXAMPLE, tmp_path)
+    shutil.copytree(RULES, tmp_path / "rules")
+    assert "2 rule files found" in promtool("check", "config", tmp_path / EXAMPLE.name)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TESTS.glob("*.yml")))

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 import psutil
 import pytest
 
+from tests.labs.common.installed import reap
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import said, stopped_queues
@@ -60,7 +61,7 @@ def until_wrapped(gpus: Gpulock) -> None:
 
     wait_until(wrapped, why="execds to start shepherds by gpulock")
     for node in NODES:
-        gpus.reconcile(node)
+        reap(gpus, node)
 
 
 def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: Gpulock) -> None:
@@ -83,18 +84,17 @@ def test_tasks_share_the_grant_of_their_own_host_and_the_reaper_frees_it(tasks: 
         why="every task to run",
     )
     for node in NODES:
-        assert [o.act for o in tasks.reconcile(node).outcomes] == ["held", "held"]
+        assert reap(tasks, node).acts() == [("held", "alive")] * 2
     tasks.sge.qdel(str(job))
     tasks.sge.wait_done(job)
 
-    kept: list[str] = []
+    seen = {node: "" for node in NODES}
 
     def freed() -> bool:
-        found = [(node, one) for node in NODES for one in tasks.reconcile(node).outcomes]
-        kept[:] = [f"{node}: {one.act}, {one.reason} {one.verdict.proof}" for node, one in found]
+        seen.update({node: reap(tasks, node).reasons() for node in NODES})
         return not any(tasks.locks(node) for node in NODES)
 
-    wait_until(freed, why=lambda: "the reaper to free every host\n" + "\n".join(kept))
+    wait_until(freed, why=lambda: f"the reaper to free every host\n{seen}")
 
 
 def test_a_task_that_cannot_have_its_gpus_says_so_and_does_not_run(tasks: Gpulock) -> None:

@@ -15,8 +15,6 @@ ENDS_LOGIN_FILES: Final = (23, 11)
 STARTS_ANEW: Final = (23, 11)
 # From here on job_container.conf says which folders are a job's own (Dirs).
 NAMES_PRIVATE_FOLDERS: Final = (23, 2)
-# From here on a hook's name may be relative to the folder of slurm.conf.
-NAMES_HOOKS_BY_FOLDER: Final = (23, 11)
 # From here on a job's own node may manage its steps (enable_stepmgr).
 HAS_STEPMGR: Final = (24, 5)
 # From here on slurmd finds the cards itself, by what the driver shows in /proc.

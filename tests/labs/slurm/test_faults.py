@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.labs.common.installed import gate_file, reap, shut_gate, waiting_for
-from tests.labs.common.processes import command_of, end, parent_of, running
+from tests.labs.common.processes import end, running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When
 from tests.labs.slurm.jobs import (
@@ -54,41 +54,20 @@ def forget(gpus: Gpulock, job: JobId) -> None:
     slurm.start_slurmctld("-c")
 
 
-def die(gpus: Gpulock, job: JobId, user: str) -> Path:
-    """Let a node die with a job on it and slurmctld forget it; return what another of its id says.
-
-    That one is a user's.
-    """
+def die(gpus: Gpulock, job: JobId) -> Path:
+    """Let a node die with a job on it and slurmctld forget it; return what bob's of its id says."""
     slurm = gpus.slurm
     slurm.stop_slurmd(NODE, kill=True)
     end(kill_steps(gpus, job, NODE))
     forget(gpus, job)
     slurm.start_slurmd(NODE, wipe=True)
     assert len(held(gpus, job, NODE)) == 2
-    place = slurm.users[user].home / f"again.{job}"
+    place = slurm.users["slbob"].home / f"again.{job}"
     place.touch()
     place.chmod(0o666)
     script = f"{SHOW_MASK}{SLEEP}"
-    assert slurm.submit(user, "-w", NODE, TWO, "--output=again.%j", script=script) == job
+    assert slurm.submit("slbob", "-w", NODE, TWO, "--output=again.%j", script=script) == job
     return place
-
-
-@BOTH
-def test_a_job_that_got_the_id_of_a_forgotten_one_of_the_same_user_claims_afresh(
-    slurm_gpus: Gpulock, hooks: Stops, mode: Mode
-) -> None:
-    mode(slurm_gpus, hooks=hooks.hooks, extra=EXTRA)
-    slurm = slurm_gpus.slurm
-    job = started(slurm_gpus, NODE, TWO)
-    old = record_of(slurm_gpus, job, NODE).token
-    said = die(slurm_gpus, job, "slalice")
-    wait_until(lambda: "mask=0,1." in said.read_text(), why="the second job")
-    assert not hooks.has_run("Epilog", NODE, job), "the trap is not set: an Epilog ran"
-    assert len(held(slurm_gpus, job, NODE)) == len(slurm_gpus.locks(NODE)) == 2
-    assert record_of(slurm_gpus, job, NODE).token != old
-    slurm.scancel(job)
-    slurm.wait_settled(job)
-    assert slurm_gpus.locks(NODE) == {}
 
 
 def tokens(gpus: Gpulock) -> set[str]:
@@ -104,7 +83,7 @@ def test_a_job_that_got_the_id_of_a_forgotten_one_of_another_user_is_not_that_on
     slurm = slurm_gpus.slurm
     job = started(slurm_gpus, NODE, TWO)
     old = record_of(slurm_gpus, job, NODE)
-    said = die(slurm_gpus, job, "slbob")
+    said = die(slurm_gpus, job)
     if mode is by_slurm:  # Slurm gives the very devices that the dead job holds
         wait_requeued(slurm_gpus, job)
         assert f"0: job {job}" in said.read_text()
@@ -299,37 +278,6 @@ def records(gpus: Gpulock, node: str, job: JobId, *, restart: int) -> int:
     """Return how many devices a run of a job holds on a node."""
     mine = [r for r in gpus.locks(node).values() if r.job_id == str(job)]
     return len([record for record in mine if record.restart == restart])
-
-
-def test_a_new_run_waits_for_the_processes_of_the_earlier_one(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    """Slurm starts a requeued job again although a child that left it lives on."""
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
-    slurm = slurm_gpus.slurm
-    text = f'{SHOW_MASK}[ -n "$SLURM_RESTART_COUNT" ] || (setsid sleep 601 &)\nexec sleep 600\n'
-    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
-    wait_said(slurm_gpus, job, "mask=0,1.")
-
-    def left() -> list[int] | None:
-        """Return the child, once it is no process's of the job: else it would end with that."""
-        pids = slurm.job_processes(job, NODE)
-        return [p for p in pids if "601" in command_of(p) and parent_of(p) not in pids] or None
-
-    child = wait_until(left, why="its child to have left")
-    slurm.requeue(job)
-    wait_requeued(slurm_gpus, job)
-    assert [record.draining for record in slurm_gpus.locks(NODE).values()] == [1, 1]
-    slurm.begin(job)
-    wait_requeued(slurm_gpus, job, times=2)
-    assert "is still held by an earlier run: process" in slurm.said(job)
-    end(child)
-    slurm.begin(job)
-    wait_said(slurm_gpus, job, "mask=0,1.")
-    assert record_of(slurm_gpus, job, NODE).restart == 2
-    slurm.scancel(job)
-    slurm.wait_settled(job)
-    assert slurm_gpus.locks(NODE) == {}
 
 
 # --- a run without a Prolog -----------------------------------------------------------------------

@@ -25,7 +25,6 @@ from tests.labs.slurm.releases import (
     FINDS_CARDS,
     HAS_STEPMGR,
     MASKS_BY_UUID,
-    NAMES_HOOKS_BY_FOLDER,
     NAMES_NAMESPACES,
     NAMES_PRIVATE_FOLDERS,
 )
@@ -101,23 +100,6 @@ def test_a_job_whose_own_node_manages_its_steps_gets_its_gpus(slurm_gpus: Gpuloc
     by_gpulock(slurm_gpus, extra={**SLURM_CONF, **extra})
 
     check_one_job(slurm_gpus, *(["--stepmgr"] if newer else []))
-
-
-@pytest.mark.short
-def test_hooks_that_are_named_by_the_folder_of_slurm_conf_run(slurm_gpus: Gpulock) -> None:
-    """As a site without slurm.conf on its nodes names them; an older slurmd wants whole paths."""
-    folder = slurm_gpus.slurm.lab / "etc"
-    newer = slurm_gpus.slurm.release >= NAMES_HOOKS_BY_FOLDER
-    named: dict[str, str | Path] = {}
-    for key, program in slurm_gpus.setup.hooks.items():
-        link = folder / f"{key.lower()}.site"
-        link.unlink(missing_ok=True)
-        link.symlink_to(program)
-        whole = not newer or key == "TaskProlog"
-        named[key] = link if whole else link.name
-    by_gpulock(slurm_gpus, hooks=named)
-
-    check_one_job(slurm_gpus)
 
 
 @pytest.mark.short

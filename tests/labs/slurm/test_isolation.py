@@ -12,67 +12,35 @@ from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.machines import USERS
-from tests.labs.slurm.modes import NODE, by_slurm, wait_said
+from tests.labs.slurm.modes import NODE, wait_said
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 
 
 @pytest.mark.short
-def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(site: Site) -> None:
-    every_step_opens_its_own_gpus(site)
-
-
-@pytest.mark.short
-def test_every_step_does_so_where_slurm_keeps_cgroups(slurm_gpus: Gpulock) -> None:
-    """Of version 2, where Slurm moves each task to a cgroup of its own after the session."""
-    with confined_site(slurm_gpus, proctrack="cgroup") as site:
-        every_step_opens_its_own_gpus(site)
-
-
-def every_step_opens_its_own_gpus(site: Site) -> None:
-    """Expect so of a batch step, of one of srun's, and of a child that leaves its parents."""
-    go = gate_file(site.gpus, "go")
-    child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
-    text = f"{site.probe}\necho srun\nsrun {site.probe}\n{child}{waiting_for(go)}"
-    job = site.submit("--gres=gpu:2", text=text)
-    said = wait_said(site.gpus, job, "over")
-    own = site.own(job)
-    assert len(own) == 2
-    first, _, rest = said.partition("srun\n")
-    for part in (first, *rest.split("child\n")):
-        assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
-    wait_until(lambda: not site.service.strays(), why="the child to end")
-    go.touch()
-    assert site.slurm.wait_settled(job) == "COMPLETED"
-    assert site.left() == []
-
-
-def test_a_card_of_shards_is_open_to_each_job_with_one_until_its_own_end(
-    slurm_gpus: Gpulock,
+@pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+def test_every_step_of_a_job_opens_its_own_gpus_and_no_other(
+    slurm_gpus: Gpulock, proctrack: str
 ) -> None:
-    """The end of a neighbour closes nothing."""
-    with confined_site(slurm_gpus, by_slurm, shares={"shard": 8}) as site:
-        site.configure(SLURM_SHARDS="share")
-        go, over, last = (gate_file(site.gpus, name) for name in ("go", "over", "last"))
-        text = f"{site.probe}\necho begun\n"
-        one = site.submit("--gres=shard:1", text=text + waiting_for(go))
-        wait_said(site.gpus, one, "begun")
-        again = f"{waiting_for(over)}{site.probe}\necho again\n"
-        two = site.submit("--gres=shard:1", text=text + again + waiting_for(last))
-        for job in (one, two):
-            said = opened(wait_said(site.gpus, job, "begun"))
-            assert said == {"ENXIO": site.own(job) | {"nvidiactl"}, "EPERM": EVERY - site.own(job)}
-        shared = site.own(one)
-        assert shared == site.own(two)
+    """A batch step, one of srun's, and a child that leaves its parents.
+
+    By `cgroup`, of version 2, Slurm moves each task to a cgroup of its own after the session.
+    """
+    with confined_site(slurm_gpus, proctrack=proctrack) as site:
+        go = gate_file(site.gpus, "go")
+        child = f"(setsid sh -c '(sleep 0.3; echo child; {site.probe}; echo over) &' &)\n"
+        text = f"{site.probe}\necho srun\nsrun {site.probe}\n{child}{waiting_for(go)}"
+        job = site.submit("--gres=gpu:2", text=text)
+        said = wait_said(site.gpus, job, "over")
+        own = site.own(job)
+        assert len(own) == 2
+        first, _, rest = said.partition("srun\n")
+        for part in (first, *rest.split("child\n")):
+            assert opened(part) == {"ENXIO": own | {"nvidiactl"}, "EPERM": EVERY - own}
+        wait_until(lambda: not site.service.strays(), why="the child to end")
         go.touch()
-        assert site.slurm.wait_settled(one) == "COMPLETED"
-        wait_until(lambda: not site.own(one), why="its place to be free")
-        over.touch()
-        said = opened(wait_said(site.gpus, two, "again").partition("begun")[2])
-        assert said == {"ENXIO": shared | {"nvidiactl"}, "EPERM": EVERY - shared}
-        last.touch()
-        assert site.slurm.wait_settled(two) == "COMPLETED"
+        assert site.slurm.wait_settled(job) == "COMPLETED"
         assert site.left() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.labs.common.installed import reap
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import wait_requeued
 from tests.labs.slurm.lab import JobId
@@ -122,20 +123,6 @@ def beside(name: str, other: str) -> str:
     return f"-n1 --gres=gpu:1 --exact sh -c 'echo {name}=$CUDA_VISIBLE_DEVICES; {wait}'"
 
 
-@BOTH
-def test_tasks_have_the_share_that_slurm_bound_to_them_and_all_gpus_otherwise(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus)
-    words, step = ("-N1", "-n2", "-w", NODE), f"srun {STEP}\n"
-    bound = run(slurm_gpus, *words, "--gpus-per-task=2", script=step)
-    own = [set(bound[f"{NODE}.{rank}"].split(",")) for rank in range(2)]
-    assert [len(own[0]), len(own[1]), len(own[0] | own[1])] == [2, 2, 4]
-    if mode is by_gpulock:
-        seen = run(slurm_gpus, *words, "--gres=gpu:4", script=step)
-        assert seen[f"{NODE}.0"] == seen[f"{NODE}.1"] == "0,1,2,3"
-
-
 @pytest.mark.short
 @BOTH
 def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
@@ -154,7 +141,7 @@ def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
     assert "run=1\n" in wait_said(slurm_gpus, job, "step=1")
     assert {lock.restart for lock in slurm_gpus.locks(NODE).values()} == {1}
     slurm.suspend(job)
-    slurm_gpus.reconcile(NODE)
+    reap(slurm_gpus, NODE)
     assert len(held(slurm_gpus, job)) == 2
     slurm.resume(job)
     slurm.scancel(job)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.labs.common.installed import driver_settings
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.hooks import stops
 from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
@@ -21,7 +20,6 @@ from tests.labs.slurm.modes import (
     wait_said,
     write_map,
 )
-from tests.support.wait import LabError
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
@@ -94,28 +92,6 @@ def test_a_whole_card_job_that_slurm_puts_on_a_shared_card_waits(slurm_gpus: Gpu
     assert state == "PENDING"
     assert "ran" not in slurm.said(whole).splitlines()
     assert [len(places(slurm_gpus, job)) for job in parts] == [1, 1]
-
-
-def test_what_slurm_tells_of_a_part(slurm_gpus: Gpulock) -> None:
-    """docs/facts/slurm.md, shared devices."""
-    by_stops = stops(slurm_gpus)
-    by_slurm(slurm_gpus, shares=SHARDS, hooks=by_stops.hooks)
-    slurm = slurm_gpus.slurm
-    part = slurm.submit("slalice", "-w", NODE, "--gres=shard:1")
-    slurm.wait_done(part)
-    whole = slurm.submit("slalice", "-w", NODE, "--gres=gpu:1")
-    slurm.wait_done(whole)
-    told = [by_stops.environ("Prolog", NODE, job) for job in (part, whole)]
-    assert told[0].keys() == told[1].keys()  # nothing tells a part from a card
-    assert [env["SLURM_JOB_GPUS"] for env in told] == ["0", "0"]
-    for words in ("--gres=gpu:1,shard:1", "--gres=shard:1 --gpus=1"):
-        with pytest.raises(LabError, match="Invalid generic resource"):
-            slurm.submit("slalice", "-w", NODE, *words.split())
-    by_slurm(slurm_gpus, shares={**SHARDS, "mps": 400}, hooks=by_stops.hooks)
-    lost = slurm.submit("slalice", "-w", NODE, "--gres=shard:1")
-    slurm.wait_settled(lost)
-    assert "SLURM_JOB_GPUS" not in by_stops.environ("Prolog", NODE, lost)
-    assert TOLD.format("shard") in slurm.said(lost)
 
 
 def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:

@@ -30,7 +30,6 @@ ENV: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL"
 NAMESPACES: Final = ("--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
 # Or a command's own cgroup, which slurmd and hooks read, would be one above the machine's top.
 _JOIN: Final = 'mkdir -p $0 && echo 0 >$0/cgroup.procs && exec "$@"'
-WATCHED: Final = ("/dev/null", "/dev/console", "/dev/tty")
 
 
 class Machine:
@@ -197,24 +196,3 @@ def hierarchies(mode: str) -> list[Path]:
         return [CGROUPS]
     v1 = [CGROUPS / name for name in V1 if (CGROUPS / name).is_dir()]
     return [CGROUPS / "unified", *(v1 if mode == "hybrid" else [])]
-
-
-def host_state() -> dict[str, str]:
-    """Return what a careless guest would change on the host: devices' modes, kernel settings."""
-    modes = {path: oct(os.stat(path).st_mode) for path in WATCHED if os.path.exists(path)}
-    settings: dict[str, str] = {}
-    for top in ("/proc/sys/fs", "/proc/sys/kernel", "/proc/sys/vm"):
-        for path in Path(top).iterdir():
-            if path.is_file() and path.name not in _LIVE:
-                with contextlib.suppress(OSError):
-                    settings[str(path)] = path.read_text()
-    return {**modes, **settings}
-
-
-# counters and the like, which change by themselves
-_LIVE: Final = frozenset(
-    (
-        *("aio-nr", "dentry-state", "file-nr", "inode-nr", "inode-state", "ns_last_pid", "pty"),
-        *("hung_task_detect_count", "hung_task_warnings", "perf_event_max_sample_rate", "random"),
-    )
-)

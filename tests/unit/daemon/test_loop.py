@@ -241,27 +241,6 @@ def test_a_reconcile_that_failed_is_tried_again_within_seconds(
     assert gpulockd.pace.due - clock_boottime() <= main_loop.AGAIN
 
 
-def test_a_chore_brings_the_next_reconcile_forward(field: Field) -> None:
-    """As the end of a claim does: its card was held half a minute longer."""
-    at = clock_boottime() + PERIOD / 2
-
-    def ask() -> None:
-        script.reports[0].next_at = at
-        field.signals.ending = True
-
-    script = Script(field.signals, ask)
-    gpulockd = field.daemon(script)
-    gpulockd.run()
-    assert gpulockd.pace.due == at
-
-
-def test_a_lock_directory_that_goes_is_made_again_at_once(field: Field) -> None:
-    field.run()
-    reports = field.run(lambda: shutil.rmtree(field.simulated.lock_dir))
-    assert len(reports) == 2
-    assert Path(field.simulated.lock_dir, "locks").is_dir()
-
-
 @pytest.mark.parametrize("emptied", [True, False])
 def test_locks_that_somebody_removes_are_put_back_at_once_and_told(
     field: Field, emptied: bool
@@ -292,20 +271,6 @@ def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
     assert len(reports[1].devices) == 8
 
 
-def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
-    def change() -> None:
-        with open(field.config, "a") as file:
-            file.write("COLOUR=green\n")
-        field.signals.reload = True
-
-    reports = field.run(change)
-    assert [len(report.devices) for report in reports] == [8, 8]
-    said = field.said()
-    assert "unknown key 'COLOUR'" in said
-    assert "the settings were read again" in said
-    assert "RELOADING=1" in field.told()
-
-
 @pytest.mark.parametrize(
     ("keys", "file", "why"),
     [
@@ -328,17 +293,22 @@ NEVER = float("inf")
 
 
 @pytest.mark.parametrize(
-    ("changed", "due"),
+    ("changed", "next_at", "due"),
     [
-        (None, 100.0 + PERIOD),
-        (110.0, 110.0 + SETTLING),
-        (100.0 + PERIOD - SETTLING / 2, 100.0 + PERIOD),  # it is never put off
+        (None, NEVER, 100.0 + PERIOD),
+        (110.0, NEVER, 110.0 + SETTLING),
+        (100.0 + PERIOD - SETTLING / 2, NEVER, 100.0 + PERIOD),  # it is never put off
+        (None, 110.0, 110.0),  # a chore has work then
+        (None, 99.0, 100.0 + SPACING),
+        (None, 900.0, 100.0 + PERIOD),
     ],
 )
-def test_the_next_is_due_after_a_period_or_a_change(changed: float | None, due: float) -> None:
+def test_the_next_is_due_after_a_period_or_a_change_or_when_a_chore_has_work(
+    changed: float | None, next_at: float, due: float
+) -> None:
     pace = ReconcileSchedule(90.0)
     assert pace.due == 90.0, "the first, at once"
-    pace.record_reconcile(100.0, NEVER)
+    pace.record_reconcile(100.0, next_at)
     if changed:
         pace.request_reconcile(changed)
     assert pace.due == due
@@ -355,14 +325,3 @@ def test_a_storm_of_changes_is_one_reconcile_now_and_then() -> None:
             pace.record_reconcile(now, NEVER)
             done += 1
     assert done <= 10 / SPACING + 1
-
-
-@pytest.mark.parametrize(
-    ("next_at", "due"), [(110.0, 110.0), (99.0, 100.0 + SPACING), (900.0, 130.0)]
-)
-def test_work_that_a_chore_has_at_some_time_brings_the_next_forward(
-    next_at: float, due: float
-) -> None:
-    pace = ReconcileSchedule(90.0)
-    pace.record_reconcile(100.0, next_at)
-    assert pace.due == due

@@ -15,17 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
-from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
-from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
-from gpulock.workstation.process_claims import make_process_owner
-from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,21 +104,6 @@ def test_an_exit_that_takes_longer_than_its_patience_is_no_fault(field: Started)
     assert (daemon.wait(SECONDS), daemon.stderr.read()) == (0, "")
 
 
-def test_it_ends_a_health_check_for_a_claim_of_another_process(field: Started) -> None:
-    with field.simulated.config.open("a") as file:
-        file.write("HEALTH_COMMAND=/bin/sleep 1000\n")
-    field.start()
-    field.wait_for("READY=1")
-    node = Node(read_settings(str(field.simulated.config)))
-    locks = Path(node.store.locks_dir)
-    wait_until(lambda: [*locks.glob("*/owner")], why="a card to be tested")
-    want, own = ClaimRequest(len(node.devices())), make_process_owner(node, os.getpid(), "root")
-    want.patience = SECONDS
-    grant = claim_devices(node, own, want, lambda: make_liveness_judge(node), Deadline(SECONDS))
-    held = node.store.read_all_locks().values()
-    assert {lock.owner.token for lock in held if lock.owner} == {grant.owner.token}
-
-
 def test_the_second_says_who_runs(field: Started) -> None:
     first = field.start()
     field.wait_for("READY=1")
@@ -160,13 +139,6 @@ def test_a_start_with_bad_settings_obeys_the_last_ones(field: Started) -> None:
     daemon.send_signal(signal.SIGTERM)
     assert daemon.stderr is not None
     assert (daemon.wait(SECONDS), "stay in force" in daemon.stderr.read()) == (0, True)
-
-
-def test_a_watchdog_hears_of_it(field: Started) -> None:
-    field.start(watchdog="300000")
-    field.wait_for("READY=1")
-    for _ in range(3):
-        field.wait_for("WATCHDOG=1")
 
 
 def test_it_waits_for_a_gate_that_is_shut_at_its_start(field: Started) -> None:

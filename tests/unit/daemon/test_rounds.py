@@ -164,24 +164,6 @@ def test_what_a_chore_writes_the_later_ones_see_in_the_same_round() -> None:
     assert {"CardChecker", "RsmapSync"} <= {*after}
 
 
-def test_chores_wait_for_a_round_that_can_be_done(one: Round) -> None:
-    chore = Counting()
-    one.rounds = one.make(chore)
-    one.box.lock.mkdir()
-    one.box.lock.chmod(0o777)
-    one.go()
-    assert chore.seen == []
-
-
-def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
-    one: Round, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rounds, "reconcile_locks", raising(KeyError("surprise")))
-    assert one.go(2) is None
-    (line,) = one.said()
-    assert "KeyError: 'surprise' (faults.py:" in line
-
-
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an answer take as long as this machine needs."""

@@ -9,7 +9,6 @@ import pytest
 
 from gpulock.daemon.health.cards import (
     NodeCards,
-    parse_cards,
     read_cards,
     save_cards,
 )
@@ -41,13 +40,6 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     assert again.text() == cards.text() == again.stored
     assert read_suspect_cards(str(tmp_path), BOOT) == {bus(0): "it = does not answer"}
     assert (tmp_path / CARDS).stat().st_mode & 0o777 == 0o644, "everybody may read it"
-
-
-def test_of_another_boot_the_comebacks_alone_count() -> None:
-    cards = parse_cards(filled().text(), OTHER_BOOT)
-    assert cards.backs == [(1.7e9, bus(0))]
-    cards.backs = []
-    assert cards.text() == NodeCards(OTHER_BOOT).text()
 
 
 def test_suspects_of_another_boot_are_none(tmp_path: Path) -> None:
@@ -167,20 +159,6 @@ def test_a_card_that_degrades_each_job_does_not_come_back_whatever_put_it_out(
         assert ward.out() == [bus(0)]
         ward.round()
     assert ward.out() == []
-
-
-def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
-    ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
-    ward.tell(0, *WORDS)
-    cards = ward.cards()
-    one = cards.of(bus(0))
-    one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
-    ward.save(cards)
-    ward.round(tests=False)
-    assert "command" in ward.cards().of(bus(0)).failed()
-    del ward.settings["HEALTH_COMMAND"]
-    ward.round()
-    assert ward.cards().of(bus(0)).failed() == {}
 
 
 def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) -> None:

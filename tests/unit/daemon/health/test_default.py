@@ -78,15 +78,6 @@ def test_what_is_no_card_of_this_node_or_no_reason_is_no_loss(tmp_path: Path) ->
     assert ward.suspects() == {bus(2): "GPU is lost"}
 
 
-def test_a_lost_card_is_not_back_because_the_exporter_says_no_more_of_it(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    ward.lose(0)
-    ward.round(4)
-    del ward.lost[0]
-    ward.round(5)
-    assert ward.out() == [bus(0)], "nothing was seen of it"
-
-
 def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(tmp_path: Path) -> None:
     ward = default_ward(tmp_path)
     ward.lose(1)
@@ -101,31 +92,6 @@ def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(tmp_path: P
     assert "memory" in ward.cards().of(bus(2)).failed()
     ward.round()
     assert ward.out() == [bus(1)]
-
-
-def test_cards_that_come_one_by_one_while_the_driver_is_loaded_are_not_missing(
-    tmp_path: Path,
-) -> None:
-    ward = default_ward(tmp_path)
-    gpus = ward.driver / "gpus"
-    for _ in range(5):  # a driver that is loaded anew for each job
-        gpus.rename(ward.root / "unloaded")
-        ward.round(3)
-        gpus.mkdir()
-        for number in range(4):
-            (ward.root / "unloaded" / bus(number)).rename(gpus / bus(number))
-            ward.now -= ROUND - 5
-            ward.round()
-        (ward.root / "unloaded").rmdir()
-    assert (ward.out(), ward.said()) == ([], [])
-
-
-def test_an_exporter_that_hangs_or_is_gone_changes_nothing(tmp_path: Path) -> None:
-    ward = default_ward(tmp_path)
-    ward.lose(0)
-    ward.round()
-    ward.round(9, sampled=False)
-    assert ward.out() == []
 
 
 def test_a_split_card_is_neither_missing_nor_lost(tmp_path: Path) -> None:

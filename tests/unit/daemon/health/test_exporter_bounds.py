@@ -35,13 +35,11 @@ from gpulock.daemon.reconcile.inventory_file import (
     is_limited_note,
 )
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
-from gpulock.errors import BUSY, Refusal
 from gpulock.node import sample
 from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
 from gpulock.store import kv
-from tests.support.claims import ask, ids, pick, refused
 from tests.support.health_site import Ward
 from tests.support.mutations import try_a_million
 from tests.support.pairs import zip_equal
@@ -132,16 +130,6 @@ def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Ho
     assert states.MISSING not in node.states()
 
 
-def test_a_job_of_the_whole_node_waits_and_no_queue_is_at_fault(node: Hostile) -> None:
-    node.invent(*[f"gpu.{bus(number)}.mig=1" for number in range(CARDS)])
-    node.turn()
-    assert refused(node, CARDS).kind == BUSY, "a node that is at fault would be drained"
-    with pytest.raises(Refusal) as caught:
-        pick(node, bus(0))
-    assert caught.value.kind == BUSY
-    assert len(ids(ask(node, CARDS // 2))) == CARDS // 2
-
-
 @pytest.mark.parametrize(
     ("by", "reason", "counts"),
     [
@@ -175,17 +163,6 @@ def test_what_the_driver_put_out_comes_back_whatever_the_exporter_says(
         node.tell(number, "recovery_action=1", "remap_failure=1")
     node.round(9)
     assert len(node.out()) <= CARDS // 2
-
-
-def test_a_card_that_is_gone_is_noted_as_that_also_beyond_the_half(node: Hostile) -> None:
-    node.turn()
-    for number in range(CARDS):
-        node.log_xid(number)
-    (node.driver / "gpus" / bus(CARDS - 1) / "information").write_text("")
-    node.round(3)
-    assert node.out() == [bus(number) for number in (0, 1, 2, 3, CARDS - 1)]
-    assert node.reason(CARDS - 1).startswith("missing: ")
-    assert "xid" not in node.reason(CARDS - 1)
 
 
 WORDS = st.text("gpumilnk.:0123456789abcdf=\x1b\r;, -/'\"\udcff$", max_size=40)

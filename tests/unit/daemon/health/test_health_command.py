@@ -29,8 +29,7 @@ from gpulock.daemon.health.health_command import (
 )
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.errors import BUSY, UNKNOWN, Refusal
-from gpulock.node.devices import Device
+from gpulock.errors import BUSY, Refusal
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
@@ -222,21 +221,6 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
     assert site.outcome(0).tested is None, "it is tested when it is free again"
 
 
-def test_a_claim_waits_for_the_last_process_of_a_test(
-    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = make(f"sleep 1000 & {WAITS}", 1)
-    site.start_check()
-    kill_group = os.killpg
-
-    def kill_leader_first(group: int, number: int) -> None:
-        monkeypatch.setattr(os, "killpg", kill_group)
-        os.kill(group, number)
-
-    monkeypatch.setattr(os, "killpg", kill_leader_first)
-    assert site.claim(1) == [bus(0)]
-
-
 @pytest.mark.parametrize(("count", "wanted"), [(2, ()), (1, (bus(1),)), (1, (bus(2),))])
 def test_a_claim_that_can_have_other_cards_disturbs_no_test(
     make: Callable[..., Clinic], count: int, wanted: tuple[str, ...]
@@ -270,39 +254,6 @@ def test_a_claim_disturbs_no_test_of_a_card_that_is_out_of_service(
         if lost:
             (site.lock / "lost").touch()
         site.claim(len(wanted) or 2, wanted)
-
-
-def test_a_claim_whose_check_refuses_disturbs_no_test(make: Callable[..., Clinic]) -> None:
-    def refuse(_: list[Device]) -> None:
-        raise Refusal(UNKNOWN, "no UUID", "wait")
-
-    site = make(WAITS, 1)
-    with site.undisturbed(), pytest.raises(Refusal, match="no UUID"):
-        node = site.node()
-        own = make_process_owner(node, os.getpid(), "root")
-        claim_devices(node, own, ClaimRequest(1, check=refuse), lambda: judge_of(node), soon())
-
-
-def test_a_claim_may_ask_at_any_moment_of_a_start(
-    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock stands, and the program waits for the word to go: the claim asks right then."""
-    site = make(WAITS, 1)
-    write = os.write
-
-    def ask_first(fd: int, data: bytes) -> int:
-        if data == b"go\n":
-            monkeypatch.setattr(os, "write", write)
-            with pytest.raises(Refusal):
-                site.claim(1, patience=0.0)
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", ask_first)
-    site.go_round()
-    site.wait_for(lambda: site.checker.command is None, lambda: site.checker.run_due(site.now))
-    assert site.said() == []
-    assert not site.is_tested(0)
-    assert site.claim(1) == [bus(0)]
 
 
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(

@@ -103,14 +103,6 @@ def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
     assert (counts.xids[CARD, 79][0], counts.sequence) == (2, 8)
 
 
-def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
-    (tmp_path / "kmsg").write_text(f"3,7,1,-;{XID}\n")
-    log, again = KernelLog(), NodeCards("")
-    log.read(str(tmp_path), NodeCards(""))
-    log.read(str(tmp_path), again)
-    assert again.xids[CARD, 79][0] == 1
-
-
 def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

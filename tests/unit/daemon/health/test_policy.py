@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.health import policy
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import MIB
-from gpulock.errors import LockTimeout, Refusal
+from gpulock.errors import Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids
@@ -98,19 +97,6 @@ def test_of_cards_that_only_the_exporter_names_nothing_is_kept(ward: Ward) -> No
     ward.tell(9, "pcie_width=4 pcie_width_max=16")
     ward.round()
     assert ward.cards().states.keys() == {bus(number) for number in range(4)}
-
-
-def test_a_job_on_a_bad_device_keeps_it_and_nobody_gets_it_afterwards(ward: Ward) -> None:
-    ward.hold(1)
-    before = (ward.lock / "locks" / bus(1) / "owner").read_bytes()
-    ward.log_xid(1, 48)
-    ward.round()
-    assert ward.out() == [bus(1)]
-    assert (ward.lock / "locks" / bus(1) / "owner").read_bytes() == before
-    ward.proc.remove(SHEPHERD)
-    ward.round()
-    assert ward.locks() == []
-    assert bus(1) not in ids(ask(ward, 3))
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -201,29 +187,6 @@ def test_checks_in_quick_succession_count_as_one(
     assert ward.out() == [bus(1)]
 
 
-def test_checks_begin_anew_with_gpulockd(ward: Ward) -> None:
-    ward.log_xid(1)
-    ward.round()
-    ward.reload()
-    ward.round(2)
-    ward.start()
-    ward.round(2)
-    assert ward.out() == [bus(1)]
-    ward.round()
-    assert ward.out() == []
-    assert "is back in service, clean: was xid: XID 79" in ward.said()[-1]
-
-
-def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
-    ward.by_hand(0, "memory: I do not trust it")
-    ward.by_hand(1)
-    ward.log_xid(1)
-    ward.round(2)
-    ward.reboot()
-    ward.round(9)
-    assert (ward.out(), ward.reason(1)) == ([bus(0), bus(1)], "its fan died")
-
-
 def test_what_an_administrator_brought_back_is_not_put_out_for_the_same(ward: Ward) -> None:
     ward.tell(1, "recovery_action=1")
     ward.log_xid(1)
@@ -273,20 +236,6 @@ def test_an_event_after_the_driver_was_loaded_wants_it_loaded_once_more(ward: Wa
     ward.round(2)
     assert ward.out() == [bus(0)]  # its checks began anew
     ward.round()
-    assert ward.out() == []
-
-
-def test_memory_left_in_use_after_the_driver_was_loaded_does_not_want_that_again(
-    ward: Ward,
-) -> None:
-    ward.log_xid(0, 48)
-    ward.round()
-    ward.reload()
-    ward.tell(0, f"memory_used={300 * MIB}")
-    ward.round(9)
-    assert ward.out() == [bus(0)]
-    ward.tell(0)
-    ward.round(3)
     assert ward.out() == []
 
 
@@ -380,29 +329,6 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
     assert not [line for line in ward.said() if "is not put out" in line]
 
 
-def test_a_fault_of_what_an_administrator_took_out_costs_no_other_card_its_note(
-    ward: Ward,
-) -> None:
-    ward.by_hand(0)
-    ward.log_xid(2)
-    there, gone = ward.driver / "gpus" / bus(1), ward.root / "gone"
-    ward.round()
-    there.rename(gone)
-    ward.round(3)
-    assert ward.reason(1).startswith("missing")
-    gone.rename(there)
-    ward.log_xid(0)
-    ward.log_xid(1)
-    ward.round()
-    assert "xid: XID 79" in ward.reason(1)
-
-
-def test_a_name_in_a_sample_becomes_no_line_of_a_note(ward: Ward) -> None:
-    ward.tell(1, "c.ecc.uncorrected.a;memory:b=1,1,1,1", "c.ecc.uncorrected.\x1b[2J=1,1,1,1")
-    ward.round()
-    assert ward.reason(1) == "ecc: 2 uncorrected ECC errors"
-
-
 # --- faults ---------------------------------------------------------------------------------------
 
 
@@ -433,83 +359,6 @@ def test_a_comeback_that_did_not_happen_is_not_counted_and_does_at_the_next_roun
         assert "could be back in service" in ward.said()[-1]
     ward.round()
     assert (ward.out(), len(ward.cards().backs)) == ([], 1)
-
-
-@pytest.mark.parametrize("stop", ["write_device_note", "save_changed_cards", "remove_device_note"])
-@pytest.mark.parametrize("after", [False, True])
-def test_daemon_recovers_from_kill_at_any_point(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch, stop: str, after: bool
-) -> None:
-    owner = quarantine if stop.endswith("_device_note") else policy
-    real = getattr(owner, stop)
-
-    def killed(*args: object, **words: object) -> None:
-        if after:
-            real(*args, **words)
-        raise KeyboardInterrupt
-
-    ward.log_xid(1)
-    with monkeypatch.context() as broken:
-        broken.setattr(owner, stop, killed)
-        try:
-            ward.round()
-            ward.reload()
-            ward.round(3)
-        except KeyboardInterrupt:
-            ward.start()
-    if stop in ("write_device_note", "save_changed_cards"):
-        ward.round()
-        assert ward.out() == [bus(1)]
-        ward.reload()
-    ward.round(4)
-    assert ward.out() == []
-    ward.round(4)
-    assert ward.out() == []
-    assert ward.locks() == []
-
-
-def test_a_gate_that_was_shut_for_one_card_leaves_the_others_their_turn(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class ShutOnce(Gate):
-        times = 0
-
-        def __enter__(self) -> Gate:
-            ShutOnce.times += 1
-            if ShutOnce.times == 1:
-                raise LockTimeout("the gate")
-            return super().__enter__()
-
-    def shut_once() -> None:
-        ShutOnce.times = 0
-        with monkeypatch.context() as broken:
-            broken.setattr(policy, "Gate", ShutOnce)
-            ward.round()
-
-    ward.log_xid(0)
-    ward.log_xid(1)
-    shut_once()
-    assert ward.out() == [bus(1)]
-    assert f"{bus(0)} cannot be put out of service: timed out" in "\n".join(ward.said())
-    ward.round()
-    assert ward.out() == [bus(0), bus(1)]
-    ward.reload()
-    ward.round(2)
-    shut_once()
-    assert ward.out() == [bus(0)]
-    ward.round()
-    assert ward.out() == []
-
-
-def test_a_file_that_cannot_be_read_counts_as_none(ward: Ward) -> None:
-    ward.log_xid(1)
-    ward.round()
-    ward.restored(1)
-    (ward.state / "cards").write_text("gpulock-cards 1\nboot_id=x\n{}\n")
-    ward.round(2)
-    assert ward.out() == [bus(1)]
-    lost, over = [line for line in ward.said() if "cannot be understood" in line]
-    assert "begins anew: KeyError('backs')" in lost and "no longer" in over
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from pathlib import Path
 
 import pytest
 
 from gpulock.daemon.history.files import (
-    append_history_lines,
     expired_months,
     find_written_tokens,
     name_month,
 )
-from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
+from gpulock.daemon.history.record import parse_release_reason
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
@@ -128,24 +125,6 @@ def test_a_finished_record_that_a_power_cut_left_goes_and_its_copy_tells(
         (site.finished(token) / "record").write_text(text)
     site.write()
     assert (site.tokens(), site.waiting(), site.told) == (["feed"], [], [])
-
-
-def test_a_claim_of_which_it_cannot_be_read_what_was_released_waits(
-    site: Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its record names only the device that was released last."""
-    site.claim(0, 1)
-    real = atomic.read_text
-
-    def read(path: str, *rest: int) -> str:
-        if path.endswith("/released"):
-            raise OSError(errno.EIO, "input/output error")
-        return real(path, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic, "read_text", read)
-        assert (site.write(), site.waiting()) == (0, ["feed"])
-    assert (site.write(), site.lines()[0]["gpus"]) == (1, 2)
 
 
 def test_a_record_under_another_claims_name_is_not_taken(site: Ended) -> None:
@@ -300,15 +279,6 @@ def test_claims_that_were_dropped_before_they_had_a_line_are_told_and_counted(
     assert site.told == told
 
 
-def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> None:
-    (site.root / "large").mkdir()
-    (site.state / "history").symlink_to(site.root / "large")
-    for token in "ab":
-        site.claim(0, token=token)
-        assert site.write() == 1
-    assert (site.tokens(), site.waiting(), site.told) == (["a", "b"], [], [])
-
-
 def test_where_a_new_file_is_not_made_durable_nothing_was_added(
     site: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,46 +287,3 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
         patch.setattr(atomic, "fsync_path", raising(OSError(errno.EIO, "worn out")))
         assert (site.write(), site.lines()) == (0, [])
     assert site.write() == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"claimed_at=nan",
-        b"claimed_at=inf",
-        b"claimed_boottime=-inf",
-        b"claimed_boottime=nan",
-        b"uid=" + b"9" * 4299,
-        b"places=" + b"7" * 5000,
-        b"restart=" + b"-1" * 1,
-    ],
-)
-def test_a_record_with_numbers_that_are_none_costs_itself_at_most(site: Ended, line: bytes) -> None:
-    own = site.claim(0)
-    site.claim(1, token="beef")
-    site.finish(own, site.account(own, 0))
-    path = site.finished() / "record"
-    key = line.partition(b"=")[0]
-    kept = [one for one in path.read_bytes().splitlines() if not one.startswith(key + b"=")]
-    path.write_bytes(b"\n".join([*kept, line]) + b"\n")
-    site.write()
-    site.write()
-    assert "beef" in site.tokens()
-    assert len(site.told) <= 1
-
-
-def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_well(
-    site: Ended,
-) -> None:
-    own = site.hold(0)
-    site.sample(site.account(own, 0))
-    now = time.time()
-    assert ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 0.0005, now)
-    assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)
-
-
-def test_a_line_that_was_cut_short_goes_before_the_next_one_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "2026-11.jsonl"
-    path.write_bytes(b'{"whole":1}\n{"to')
-    append_history_lines(str(path), b'{"next":1}\n')
-    assert path.read_bytes() == b'{"whole":1}\n{"next":1}\n'

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -24,65 +21,14 @@ from gpulock.report.sources import find_local_claims
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
-from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
-from gpulock.workstation.process_claims import claim_for_process, make_process_owner
+from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.history_site import Ended
-from tests.support.jobs import Site, child_of, gpus
-from tests.support.slurm_site import Site as SlurmSite
-from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
-from tests.unit.sge.test_prolog import start
+from tests.support.trees import BOOT, bus, record, soon
 
 DAY = 86400.0
 
 
 # --- a record is made with each claim -------------------------------------------------------------
-
-
-@pytest.fixture
-def sge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path)
-    child_of(monkeypatch, made)
-    return made
-
-
-def copies(state: Path) -> list[owner.Owner]:
-    """Return the copies of records in a STATE_DIR."""
-    return [owner.parse_owner(path.read_text()) for path in (state / "owed").iterdir()]
-
-
-def test_grid_engines_prolog_keeps_a_record_of_its_claim(sge: Site) -> None:
-    assert start(sge, sge.run(gpus(2))) == 0
-    lock = sge.node().store.read(bus(0)).owner
-    (kept,) = copies(sge.state)
-    assert lock is not None
-    assert (kept.key(), kept.devices) == (lock.key(), (bus(0), bus(1)))
-
-
-@pytest.mark.parametrize("spoil", ["a file", "a broken link"])
-def test_a_record_that_cannot_be_kept_stops_no_job(sge: Site, spoil: str) -> None:
-    place = sge.state / "owed"
-    if spoil == "a file":
-        place.touch()
-    else:
-        place.symlink_to("/nonexistent/folder")
-    assert start(sge, sge.run(gpus(1))) == 0
-    assert sge.locks() == [bus(0)]
-
-
-def test_slurms_prolog_and_a_process_keep_one_as_well(tmp_path: Path) -> None:
-    slurm = SlurmSite(tmp_path)
-    assert slurm.prolog(12, "0") == 0
-    node = slurm.node()
-    slurm.process(900, "python")
-    grant = claim_for_process(node, make_process_owner(node, 900, "alice"), ClaimRequest(1), soon())
-    kept = {one.scheduler: one.devices for one in copies(slurm.state)}
-    assert kept == {"process": grant.owner.devices, "slurm": (bus(0),)}
-
-
-def test_a_claim_whose_records_are_lost_at_that_moment_keeps_its_copy(site: Ended) -> None:
-    shutil.rmtree(site.records)
-    grants.note_owed_line(str(site.state), site.node().store, record(token="beef"))
-    assert [one.token for one in copies(site.state)] == ["beef"]
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
@@ -92,12 +38,6 @@ def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
     (site.state / "owed/feed").symlink_to(elsewhere)
     site.write()
     assert (site.tokens(), len(site.told)) == ([], 1)
-
-
-def test_what_is_freed_of_a_claim_is_in_its_copy_all_the_same(site: Ended) -> None:
-    site.run_job(0, 1, scheduler="slurm")
-    site.end(0)
-    assert [one.devices for one in copies(site.state)] == [(bus(0), bus(1))]
 
 
 def test_where_nobody_writes_a_history_no_copies_pile_up(site: Ended) -> None:
@@ -122,13 +62,6 @@ def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
 # --- there is a record of the claim ---------------------------------------------------------------
 
 
-def test_a_release_that_was_killed_after_its_note_shows_no_device_twice(site: Ended) -> None:
-    own = site.run_job(0, 1)
-    grants.note_released(f"{site.records}/claims/feed/released", own, "epilog", BOOT)
-    (claim,) = find_local_claims(site.node(), lambda _: True)
-    assert [one["id"] for one in claim.record["devices"]] == [bus(0), bus(1)]
-
-
 @pytest.mark.parametrize("off", [0.0, 7 * DAY])
 def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was_off(
     site: Ended, off: float
@@ -151,17 +84,6 @@ def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was
     assert (found["devices"][0]["minor"], site.owed()) == (0, [])
 
 
-def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: Ended) -> None:
-    site.run_job(0, ago=DAY)
-    (site.state / "owed/feed").unlink()
-    site.reboot(wiped=False)
-    node = site.node()
-    site.history.run(node, reconcile_locks(node, make_liveness_judge(node), soon()), 1e6)
-    (found,) = site.lines()
-    assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
-    assert found["devices"][0]["held_seconds"] is None
-
-
 def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> None:
     site.run_job(0, ago=DAY)
     site.end(0)
@@ -175,14 +97,6 @@ def see_held(site: Ended, verdict: Verdict) -> None:
     node = site.node()
     held = ReapOutcome(node.store.read(bus(0)), HELD, verdict, "")
     site.history.run(node, ReconcileReport([], [held]), 1000.0)
-
-
-def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
-    own = site.run_job(0)
-    os.utime(site.state / "owed/feed", (1, 1))
-    site.proc.boot(OTHER_BOOT)
-    see_held(site, Verdict(UNKNOWN, ""))
-    assert (site.state / "owed" / own.token).stat().st_mtime == 1
 
 
 # --- the copy is all that is left -----------------------------------------------------------------

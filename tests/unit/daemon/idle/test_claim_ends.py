@@ -80,11 +80,6 @@ def test_its_user_is_told_once_ten_minutes_before(site: Site) -> None:
     assert site.told == [f"alice: your claim of GPU {bus(0)} ends in 10 min; {do}"]
 
 
-def test_a_short_rest_is_told_in_seconds(site: Site) -> None:
-    site.go(END - 20)
-    assert "ends in 20 s;" in site.told[0]
-
-
 def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:
     site.box.proc.add(902, uids=(ALICE,) * 4, fds={3: site.box.dev / "nvidia0"})
     assert site.go(END) == [bus(0)]
@@ -92,20 +87,6 @@ def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> No
     assert site.next_at >= END + AGAIN
     site.box.proc.remove(902)
     assert site.go(END + 1) == [bus(0)]  # it is not looked at without a pause
-    assert site.go(site.next_at) == []
-
-
-@pytest.mark.parametrize(
-    ("sid", "environ"), [(SHELL, b""), (1, b"GPULOCK_CLAIM=t1\0")], ids=["its group", "its mark"]
-)
-def test_what_was_started_in_it_keeps_it_without_an_open_device(
-    tmp_path: Path, sid: int, environ: bytes
-) -> None:
-    site = Site(tmp_path, sid=SHELL)
-    site.box.proc.add(902, uids=(ALICE,) * 4, session=sid)
-    (site.box.proc.root / "902/environ").write_bytes(environ)
-    assert site.go(END) == [bus(0)]
-    site.box.proc.remove(902)
     assert site.go(site.next_at) == []
 
 

@@ -271,29 +271,6 @@ def test_a_warning_comes_before_the_end_and_the_end_comes_once(lab: Lab) -> None
     assert lab.said[-1].endswith("observed seconds: IDLE_COMMAND kill")
 
 
-def test_no_job_is_ended_while_its_own_warning_waits_or_runs(lab: Lab) -> None:
-    lab.settings["IDLE_KILL"] = "1200"
-    idlers = lab.idlers(4)
-    gate = lab.root / "fifo"
-    os.mkfifo(gate)
-    lab.script(f'read x < "{gate}"; {lab.writes}')
-    lab.passes(0, *idlers)
-    lab.look()
-    for _ in range(2):
-        lab.passes(10, *idlers)
-        lab.look()
-    gate.write_text("go\n")
-    lab.finish_command()
-    lab.idle.run_due(lab.now())  # the first is told now, and the second one's command has begun
-    gate.write_text("go\n")
-    lab.finish_command()
-    lab.script(lab.writes)
-    lab.passes(601, *idlers)
-    lab.round()
-    assert sorted(set(lab.warned())) == ["100", "101", "102", "103"]
-    assert lab.killed() == ["100"]
-
-
 def test_after_a_restart_each_claim_is_warned_once_more_before_its_end(lab: Lab) -> None:
     lab.settings["IDLE_KILL"] = "1200"
     idlers = lab.idlers(3)

@@ -145,6 +145,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 def test_mps_comes_with_the_first_share_and_goes_with_the_last(desk: Desk) -> None:
+    desk.round()
+    info = Path(desk.node().settings.mps_dir).stat()
+    assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (os.geteuid(), 0o755), "containers bind it"
     first = desk.claim(desk.start().pid)
     desk.ready(first)
     running = desk.mps.processes()
@@ -317,12 +320,6 @@ def test_a_place_whose_users_process_has_the_card_open_stays_although_mps_may(de
     assert [why for _, why in released.kept] == [
         f"process {stray.pid} has {grant.owner.devices[0]} open"
     ]
-
-
-def test_gpulockd_makes_the_folder_at_its_start_for_containers_that_bind_it(desk: Desk) -> None:
-    desk.round()
-    info = Path(desk.node().settings.mps_dir).stat()
-    assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (os.geteuid(), 0o755)
 
 
 def test_removal_follows_no_link_of_the_user(desk: Desk, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
 from tests.support.journal import HeardJournal
-from tests.support.wait import wait_until
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
 PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
@@ -93,15 +91,6 @@ def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
     assert len(given) == len(found)
     assert set(given) <= known
     assert [name for name in nodes(spec) if not NAME.match(name)] == []
-
-
-def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
-    site = Site(tmp_path, "a100-mig")
-    whole = nodes(told(site))
-    (driver_of(site).parent / "nvidia-caps/mig-minors").unlink()
-
-    left = nodes(told(site))
-    assert {name for name in whole if ".gi" in name} == set(whole) - set(left)
 
 
 def test_a_card_with_a_fault_is_left_out_and_so_is_a_control_node_that_is_not_there(
@@ -188,28 +177,6 @@ class Chore(CdiSpecWriter):
         return self.heard.said()
 
 
-def test_gpulockd_keeps_the_spec_as_the_node_is(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    configured(site, CDI_DIR=str(tmp_path / "cdi"))
-    path = tmp_path / "cdi" / cdi.NAME
-    chore = Chore(site)
-
-    said = chore.go()
-    first = path.stat().st_ino
-    said += chore.go()
-    assert path.stat().st_ino == first
-    (dev_of(site) / "nvidia-uvm").unlink()
-    said += chore.go()
-
-    assert "nvidia-uvm" not in path.read_text().replace("nvidia-uvm-tools", "")
-    assert said == []
-
-
-def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
-    assert Chore(Site(tmp_path)).go() == []
-    assert list(tmp_path.rglob(cdi.NAME)) == []
-
-
 def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
     configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
@@ -223,30 +190,3 @@ def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
 
     assert ["no longer" in line for line in chore.go()] == [True]
     assert (tmp_path / "cdi" / cdi.NAME).exists()
-
-
-def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = Site(tmp_path)
-    configured(site, CDI_DIR=str(tmp_path / "cdi"))
-    begun, answered = threading.Event(), threading.Event()
-    asked: list[int] = []
-
-    def hangs(_: Settings) -> str:
-        asked.append(1)
-        begun.set()
-        answered.wait()
-        return ""
-
-    monkeypatch.setattr(cdi, "driver_binds", hangs)
-    monkeypatch.setattr(cdi, "SECONDS", 0.05)
-    chore = Chore(site)
-    said = chore.go()
-    begun.wait()
-    said += chore.go()
-    assert len(asked) == 1
-    assert ["does not answer" in line for line in said] == [True]
-    answered.set()
-    (line,) = wait_until(chore.go, why="the file")
-    assert "no longer" in line and (tmp_path / "cdi" / cdi.NAME).exists()

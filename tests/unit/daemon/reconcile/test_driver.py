@@ -48,25 +48,6 @@ def silent(node: Hanging) -> Refusal:
     return caught.value
 
 
-def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
-    node: Hanging, box: Box
-) -> None:
-    box.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
-    box.inventory(f"gpu.{bus(0)}.uuid=GPU-1234", f"gpu.{bus(0)}.memory_mib=32768")
-    node.answer()
-    found = node.devices()[0]
-    assert (found.uuid, found.memory_mib) == ("GPU-1234", 32768)
-    assert node.cards[bus(0)].uuid == ""
-    node.answer(b"!")
-    silent(node)
-    assert node.cards == {}, "what cannot be asked confirms nothing"
-
-
-def test_a_fault_of_the_driver_rises(node: Hanging) -> None:
-    node.answer(b"!")
-    assert silent(node).kind == BROKEN
-
-
 def test_when_it_comes_back_it_is_asked_afresh(box: Box) -> None:
     node = Hanging(box, 0.001)
     silent(node)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from gpulock.store.event_log import count_events, read_events
-from gpulock.store.gate import Gate
 from tests.support.locks import place_lock
-from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
+from tests.support.trees import Box, bus, judge_of, record, soon
 
 
 def hold(box: Box, number: int, pid: int, **changes: object) -> None:
@@ -92,54 +90,7 @@ def test_a_dry_run_on_a_node_that_never_claimed_makes_nothing(tmp_path: Path) ->
     assert not box.lock.exists()
 
 
-def test_a_node_that_never_claimed_is_made_ready(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    run(box)
-    assert box.node().store.boot_id() == BOOT
-
-
 def test_folders_that_were_removed_are_made_again(box: Box) -> None:
     os.rmdir(box.state / "quarantine")
     run(box)
     assert (box.state / "quarantine").is_dir()
-
-
-def test_a_job_that_began_while_the_gate_was_shut_is_judged_by_a_look_of_its_own(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shepherd was killed as well meanwhile: only a look taken inside the gate sees it."""
-    node = box.node()
-    enter = Gate.__enter__
-
-    def late(gate: Gate) -> Gate:
-        found = enter(gate)
-        hold(box, 0, 501)
-        box.proc.add(700, groups=[65400])
-        return found
-
-    monkeypatch.setattr(Gate, "__enter__", late)
-    assert [o.act for o in reconcile_locks(node, judge_of(node), soon()).outcomes] == ["held"]
-
-
-@pytest.mark.parametrize("name", [f"run/locks/{bus(0)}/owner", "run.claims/claims/t500/record"])
-def test_a_record_or_copy_with_a_strange_token_stops_no_reconcile(box: Box, name: str) -> None:
-    box.proc.shepherd(500, box.root)
-    hold(box, 0, 500)
-    hold(box, 1, 501)
-    path = box.root / name
-    whole = path.read_text()
-    path.write_text(whole.replace("token=t500", "token=a=b\x1b"))
-    run(box)
-    assert box.locks() == [bus(0)]
-    assert path.read_text() == whole
-
-
-@pytest.mark.parametrize("name", [f"run/locks/{bus(0)}", "run.claims/claims/t500"])
-def test_what_somebody_removed_is_put_back_and_told(box: Box, name: str) -> None:
-    box.proc.shepherd(500, box.root)
-    hold(box, 0, 500)
-    shutil.rmtree(box.root / name)
-    (put_back,) = run(box).restored
-    assert (put_back.token, put_back.devices) == ("t500", (bus(0),))
-    assert (box.locks(), os.listdir(box.records / "claims")) == ([bus(0)], ["t500"])
-    assert run(box).restored == []

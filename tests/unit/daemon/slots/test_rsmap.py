@@ -230,14 +230,6 @@ def test_without_a_map_nobody_is_asked(site: Site) -> None:
     assert not (site.root / "asked").exists()
 
 
-def test_a_map_that_cannot_be_read_changes_nothing(site: Site) -> None:
-    (site.box.state / card_map.NAME).write_text("garbage\n")
-    site.out(1)
-    site.round()
-    assert site.value() == NAMED
-    assert any("ids of cards stay" in line for line in site.journal.said())
-
-
 IDS = st.frozensets(st.sampled_from(["GPU1", "GPU2", "GPU3", "GPU4"]))
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from gpulock.daemon.slots import slurm_map
 from gpulock.daemon.slots.slurm_map import AGAIN, EVERY, SlurmMapRenewal
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from tests.support.faults import fail_at, raising
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import Site
 
@@ -37,11 +35,6 @@ class Compared:
 
     def map(self, *places: str) -> None:
         self.site.map(*(places or ("0", "1", "2", "3")), gres_conf=str(self.conf))
-
-    def damage_path(self) -> None:
-        """Let the map name a file that no system call takes."""
-        file = self.site.state / "slurm-map"
-        file.write_text(file.read_text().replace(str(self.conf), "/etc/slurm\0gres.conf"))
 
     def renew(self, _: Settings, ask: bool) -> str:
         """Be the program."""
@@ -131,45 +124,6 @@ def test_a_node_without_a_map_starts_no_program(compared: Compared) -> None:
     (compared.site.state / "slurm-map").unlink()
     compared.round()
     assert (compared.later(), compared.chore.asking) == ([], None)
-
-
-def test_a_map_that_is_made_while_gpulockd_runs_is_compared_within_seconds(
-    compared: Compared,
-) -> None:
-    """As by `gpulock install slurm`: gres.conf gets its lines after that, and slurmd starts."""
-    (compared.site.state / "slurm-map").unlink()
-    compared.round()
-    compared.map()
-    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-3] Flags=no_gpu_env\n")
-    assert compared.chore.due <= compared.now + EVERY
-    assert compared.later() == [False]
-
-
-@pytest.mark.parametrize("foreseen", [True, False])
-def test_a_comparison_that_cannot_be_started_is_tried_again(
-    compared: Compared, monkeypatch: pytest.MonkeyPatch, *, foreseen: bool
-) -> None:
-    """Without a descriptor, or after an exception that each of the next rounds would raise."""
-    compared.round()
-    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
-    with monkeypatch.context() as patch:
-        if foreseen:
-            patch.setattr(slurm_map, "renew_map", RENEW_MAP)
-            fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
-            compared.later()
-            assert "Too many open files" in compared.journal.said()[0]
-        else:
-            patch.setattr(slurm_map, "renew_map", raising(RuntimeError("can't start new thread")))
-            with pytest.raises(RuntimeError):
-                compared.later()
-    assert compared.later() == []
-    assert compared.later(AGAIN) == [False]
-
-
-def test_a_map_whose_file_is_no_path_is_compared(compared: Compared) -> None:
-    compared.damage_path()
-    compared.round()
-    assert compared.asked == [False]
 
 
 def test_the_program_tells_why_it_could_not(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ QUICK = "not slow and not install and not soak and not lab and not sweep"
 CORES = os.cpu_count() or 1
 # What judges the source, its units and its scripts says the same on every Python.
 SOURCE_ALONE = (
-    "exporter/metrics/test_dashboards.py",
+    "exporter/metrics/test_rules.py",
     "install/systemd/test_units.py",
     "repository",
 )

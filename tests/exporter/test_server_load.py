@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile and slow clients: a scrape beside them answers, and they cost little and end in time.
 
-Nothing here asks what kind of server it is: sockets and memory are those that the kernel counts.
+Nothing here asks what kind of server it is: it is a process, whose sockets and memory are those
+that the kernel counts, and which a signal ends.
 """
 
 from __future__ import annotations
 
+import select
+import signal
 import socket
 import ssl
 import threading
@@ -13,14 +16,16 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import bcrypt
 import pytest
 from gpulock_exporter.web.server import ENDING, ServerLimits
+from gpulock_exporter.web.webconfig import PLACES_OF_ONE
 
 from tests.exporter.certificates import trusting, write_web_config
-from tests.exporter.servers import Child, serving
+from tests.exporter.servers import LARGE, Child, serving
 from tests.exporter.whole import pss_mib
-from tests.exporter.wire import SOUND, dial, dial_many, exchange, left_open
-from tests.support.wait import wait_until
+from tests.exporter.wire import SOUND, as_user, dial, dial_many, exchange, left_open
+from tests.support.wait import let_work, wait_until
 
 PLACED = ServerLimits.connections
 OWN = 8  # sockets of a server beside its connections, at most
@@ -203,3 +208,92 @@ def test_attackers_of_every_kind_who_come_again(secure: Child) -> None:
         stop.set()
         for thread in attackers:
             thread.join()
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_response_under_way_is_finished_after_sigterm(
+    with_tls: bool, authority: Path, tmp_path: Path
+) -> None:
+    config = write_web_config(tmp_path, authority) if with_tls else None
+    client = trusting(authority) if with_tls else None
+    with serving(tmp_path, config, client=client, stop_seconds=60) as child:
+        with dial(child.port, client, buffer=16384) as slow:
+            slow.sendall(SOUND.replace(b"/metrics", b"/big"))
+            received = slow.recv(1000)
+            assert received.startswith(b"HTTP/1.0 200 ")
+            child.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: refuses(child.port), why="the port to be closed")
+            assert child.process.poll() is None
+            while part := slow.recv(4096):
+                if len(received) < LARGE - 100_000 <= len(received) + len(part):
+                    let_work(1)  # all is written by now: the rest is the kernel's to deliver
+                received += part
+            header, _, body = received.partition(b"\r\n\r\n")
+            assert len(body) == LARGE, header
+        assert child.process.wait(60) == 0
+
+
+def refuses(port: int) -> bool:
+    try:
+        dial(port).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:
+        return False  # it stopped to listen while the kernel made this connection
+    return False
+
+
+def test_who_never_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, stop_seconds=1, write_seconds=3600) as child,
+        dial(child.port) as stuck,
+    ):
+        stuck.sendall(SOUND.replace(b"/metrics", b"/big"))
+        assert select.select([stuck], [], [], 60)[0], "its answer has begun"
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(60) == 0
+
+
+GUESSERS = PLACES_OF_ONE - 1
+
+
+def with_passwords(folder: Path, cost: int) -> Path:
+    """Write a web configuration of two users; return its path."""
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(cost, b"2b")).decode().replace("$2b$", "$2y$")
+    config = folder / "web-config.yml"
+    config.write_text(f"basic_auth_users:\n  prometheus: {hashed}\n  alice: {hashed}\n")
+    return config
+
+
+@pytest.mark.attack
+def test_a_first_login_waits_behind_as_many_guessers_of_its_address_as_may_wait(
+    tmp_path: Path,
+) -> None:
+    """Tried: one guesser less than may wait, on and on, from the address of a first login.
+
+    Stopped by: checks come in their order.
+    """
+    with serving(tmp_path, with_passwords(tmp_path, 8)) as child:
+        stop = threading.Event()
+        results: list[int] = []
+
+        def guess(who: int) -> None:
+            tries = 0
+            while not stop.is_set():
+                headers = as_user("alice", f"wrong{who}.{tries}")
+                results.append(child.get(headers).status)
+                tries += 1
+
+        guessers = [threading.Thread(target=guess, args=(n,)) for n in range(GUESSERS)]
+        for thread in guessers:
+            thread.start()
+        try:
+            wait_until(lambda: len(results) > GUESSERS, why="each to have guessed once")
+            first = child.get(as_user("alice", "right")).status
+            child.scrape(as_user("prometheus", "right"), "127.0.0.2")
+        finally:
+            stop.set()
+            for thread in guessers:
+                thread.join()
+        assert first == 200
+        assert set(results) == {401}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole exporter beside a driver that dies, comes late, is loaded anew, and cards that go.
+"""The whole exporter beside a driver that hangs, comes late or is loaded anew, and cards that go.
 
 Each scrape is answered in time all along (`Whole.scrape` sees to that), old values are dropped,
 locks are told, and it recovers by itself.
@@ -8,6 +8,7 @@ locks are told, and it recovers by itself.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -18,10 +19,10 @@ from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings
-from tests.exporter.whole import UTILISATION, Whole
-from tests.nvml.double import Double
+from tests.exporter.whole import UTILISATION, Scrape, Whole
+from tests.nvml.double import Double, Hang
 from tests.support.journal import HeardJournal
-from tests.support.wait import wait_until
+from tests.support.wait import let_work, wait_until
 
 LOOKED = "gpulock_sample_timestamp_seconds"
 
@@ -90,3 +91,131 @@ def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
         psutil.wait_procs([worker], 60)
         assert not worker.is_running()
         wait_until(lambda: not nvml.held(), why="the driver to be free")
+
+
+TEMPERATURE, RESPONDING = "gpulock_gpu_temperature_celsius", "gpulock_gpu_responding"
+OBSERVED = "gpulock_gpu_observed_seconds_total"
+AGE = {"SAMPLE_PERIOD": "0.4"}  # a sample is old after 4 s
+
+
+def is_dark(found: Scrape) -> bool:
+    """Tell whether no value of the driver is told any more, and the locks still are."""
+    board = [name for name in found.names() if name.startswith("gpulock_gpu_") and "_busy" in name]
+    return (
+        found.all("gpulock_nvml_up") == [0]
+        and UTILISATION not in found.names()
+        and "gpulock_gpu_observed_seconds_total" not in found.names()
+        and set(board) <= {"gpulock_gpu_last_busy_timestamp_seconds"}
+        and found.states().count("held") == 1
+    )
+
+
+def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: Path) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        before = exporter.up(2)
+        exporter.claim(0)
+        nvml.load(0, 100)
+        nvml.hang("nvmlDeviceGetCount*", "deaf")
+        exporter.wait_until(is_dark)
+        assert "the driver has not answered for" in exporter.page_says("role=alert")
+        assert exporter.get("/-/healthy").status == 200
+        nvml.reset()
+        counted = before.totals()
+        after = exporter.wait_until(lambda found: found.totals().keys() >= counted.keys())
+        for key, value in counted.items():
+            assert after.values[key] >= value, key
+
+
+def answers_for(found: Scrape, *gpus: int) -> bool:
+    """Tell whether these of the cards, and no others, are told of now."""
+    told = [int(found.all(TEMPERATURE, gpu=str(gpu)) != []) for gpu in range(3)]
+    wanted = [int(gpu in gpus) for gpu in range(3)]
+    return told == wanted == [sum(found.all(RESPONDING, gpu=str(gpu))) for gpu in range(3)]
+
+
+@pytest.mark.parametrize("manner", ["deaf", "undead"])
+def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
+    tmp_path: Path, manner: Hang
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        assert answers_for(exporter.up(3), 0, 1, 2)
+        nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
+        found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
+        assert found.states(gpu="1") == ["missing"]
+        assert exporter.page_says("nvmlDeviceGetTemperature hangs in the driver")
+        sample = (exporter.folder / "sample").read_text()
+        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
+        assert f"lost {bus} " in sample
+        before = found.one(OBSERVED, gpu="2")
+        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 2)
+        assert exporter.scrape().one("gpulock_nvml_workers_abandoned") == (manner == "undead")
+        nvml.reset()
+        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
+        said = exporter.errors.read_text()
+        assert f"GPU at {bus}: nvmlDeviceGetTemperature hangs in the driver" in said
+
+
+@pytest.mark.parametrize("ends", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named(
+    tmp_path: Path, ends: signal.Signals
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        before = exporter.up(3).one(OBSERVED, gpu="2")
+        nvml.crash("nvmlDeviceGetTemperature", ends, gpu=1)
+        exporter.wait_until(lambda s: answers_for(s, 0, 2))
+        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
+        words = f"nvmlDeviceGetTemperature ends its process by {ends.name}"
+        assert exporter.page_says(words)
+        assert f"lost {bus} " in (exporter.folder / "sample").read_text()
+        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 8)
+        assert answers_for(exporter.scrape(), 0, 2), "a trial has crashed meanwhile"
+        nvml.reset()
+        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
+        assert f"GPU at {bus}: {words}" in exporter.errors.read_text()
+
+
+def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
+        Whole(tmp_path, nvml, settings=AGE) as exporter,
+    ):
+        assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
+        exporter.claim(1)
+        nvml.hang("nvmlDeviceGetCount*", "undead")
+        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
+        (worker,) = exporter.workers()
+        found = exporter.wait_until(is_dark)
+        for _ in range(10):
+            assert [one.pid for one in exporter.workers()] == [worker.pid]
+            let_work(0.05)
+        assert found.all("gpulock_gpu_lock_info", gpu="1") == [1]
+        nvml.reset()  # the driver lets go at last
+        exporter.up(2)
+        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])
+        assert worker.pid not in [one.pid for one in exporter.workers()]
+
+
+@pytest.mark.parametrize("state", ["R", "D"])
+def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str) -> None:
+    """systemd waits for the exporter: neither a driver that hangs nor one that works delays it."""
+    with (
+        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
+        Whole(tmp_path, nvml) as exporter,
+    ):
+        exporter.up()
+        if state == "D":
+            nvml.hang("*", "undead")
+            let_work(1.2)
+        os.kill(exporter.process.pid, signal.SIGTERM)
+        assert exporter.process.wait(60) == 0

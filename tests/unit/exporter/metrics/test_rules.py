@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that are shipped speak of metrics there are, say what to type, and are tested."""
+"""The rules and dashboards that are shipped speak of what there is, and are tested."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from prometheus_client import Metric
 
 from gpulock.cli.commands import NAMES
 from gpulock.daemon.health.findings import HARDWARE
+from tests.support.dashboards import board_queries, shipped_boards
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = ROOT / "exporter" / "rules"
@@ -126,3 +127,38 @@ def test_the_documentation_has_every_metric_and_alert_and_no_others() -> None:
     assert set(re.findall(r"`(gpulock_[a-z_]+[a-z])`", text)) == families()
     told = dict(re.findall(r"^\| `(Gpulock\w+)` \| .* \| (\w+) \|$", text, re.MULTILINE))
     assert told == {name: rule["labels"]["severity"] for name, rule in named("alert").items()}
+
+
+SERIES = re.compile(r"\b(?:gpulock[_:][\w:]+|ALERTS)\b")
+# panels of the node, and which of their queries promtool's tests ask as well
+TESTED = {"XID": (0,), "Shared GPUs": (1, 2, 3), "Holders": (0, 1)}
+
+
+@pytest.fixture(scope="module", params=sorted(shipped_boards()))
+def board(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Give each dashboard."""
+    return shipped_boards()[request.param]
+
+
+def test_a_dashboard_speaks_of_series_that_there_are(board: dict[str, Any]) -> None:
+    spoken = {name for text in board_queries(board) for name in SERIES.findall(text)}
+    assert spoken - families() - set(named("record")) - {"ALERTS"} == set()
+
+
+def test_panels_have_names_of_their_own_and_ask_the_source_that_is_chosen(
+    board: dict[str, Any],
+) -> None:
+    panels, source = board["panels"], {"type": "prometheus", "uid": "${datasource}"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        targets = panel.get("targets", ())
+        assert len({target["refId"] for target in targets}) == len(targets)
+        assert panel["title"] and all(target["datasource"] == source for target in targets)
+
+
+def test_the_tables_of_xids_and_shares_ask_what_a_test_of_promtool_asks() -> None:
+    panels = shipped_boards()["gpulock-node"]["panels"]
+    for title, columns in TESTED.items():
+        (panel,) = [one for one in panels if title in one["title"]]
+        queries = {panel["targets"][column]["expr"] for column in columns}
+        assert queries <= {one["expr"] for one in asked()}, title

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""web-config.yml: understood in full, or refused with file and line."""
+"""web-config.yml: understood in full, or refused with file and line; TLS with real handshakes."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import ssl
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.web.webconfig import WebConfigError, load_web_config
 
-from tests.exporter.certificates import make_authority, make_certificate
+from tests.exporter.certificates import (
+    make_authority,
+    make_certificate,
+    make_expired,
+    trusting,
+)
+from tests.exporter.servers import Running, running
+from tests.exporter.wire import SOUND, dial, exchange, fetch
 
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
@@ -26,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     authority = make_authority(made, "ca")
     make_certificate(made, "server", authority)
     make_certificate(made, "other", authority)
+    make_certificate(made, "client", authority, "DNS:prometheus")
+    make_certificate(made, "stranger", make_authority(made, "foreign"), "DNS:prometheus")
+    make_expired(made, "expired", authority)
     locked = "openssl pkcs8 -topk8 -in server.key -passout pass:secret -out encrypted.key"
     subprocess.run(locked.split(), check=True, cwd=made)
     (made / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -176,3 +189,77 @@ def test_what_is_not_configured_is_not_loaded(folder: Path) -> None:
         "assert 'bcrypt' not in sys.modules, 'without users'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
+VERIFIED = "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+
+
+def serving(folder: Path, more: str = "") -> Generator[Running]:
+    path = folder / "web-config.yml"
+    path.write_text(TLS + more)
+    with running(settings=load_web_config(str(path))[0]) as server:
+        yield server
+
+
+@pytest.fixture
+def server(folder: Path, request: pytest.FixtureRequest) -> Generator[Running]:
+    yield from serving(folder, getattr(request, "param", ""))
+
+
+def status(folder: Path, server: Running, client: str | None = None) -> int:
+    """Get a page, showing a certificate; 0 when the handshake fails or the connection ends."""
+    context = trusting(folder / "ca.pem", folder / f"{client}.pem" if client else None)
+    try:
+        return fetch(server.port, context=context, seconds=5).status
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError, http.client.BadStatusLine):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("server", "statuses"),
+    [
+        ("", (200, 200, 200, 200)),
+        ("  client_auth_type: NoClientCert\n", (200, 200, 200, 200)),
+        (VERIFIED.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"),
+         (200, 200, 0, 0)),
+        (VERIFIED, (0, 200, 0, 0)),
+    ],
+    indirect=["server"],
+)  # fmt: skip
+def test_who_gets_in_by_client_auth_type(
+    statuses: tuple[int, ...], folder: Path, server: Running
+) -> None:
+    clients = (None, "client", "stranger", "expired")
+    assert tuple(status(folder, server, client) for client in clients) == statuses
+
+
+@pytest.mark.parametrize("server", ["", "  min_version: TLS12\n"], indirect=True)
+@pytest.mark.parametrize(
+    ("offered", "spoken"),
+    [(ssl.TLSVersion.TLSv1_3, "TLSv1.3"), (ssl.TLSVersion.TLSv1_2, "PROTOCOL_VERSION")],
+)
+def test_no_version_below_1_3_is_served(
+    offered: ssl.TLSVersion, spoken: str, folder: Path, server: Running
+) -> None:
+    context = trusting(folder / "ca.pem")
+    context.maximum_version = offered
+    try:
+        with dial(server.port, context) as one:
+            assert isinstance(one, ssl.SSLSocket)
+            assert one.version() == spoken
+    except ssl.SSLError as error:
+        assert spoken in str(error.reason)
+
+
+def test_a_client_that_speaks_no_tls_gets_nothing(server: Running) -> None:
+    with dial(server.port) as one:
+        assert exchange(one, SOUND) == (b"", True)
+
+
+def test_http2_is_not_agreed_on(folder: Path, server: Running) -> None:
+    context = trusting(folder / "ca.pem")
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with dial(server.port, context) as one:
+        assert isinstance(one, ssl.SSLSocket)
+        assert one.selected_alpn_protocol() == "http/1.1"

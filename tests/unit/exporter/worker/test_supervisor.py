@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the supervisor decides: workers that are what a test says, on a clock that it moves.
 
-A real one that hangs, crashes or prints is in tests/exporter/test_whole_hangs.py.
+A real one that hangs, crashes or prints is in tests/exporter/test_whole_driver.py.
 """
 
 from __future__ import annotations

@@ -73,16 +73,11 @@ def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     return [line.replace("…", "~").encode("ascii", "replace").decode() for line in found]
 
 
-def select_last_run(claims: Sequence[ReportedClaim]) -> list[ReportedClaim]:
-    """Return the claim that each task made last."""
-    ordered = sorted(claims, key=lambda claim: claim.begun)
-    return list({claim.owner.task_id: claim for claim in ordered}.values())
-
-
 def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
     """Return the advice for a job, none for an array of which no task stands for the others."""
-    last = select_last_run(claims)
-    return advise_job_owner(last[0].cards) if len(last) == 1 else ""
+    if len({claim.owner.task_id for claim in claims}) != 1:
+        return ""
+    return advise_job_owner(max(claims, key=lambda claim: claim.begun).cards)
 
 
 def format_full_claim(claim: ReportedClaim) -> list[str]:

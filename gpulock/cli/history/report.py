@@ -11,17 +11,16 @@ from gpulock.cli.select import parse_bare_pid, parse_job
 from gpulock.cli.session import CommandRefusedError, Session
 from gpulock.report.scan import HistoryFaults
 from gpulock.report.sources import find_job_claims
-from gpulock.report.text import advise_on_last_run, format_job_report, select_last_run
+from gpulock.report.text import advise_on_last_run, format_job_report
 
 VERSION = 1
 
 
 @click.command()
 @click.argument("job", nargs=-1, metavar="JOB")
-@click.option("--last", "only_last", is_flag=True, help="Only the last run of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def report_command(session: Session, job: tuple[str, ...], only_last: bool, as_json: bool) -> None:
+def report_command(session: Session, job: tuple[str, ...], as_json: bool) -> None:
     """Report what the GPUs of JOB (12, 12.3, pid 4711) did, during or after the job.
 
     For an array without a task, report each task. Time not observed is never called idle.
@@ -37,8 +36,6 @@ def report_command(session: Session, job: tuple[str, ...], only_last: bool, as_j
         found = find_job_claims(node, meant.query(), faults)
     for unread in faults.as_sentences():
         click.echo(f"gpulock: report: {unread}", err=True)
-    if only_last:
-        found = select_last_run(found)
     if not found:
         why = f"{' '.join(job)} held no GPU that this node knows of"
         raise CommandRefusedError(why, "ask on the node where it ran")

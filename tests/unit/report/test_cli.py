@@ -88,14 +88,6 @@ def test_a_task_is_told_alone_and_an_array_whole(desk: Desk) -> None:
     assert desk.text("report", "job 12.2").startswith("Job 12.2 of alice")
 
 
-def test_of_a_job_that_ran_again_the_last_run_can_be_asked_for(desk: Desk) -> None:
-    desk.past(0, ago=500, scheduler="slurm")
-    desk.past(1, scheduler="slurm", restart=1)
-    assert desk.text("report", "12").count("Job 12 of alice") == 2
-    said = desk.text("report", "12", "--last")
-    assert said.count("Job 12 of alice") == 1 and "run 2" in said
-
-
 def test_an_id_that_came_again_is_the_later_job(desk: Desk) -> None:
     desk.past(0, ago=100 * 86400, user="bob", uid=1001)
     desk.past(0, ago=90 * 86400)

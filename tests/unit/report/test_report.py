@@ -19,7 +19,6 @@ from gpulock.report.text import (
     format_energy,
     format_job_report,
     format_memory_peak,
-    select_last_run,
 )
 from gpulock.text.words import format_percent
 from tests.support.trees import bus
@@ -176,10 +175,14 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
         card(0), token="b", restart=1, claimed_at=BEGUN + DAY, released_at=BEGUN + 2 * DAY
     )
     found = text_of(first, again)
-    assert select_last_run([first, again]) == select_last_run([again, first]) == [again]
-    tasks = [claim(card(0, use=0), task_id=number, token=number) for number in "12"]
-    assert select_last_run(tasks) == tasks and "never" not in text_of(*tasks)[-1]
+    assert [line.partition(": ")[0] for line in found if line.startswith("Job")] == [
+        "Job 12 of alice on node1 (gpu)",
+        "Job 12 of alice on node1 (gpu), run 2",
+    ]
     assert "never" not in "\n".join(found)
+    assert "never" in text_of(again, first._replace(begun=BEGUN + 3 * DAY))[-1]
+    tasks = [claim(card(0, use=0), task_id=number, token=number) for number in "12"]
+    assert "never" not in text_of(*tasks)[-1]
 
 
 @given(

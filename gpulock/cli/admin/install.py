@@ -23,18 +23,7 @@ from gpulock.text import table
 CELL = "sge --cluster"
 
 
-class WholeHelpGroup(click.Group):
-    """A group whose help has each command's first sentence whole."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, their sentences wrapped and not cut."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, one.get_short_help_str(table.UNCUT)) for name, one in self.commands.items()]
-            )
-
-
-@click.group(cls=WholeHelpGroup)
+@click.group()
 def install_command() -> None:
     """Install hooks or services."""
 
@@ -72,7 +61,7 @@ def install_sge_command(
     queues: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Install prolog, epilog and load sensor for Grid Engine on this node.
+    """Install prolog, epilog and load sensor of a Grid Engine node.
 
     Before, once for all nodes: install sge --cluster --queue NAME.
     """
@@ -111,7 +100,7 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 @install_command.command("hooks")
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
-    """Render the installed hooks again, for this version and its Python; ask no scheduler."""
+    """Render the installed hooks again, for this version and Python."""
     from gpulock.install.container_hooks import installed_hook_items
 
     settings = session.settings()

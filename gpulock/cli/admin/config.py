@@ -70,10 +70,7 @@ def validate_settings_file(path: str, fixed: bool) -> int:
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:
-    """Return for each key its value and source, then its meaning; what the file sets stands out.
-
-    That is two lines a key where `width` is enough.
-    """
+    """Return for each key its value and source, then its meaning; what the file sets stands out."""
     names = settings.given
     result = [f"# {settings.path}", *(f"# {fault}" for fault in settings.faults)]
     rows = [*KEYS, *(row for row in SEAMS if row[0] in names)]
@@ -83,11 +80,9 @@ def format_config_lines(settings: Settings, width: int) -> list[str]:
         value = names.get(name) or format_setting_value(getattr(settings, name.lower())) or '""'
         usual = (default.partition("|")[0] if kind == CHOICE else default) or '""'
         source = f"file, default {usual}" if name in names else "default"
-        lines = table.wrap_sentence(f"{name.ljust(longest)}  {value}", width, below)
+        line = f"{name.ljust(longest)}  {value}  ({source})"
         colour = "cyan" if name in names else None
-        result += [table.paint_text(line, colour) for line in lines]
-        fits = len(lines[-1]) + len(source) + len("  ()") <= width
-        result[-1] += f"  ({source})" if fits else f"\n{below}({source})"
+        result += [table.paint_text(one, colour) for one in table.wrap_sentence(line, width, below)]
         unit = default if kind == CHOICE else "" if kind in (TEXT, PATH, COUNT, PLACES) else kind
         text = f"{below}{meaning}{f' ({unit})' if unit else ''}"
         result += [click.style(line, dim=True) for line in table.wrap_sentence(text, width, below)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
-from gpulock.cli.status.status_view import StatusView, group_row_claims
+from gpulock.cli.status.status_view import StatusView, group_by_claim
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -51,7 +51,7 @@ def render_status_table(view: StatusView, shown: list[DeviceState], width: int) 
     """Return the lines of the table: of a device that several hold, a line each."""
     rows: list[Cells] = []
     for row in shown:
-        first, *others = group_row_claims(row) or [[]]
+        first, *others = group_by_claim(row.locks()) or [[]]
         rows.append(
             device_cells(row)
             | ({"NOTE": Cell("reserved")} if row.reserved else holder_cells(view, first))

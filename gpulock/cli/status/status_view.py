@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import OpenFiles
@@ -124,13 +125,13 @@ class ProcessView:
         view.foreign = frozenset([name for name in free if self.find_foreign_pids(name)])
 
 
-def group_row_claims(row: states.DeviceState) -> list[list[Lock]]:
-    """Return the locks on a device by claim, its own first; what cannot be read stands alone.
+def group_by_claim(locks: Iterable[Lock]) -> list[list[Lock]]:
+    """Return the locks of each claim, in order; what cannot be read stands alone.
 
     Several places of a shared GPU may be one claim's.
     """
     found: dict[str, list[Lock]] = {}
-    for lock in row.locks():
+    for lock in locks:
         found.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
     return list(found.values())
 

@@ -27,7 +27,7 @@ from gpulock.cli.status.attention import REQUEST, list_next_steps, list_queue_fa
 from gpulock.cli.status.status_view import (
     ProcessView,
     StatusView,
-    group_row_claims,
+    group_by_claim,
 )
 from gpulock.cli.why.evidence import (
     FactList,
@@ -135,7 +135,7 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     known = (view.verdicts or {}).get(record.token) if record else None
     said = known is not None and known.proof == row.reason
     found: FactList = [("reason", row.reason)] if row.reason and not said else []
-    claims = [locks[0] for locks in group_row_claims(row)]
+    claims = [locks[0] for locks in group_by_claim(row.locks())]
     each = len(claims) > 1 and row.state not in (QUARANTINED, MISSING)
     for lock in claims:
         if lock.owner:
@@ -179,10 +179,7 @@ def explain_claims(sight: ProcessView, meant: Subject, width: int) -> tuple[list
 def explain_job_claims(sight: ProcessView, held: list[Lock], width: int) -> list[str]:
     """Explain each claim of a job: an array job has several."""
     view, result = sight.view, list[str]()
-    claims: dict[str, list[Lock]] = {}
-    for lock in held:
-        claims.setdefault(lock.owner.token if lock.owner else "", []).append(lock)
-    for locks in claims.values():
+    for locks in group_by_claim(held):
         ids = [lock.id for lock in locks]
         row = next(row for row in view.rows() if any(lock in locks for lock in row.locks()))
         row = view.row_of_lock(row, locks[0])

@@ -71,6 +71,7 @@ def test_what_is_too_short_or_not_there_is_no_device(text: str) -> None:
     ("text", "own", "others"),
     [
         ("12", [job("12"), job("12", "7")], [job(n) for n in ("123", "112", "1", "2")]),
+        ("12", [job("12")], [job("12", scheduler="admin"), job("")]),
         ("12.1", [job("12", "1")], [job("12", "11"), job("12", "10")]),
         ("4711", [job("4711")], [job("4711", scheduler="process")]),
         ("pid 4711", [job("4711", scheduler="process")], [job("4711")]),
@@ -81,11 +82,6 @@ def test_a_job_is_no_other_that_begins_so_and_no_process(
 ) -> None:
     what = parse_subject(text, NODE)
     assert all(map(what.owns, own)) and not any(map(what.owns, others))
-
-
-def test_nothing_owns_an_administrators_lock() -> None:
-    assert not parse_subject("12", NODE).owns(job("12", scheduler="admin"))
-    assert not Subject(job="").owns(job(""))
 
 
 def test_a_number_is_a_device_where_there_is_one_and_a_job_otherwise() -> None:

@@ -23,7 +23,7 @@ WARM = (
 COLD = (
     *("text", "report", "install", "install.sge", "install.slurm", "install.systemd"),
     *("install.doctor", "simulate", "cli", "cli.cluster", "cli.status", "cli.why", "cli.claims"),
-    *("cli.history", "cli.admin"),
+    "cli.admin",
 )
 ORDER = (*HOT, *WARM, *COLD)
 SCHEDULERS = frozenset({"sge", "slurm"})

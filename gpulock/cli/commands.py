@@ -10,8 +10,8 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Look": {
         "status": "status.status",
         "why": "why.why",
-        "report": "history.report",
-        "history": "history.history",
+        "report": "history",
+        "history": "history",
         "inventory": "admin.inventory",
         "config": "admin.config",
     },

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock history`: the claims that are over, and the GPU hours held, busy, idle, unobserved."""
+"""`gpulock history` and `report JOB`: what the GPUs of claims did, while they stand and long after.
+
+Options and their answers; sums and texts are made in `gpulock.report`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from collections.abc import Iterable
 
 import click
 
-from gpulock.cli.select import SelectError, Subject, parse_job, resolve_lock_id
-from gpulock.cli.session import Session, echo_error, name_config, parse_time
+from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, resolve_lock_id
+from gpulock.cli.session import CommandRefusedError, Session, echo_error, name_config, parse_time
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
@@ -22,8 +25,12 @@ from gpulock.report.scan import (
     parse_history_line,
     sum_claims,
 )
-from gpulock.report.sources import find_unwritten_claims, node_history_folder
-from gpulock.report.text import CLAIMS, claim_cells
+from gpulock.report.sources import (
+    find_job_claims,
+    find_unwritten_claims,
+    node_history_folder,
+)
+from gpulock.report.text import CLAIMS, advise_on_last_run, claim_cells, format_job_report
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
@@ -167,3 +174,34 @@ def print_claims_json(found: Iterable[ReportedClaim]) -> None:
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")
+
+
+@click.command()
+@click.argument("job", nargs=-1, metavar="JOB")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def report_command(session: Session, job: tuple[str, ...], as_json: bool) -> None:
+    """Report what the GPUs of JOB (12, 12.3, pid 4711) did, during or after the job.
+
+    For an array without a task, report each task. Time not observed is never called idle.
+    """
+    node = session.node()
+    if not job:
+        raise click.UsageError("name a job: 12, 12.3 or pid 4711")
+    meant = parse_job(" ".join(job))
+    faults = HistoryFaults()
+    found = find_job_claims(node, meant.query(), faults)
+    if not found and (process := parse_bare_pid(" ".join(job))).pid:
+        meant, faults = process, HistoryFaults()
+        found = find_job_claims(node, meant.query(), faults)
+    for unread in faults.as_sentences():
+        click.echo(f"gpulock: report: {unread}", err=True)
+    if not found:
+        why = f"{' '.join(job)} held no GPU that this node knows of"
+        raise CommandRefusedError(why, "ask on the node where it ran")
+    if as_json:
+        records = [claim.record for claim in found]
+        about = {"version": VERSION, "job_id": meant.query().job, "claims": records}
+        click.echo(json.dumps({**about, "advice": advise_on_last_run(found) or None}, indent=2))
+    else:
+        click.echo("\n".join(format_job_report(found)))

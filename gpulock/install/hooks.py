@@ -30,7 +30,6 @@ SHELL: Final = ("sge-starter", SHEPHERD)
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
-_COMPILE: Final = ("-IS", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
 # One compiled file a hook, with all that it imports: a fifth less than thirty files take. It is an
 # ordinary `.pyc`, loaded by `import`, whose code makes each module from the code of its own source.
 # So a traceback shows the sources. It is compiled by the interpreter that will load it.
@@ -46,13 +45,16 @@ for name, path, package, code in "MODULES":
         setattr(sys.modules[above], own, module)
     exec(code, module.__dict__)
 """
-# Importing a hook's module tells what it needs, in the order in which imports end. Docstrings and
-# types of arguments are left out, which nobody reads there: 0.6 ms. A header of zeros says that no
-# source is compared.
+# The library is compiled first. Importing a module of a hook tells what it needs, in the order in
+# which imports end. Docstrings and types of arguments are left out, which nobody reads: 0.6 ms. A
+# header of zeros says that no source is compared.
 _PACK: Final = """
-import ast, importlib, marshal, os, sys
+import ast, compileall, importlib, marshal, os, py_compile, sys
 from importlib import machinery, util
 library, text, *hooks = sys.argv[1:]
+unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+if not compileall.compile_dir(library, quiet=1, invalidation_mode=unchecked):
+    sys.exit("see above")
 sys.path.insert(0, library)
 run, order = machinery.SourceFileLoader.exec_module, []
 def exec_module(loader, module):
@@ -198,12 +200,9 @@ def _compile_library(interpreter: str, library: Path) -> None:
 
     Unchecked: the folder never changes once it is installed, and a hook saves the comparison.
     """
-    done = run_program([interpreter, *_COMPILE, str(library)], 120, {})
-    if done.returncode != 0:
-        raise InstallError(f"{interpreter} cannot compile the hooks: {done.stdout[-300:].strip()}")
     words = [f"gpulock.{module}={preload_name(module)}" for _, module, _ in HOOKS.values()]
     options = ("-IS", "-X", "no_debug_ranges", "-c", _PACK)
-    done = run_program([interpreter, *options, str(library), _MODULES, *words], 60, {})
+    done = run_program([interpreter, *options, str(library), _MODULES, *words], 120, {})
     if done.returncode != 0:
-        why = done.stderr.strip().rpartition("\n")[2]
+        why = (done.stdout + done.stderr).strip()
         raise InstallError(f"{interpreter} cannot compile the hooks: {why[-300:]}")

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "docs/examples/ansible"
 INSTALLERS = {"ansible.builtin.apt": "deb", "ansible.builtin.dnf": "name"}
-PARTS = ("node", "controller", "monitoring")
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +24,8 @@ def playbook(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     venv = tmp_path_factory.mktemp("ansible")
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     subprocess.run([venv / "bin/pip", "install", "-q", "ansible-core"], check=True)
-    local = [
-        "-i",
-        "localhost,",
-        "-c",
-        "local",
-        "-e",
-        f"ansible_python_interpreter={sys.executable}",
-    ]
+    python = f"ansible_python_interpreter={sys.executable}"
+    local = ["-i", "localhost,", "-c", "local", "-e", python]
     return [str(venv / "bin/ansible-playbook"), *local]
 
 
@@ -72,18 +65,9 @@ def test_no_user_could_have_made_or_can_write_the_file_that_root_installs(
     package.write_bytes(b"the package")
     until = next(n for n, task in enumerate(tasks) if task["name"] == "Set the settings")
     watched = watch_installers(tasks[:until], seen)
-    play.write_text(
-        json.dumps(
-            [
-                {
-                    "hosts": "all",
-                    "gather_facts": False,
-                    "vars": {**given, "gpulock_package": str(package)},
-                    "tasks": watched,
-                }
-            ]
-        )
-    )
+    given |= {"gpulock_package": str(package)}
+    text = {"hosts": "all", "gather_facts": False, "vars": given, "tasks": watched}
+    play.write_text(json.dumps([text]))
 
     run(playbook, play)
 
@@ -97,22 +81,16 @@ def test_no_user_could_have_made_or_can_write_the_file_that_root_installs(
     assert not Path(files[0]).parent.exists()
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_is_understood(playbook: list[str], tmp_path: Path, part: str) -> None:
-    run(playbook, "--syntax-check", "site.yml")
-    assert (ANSIBLE / f"roles/gpulock/tasks/{part}.yml").is_file()
-    play = tmp_path / "play.yml"
-    tasks = ANSIBLE / f"roles/gpulock/tasks/{part}.yml"
-    text = [{"hosts": "all", "tasks": [{"import_tasks": str(tasks)}], "handlers": []}]
-    play.write_text(json.dumps(text))
-
-    run(playbook, "--syntax-check", play)
-
-
-def test_a_prometheus_server_gets_targets_and_rules_once(
+def test_each_part_is_understood_and_a_prometheus_server_gets_targets_and_rules_once(
     playbook: list[str], tmp_path: Path
 ) -> None:
+    run(playbook, "--syntax-check", "site.yml")
     play = tmp_path / "play.yml"
+    for part in ("node", "controller", "monitoring"):
+        tasks = str(ANSIBLE / f"roles/gpulock/tasks/{part}.yml")
+        text = [{"hosts": "all", "tasks": [{"import_tasks": tasks}], "handlers": []}]
+        play.write_text(json.dumps(text))
+        run(playbook, "--syntax-check", play)
     given = {
         "gpulock_part": "monitoring",
         "gpulock_targets_file": str(tmp_path / "prometheus/targets.json"),

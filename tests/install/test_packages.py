@@ -182,7 +182,9 @@ def test_a_deb_asks_nothing_and_keeps_what_stood_before_it_and_what_was_taken_aw
     machine.run(f"gpulock config --check {own}")
 
 
-def test_hooks_follow_the_package_and_none_is_missing_meanwhile(machine: Machine) -> None:
+def test_hooks_that_run_follow_the_package_and_outlive_it_and_none_is_missing_meanwhile(
+    machine: Machine,
+) -> None:
     machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
     machine.run(f"{INSTALL_HOOKS}{REPACKED}")
     first = machine.run(f"readlink {CURRENT}")
@@ -196,25 +198,10 @@ def test_hooks_follow_the_package_and_none_is_missing_meanwhile(machine: Machine
     looks = machine.run("cat /tmp/looks").splitlines()
     assert len(looks) > len(steps)
     assert [line for line in looks if "not started by sge_shepherd" not in line] == []
-
-
-def test_hooks_that_do_not_run_are_not_put_in_force(machine: Machine) -> None:
-    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
-    machine.run(f"{INSTALL_HOOKS}{REPACKED}")
-    before = machine.run(f"readlink {CURRENT}")
-
     said = machine.run("dpkg -i /tmp/broken.deb")
-
     assert "the hooks of the version before stay in force" in said
-    assert machine.run(f"readlink {CURRENT}") == before
-
-
-def test_what_hooks_need_outlives_a_purge_that_was_forced(machine: Machine) -> None:
-    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
-    machine.run(INSTALL_HOOKS)
-
+    assert machine.run(f"readlink {CURRENT}") == first
     said = machine.run("GPULOCK_REMOVE=anyway dpkg --purge gpulock")
-
     assert "both stay" in said
     machine.run(f"test -e /var/lib/gpulock/sge-map; test -x {CURRENT}/prolog/sge")
 

@@ -18,6 +18,7 @@ from gpulock.install.items import Wanted, run_items
 from tests.support.install_site import ignore
 
 PROLOG = find_share_folder() / "prolog"
+REAL_FOLDER = container_hooks.PODMAN_HOOKS
 FILES = {"enroot": [ENROOT_HOOK], "podman": [PODMAN_PROGRAM, PODMAN_HOOK]}
 BOTH = pytest.mark.parametrize("name", FILES)
 MASK = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
@@ -96,18 +97,13 @@ def test_outside_of_a_job_and_under_pyxis_nothing_is_changed(tmp_path: Path) -> 
 def test_a_share_that_the_user_chose_stands_and_more_than_the_jobs_does_not() -> None:
     chosen = {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-2"}
     assert under_podman(chosen, **JOB) == {**chosen, "GPULOCK_DEVICES": UUIDS}
+    found = under_podman({"NVIDIA_VISIBLE_DEVICES": "void"}, **JOB)  # a spec gives them itself
+    assert [found[name] for name in MASK] == [UUIDS, "void", UUIDS]
+    untold = under_podman(IMAGE, CUDA_VISIBLE_DEVICES="0")
+    assert untold["NVIDIA_VISIBLE_DEVICES"] == "void"
     for more in ("GPU-2,GPU-3", "0", "", "GPU-1,all", ","):
         found = under_podman({"NVIDIA_VISIBLE_DEVICES": more}, **JOB)
         assert found["NVIDIA_VISIBLE_DEVICES"] == UUIDS, more
-
-
-def test_what_a_spec_gives_itself_is_not_given_by_nvidias_hook_as_well() -> None:
-    found = under_podman({"NVIDIA_VISIBLE_DEVICES": "void"}, **JOB)
-    assert [found[name] for name in MASK] == [UUIDS, "void", UUIDS]
-
-
-def test_a_task_whose_gpus_cannot_be_told_gets_none_by_nvidias_hook() -> None:
-    assert under_podman(IMAGE, CUDA_VISIBLE_DEVICES="0")["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 @pytest.mark.parametrize("config", ["", "[]", '{"process": null}'])
@@ -145,10 +141,6 @@ def test_a_hook_is_put_there_where_asked_and_kept(name: str) -> None:
     assert install(name, False) == []
     program.write_text("older\n")
     assert install(name, False) == [f"file {program}"]
-
-
-def test_podman_finds_the_program_by_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # as it is on a node
     hook = json.loads((PROLOG / "podman" / PODMAN_HOOK).read_text())
-    assert hook["hook"] == {"path": str(container_hooks.PODMAN_HOOKS / PODMAN_PROGRAM)}
+    assert hook["hook"] == {"path": str(REAL_FOLDER / PODMAN_PROGRAM)}
     assert (hook["stages"], hook["when"]) == (["precreate"], {"always": True})

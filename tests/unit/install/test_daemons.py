@@ -75,7 +75,8 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.mark.parametrize("name", ["slurmd", "slurmd-wlm"])
 def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name: str) -> None:
-    machine.run(7, "sge_execd", machine.program("sge/bin/sge_execd"), SGE_ROOT="/sge", X="a=b")
+    program = machine.program("sge/bin/sge_execd")
+    machine.run(7, "sge_execd", program, (ME, ADMIN), SGE_ROOT="/sge", X="a=b")
     conf = "/x/slurm.conf"
     slurmd = machine.program("slurm/sbin/slurmd")
     words = "slurmd -N n1"
@@ -85,7 +86,8 @@ def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name:
     [found] = find_slurmds(machine.proc)
 
     assert (execd.pid, execd.env) == (7, {"SGE_ROOT": "/sge", "X": "a=b"})
-    assert (execd.program, execd.folder) == (machine.root / "sge/bin/sge_execd", machine.root)
+    assert (execd.program, execd.folder) == (program, machine.root)
+    assert execd.owners == {0, ME, ADMIN}, "its admin user may own what is beside it"
     assert (found.pid, found.program, found.conf, found.node) == (8, slurmd, conf, "n1")
     assert found.libraries == "/opt/lib:/b", "the others are of where slurmd was started"
 
@@ -143,14 +145,6 @@ def test_a_name_that_is_no_text_hides_no_daemon(machine: Machine) -> None:
     assert [execd.pid for execd in find_execds(machine.proc)] == [7]
 
 
-def test_an_execds_admin_user_may_own_what_is_beside_it(machine: Machine) -> None:
-    machine.run(7, "sge_execd", machine.program("sge_execd"), (ME, ADMIN))
-
-    [execd] = find_execds(machine.proc)
-
-    assert execd.owners == {0, ME, ADMIN}
-
-
 # --- which programs are run ----------------------------------------------------------------------
 
 
@@ -170,6 +164,7 @@ def test_a_program_that_others_can_replace_is_not_run(
     for one in (path, link):
         assert (why := why_untrusted_program(one, (0, ME))).startswith(said)
         assert bool(why) is bool(mode)
+    assert f"{path} belongs to uid {ME}" in why_untrusted_program(path, (STRANGER,))
 
 
 def test_a_folder_that_a_link_stands_in_counts_as_well(tmp_path: Path) -> None:
@@ -196,25 +191,11 @@ def test_a_link_of_a_strangers_in_a_sticky_folder_is_not_followed(tmp_path: Path
     assert f"{link} belongs to uid {STRANGER}" in why_untrusted_program(link, (0,))
 
 
-def test_a_program_of_a_strangers_is_not_run(machine: Machine) -> None:
-    path = machine.program("bin/qconf")
-
-    assert f"{path} belongs to uid {ME}" in why_untrusted_program(path, (STRANGER,))
-
-
 def execd_beside(machine: Machine, folder: str, own: str = "") -> SchedulerDaemon:
     for name in ("qconf", "qstat", "qselect"):
         machine.program(f"{folder}/{name}")
     program = machine.root / (own or folder) / "sge_execd"
     return SchedulerDaemon(7, 1, ME, program, machine.root, (), {})
-
-
-def test_the_clients_beside_execd_are_run_where_only_root_could_have_put_them(
-    machine: Machine,
-) -> None:
-    execd = execd_beside(machine, "bin")
-
-    assert find_sge_binaries(machine.root, execd) == str(machine.root / "bin")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +211,7 @@ def test_no_client_is_run_that_others_could_have_put_there(
     machine: Machine, folder: str, own: str, opened: str, says: str
 ) -> None:
     execd = execd_beside(machine, folder, own)
+    assert find_sge_binaries(machine.root / "root", execd) == str(machine.root / folder)
     (machine.root / opened).chmod(0o777)
 
     with pytest.raises(InstallError, match=says):

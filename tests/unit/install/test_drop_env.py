@@ -181,6 +181,7 @@ def test_a_hook_is_told_who_its_shepherd_is_and_what_the_sites_hook_is(started: 
 def test_a_hook_runs_without_the_jobs_limits_and_learns_what_they_were(started: Started) -> None:
     """Soft ones, which anybody may lift: not every root may lift a hard one."""
     script = "ulimit -v; ulimit -d; ulimit -f; ulimit -t; ulimit -s; echo $GPULOCK_LIMITS"
+    script += "; grep SigIgn /proc/self/status"
     started.hook("prolog", script)
     soft = {"as": 10 << 20, "data": 9 << 20, "fsize": 0, "cpu": 9, "stack": 1 << 16}
     limits = " ".join(f"--{name}={value}:{2**64 - 1}" for name, value in soft.items())
@@ -190,16 +191,9 @@ def test_a_hook_runs_without_the_jobs_limits_and_learns_what_they_were(started: 
         env={}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert done.stdout.splitlines() == [*["unlimited"] * 4, "8192", limits]
-
-
-def test_two_signals_do_not_end_it(started: Started) -> None:
-    """A message that the output file has no room for, or that nobody reads, is lost."""
-    started.hook("prolog", "grep SigIgn /proc/self/status")
-
-    done = started.run(started.prolog, *JOB)
-
-    ignored = int(done.stdout.split()[1], 16)
+    *told, signals = done.stdout.splitlines()
+    assert told == [*["unlimited"] * 4, "8192", limits]
+    ignored = int(signals.split()[1], 16)  # a message that nobody reads, or without room, is lost
     assert ignored & (1 << 12) and ignored & (1 << 24)  # SIGPIPE, SIGXFSZ
 
 
@@ -251,17 +245,13 @@ def test_the_exit_code_is_the_hooks_own_or_one_that_stops_no_queue(
 def test_a_prolog_that_dies_under_limits_is_blamed_on_the_job(
     started: Started, end: str, code: int, says: bool
 ) -> None:
-    started.hook("prolog", end)
+    """It knows that they hold."""
+    started.hook("prolog", f"echo limited=$GPULOCK_LIMITED; {end}")
 
     done = started.run(started.prolog, *JOB, limited=True)
 
     assert (done.returncode, ROOM in done.stderr) == (code, says)
-
-
-def test_a_hook_under_limits_knows_that_they_hold(started: Started) -> None:
-    done = started.run(started.prolog, *JOB, limited=True)
-
-    assert "\nGPULOCK_LIMITED=1\n" in done.stdout
+    assert done.stdout == "limited=1\n"
 
 
 @pytest.mark.root
@@ -310,20 +300,6 @@ def with_log(started: Started, log: Path) -> None:
     started.program.chmod(0o755)
 
 
-def test_the_administrator_reads_in_the_log_that_a_hook_is_gone(started: Started) -> None:
-    log = started.folder / "log"
-    with_log(started, log)
-    hook = started.hook("epilog", "", "/nowhere/python3.11 -IS")
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
-        reader.bind(str(log))
-        started.run(hook, *JOB)
-        line = reader.recv(4096).decode()
-
-    assert line.startswith(f"<27>gpulock: {hook} cannot be started (is its interpreter there?)")
-    assert line.endswith(": run gpulock install sge again")
-
-
 def test_a_log_that_nobody_reads_holds_up_no_hook_whose_interpreter_is_gone(
     started: Started,
 ) -> None:
@@ -333,6 +309,10 @@ def test_a_log_that_nobody_reads_holds_up_no_hook_whose_interpreter_is_gone(
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reader:
         reader.bind(str(log))
+        started.run(hook, *JOB)
+        line = reader.recv(4096).decode()
+        assert line.startswith(f"<27>gpulock: {hook} cannot be started (is its interpreter there?)")
+        assert line.endswith(": run gpulock install sge again"), "the administrator reads it"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as writer:
             writer.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -357,26 +337,15 @@ def test_a_pipe_that_nobody_reads_holds_up_no_hook(started: Started) -> None:
     assert done.returncode == 0
 
 
-def test_without_a_compiler_it_is_refused_with_what_to_install(
+def test_it_is_the_packages_or_compiled_and_else_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / drop_env.SOURCE).write_text("nonsense\n")
+    with pytest.raises(InstallError, match=r"cannot be compiled: .*error"):
+        drop_env.drop_env_program(tmp_path)
     monkeypatch.setattr(drop_env, "find_compiler", list)
 
     with pytest.raises(InstallError, match="no C compiler here: install gcc, or zig"):
         drop_env.drop_env_program(tmp_path)
-
-
-def test_that_of_a_package_is_taken_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(drop_env, "find_compiler", list)
     (tmp_path / drop_env.NAME).write_bytes(b"program")
-
     assert drop_env.drop_env_program(tmp_path) == b"program"
-
-
-def test_a_source_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
-    (tmp_path / drop_env.SOURCE).write_text("nonsense\n")
-
-    with pytest.raises(InstallError, match=r"cannot be compiled: .*error"):
-        drop_env.drop_env_program(tmp_path)

@@ -61,23 +61,6 @@ def test_a_dry_run_shows_the_difference_of_both_ways_and_changes_nothing(tmp_pat
     assert tree(tmp_path) == before
 
 
-def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path) -> None:
-    items: list[Item] = [file_item(tmp_path, "a")]
-    first, _ = run(tmp_path, items, Wanted.PRESENT)
-    again, said = run(tmp_path, items, Wanted.PRESENT)
-
-    assert first.verdict("x", Wanted.PRESENT, dry_run=False) == "installed: x"
-    assert again.verdict("x", Wanted.PRESENT, dry_run=False) == "nothing to change: x is in force"
-    assert said == []
-
-    first, _ = run(tmp_path, items, Wanted.ABSENT)
-    again, _ = run(tmp_path, items, Wanted.ABSENT)
-    assert first.verdict("x", Wanted.ABSENT, dry_run=False) == "uninstalled: x"
-    told = again.verdict("x", Wanted.ABSENT, dry_run=False)
-    assert told == "nothing to do: x is not installed here"
-    assert [*tree(tmp_path)] == ["state/install.lock"]
-
-
 def test_the_first_that_fails_ends_a_run_by_its_name(tmp_path: Path) -> None:
     wrong = Forgetful(tmp_path / "b", "b\n")
     items: list[Item] = [file_item(tmp_path, "a"), wrong, file_item(tmp_path, "c")]

@@ -54,14 +54,6 @@ def run_daemon(box: Box) -> None:
     box.proc.add(77)
 
 
-def test_where_no_systemd_runs_no_unit_is_recommended(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "RUNNING", tmp_path / "none")
-    (check,) = told(box)
-    assert check.do == "start gpulockd; or run gpulock reap from cron every minute"
-
-
 def test_a_reap_from_cron_does_while_it_is_fresh(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     write_verdicts(str(box.lock), {}, BOOT)
     assert (told(box), run(box).facts) == ([], ["gpulock reap instead of gpulockd"])
@@ -71,6 +63,9 @@ def test_a_reap_from_cron_does_while_it_is_fresh(box: Box, monkeypatch: pytest.M
         assert [check.state for check in told(box)] == [WARNING]
     write_verdicts(str(box.lock), {}, "33333333-3333-3333-3333-333333333333")  # another boot's
     assert [check.state for check in told(box)] == [WARNING]
+    monkeypatch.setattr(manager, "RUNNING", box.root / "none")
+    (check,) = told(box)
+    assert check.do == "start gpulockd; or run gpulock reap from cron every minute"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +172,14 @@ def look(node: SystemdNode) -> list[Finding]:
     return run_checks(systemd_checks(node.config)).findings
 
 
-def test_nothing_is_said_where_nothing_was_installed_or_no_systemd_runs(
+def test_nothing_is_said_where_nothing_was_installed_or_nothing_runs(
     tmp_path: Path, node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
-    assert look(node) == []
+    node.ctl.mark("active", DAEMON, "")
+    assert look(node) == [], "the checks of both programs say so"
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "RUNNING", node.root / "nowhere")
+        assert look(node) == []
     assert look(make_systemd_node(tmp_path / "other", monkeypatch)) == []
 
 
@@ -215,12 +213,6 @@ def test_what_is_not_as_it_would_be_installed_is_named(
 
     assert (first.name, first.state, says in first.what) == ("services", WARNING, True), first
     assert do in first.do
-
-
-def test_a_service_that_is_stopped_is_left_to_the_checks_of_the_programs(node: SystemdNode) -> None:
-    node.ctl.mark("active", DAEMON, "")
-
-    assert look(node) == []
 
 
 def test_of_the_packages_units_those_that_run_are_compared_with_the_settings(

@@ -45,26 +45,21 @@ def test_a_gpu_is_named_by_index_or_address(settings: Settings, option: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("option", "why"),
+    ("option", "value", "why"),
     [
-        ("", "say which GPU"),  # never by the order of the ids
-        ("GPU1=0", "GPU2"),  # an id without a GPU
-        ("GPU1=0,GPU2=0", "two ids"),
-        ("GPU1=0,GPU2=9", "no GPU 9"),
-        ("GPU1=0,GPU1=1", "once"),
-        ("GPU1", "once"),
-        ("GPU1=,GPU2=1", "once"),
+        ("", VALUE, "say which GPU"),  # never by the order of the ids
+        ("GPU1=0", VALUE, "GPU2"),  # an id without a GPU
+        ("GPU1=0,GPU2=0", VALUE, "two ids"),
+        ("GPU1=0,GPU2=9", VALUE, "no GPU 9"),
+        *((wrong, VALUE, "once") for wrong in ("GPU1=0,GPU1=1", "GPU1", "GPU1=,GPU2=1")),
+        *(("GPU1=0,GPU2=1", not_single, "the ids of card") for not_single in ("", "4", "3(A B)")),
     ],
 )
-def test_a_map_that_is_not_whole_is_refused(settings: Settings, option: str, why: str) -> None:
+def test_a_map_that_is_not_whole_is_refused(
+    settings: Settings, option: str, value: str, why: str
+) -> None:
     with pytest.raises(InstallError, match=why):
-        text(settings, option)
-
-
-@pytest.mark.parametrize("value", ["", "4", "3(GPU1 GPU2)"])
-def test_ids_that_are_not_single_are_refused(settings: Settings, value: str) -> None:
-    with pytest.raises(InstallError, match="the ids of card"):
-        text(settings, "GPU1=0,GPU2=1", value)
+        text(settings, option, value)
 
 
 def test_a_map_that_is_there_stays(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.node_part import add_settings
-from gpulock.install.sge.complexes import complex_fault, host_amount
+from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.login import login_script_text
 from gpulock.install.sge.queue_hooks import HOOKS, hook_line
@@ -69,37 +69,41 @@ RELEASES = (
 UNKNOWN = ("SGE 6.2u5", "UGE 8.6.18", "AGE 2024.1.0", "GCS 9.1.5", "OCS 9.3.0", "SGE 8.1.90", "")
 
 
-def let_root_run_hooks(site: Site) -> None:
-    """Set what the installer of Open Cluster Scheduler sets."""
-    for name in ("min_uid", "min_gid"):
-        line = next(one for one in site.show("sconf").splitlines() if one.startswith(name))
-        site.edit("sconf", line, f"{name} 0")
-
-
-def test_where_no_hook_of_roots_starts_nothing_is_installed(site: Site) -> None:
-    """8.1.9 starts it below min_gid; Open Cluster Scheduler puts every queue in error."""
-    site.edit("release", "SGE 8.1.9", "OCS 9.1.5")
-    with pytest.raises(InstallError, match="min_gid=1000"):
-        site.parts()
-    let_root_run_hooks(site)
-    assert site.parts().items
-
-
 def test_a_release_is_known_by_the_first_line_of_its_help() -> None:
     assert [release_fault(one) for one in RELEASES] == [""] * len(RELEASES)
     assert all(map(release_fault, UNKNOWN))
 
 
-@pytest.mark.parametrize("release", ["SGE 6.2u5", ""])
-def test_an_unknown_grid_engine_is_refused_with_its_version(site: Site, release: str) -> None:
+@pytest.mark.parametrize("release", ["SGE 6.2u5", "", "OCS 9.1.5"])
+def test_a_grid_engine_that_starts_no_hook_as_we_know_is_refused(site: Site, release: str) -> None:
+    """Of Open Cluster Scheduler it is known, but below min_gid it puts every queue in error."""
     site.edit("release", "SGE 8.1.9", release)
-    before = tree(site.root)
+    before, is_known = tree(site.root), release.startswith("OCS")
+    says = "min_gid=1000" if is_known else f"this Grid Engine is {release or 'usage'}"
 
-    for parts in (site.parts, site.cluster().parts):
-        with pytest.raises(InstallError, match=f"this Grid Engine is {release or 'usage'}"):
+    for parts in (site.parts, *(() if is_known else (site.cluster().parts,))):
+        with pytest.raises(InstallError, match=says):
             parts()
 
     assert tree(site.root) == before
+    site.harm(r"sed -i -E 's/^(min_.id) .*/\1 0/' sge/state/sconf")
+    assert not is_known or site.parts().items
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("gpu gpu INT <= YES YES 1 0", "its default is 1"),
+        ("gpu gpu DOUBLE <= YES YES 0 0", "its type is DOUBLE"),
+        ("gpu gpu INT <= YES NO 0 0", "consumable is NO"),
+        ("gpu gpu INT <= NO YES 0 0", "no job can request it"),
+    ],
+)
+def test_a_complex_that_no_hook_can_serve_is_refused(site: Site, line: str, says: str) -> None:
+    site.harm(f"sed -i 's/^gpu .*/{line}/' sge/state/sc")
+
+    with pytest.raises(InstallError, match=says):
+        site.parts()
 
 
 def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
@@ -210,6 +214,16 @@ def own_configuration(site: Site, hook: str = "/site/here $job_id") -> str:
     return "prolog /site/here $job_id: take it out (qconf -mconf node1)"
 
 
+@pytest.mark.parametrize("hook", ["/site/here", "none"])
+def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site, hook: str) -> None:
+    if hook != "none":  # which hides nothing
+        site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
+    own_configuration(site, hook)
+
+    assert site.install_all().remainders == []
+    assert site.in_force("prolog").endswith("pro $job_id" if hook != "none" else "$queue")
+
+
 @pytest.mark.parametrize("plant", [own_line, no_hook, edited_line, other_group, own_configuration])
 def test_a_hook_of_this_host_alone_is_refused_with_the_call_that_edits_it(
     site: Site, plant: Callable[[Site], str]
@@ -223,16 +237,6 @@ def test_a_hook_of_this_host_alone_is_refused_with_the_call_that_edits_it(
         site.install()
 
     assert tree(site.root) == before
-
-
-@pytest.mark.parametrize("hook", ["/site/here", "none"])
-def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site, hook: str) -> None:
-    if hook != "none":  # which hides nothing
-        site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
-    own_configuration(site, hook)
-
-    assert site.install_all().remainders == []
-    assert site.in_force("prolog").endswith("pro $job_id" if hook != "none" else "$queue")
 
 
 def test_a_shepherd_cmd_of_the_sites_stays_and_no_job_comes_to_the_hooks(site: Site) -> None:
@@ -263,6 +267,7 @@ def test_an_execd_takes_a_first_configuration_of_its_own_when_it_starts(site: Si
     site.restart_execd()
     assert site.install().remainders == []
     assert site.in_force("prolog") == site.hook("prolog")
+    assert "stays: qconf -dconf node1" in site.removal().notes
     assert site.uninstall().remainders == []
     assert site.show("sconf-node1").split() == ["load_sensor", "none"]
     assert qconf_values(site.show("sconf")) == before
@@ -318,28 +323,6 @@ def test_a_hook_of_the_group_that_goes_while_execd_is_awaited_is_told(
     why = r"epilog of queue gpu\.q@node1: the epilog of gpu\.q@@gpulock went meanwhile: run"
     with pytest.raises(InstallError, match=why):
         site.install()
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("gpu gpu INT <= YES YES 1 0", "its default is 1"),
-        ("gpu gpu DOUBLE <= YES YES 0 0", "its type is DOUBLE"),
-        ("gpu gpu INT <= YES NO 0 0", "consumable is NO"),
-        ("gpu gpu INT <= NO YES 0 0", "no job can request it"),
-    ],
-)
-def test_a_complex_that_no_hook_can_serve_is_a_fault(line: str, says: str) -> None:
-    assert says in complex_fault(line)
-
-
-def test_a_complex_with_a_default_is_refused(site: Site) -> None:
-    lines = site.show("sc").splitlines()
-    wrong = ["gpu gpu INT <= YES YES 1 0" if row.split()[:1] == ["gpu"] else row for row in lines]
-    (site.state / "sc").write_text("\n".join(wrong) + "\n")
-
-    with pytest.raises(InstallError, match="default is 1"):
-        site.parts()
 
 
 def test_a_key_that_stands_in_the_settings_is_kept() -> None:

@@ -23,19 +23,13 @@ OBJECTS = ("sq", "sc", "se", "sconf", "sconf-node1")
 LOCK = "node/run/gpulock/locks/0000:06:00.0"
 
 
-def test_a_configuration_that_says_nothing_is_named_as_what_stays(site: Site) -> None:
-    site.install_all()
-    assert "stays: qconf -dconf node1" not in site.removal().notes
-    site.edit("sconf-node1", site.show("sconf-node1"), "load_sensor none\n")
-    assert "stays: qconf -dconf node1" in site.removal().notes
-
-
 def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Site) -> None:
     before = {name: qconf_values(site.show(name)) for name in OBJECTS}
     site.install_all()
     settings = site.config.read_text()
 
     assert "stays: qconf -dattr exechost complex_values gpu node1" in site.removal().notes
+    assert "stays: qconf -dconf node1" not in site.removal().notes
 
     outcome = site.uninstall()
 
@@ -58,18 +52,12 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     assert site.uninstall().changed == []
 
 
-def test_a_host_that_was_renamed_is_taken_out_by_its_name_of_then(
+def test_a_renamed_host_is_taken_out_with_hooks_of_any_version_damaged_or_not(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.install_all()
-    monkeypatch.setattr(site_module, "choose_sge_host", lambda *_: "")
-    site.uninstall()
-    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
-
-
-def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None:
     """A newer package's stayed, and the next run said that there was nothing to do."""
     site.install_all()
+    monkeypatch.setattr(site_module, "choose_sge_host", lambda *_: "")
     current = site.hooks / "current"
     newer = current.resolve().with_name("99.0-0123456789ab")
     current.resolve().rename(newer)
@@ -79,6 +67,7 @@ def test_hooks_of_another_version_or_damaged_ones_go_as_well(site: Site) -> None
 
     assert site.uninstall().remainders == []
 
+    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
     assert not site.hooks.exists()
 
 
@@ -109,22 +98,13 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
             f"qconf -mconf: rlogin_command is {current}/prolog/mine",
         ]
         assert (current / "prolog/sge").is_file()
+        assert site.in_force("epilog") == site.hook("epilog")
 
     site.set_attribute("prolog", "NONE")
     site.edit("sq", f"starter_method {current}/prolog/sge-starter", "starter_method NONE")
     site.edit("sconf", f"{current}/prolog/mine", "builtin")
     assert site.uninstall().remainders == []
     assert not current.exists()
-
-
-def test_the_prolog_goes_whatever_lines_of_the_sites_lead_to_the_hooks(site: Site) -> None:
-    site.install_all()
-    starter = f"starter_method {site.hooks}/current/prolog/sge-starter"
-    site.edit("sq", "starter_method        NONE", starter)
-
-    assert site.uninstall().remainders
-
-    assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", site.hook("epilog"))
 
 
 def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
@@ -154,24 +134,24 @@ def test_a_queue_without_hooks_of_ours_is_left_alone(site: Site) -> None:
         assert not [title for title in done.changed if "queue gpu.q" in title]
 
 
-def test_the_sensor_of_another_gpulock_goes_and_the_sites_stays(site: Site) -> None:
-    (site.state / "sconf-node1").write_text("load_sensor /old/prolog/sge-sensor,/site/own\n")
-    site.install_all()
-    sensors = qconf_values(site.show("sconf-node1"))["load_sensor"]
-    assert sensors == f"/site/own,{site.hooks}/current/prolog/sge-sensor"
-
-
-@pytest.mark.parametrize("own", ["", "load_sensor none\n", "load_sensor /site/own\n"])
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        *((one, one) for one in ("", "load_sensor none\n", "load_sensor /site/own\n")),
+        ("load_sensor /old/prolog/sge-sensor,/site/own\n", "load_sensor /site/own\n"),
+    ],
+)
 def test_the_sensor_of_before_runs_again_the_hosts_own_or_the_global_one(
-    site: Site, own: str
+    site: Site, own: str, kept: str
 ) -> None:
+    """That of another gpulock goes."""
     site.edit("sconf", "load_sensor                  none", "load_sensor  /site/sensor")
     (site.state / "sconf-node1").write_text(f"mailer /bin/mail\n{own}")
 
     site.install_all()
     site.uninstall()
 
-    assert qconf_values(site.show("sconf-node1")) == qconf_values(f"mailer /bin/mail\n{own}")
+    assert qconf_values(site.show("sconf-node1")) == qconf_values(f"mailer /bin/mail\n{kept}")
 
 
 @pytest.mark.parametrize("reports", [True, False])

@@ -18,7 +18,7 @@ from gpulock.install.slurm.configured_hooks import (
     find_slurm_hooks,
 )
 from gpulock.install.slurm.site import Slurmd as Daemon
-from gpulock.install.slurm.site import find_own_slurmd, parse_slurmd_arguments
+from gpulock.install.slurm.site import parse_slurmd_arguments, slurmds_of_site
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     parse_scontrol_config,
@@ -27,13 +27,9 @@ from gpulock.install.slurm.slurm_conf import (
 from gpulock.node.settings import Settings
 
 
-def test_several_prologs_of_newer_releases_are_all_read() -> None:
+def test_several_prologs_of_newer_releases_are_read_and_another_program_is_refused() -> None:
     conf = parse_scontrol_config("Prolog[0] = /a\nProlog[1] = /b/*\nSLURM_VERSION = 24.05.1\n")
-
     assert conf.get("Prolog") == "/a\n/b/*"
-
-
-def test_the_output_of_another_program_is_refused() -> None:
     with pytest.raises(InstallError, match="SLURM_VERSION"):
         parse_scontrol_config("Usage: scontrol\n")
 
@@ -90,15 +86,8 @@ def test_what_slurmd_was_started_with_is_found(
     words: list[str], named: str, found: tuple[str, str]
 ) -> None:
     assert parse_slurmd_arguments(words, named) == found
-
-
-def test_slurmds_of_another_cluster_on_this_machine_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    daemons = [Daemon(n, Path("/slurmd"), f"/{name}/slurm.conf") for n, name in enumerate("xy")]
-    monkeypatch.setattr(site, "find_slurmds", lambda: daemons)
-
-    assert find_own_slurmd(Settings({"SLURM_CONF": "/y/slurm.conf"})) == daemons[1]
+    own, other = (Daemon(n, Path("/slurmd"), f"/{name}/slurm.conf") for n, name in enumerate("xy"))
+    assert slurmds_of_site([own, other], Settings({"SLURM_CONF": "/x/slurm.conf"})) == [own]
 
 
 # --- which hooks are in force --------------------------------------------------------------------

@@ -47,6 +47,8 @@ def test_hooks_that_everybody_may_run_pass_and_damaged_or_private_ones_do_not(pu
         with pytest.raises(InstallError, match=rf"self-test: {hook} ended with 9"):
             try_slurm_hooks(paths)
         hook.write_text(whole)
+    paths.slurm_task.chmod(0o750)
+    assert "mode 0750: users may not run it" in why_users_cannot_run(paths.slurm_task)
     paths.folder.chmod(0o700)
 
     with pytest.raises(InstallError, match=rf"users may not enter {paths.folder}"):
@@ -74,12 +76,3 @@ def test_an_interpreter_below_a_private_folder_is_refused(
 
     with pytest.raises(InstallError, match=r"users may not enter .*/root; .* with 127"):
         try_slurm_hooks(paths)
-
-
-def test_a_program_that_only_root_may_run_is_private(public: Path) -> None:
-    program = public / "program"
-    program.touch(0o750)
-    program.chmod(0o750)
-
-    assert "mode 0750: users may not run it" in why_users_cannot_run(program)
-    assert "No such file" in why_users_cannot_run(public / "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,23 +48,31 @@ def test_what_is_installed_is_there_and_a_second_run_has_nothing_to_do(node: Slu
     assert node.differences() == []
 
 
-def test_a_slurm_older_than_any_that_was_tried_is_refused(node: SlurmNode) -> None:
+def set_unknown(node: SlurmNode) -> None:
+    node.set(GUPS="8")
+
+
+def be_old(node: SlurmNode) -> None:
     (node.state / "release").write_text("21.08.8-2\n")
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (be_old, r"this Slurm is 21\.08.* on 22\.05 and newer: nothing"),
+        (set_unknown, "unknown key 'GUPS'; correct the file"),
+    ],
+)
+def test_what_is_not_known_is_corrected_before_an_installation(
+    node: SlurmNode, plant: Callable[[SlurmNode], None], says: str
+) -> None:
+    plant(node)
     before = tree(node.root)
 
-    with pytest.raises(InstallError, match=r"this Slurm is 21\.08.* on 22\.05 and newer: nothing"):
+    with pytest.raises(InstallError, match=says):
         node.install()
 
     assert tree(node.root) == before
-
-
-def test_a_file_with_a_key_that_is_not_known_is_corrected_before_an_installation(
-    node: SlurmNode,
-) -> None:
-    node.install()
-    node.config.write_text(f"{node.config.read_text()}GUPS=8\n")
-    with pytest.raises(InstallError, match="unknown key 'GUPS'; correct the file"):
-        node.install()
 
 
 def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
@@ -101,15 +110,11 @@ def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
     shown = node.state / "node"
     shown.write_text(shown.read_text().replace("Gres=gpu:8", f"Gres={gres}"))
 
-    with pytest.raises(InstallError, match=r"gives node1 gpu:(h200:)?8, and slurmd -G lists none"):
+    says = r"gives node1 gpu:(h200:)?8, and slurmd -G lists none"
+    with pytest.raises(InstallError, match=says):
         node.parts()
-
-
-def test_of_positions_that_are_only_counted_an_empty_list_is_told(node: SlurmNode) -> None:
-    node.set(SLURM_DEVICE_SELECTION="gpulock")
-    node.list_gpus()
-
-    assert "gives node1 gpu:8, and slurmd -G lists none" in told(node)
+    node.set(SLURM_DEVICE_SELECTION="gpulock")  # positions are only counted
+    assert re.search(says, told(node))
 
 
 def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
@@ -175,25 +180,18 @@ def test_a_card_that_gres_conf_names_and_the_driver_lacks_stops_the_installation
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
         node.parts()
 
-    node.set(SLURM_DEVICE_SELECTION="gpulock")
+    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse")
     assert "no map of Slurm's positions" in told(node)
+    node.give_shards()  # of which the Prolog asks slurmctld, also without positions
+    node.install()
+    assert read_shared_gres(str(node.map.parent)) == ("shard",)
+    assert read_gres_map(str(node.map.parent)) == {}
+    assert node.differences() == []
 
     first = min(node.root.glob("node/proc/driver/nvidia/gpus/*/information"))
     first.write_text(re.sub(r"(?m)^Model:.*$", "Model: NVIDIA H200", first.read_text()))
     with pytest.raises(InstallError, match="the driver shows no GPU with this minor"):
         node.parts()
-
-
-def test_a_map_without_positions_names_the_parts_of_gpus_all_the_same(node: SlurmNode) -> None:
-    """The Prolog asks slurmctld for such a job only where the map names them."""
-    Path(node.device(9)).touch()
-    node.list_gpus(f"Type=(null) Count=1 Index=9 ID=7 File={node.device(9)}")
-    node.give_shards()
-    node.set(SLURM_DEVICE_SELECTION="gpulock", SLURM_SHARDS="refuse")
-    node.install()
-    assert read_shared_gres(str(node.map.parent)) == ("shard",)
-    assert read_gres_map(str(node.map.parent)) == {}
-    assert node.differences() == []
 
 
 # --- uninstall: its own files go, and what others still need stays --------------------------------
@@ -344,6 +342,7 @@ def test_no_line_that_is_shown_is_longer_than_a_terminal(node: SlurmNode) -> Non
 
     said, _, page = install(node, "--dry-run").stdout.partition("Into slurm.conf")
 
+    assert "gres.conf is younger than slurmd" in said
     assert "\n3 changes would be made; then slurm.conf lacks " in said
     assert not node.map.exists()
     for line in page.replace(str(node.root), "/usr/local").splitlines():
@@ -385,7 +384,3 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     assert whole.exit_code == 0
     assert "nothing to change: slurm is in force\n" in whole.stdout
     assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1" in whole.stdout
-
-
-def test_a_gres_conf_younger_than_slurmd_is_pointed_out(node: SlurmNode) -> None:
-    assert "gres.conf is younger than slurmd" in install(node, "--dry-run").stdout

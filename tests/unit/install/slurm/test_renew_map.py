@@ -80,11 +80,17 @@ def test_a_line_that_is_not_this_nodes_is_compared_without_slurmd(
     assert renew_gres_map(node.config, ask=False) == ""
 
 
-def test_the_same_list_in_other_words_goes_on_whenever_slurmd_started(node: SlurmNode) -> None:
-    gres = node.conf.with_name("gres.conf")
-    gres.write_text("".join(f"Name=gpu File={node.device(n)}\n" for n in range(8)))
+@pytest.mark.parametrize("in_words", [True, False])
+def test_the_same_list_goes_on_whenever_slurmd_started(node: SlurmNode, in_words: bool) -> None:
+    """In other words; or where only NVML could tell it, and gres.conf says the same."""
+    if in_words:
+        gres = node.conf.with_name("gres.conf")
+        gres.write_text("".join(f"Name=gpu File={node.device(n)}\n" for n in range(8)))
+    else:
+        edit(node, "# a comment\n")
+        node.list_gpus()
 
-    renew_gres_map(node.config, ask=False)
+    renew_gres_map(node.config, ask=not in_words)
 
     assert positions(node) == SAME
 
@@ -141,18 +147,6 @@ def test_a_slurmd_that_lists_nothing_makes_no_empty_map(
         renew_gres_map(node.config, ask=False)
 
     assert node.map.read_text() == before
-
-
-def test_a_list_that_only_nvml_could_tell_stays_where_gres_conf_says_the_same(
-    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started(monkeypatch, NEW)
-    edit(node, "# a comment\n")
-    node.list_gpus()
-
-    renew_gres_map(node.config, ask=True)
-
-    assert positions(node) == SAME
 
 
 def test_parts_of_gpus_are_kept_and_noticed(

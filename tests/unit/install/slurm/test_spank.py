@@ -92,19 +92,6 @@ def test_it_is_compiled_by_the_command_that_is_printed_and_goes_with_the_hooks(
 
 
 @pytest.mark.slow
-def test_one_of_another_gpulock_is_named_and_nothing_leads_to_it(node: SlurmNode) -> None:
-    node.give_plugin()
-    node.stack(*node.spank_lines)
-    assert not [one for one in node.install().clauses() if "spank_gpulock.so" in one]
-
-    node.plugin.write_bytes(b"\x7fELF something")
-    outcome = node.install(write_conf=True)
-
-    assert outcome.clauses() == [f"{node.plugin} is of another gpulock"]
-    assert "gpulock" not in node.conf.read_text()
-
-
-@pytest.mark.slow
 def test_task_prolog_stays_in_the_block_until_plugstack_names_the_plugin(node: SlurmNode) -> None:
     line = f"TaskProlog={node.paths.slurm_task}"
     node.install(write_conf=True)
@@ -119,6 +106,8 @@ def test_task_prolog_stays_in_the_block_until_plugstack_names_the_plugin(node: S
     node.stack(*node.spank_lines)
     assert node.install(write_conf=True).clauses() == []
     assert "TaskProlog=" not in node.conf.read_text()
+    node.plugin.write_bytes(b"\x7fELF something")
+    assert node.install(write_conf=True).clauses() == [f"{node.plugin} is of another gpulock"]
 
 
 # --- plugstack.conf ----------------------------------------------------------------------------
@@ -150,24 +139,17 @@ def test_lines_are_found_in_included_files_and_where_slurm_conf_says(tmp_path: P
     assert PlugStack(SlurmConf({}, "x"), tmp_path / "none/slurm.conf").lines == []
 
 
-@pytest.mark.parametrize("lines", [(ABOVE, PYXIS, BELOW.replace(" ", "\t ")), (OTHER, ABOVE)])
-def test_with_both_lines_around_pyxis_nothing_is_left(
-    tmp_path: Path, lines: tuple[str, ...]
-) -> None:
-    assert stack(tmp_path, *lines).remainder(PLUGIN) is None
+WHOLE: list[tuple[str, ...]] = [(ABOVE, PYXIS, BELOW.replace(" ", "\t ")), (OTHER, ABOVE)]
+LACKING: list[tuple[str, ...]] = [
+    *((), (PYXIS, ABOVE), (BELOW, PYXIS), (f"optional {PLUGIN}", PYXIS, BELOW)),
+    ("required /old/spank_gpulock.so", PYXIS, BELOW),
+]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        (),
-        (PYXIS, ABOVE),
-        (BELOW, PYXIS),
-        (f"optional {PLUGIN}", PYXIS, BELOW),
-        ("required /old/spank_gpulock.so", PYXIS, BELOW),
-    ],
-)
-def test_what_is_missing_is_shown_whole(tmp_path: Path, lines: tuple[str, ...]) -> None:
-    left = stack(tmp_path, OTHER, *lines).remainder(PLUGIN)
-    assert left is not None
-    assert [line.strip() for line in left.page if line.startswith("    ")] == [ABOVE, BELOW]
+def test_what_is_missing_is_shown_whole(tmp_path: Path) -> None:
+    for lines in WHOLE:
+        assert stack(tmp_path, *lines).remainder(PLUGIN) is None
+    for lines in LACKING:
+        left = stack(tmp_path, OTHER, *lines).remainder(PLUGIN)
+        assert left is not None
+        assert [line.strip() for line in left.page if line.startswith("    ")] == [ABOVE, BELOW]

@@ -19,6 +19,7 @@ from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 Plant = Callable[[SystemdNode], None]
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service gpulockd.service"]
+REAL_PROGRAM = manager.run_systemd_program
 DROP_IN = "etc/systemd/system/{}.d/10-gpulock.conf"
 
 
@@ -36,14 +37,14 @@ def restarts(node: SystemdNode) -> list[str]:
     return [line for line in node.ctl.told if line.startswith("restart")]
 
 
-def test_a_program_of_systemds_that_fails_is_told_with_its_reason() -> None:
-    with pytest.raises(InstallError, match=r"ended with 3: no such unit$"):
-        manager.run_systemd_program("sh", "-c", "echo no such unit >&2; exit 3")
-
-
 def test_both_services_are_installed_enabled_and_started_the_socket_first(
-    node: SystemdNode,
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After user and folders were made, by programs of systemd's."""
+    with pytest.raises(InstallError, match=r"ended with 3: no such unit$"):
+        REAL_PROGRAM("sh", "-c", "echo no such unit >&2; exit 3")
+    tell = node.ctl.told.append
+    monkeypatch.setattr(manager, "run_systemd_program", lambda *words: tell(" ".join(words)))
     node.install()
 
     assert {*files(node)} == {
@@ -53,25 +54,21 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
         "etc/tmpfiles.d/gpulock.conf",
         "etc/sysusers.d/gpulock.conf",
     }
+    made = ["systemd-sysusers gpulock.conf", "systemd-tmpfiles --create gpulock.conf"]
+    assert node.ctl.told[:2] == made
     assert restarts(node) == STARTED
     assert (node.differences(), node.install().changed) == ({}, [])
-    made = SystemdInstaller(node.config)
-    assert made.parts().notes == [
+    installer = SystemdInstaller(node.config)
+    assert installer.parts().notes == [
         f"after an upgrade of gpulock, or a change of settings: {install.RESTART}"
     ]
-    assert {*made.services().states().values()} == {ON}
-
-
-def test_user_and_folders_are_made_before_a_service_starts(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        manager, "run_systemd_program", lambda *words: node.ctl.told.append(" ".join(words))
-    )
+    assert {*installer.services().states().values()} == {ON}
+    assert "ProtectControlGroups=no" not in node.drop_in(DAEMON)
+    mark = node.root / "run/gpulock.claims/isolation"  # what was confined is to be cleared away
+    mark.parent.mkdir(parents=True)
+    mark.touch()
     node.install()
-    begin = node.ctl.told.index("systemd-sysusers gpulock.conf")
-    assert node.ctl.told[begin + 1] == "systemd-tmpfiles --create gpulock.conf"
-    assert restarts(node)[0] not in node.ctl.told[:begin]
+    assert "\nProtectControlGroups=no\n" in node.drop_in(DAEMON)
 
 
 def test_of_a_package_only_the_drop_ins_are_written(
@@ -103,15 +100,6 @@ def test_the_first_drop_in_of_a_service_that_runs_starts_it_afresh(
     node.install()
 
     assert (restarts(node), node.differences()) == (STARTED, {})
-
-
-def test_a_mark_of_isolation_among_the_records_lets_gpulockd_clear_it_away(
-    node: SystemdNode,
-) -> None:
-    (node.root / "run/gpulock.claims").mkdir(parents=True)
-    (node.root / "run/gpulock.claims/isolation").touch()
-    node.install()
-    assert "\nProtectControlGroups=no\n" in node.drop_in("gpulockd.service")
 
 
 def test_a_setting_that_changes_a_unit_starts_the_services_afresh(node: SystemdNode) -> None:
@@ -196,43 +184,28 @@ def test_what_keeps_a_service_from_running_is_told(
 # --- uninstall ----------------------------------------------------------------------------------
 
 
-def test_uninstall_stops_both_and_removes_their_files(node: SystemdNode) -> None:
+@pytest.mark.parametrize("has_systemd", [True, False])
+def test_uninstall_stops_both_and_removes_their_files(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch, has_systemd: bool
+) -> None:
     own = node.etc / "systemd/system/gpulockd.service.d/site.conf"
     own.parent.mkdir(parents=True)
     own.write_text("# the site's\n")
     before = files(node)
     node.install()
     (node.root / "run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
+    node.ctl.mark("failed", DAEMON, "[Unit]")
+    if not has_systemd:
+        monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
 
     node.uninstall()
 
     assert files(node) == before
-    assert node.ctl.units("active") == node.ctl.units("enabled") == set()
+    for state in ("active", "enabled", "failed") if has_systemd else ():
+        assert node.ctl.units(state) == set()
     assert (node.root / "run/gpulock/locks/0000:06:00.0").is_dir()
     assert not (node.etc / "systemd/system/gpulock-exporter.socket.d").exists()
     assert node.uninstall().changed == []
-
-
-def test_a_service_that_failed_is_taken_away(node: SystemdNode) -> None:
-    node.install()
-    node.ctl.mark("failed", "gpulockd.service", "[Unit]")
-
-    node.uninstall()
-
-    assert node.ctl.units("failed") == node.ctl.units("active") == set()
-
-
-def test_files_go_also_where_systemd_runs_no_more(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = files(node)
-    node.install()
-    monkeypatch.setattr(manager, "RUNNING", node.root / "nowhere")
-    node.ctl.told.clear()
-
-    node.uninstall()
-
-    assert (files(node), node.ctl.told) == (before, [])
 
 
 @pytest.mark.parametrize(

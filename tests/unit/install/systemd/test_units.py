@@ -80,6 +80,10 @@ def write(folder: Path, **keys: str) -> list[str]:
 )
 def test_a_unit_says_of_itself(unit: str, name: str, wanted: list[str]) -> None:
     assert values(units()[unit], name) == wanted
+    cards = {f"/dev/nvidia{number} rw" for number in range(16)}
+    assert {"char-195 rwm", "/dev/nvidiactl rw"} | cards <= {
+        *values(units()[EXPORTER], "DeviceAllow")
+    }
 
 
 # --- systemd's own word -------------------------------------------------------------------------
@@ -93,14 +97,7 @@ EVERY_SETTING = {
 
 
 @SYSTEMD
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        EVERY_SETTING,
-        {"SHARES": "0:4", "SHARE_MPS": "yes"},
-    ],
-)
+@pytest.mark.parametrize("keys", [{}, EVERY_SETTING, {"SHARES": "0:4", "SHARE_MPS": "yes"}])
 def test_systemd_finds_nothing_to_say_against_the_units(
     tmp_path: Path, keys: dict[str, str]
 ) -> None:
@@ -174,13 +171,9 @@ def test_the_daemon_writes_where_its_settings_send_it() -> None:
     assert writable_folders(settings(CDI_DIR="/var/run/cdi")) == []
     assert writable_folders(settings(CDI_DIR="/nfs/cdi")) == ["-/nfs/cdi"]
     assert writable_folders(settings(CDI_DIR="/running/cdi")) == ["-/running/cdi"]
-
-
-def test_the_exporter_may_open_the_cards_by_number_and_by_path() -> None:
-    allowed = values(units()[EXPORTER], "DeviceAllow")
-
-    cards = {f"/dev/nvidia{number} rw" for number in range(16)}
-    assert {"char-195 rwm", "/dev/nvidiactl rw"} | cards <= {*allowed}
+    text = units(SHARES="0:4", SHARE_MPS="yes")[DAEMON]
+    assert "-/var/lib/gpulock-mps" in text, "nothing beside it is written"
+    assert "ExecStartPre=+/usr/bin/install -d -m 0755 /var/lib/gpulock-mps\n" in text, "as root"
 
 
 def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: Path) -> None:
@@ -265,9 +258,3 @@ def test_a_path_that_systemd_would_read_differently_is_refused(path: str) -> Non
 
     with pytest.raises(InstallError, match="cannot stand in a unit"):
         drop_in_texts(sys.executable, CONFIG, what)
-
-
-def test_mps_needs_no_more_than_a_folder_of_its_users() -> None:
-    text = units(SHARES="0:4", SHARE_MPS="yes")[DAEMON]
-    assert "-/var/lib/gpulock-mps" in text, "nothing beside it is written"
-    assert "ExecStartPre=+/usr/bin/install -d -m 0755 /var/lib/gpulock-mps\n" in text, "as root"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,17 +15,8 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.alloc.choose import ClaimRequest
-from gpulock.alloc.claim import claim_devices
-from gpulock.daemon.health.cards import read_cards, save_cards
-from gpulock.deadline import Deadline
-from gpulock.node import sample
-from gpulock.node.context import Node
-from gpulock.node.settings_file import read_settings
-from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import owner
 from gpulock.store.locks import LockStore
-from gpulock.workstation.process_claims import make_process_owner
 from tests.exporter.certificates import (
     make_authority,
     make_certificate,
@@ -36,124 +26,14 @@ from tests.exporter.certificates import (
 from tests.exporter.whole import Scrape, Whole
 from tests.exporter.wire import Answer, as_user
 from tests.nvml.double import Double, Process
-from tests.support.clock import boot_time
-from tests.support.exporter_contract import CONTRACT, PROCESS
 from tests.support.locks import place_lock
 from tests.support.ports import ReservedPort
 from tests.support.trees import record
 from tests.support.wait import wait_until
 
-# NVML has no call that tells how busy an instance's memory is
-PROFILES = ("3g.71gb", "1g.18gb")
-FANLESS = (CONTRACT | PROCESS) - {"gpulock_gpu_fan_ratio"}  # the cards of a DGX have none
-ALL_AT_WORK = {f"gpu2.mig0.gpm.{metric}": 50 for metric in (1, 2, 3, 5, 10)}
-
-
-def act(exporter: Whole) -> None:
-    """Let happen on a node what counters and verdicts are made of."""
-    with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        exporter.gpulock("claim", "--devices", "1", "--pid", str(process.pid))
-        process.kill()
-    exporter.gpulock("claim", "--devices", "0,2:gi1.ci0", "--pid", str(os.getpid()))
-    exporter.gpulock("reap")
-    for device in ("1", "2:gi2.ci0"):
-        exporter.gpulock("quarantine", device, "--reason", "a noisy fan")
-    share_last_card(exporter)
-    pass_checks(exporter)
-
-
-def pass_checks(exporter: Whole) -> None:
-    """Let the first card pass a check, as gpulockd notes it."""
-    node = Node(read_settings(str(exporter.config)))
-    cards = read_cards(node.settings.state_dir, node.boot_id)
-    card, switch = node.devices()[0].bus, "0000:c4:00.0"
-    cards.known = {card}
-    cards.of(card).found = {"pcie_width": ""}
-    cards.xids = {(card, 79): (1, 1.0), (switch, 20009): (1, 1.0)}
-    save_cards(node.settings.state_dir, cards)
-
-
-def share_last_card(exporter: Whole) -> None:
-    """Let a process hold a place on a card, as a shard job does."""
-    node = Node(read_settings(str(exporter.config)))
-    owner = make_process_owner(node, os.getppid(), "alice", "")
-    want = ClaimRequest(1, (node.devices()[-1].id,), share=True)
-    want.counted = True
-    grant = claim_devices(node, owner, want, lambda: make_liveness_judge(node), Deadline(30.0))
-    assert grant.owner.devices[0].endswith(".share1")
-
-
-def test_every_family_has_values_of_nvml(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=4) as nvml:
-        nvml.split(2, PROFILES)
-        nvml.update({**ALL_AT_WORK, "gpu0.fabric.state": 3})
-        with Whole(tmp_path, nvml, settings={"SHARES": "3:4"}) as exporter:
-            nvml.load(0, 100)
-            exporter.up(2)
-            shutil.copy(exporter.folder / "inventory", nvml.node / "run/gpulock")  # as root does
-            act(exporter)
-            assert exporter.wait_until(lambda s: s.names() >= FANLESS).names() == FANLESS
-            exporter.release()
-
-
 SECRET = "hunter2-correct-horse"
 LOOKED = "gpulock_sample_timestamp_seconds"
 USER = 'o"h\\ {}=,#€\u2028'
-
-
-def test_the_last_second_of_a_claim_that_goes_is_in_its_file(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings={"SAMPLE_PERIOD": "2"}) as exporter,
-    ):
-        nvml.load(0, 100)
-        exporter.up(2)
-        claimed = boot_time()
-        token = exporter.claim(0)
-        looked = exporter.wait_until(lambda s: s.all("gpulock_gpu_lock_info", gpu="0") == [1])
-        last = looked.one(LOOKED)
-        exporter.wait_until(
-            lambda s: max(s.all(LOOKED), default=0.0) > last
-        )  # the next look is two seconds away
-        going = boot_time()
-        exporter.release()
-        left = exporter.folder / "finished" / token
-        exporter.wait_until(lambda _: left.exists())
-        found = sample.read_finished_claim(str(exporter.folder), token)
-        assert found is not None
-        (account,) = found.tokens[token].values()
-        assert account.since is not None and account.until is not None
-        assert claimed <= account.since <= going
-        assert going <= account.until <= boot_time(), "the look after its end is billed to it"
-        assert account.busy is not None and account.observed is not None
-        lived = account.until - account.since
-        assert lived - 4 <= account.observed <= lived + 1
-        assert account.busy >= 0.9 * account.observed > 1
-
-
-def test_an_exporter_that_is_killed_and_started_goes_on_where_it_was(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
-        nvml.load(0, 100)
-        exporter.up(2)
-        exporter.claim(0)
-        before = exporter.wait_until(
-            lambda s: (
-                max(s.all("gpulock_gpu_busy_seconds_total")) > 1 and s.all("gpulock_gpu_lock_info")
-            )
-        )
-        counted = before.totals()
-        assert len(counted) > 30
-        exporter.process.kill()
-        exporter.process.wait()
-        exporter.start()
-        after = exporter.wait_until(lambda found: found.totals().keys() >= counted.keys())
-        for key, value in counted.items():
-            assert after.values[key] >= value, key
-        more = [after.totals()[key] - value for key, value in counted.items() if "busy" in key[0]]
-        assert max(more) < 20, "time that nobody observed is in no counter"
 
 
 def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) -> None:

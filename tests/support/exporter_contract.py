@@ -6,13 +6,5 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# of the exporter's own process, as every client of Prometheus names them
-PROCESS = frozenset(
-    f"process_{name}"
-    for name in (
-        *("virtual_memory_bytes", "resident_memory_bytes", "start_time_seconds"),
-        *("cpu_seconds_total", "open_fds", "max_fds"),
-    )
-)
 GOLDEN = Path(__file__).parent / "data/exporter/node.prom"  # has each family; see test_exposition
 CONTRACT = frozenset(re.findall(r"^# TYPE (\w+)", GOLDEN.read_text(), re.M))

@@ -110,6 +110,9 @@ def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:
     assert told == ["held", "stale", "quarantined", "free"]
     assert [*told, "missing"] == [row.state for row in rows]
     assert found.one("gpulock_gpus", state="missing") == 1
+    own = ("virtual_memory_bytes", "resident_memory_bytes", "start_time_seconds", "open_fds")
+    told_of_itself = {f"process_{name}" for name in (*own, "max_fds", "cpu_seconds_total")}
+    assert found.names() >= told_of_itself
 
 
 def test_while_the_driver_is_silent_the_last_known_state_and_the_models_are_told(

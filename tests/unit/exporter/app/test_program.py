@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,22 +125,6 @@ def test_where_a_service_manager_makes_the_folder_an_exporter_without_it_ends(
         assert exporter.process.wait(60) == 3
         said = exporter.errors.read_text()
         assert said.endswith(f"gpulock-exporter: {tmp_path}/run/gpulock-exporter is gone\n")
-
-
-def test_a_service_manager_hears_when_it_answers_and_that_it_lives(
-    tmp_path: Path, nvml: Double
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(60)
-        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
-        with Whole(tmp_path, nvml, settings=SHORT, env={**nvml.env, **told}) as exporter:
-            assert listener.recv(4096).decode() == (
-                f"READY=1\nSTATUS=answers on 127.0.0.1:{exporter.port}"
-            )
-            assert exporter.get("/-/healthy").status == 200, "at once"
-            for _ in range(3):
-                assert listener.recv(4096) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize(

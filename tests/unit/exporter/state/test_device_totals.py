@@ -201,6 +201,7 @@ def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int)
     readings = [(number * stride) % width for number in range(1, 20)]
     assert grown(*readings, kind=NVLINK) == 18 * stride
     assert KINDS["nvlink_receive"] == NVLINK
+    assert grown(2 * 2**20, 4 * 2**20, 2**20, kind=NVLINK) == 3 * 2**20, "far from its end: anew"
 
 
 def test_a_driver_known_to_be_restarted_has_not_wrapped() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gpulock_exporter.metrics.families import LabelUser
 from gpulock_exporter.state.snapshot import NodeSnapshot
-from gpulock_exporter.web.page import HOT, PageOptions, render_page
+from gpulock_exporter.web.page import GIB, HOT, PageOptions, render_page
 from gpulock_exporter.web.utilisation_history import (
     LENGTH,
     SHOWN,
@@ -188,6 +188,10 @@ def test_the_mean_since_the_lock_is_told_of_what_was_observed() -> None:
     node.facts = facts()
     node.tick(card(0))
     assert "since the lock" not in html(node.snapshot())
+
+
+def test_memory_never_draws_beyond_its_bar() -> None:
+    assert "width:100.0%" in html(changed(node_of(), memory_used=99 * GIB, memory_total=GIB))
 
 
 def test_a_line_is_broken_where_nothing_was_observed() -> None:

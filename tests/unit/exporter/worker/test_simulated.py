@@ -117,18 +117,6 @@ def test_a_file_says_who_is_idle_and_who_is_foreign(
     assert card(scene.look(), "0000:06:00.0").busy != 0
 
 
-def test_an_instance_without_gpm_tells_its_memory_alone(stage: Callable[[str], Scene]) -> None:
-    scene = stage("a100-mig")
-    scene.hold("0000:07:00.0.gi2.ci0")
-    frame = scene.look(30, processes=True)
-    part = next(one for one in frame.devices if one.gi == 2 and one.bus == "0000:07:00.0")
-    assert (part.utilization, part.busy, part.observed, part.power) == (None, None, None, None)
-    assert (part.memory_used or 0) > 1 << 30
-    assert card(frame, "0000:07:00.0").memory_used == part.memory_used
-    assert card(frame, "0000:07:00.0").mig is True
-    assert (card(frame, "0000:07:00.0").power or 0) > 62
-
-
 def test_a_folder_that_is_no_simulated_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no settings file"):
         SimulatedSource(str(tmp_path)).open()

@@ -24,8 +24,6 @@ from tests.nvml.double import Double, Hang
 from tests.support.journal import HeardJournal
 from tests.support.wait import let_work, wait_until
 
-LOOKED = "gpulock_sample_timestamp_seconds"
-
 
 def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml:

@@ -22,9 +22,18 @@ from gpulock_exporter.web.server import ENDING, ServerLimits
 from gpulock_exporter.web.webconfig import PLACES_OF_ONE
 
 from tests.exporter.certificates import trusting, write_web_config
-from tests.exporter.servers import LARGE, Child, serving
+from tests.exporter.servers import (
+    LARGE,
+    SOUND,
+    Child,
+    as_user,
+    dial,
+    dial_many,
+    exchange,
+    left_open,
+    serving,
+)
 from tests.exporter.whole import pss_mib
-from tests.exporter.wire import SOUND, as_user, dial, dial_many, exchange, left_open
 from tests.support.wait import let_work, wait_until
 
 PLACED = ServerLimits.connections

@@ -32,8 +32,8 @@ from tests.exporter.certificates import (
     trusting,
     write_web_config,
 )
+from tests.exporter.servers import Answer, as_user
 from tests.exporter.whole import PROGRAM, ROOT, UTILISATION, Scrape, Whole
-from tests.exporter.wire import Answer, as_user
 from tests.nvml.double import Double, Process
 from tests.support.locks import place_lock
 from tests.support.ports import ReservedPort

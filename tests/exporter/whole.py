@@ -15,7 +15,7 @@ from types import TracebackType
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.exporter.wire import Answer, fetch
+from tests.exporter.servers import Answer, fetch
 from tests.nvml.double import Double
 from tests.support.ports import ReservedPort
 from tests.support.wait import wait_until

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pynvml
 
-from tests.nvml.drivers import FIRST_BRANCH
+from tests.nvml.cards import FIRST_BRANCH
 from tests.root.build import MARK
 
 SOURCES = Path(__file__).resolve().parent

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real cards answer when idle, as keys of the double's control file.
+"""What real cards answer when idle, as keys of the double's control file, by which driver.
 
 A key that is not here is what the card does not support. Sources: `nvidia-smi -q` of these cards
 as people published it: H200 (driver 590) and RTX 4080 SUPER (595) in the captures of
 utkuozdemir/nvidia_gpu_exporter; K80 and V100 in NVIDIA/nvidia-docker issues 809, 1226, 914 and
 1076; A100 in NVIDIA's data sheets and MIG user guide. The RTX 4090 is the 4080 SUPER with the
 memory, clocks and limits of its data sheet.
+
+With which release branch of the driver a function first came was found by comparing the headers of
+CUDA 11.0 to 13.3, as go-nvml's history has them, and the branch that each CUDA came with. What came
+with MIG (450) is that of CUDA 11.0 which serves MIG and A100.
 """
 
 from __future__ import annotations
@@ -131,3 +135,41 @@ NEWER_KEYS: Mapping[int, tuple[str, ...]] = MappingProxyType(
     }
 )
 WITHOUT_COUNTERS = ("Tesla K80",)  # no energy, no bytes over PCIe: those came with Volta
+
+
+_FIRST = {
+    450: """DeviceGetComputeInstanceId DeviceGetGpuInstanceId DeviceGetMaxMigDeviceCount
+        DeviceGetMigDeviceHandleByIndex DeviceGetMigMode""",
+    455: "DeviceGetComputeRunningProcesses_v2 DeviceGetGraphicsRunningProcesses_v2",
+    470: """DeviceGetMPSComputeRunningProcesses DeviceGetMPSComputeRunningProcesses_v2
+        DeviceGetNvLinkRemoteDeviceType""",
+    510: """DeviceGetComputeRunningProcesses_v3 DeviceGetGraphicsRunningProcesses_v3
+        DeviceGetMPSComputeRunningProcesses_v3 DeviceGetMemoryInfo_v2""",
+    520: "GpmMetricsGet GpmQueryDeviceSupport GpmSampleAlloc GpmSampleFree GpmSampleGet",
+    525: "DeviceGetGpuFabricInfo GpmMigSampleGet",
+    535: "DeviceGetCurrentClocksEventReasons DeviceGetRunningProcessDetailList",
+    550: "DeviceGetGpuFabricInfoV DeviceGetNumaNodeId",
+    570: "DeviceGetTemperatureV",
+    580: "DeviceGetAddressingMode",
+}
+
+FIRST_BRANCH: Mapping[str, int] = MappingProxyType(
+    {f"nvml{name}": branch for branch, names in _FIRST.items() for name in names.split()}
+)
+
+# CUDA 12.2.0 and 12.2.1 (535.54, 535.86): entries of 32 bytes, and no other list that has them.
+DETAILS = "nvmlDeviceGetRunningProcessDetailList"
+WIDE_BRANCH, WIDE_UNTIL = 535, 99
+
+
+def missing_from(driver: str) -> frozenset[str]:
+    """Return the functions that the library of a driver like `535.129.03` does not have."""
+    branch = int(driver.partition(".")[0])
+    missing = frozenset(name for name, first in FIRST_BRANCH.items() if first > branch)
+    return missing | {DETAILS} if has_wide_entries(driver) else missing
+
+
+def has_wide_entries(driver: str) -> bool:
+    """Return whether version 3 of the process lists has entries of 32 bytes with this driver."""
+    branch, release = (int(part) for part in driver.split(".")[:2])
+    return branch == WIDE_BRANCH and release < WIDE_UNTIL

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from gpulock.simulate.node import write_simulated_node
 from tests.nvml.build import library
-from tests.nvml.drivers import missing_from
+from tests.nvml.cards import missing_from
 from tests.nvml.node import driver_version, instance_keys, node_keys
 
 ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4

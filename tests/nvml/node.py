@@ -13,8 +13,7 @@ from pathlib import Path
 from gpulock.node.device_list import INVENTORY_LINE, read_devices
 from gpulock.node.devices import Device
 from gpulock.store import kv
-from tests.nvml.cards import CARDS, NEWER_KEYS, WITHOUT_COUNTERS
-from tests.nvml.drivers import has_wide_entries
+from tests.nvml.cards import CARDS, NEWER_KEYS, WITHOUT_COUNTERS, has_wide_entries
 
 Keys = dict[str, str]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.nvml.build import FLAGS, SOURCES, library, run_compiler, sources
-from tests.nvml.drivers import FIRST_BRANCH
+from tests.nvml.cards import FIRST_BRANCH
 
 pytestmark = [pytest.mark.install, pytest.mark.timeout(600)]
 

@@ -19,8 +19,7 @@ from gpulock_exporter.web.http import (
 )
 from gpulock_exporter.web.server import HttpServer, ServerLimits
 
-from tests.exporter.servers import Running, running
-from tests.exporter.wire import SOUND, dial, exchange, fetch, is_gone
+from tests.exporter.servers import SOUND, Running, dial, exchange, fetch, is_gone, running
 from tests.support.faults import raising
 from tests.support.wait import let_work, wait_until
 

@@ -13,8 +13,7 @@ from collections.abc import Generator
 import pytest
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, takes_gzip
 
-from tests.exporter.servers import Running, greet, running
-from tests.exporter.wire import SOUND, dial, exchange
+from tests.exporter.servers import SOUND, Running, dial, exchange, greet, running
 from tests.support.wait import let_work
 
 HOST = b"Host: node\r\n"

@@ -22,8 +22,7 @@ from tests.exporter.certificates import (
     make_expired,
     trusting,
 )
-from tests.exporter.servers import Running, running
-from tests.exporter.wire import SOUND, dial, exchange, fetch
+from tests.exporter.servers import SOUND, Running, dial, exchange, fetch, running
 
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"
 TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"

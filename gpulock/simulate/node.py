@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -18,20 +17,15 @@ from gpulock.simulate.driver import (
     driver_tree,
     sys_tree,
     write_tree,
-    write_tree_file,
 )
 from gpulock.simulate.machine import Machine, list_machine_inventory
 from gpulock.simulate.presets import PRESETS
-from gpulock.store import atomic
 
 MARKER = "simulation"
 MARKER_LINE = "gpulock-simulation 1"
 NVML = "nvml"  # what NVML would tell: the exporter's; gpulockd writes an `inventory` of its own
 LISTEN = "127.0.0.1:9465"  # a simulation is nobody else's
 LOCAL_MAJORS = range(240, 255)  # admin-guide/devices.txt: LOCAL/EXPERIMENTAL USE
-
-# All that a simulation may hold; on rewriting these go, and nothing else is touched.
-PARTS = ("proc", "sys", "dev", "run", "state", "sge", "telemetry", NVML, "gpulock.conf")
 
 
 class SimulationError(RuntimeError):
@@ -56,9 +50,9 @@ def write_simulated_node(
 ) -> SimulatedNode:
     """Write the node `preset` with its first `gpus` GPUs below `directory`.
 
-    A folder with anything in it is refused unless it is a simulation of the caller's, which is
-    then written anew. `for_scheduler`: only the GPUs are simulated, for hooks that a real
-    scheduler starts as root. No other user may then be able to change the folder or one above.
+    A folder with anything in it is refused. `for_scheduler`: only the GPUs are simulated, for hooks
+    that a real scheduler starts as root. No other user may then be able to change the folder or one
+    above.
     """
     machine = PRESETS[preset]
     if gpus is not None:
@@ -68,6 +62,7 @@ def write_simulated_node(
     node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
     told = format_inventory(list_machine_inventory(machine), Proc().boot_id()).encode()
     own: Tree = {
+        MARKER: f"{MARKER_LINE}\nuid={os.geteuid()}\n".encode(),
         "run/gpulock/inventory": told,
         NVML: told,
         "state": None,
@@ -95,7 +90,7 @@ def format_node_config(node: SimulatedNode, for_scheduler: bool = False) -> str:
     )
     return (
         f"# A simulated node, preset {machine.name}: {machine.summary}.\n"
-        "# Written by `gpulock simulate`; writing it anew replaces this file.\n"
+        "# Written by `gpulock simulate`; removing its folder leaves nothing of it.\n"
         f"DRIVER_ROOT={node.driver_root}\n"
         f"SYS_ROOT={node.sys_root}\n"
         f"DEV_ROOT={node.dev_root}\n"
@@ -121,16 +116,11 @@ def make_device_nodes(node: SimulatedNode, devices: str = "/proc/devices") -> No
         new.replace(path)
 
 
-def marker_text(uid: int) -> str:
-    """Return the marker file of a simulation that belongs to `uid`."""
-    return f"{MARKER_LINE}\nuid={uid}\n"
-
-
 def _prepare_node_folder(directory: Path, for_scheduler: bool) -> Path:
-    """Return the absolute folder, empty but for the marker.
+    """Return the absolute folder, which is empty and the caller's.
 
-    The marker comes first, so that a simulation cut short can be written anew. `for_scheduler`:
-    the folders are looked at before one is made below them, and again once they lead nowhere else.
+    `for_scheduler`: the folders are looked at before one is made below them, and again once they
+    lead nowhere else.
     """
     folder = directory.absolute()
     if not all(c.isprintable() or c > "\x7f" for c in str(folder)):
@@ -140,16 +130,13 @@ def _prepare_node_folder(directory: Path, for_scheduler: bool) -> Path:
             _refuse_others_folder(next(path for path in folder.parents if path.exists()))
         folder.mkdir(parents=True, exist_ok=True)
         folder = folder.resolve()
+        if for_scheduler:
+            _refuse_others_folder(folder.parent)
         if folder.stat().st_uid != os.geteuid():
             raise SimulationError(f"{folder} is not yours: take a folder of your own")
-        filled = any(folder.iterdir())
-        if for_scheduler:
-            _refuse_others_folder(folder if filled else folder.parent)
-        if filled:
-            _clear_simulation(folder)
-        else:
-            folder.chmod(FOLDER_MODE)
-            write_tree_file(folder / MARKER, marker_text(os.geteuid()).encode())
+        if any(folder.iterdir()):
+            raise SimulationError(f"{folder} is not empty: take a new folder, or remove this one")
+        folder.chmod(FOLDER_MODE)
     except FileExistsError:
         raise SimulationError(f"{folder} is not a folder: take another name") from None
     except OSError as fault:
@@ -161,21 +148,3 @@ def _refuse_others_folder(folder: Path) -> None:
     """Raise SimulationError where another user can change a folder or what leads to it."""
     if why := why_untrusted_program(folder, (0, os.geteuid())):
         raise SimulationError(f"{why}: hooks obey root's folders alone; take another folder")
-
-
-def _clear_simulation(folder: Path) -> None:
-    """Remove the files of an older simulation of the caller's, never through a symbolic link."""
-    marker, uid = folder / MARKER, os.geteuid()
-    try:
-        own = marker.lstat().st_uid == uid and atomic.read_text(str(marker)) == marker_text(uid)
-    except OSError:
-        own = False
-    if not own:
-        why = f"{folder} is not empty and no simulation of yours"
-        raise SimulationError(f"{why}: take an empty folder")
-    for name in PARTS:
-        part = folder / name
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part)
-        else:
-            part.unlink(missing_ok=True)

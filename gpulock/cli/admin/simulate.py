@@ -32,7 +32,7 @@ HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESE
 @click.option("--gpus", type=click.IntRange(min=1), help="Only its first GPUs, this many.")
 @click.option("--for-scheduler", is_flag=True, help="GPUs for a real scheduler's jobs; as root.")
 def simulate_command(directory: Path, preset: str, gpus: int | None, for_scheduler: bool) -> None:
-    """Write a simulated node into DIRECTORY, which must be empty or an older simulation."""
+    """Write a simulated node into DIRECTORY, which must be new or empty."""
     if for_scheduler and os.geteuid() != 0:
         raise CommandRefusedError("a scheduler's hooks obey root's files alone", "run it as root")
     try:

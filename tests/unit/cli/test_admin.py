@@ -23,7 +23,6 @@ from gpulock.node.context import Node
 from gpulock.node.settings_file import read_settings
 from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
-from gpulock.store.verdicts import DEAD, Verdict, write_verdicts
 from gpulock.workstation.wire import RELEASED, RESERVE, UNRESERVE, SocketReply, SocketRequest
 from tests.support.cli_site import Site, dead_process
 from tests.support.fake_mps import leave_mps
@@ -210,16 +209,6 @@ def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site:
     assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 0
 
 
-def test_orphans_are_not_restored_by_hand(site: Site) -> None:
-    site.hold(7, token="a")
-    dead = Verdict(DEAD, "gone")
-    dead.orphans = "process 9 has it open"
-    node = site.node()
-    write_verdicts(node.store.path, {"a": dead}, node.boot_id)
-    result = site.call("restore", "7")
-    assert (result.exit_code, f"{site.gpulock} reap" in result.stderr) == (1, True)
-
-
 def test_reap_frees_the_dead_keeps_the_living_and_says_why(site: Site) -> None:
     pid, start = dead_process()
     site.hold(1, 2, scheduler="process", job_id=str(pid), pid=pid, start=start, token="a")
@@ -254,22 +243,18 @@ def whole(site: Site, command: str) -> str:
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
     pid, start = dead_process()
     uid = os.getuid()
-    site.hold(4, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
+    site.hold(4, 5, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
     with site.opened(4) as user:
+        assert "GPUs 4, 5  quarantined: orphans: process" in whole(site, "status")
         text = whole(site, "reap")
-        assert text.startswith(f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has")
+        assert f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has" in text
         assert f"{site.id(4)} open; {site.gpulock} why 4" in " ".join(whole(site, "status").split())
+        refused = site.call("restore", "4")
+        assert (refused.exit_code, f"{site.gpulock} reap" in refused.stderr) == (1, True)
         why = " ".join(whole(site, "why 4").split())
         assert "freed by a reap, once no process has it open" in why and "back by" not in why
         assert f"next end process {user.pid} " in why and f", then {site.gpulock} reap" in why
     assert whole(site, "reap").startswith("freed ")
-
-
-def test_one_device_that_is_open_is_told_of_all_of_its_dead_owner(site: Site) -> None:
-    pid, start = dead_process()
-    site.hold(4, 5, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=os.getuid())
-    with site.opened(4):
-        assert "GPUs 4, 5  quarantined: orphans: process" in whole(site, "status")
 
 
 def test_reap_puts_back_what_living_runs_hold_when_the_locks_were_lost(site: Site) -> None:
@@ -369,28 +354,21 @@ def lose_records(site: Site) -> None:
     shutil.rmtree(f"{site.files.lock_dir}.claims")
 
 
-def test_a_free_device_is_not_offered_while_nothing_is_granted(lost: Site) -> None:
-    said = lost.words("why", "2")
-    assert "granted to nobody: the records of this boot's claims were lost" in said
-    assert "forget-locks when no job is left" in said and "COMMAND" not in said
-
-
 def test_a_node_whose_records_were_lost_grants_again_once_told(lost: Site) -> None:
     refused = lost.run(*TRUE)
     assert refused.returncode != 0
     assert "run gpulock" in refused.stderr and "forget-locks" in refused.stderr
+    said = lost.words("why", "2")  # a free device is offered to nobody meanwhile
+    assert "granted to nobody: the records of this boot's claims were lost" in said
+    assert "forget-locks when no job is left" in said and "COMMAND" not in said
 
     result = lost.call("forget-locks")
 
     assert (result.exit_code, result.stderr) == (0, "")
     assert "may be granted again" in result.stdout
     assert lost.run(*TRUE).returncode == 0
-
-
-def test_a_node_that_has_its_records_forgets_nothing(site: Site) -> None:
-    assert site.run(*TRUE).returncode == 0
-    result = site.call("forget-locks")
-    assert result.exit_code != 0 and "no records were lost" in result.stderr
+    again = lost.call("forget-locks")
+    assert again.exit_code != 0 and "no records were lost" in again.stderr
 
 
 def test_while_a_process_has_a_gpu_open_nothing_is_forgotten_but_by_force(

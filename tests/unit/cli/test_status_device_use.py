@@ -63,15 +63,6 @@ def test_what_a_device_does_stands_beside_who_holds_it(site: Site, sampled: Samp
     assert text.splitlines()[-1] == "8 GPUs: 6 free, 2 held"
 
 
-def test_where_no_exporter_has_a_folder_nothing_is_said_of_it(site: Site) -> None:
-    text = site.call("status").stdout
-    assert "UTIL" not in text
-    assert text.splitlines()[-1] == "8 GPUs: 8 free"
-    found = site.json()
-    assert found["sample"] is None
-    assert {gpu["use"] for gpu in found["gpus"]} == {None}
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -117,22 +108,6 @@ def test_a_folder_without_a_sample_is_said(
     assert said in read_facts(site.call("status").stdout)["samples"]
 
 
-def test_a_held_device_that_does_nothing_for_long_is_held_idle(
-    site: Site, sampled: Sampled
-) -> None:
-    for number, idle in enumerate((599.0, 600.0)):
-        site.hold(number, token=f"t{number}")
-        sampled.device(site.id(number), utilization=0.0)
-        sampled.claim(f"t{number}", site.id(number), idle=idle, last_busy=sampled.now - HOUR)
-    sampled.write()
-    found = site.json()
-    assert [gpu["state"] for gpu in found["gpus"][:2]] == ["held", "held_idle"]
-    assert (found["totals"]["held"], found["totals"]["held_idle"]) == (1, 1)
-    text = site.call("status").stdout
-    assert row(text, 1)["STATE"] == "held (idle)"
-    assert row(text, 1)["LAST BUSY"] == "1h00m ago"
-
-
 def test_foreign_processes_are_counted_and_named(site: Site, sampled: Sampled) -> None:
     site.hold(0)
     site.publish(t=Verdict("alive", "its shepherd runs"))
@@ -175,10 +150,10 @@ def test_numbers_that_cannot_be_neither_break_the_table_nor_the_command(
 
 
 def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Sampled) -> None:
-    for number, idle in enumerate((2000.0, 20.0, 1800.0)):
+    for number, idle in enumerate((2000.0, 599.0, 1800.0, 600.0)):
         site.hold(number, token=f"t{number}")
         sampled.device(site.id(number))
-        sampled.claim(f"t{number}", site.id(number), idle=idle)
+        sampled.claim(f"t{number}", site.id(number), idle=idle, last_busy=sampled.now - HOUR)
     sampled.device(site.id(5), utilization=0.0)
     site.hold(6, token="r", scheduler="admin", job_id=site.id(6), comment="burn-in")  # is to rest
     sampled.claim("r", site.id(6), idle=float(HOUR))
@@ -187,8 +162,12 @@ def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Samp
     for number in (6, 7):
         sampled.device(site.id(number), utilization=0.0, age=60 if number == 7 else 0)
     sampled.write()
+    assert site.states()[:4] == ["held_idle", "held", "held_idle", "held_idle"]
     assert site.states()[6:] == ["held", "held"]
-    assert row(site.call("status").stdout, 7)["UTIL"] == "-"
+    assert site.json()["totals"]["held_idle"] == 3
+    text = site.call("status").stdout
+    assert (row(text, 3)["STATE"], row(text, 3)["LAST BUSY"]) == ("held (idle)", "1h00m ago")
+    assert row(text, 7)["UTIL"] == "-"
     result = site.call("status", "--idle", "30m")
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["GPU", "0", "2", "8"]
@@ -196,7 +175,7 @@ def test_idle_lists_those_that_are_held_and_do_nothing(site: Site, sampled: Samp
     none = site.call("status", "--idle", "1h")
     assert (none.exit_code, none.stdout.splitlines()) == (
         1,
-        ["8 GPUs: 3 free, 3 held, 2 held (idle)"],
+        ["8 GPUs: 2 free, 3 held, 3 held (idle)"],
     )
 
 
@@ -278,7 +257,10 @@ def card_lines(site: Site, *words: str) -> list[str]:
 
 
 def test_each_holder_has_one_line_with_its_part_of_the_gpu(site: Site) -> None:
-    assert "SHARE" not in site.call("status").stdout
+    shown = site.call("status").stdout
+    assert "SHARE" not in shown and "UTIL" not in shown, "no exporter has a folder"
+    assert shown.splitlines()[-1] == "8 GPUs: 8 free"
+    assert (site.json()["sample"], site.json()["gpus"][0]["use"]) == (None, None)
     share(site, "12", "alice", 1, 2)
     share(site, "13", "bob", 3, parted=0)  # that nobody counts
     assert card_lines(site) == ["held 12 alice gpu.q 2/4 0s", "13 bob gpu.q 1/? 0s"]

@@ -367,11 +367,6 @@ def test_before_the_first_claim_of_a_boot_that_is_said(site: Site) -> None:
     assert "nothing was claimed here in this boot" in site.call("why", "job", "12").stdout
 
 
-def test_a_name_is_no_pattern(site: Site) -> None:
-    for name in ("GPU-.*.*.*", "GPU-((((("):
-        assert f"no device {name!r} here" in site.call("why", name).stderr
-
-
 def test_cards_that_are_gone_are_told_claim_by_claim(site: Site) -> None:
     for number, name in ((1, "0000:fe:00.0"), (2, "0000:ff:00.0")):
         place_lock(site.node().store, name, site.hold(number, token=f"t{number}"))

@@ -165,14 +165,6 @@ def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_
         assert device(eye.look()).energy == 5.0
 
 
-def test_memory_is_without_what_the_driver_reserves_where_it_tells(tmp_path: Path) -> None:
-    for driver, used in (("535.129.03", 1 << 30), ("470.57.02", (1 << 30) + (270 << 20))):
-        with Double(tmp_path / driver, preset="dgx1", gpus=1, driver=driver) as nvml:
-            nvml.set("gpu0.memory.used", "1G")
-            with Eye(nvml) as eye:
-                assert device(eye.look()).memory_used == used
-
-
 @pytest.mark.parametrize("filled", ["zeros", "untouched"])
 def test_field_values_that_nobody_filled_in_are_absent_and_no_zeros(
     tmp_path: Path, filled: str

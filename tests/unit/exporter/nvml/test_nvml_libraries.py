@@ -17,6 +17,7 @@ from tests.nvml.double import Double, Process
 from tests.support.exporter_nvml import Eye, device
 
 DRIVERS = ("390.157", "470.57.02", "535.54.03", "535.129.03", "580.65.06")
+APART = 510  # drivers that tell apart what they reserve
 NEWER = 470  # drivers that tell who is behind MPS: older ones have no such list
 BINDINGS = ("12.535.77", "12.535.108", "13.580.82")  # the first is not allowed, and does no harm
 RUNNING = [Process(4001, "1M"), Process(4002, "3M"), Process(4003, "-", "G")]
@@ -39,6 +40,8 @@ def look_tells_all(folder: Path, driver: str, binding: Path | None = None) -> No
     card, other = device(frame, 0), device(frame, 1)
     assert (card.processes, other.processes) == (told, {})
     assert (card.utilization, card.temperature, card.energy) == (0.87, 71.0, 7.5)
+    reserved = 0 if int(driver.partition(".")[0]) >= APART else 270 << 20
+    assert card.memory_used == (8 << 30) + reserved
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ REPLACED = {
 LONGEST_LABEL = 256  # characters of a value
 
 Labels = dict[str, str]
+Sample = tuple[Labels, float]
+PROCESS = ProcessCollector(registry=None)  # `process_*` of this process
 
 
 class LabelUser(Enum):
@@ -51,10 +53,6 @@ def owner_labels(record: Owner, label_user: LabelUser) -> list[tuple[str, str]]:
 def known_labels(pairs: Iterable[tuple[str, str]]) -> Labels:
     """Return labels that can be written, those without a value left out."""
     return {name: value[:LONGEST_LABEL].translate(REPLACED) for name, value in pairs if value}
-
-
-Sample = tuple[Labels, float]
-PROCESS = ProcessCollector(registry=None)  # `process_*` of this process
 
 
 def counters_by_suffix(counters: Mapping[str, float], prefix: str) -> dict[str, float]:

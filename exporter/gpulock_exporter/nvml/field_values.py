@@ -37,6 +37,9 @@ SUMMARY_UNHEALTHY = 2  # NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY
 MASK_FLAGS, FLAG_TRUE = (0, 2, 4, 6), 1  # of the health mask: two bits for each fault, 1: it is so
 MASK_CONFIGURATION, CONFIGURATION_GOOD = 8, 1  # four bits: 0 not supported, 1 none is wrong
 VERSION_WORD = 4  # bytes
+FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
+LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
+ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
 
 def fabric_query(call: str, version: int, size: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
@@ -72,11 +75,6 @@ FABRIC_CALLS = (
     fabric_query("nvmlDeviceGetGpuFabricInfoV", 2, FABRIC.size - 4),
     fabric_query("nvmlDeviceGetGpuFabricInfo", 0, 0),  # 525
 )
-
-
-FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
-LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
-ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
 
 
 class NvmlField(NamedTuple):

@@ -17,6 +17,10 @@ from gpulock_exporter.state.device_totals import DeviceActivity
 
 FIRST_WIDTH = 1.0  # seconds
 LONGEST = 1e10  # seconds of a claim: beyond, a time is garbage
+LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
+PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
+FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
+Accounts = dict[str, "LedgerAccount"]
 
 
 @dataclass
@@ -80,13 +84,6 @@ def restore_buckets(
     spans = [of / MILLI for _, of in both]
     works = [min(work / MILLI, span) for (work, _), span in zip(both, spans)]
     return Buckets(since, width, works, spans)
-
-
-LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
-PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
-FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
-
-Accounts = dict[str, "LedgerAccount"]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ SLACK = 1.0  # seconds: a look takes a while, and its counters are not read at o
 REPEATED = 10.0  # seconds for which a worker may hand on a counter that it reads seldom
 WORD = 1 << 32
 KIB_WORD = WORD << 10  # 32 bits that count KiB, handed on as bytes
+IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
+KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
+LONGEST_LOOK = 120.0  # seconds that a driver remembers
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,6 @@ def counter_growth(
         if before.value < width and 0 <= grown + width <= min(most, width / 2):
             return grown + width
     return value if value <= most else None
-
-
-IDLE_RATIO = 0.01  # of a look: so much a desktop or a monitor works, and it is nobody's work
-KEPT_CREDIT = 5.0  # seconds that one look may tell of more than has passed since the last one
-LONGEST_LOOK = 120.0  # seconds that a driver remembers
 
 
 @dataclass(frozen=True)

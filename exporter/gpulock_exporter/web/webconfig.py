@@ -50,6 +50,10 @@ _VERIFY = {  # the others let in any certificate, or none
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|1[0-5])\$[./A-Za-z0-9]{53}")
 
 Section = dict[str, str]
+PLACES, PLACES_OF_ONE = 128, 8  # for checks that wait, of all clients and of one
+_WRONG_REMEMBERED = 256
+_LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
+_CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
 
 
 class WebConfigError(ValueError):
@@ -188,12 +192,6 @@ def _make_passwords(users: Section) -> Passwords:
         what = f"{_USERS} needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
         raise WebConfigError(what) from error
     return Passwords(users, bcrypt.checkpw)
-
-
-PLACES, PLACES_OF_ONE = 128, 8  # for checks that wait, of all clients and of one
-_WRONG_REMEMBERED = 256
-_LONGEST_PASSWORD = 72  # bcrypt knows no more bytes of it
-_CHALLENGE = ("WWW-Authenticate", 'Basic realm="gpulock"')
 
 
 class Passwords:

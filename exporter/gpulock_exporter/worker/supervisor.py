@@ -32,6 +32,12 @@ LONG_CALL = 0.25  # of the time after which a frame is late: a shorter call is n
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 )  # signals by which a library ends its process; others may send any of the rest
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
+MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
+REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
+POLL = 0.2  # seconds between two looks while a process is to start, or is to end
+TRIAL = "looks=2"  # at a card that has hung: some of the calls are made from the second look on
 
 
 class WorkerTimeouts(NamedTuple):
@@ -126,14 +132,6 @@ class WorkerChild:
         """Return the signal by which a library ended it, 0 where none did."""
         code = self.process.poll()
         return -code if code is not None and -code in CRASHES else 0
-
-
-FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0  # seconds between two starts
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
-MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
-REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
-POLL = 0.2  # seconds between two looks while a process is to start, or is to end
-TRIAL = "looks=2"  # at a card that has hung: some of the calls are made from the second look on
 
 
 @dataclass

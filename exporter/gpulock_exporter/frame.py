@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one look at the driver gives: the frame that the worker sends and the exporter believes.
+"""What a worker says: a frame of each look at the driver, and the call in which it is.
 
 A value that the card does not have is absent (None), never 0. Times are CLOCK_BOOTTIME seconds. A
 frame crosses the pipe as one line of JSON. Drivers hand out garbage: 900 % of utilisation, all bits
 set, the memory of another card. Each field of a device says what can be true of it; what breaks
 that rule is not known, and its collector has failed. Names become keys of files and labels, so they
 are held to an alphabet.
+
+Nobody can ask a worker that hangs in the driver: before each call it names it in a page. Its
+supervisor reads the page when a frame is late, and learns which card the other cards wait for.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import struct
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
@@ -29,6 +35,8 @@ MOST_BYTES = 1 << 50  # of memory
 MOST_ERRORS = (1 << 32) - 2  # of memory; 32 bits of ones are no count
 MOST_COUNT = (1 << 64) - 1  # of a counter of bytes
 IMPOSSIBLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+PAGE = struct.Struct("=di32s128s")  # since, card, bus id, call; padded with zeros
+NO_CARD = -1
 
 
 class FieldRule(NamedTuple):
@@ -198,3 +206,52 @@ def usable_value(value: Any, rule: FieldRule) -> Any:
     kind = type(rule.most)
     sound = type(value) in ((float, int) if kind is float else (kind,)) and not rule.by_name
     return kind(value) if sound and rule.least <= value <= rule.most else None
+
+
+class DriverCall(NamedTuple):
+    """A call that is not over: since when (CLOCK_BOOTTIME seconds), of which card.
+
+    `card` is NVML's index, NO_CARD for a call of none; `bus` is empty where it is not known yet.
+    """
+
+    since: float
+    card: int
+    bus: str
+    name: str
+
+
+class CallNote:
+    """The worker's side of its page; file descriptor -1 is one that nobody reads."""
+
+    def __init__(self, fd: int = -1) -> None:
+        self._fd = fd
+        self._card = (NO_CARD, b"")
+
+    def enter_card(self, index: int, bus: str) -> None:
+        """Say that the calls from now on are of this card."""
+        self._card = (index, bus.encode())
+
+    def leave_card(self) -> None:
+        """Say that the calls from now on are of no card, and that none is made now."""
+        self._card = (NO_CARD, b"")
+        self._write(0.0, b"")
+
+    def name_call(self, name: str) -> None:
+        """Name a call before it is made."""
+        self._write(clock_boottime(), name.encode())
+
+    def _write(self, since: float, name: bytes) -> None:
+        if self._fd >= 0:
+            os.pwrite(self._fd, PAGE.pack(since, *self._card, name), 0)
+
+
+def read_driver_call(page: bytes) -> DriverCall | None:
+    """Return the call of a card that was named last and has not come back, as a page tells."""
+    if len(page) < PAGE.size:
+        return None
+    since, card, *texts = PAGE.unpack_from(page)
+    if not since or card <= NO_CARD:
+        return None
+    # a worker may write anything
+    bus, name = (one_line(raw.rstrip(b"\0").decode("ascii", "replace")) for raw in texts)
+    return DriverCall(since, card, bus, name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
-from gpulock_exporter.driver_calls import NO_CARD, CallNote
+from gpulock_exporter.frame import NO_CARD, CallNote
 
 _T = TypeVar("_T")
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from gpulock.deadline import clock_boottime
 from gpulock.store.atomic import write_descriptor
-from gpulock_exporter.driver_calls import CallNote
-from gpulock_exporter.frame import encode_frame
+from gpulock_exporter.frame import CallNote, encode_frame
 
 if TYPE_CHECKING:
     from gpulock_exporter.nvml.source import NvmlSource

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpulock.errors import one_line
-from gpulock_exporter.driver_calls import NO_CARD, PAGE, DriverCall, read_driver_call
-from gpulock_exporter.frame import Frame, decode_frame
+from gpulock_exporter.frame import NO_CARD, PAGE, DriverCall, Frame, decode_frame, read_driver_call
 
 LINE_LIMIT = 1 << 22  # bytes of a frame: 128 MIG devices with 100 processes each are 1 MiB
 WORDS = 400  # bytes of a worker's standard error that are told

@@ -11,8 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.driver_calls import PAGE, CallNote, DriverCall, read_driver_call
-from gpulock_exporter.frame import DeviceTelemetry, Frame, decode_frame, encode_frame
+from gpulock_exporter.frame import (
+    PAGE,
+    CallNote,
+    DeviceTelemetry,
+    DriverCall,
+    Frame,
+    decode_frame,
+    encode_frame,
+    read_driver_call,
+)
 from gpulock_exporter.worker.process import CANNOT_OPEN
 from gpulock_exporter.worker.supervisor import LINE_LIMIT, WorkerChild
 

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpulock_exporter.driver_calls import NO_CARD, DriverCall
-from gpulock_exporter.frame import Frame
+from gpulock_exporter.frame import NO_CARD, DriverCall, Frame
 from gpulock_exporter.worker import supervisor as module
 from gpulock_exporter.worker.supervisor import (
     FIRST_PAUSE,

@@ -113,6 +113,10 @@ def test_a_name_that_reads_like_roots_uids_is_nobodys(machine: Machine) -> None:
 
     assert Proc(str(machine.proc)).status(7).uids[0] == STRANGER
     assert find_execds(machine.proc) == []
+    machine.run(8, "sge_execd", machine.program("own/sge_execd"))
+    status.write_bytes(status.read_bytes().replace(b"Uid:", b"\xff\xfe", 1))  # it is no text
+    (machine.proc / "7/comm").write_bytes(b"\xff\xfe\n")
+    assert [execd.pid for execd in find_execds(machine.proc)] == [8], "and hides no other"
 
 
 def test_a_setuid_programs_link_of_that_name_is_no_daemon(machine: Machine) -> None:
@@ -133,16 +137,6 @@ def test_another_machines_daemon_and_a_fork_of_ours_are_left_out(machine: Machin
     (machine.proc / "9/ns/mnt").symlink_to("mnt:[2]")
 
     assert [daemon.pid for daemon in find_scheduler_daemons("slurmd", machine.proc)] == [7]
-
-
-def test_a_name_that_is_no_text_hides_no_daemon(machine: Machine) -> None:
-    machine.run(7, "sge_execd", machine.program("sge_execd"))
-    machine.run(8, "odd", machine.program("odd"), (STRANGER, STRANGER))
-    status = machine.proc / "8/status"
-    status.write_bytes(status.read_bytes().replace(b"odd", b"\xff\xfe"))
-    (machine.proc / "8/comm").write_bytes(b"\xff\xfe\n")
-
-    assert [execd.pid for execd in find_execds(machine.proc)] == [7]
 
 
 # --- which programs are run ----------------------------------------------------------------------

@@ -13,14 +13,11 @@ from gpulock.install.slurm.gres import (
     devices_of_positions,
     has_gres_flag,
     parse_gres_list,
-    slurm_map_text,
 )
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges
-from gpulock.node import device_list
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
-from gpulock.slurm.gres_map import resolve_gres_devices
 from tests.support.pairs import zip_equal
 
 # Printed by slurmd 22.05.8.
@@ -96,18 +93,6 @@ def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
 
 def node(folder: Path, preset: str) -> Settings:
     return read_settings(str(write_simulated_node(folder / "node", preset).config))
-
-
-def test_the_prolog_finds_the_cards_that_the_map_names(tmp_path: Path) -> None:
-    settings = node(tmp_path, "dgx-h200")
-    wanted = [(f"{settings.dev_root}/nvidia{minor}",) for minor in (4, 0, 7)]
-
-    text = slurm_map_text(None, devices_of_positions(settings, wanted))
-    Path(settings.state_dir, "slurm-map").write_text(text)
-
-    assert text == "gpulock-slurm-map 1\ngres_conf=\n0=4\n1=0\n2=7\n"
-    shown = device_list.read_devices(settings.driver_root, settings.sys_root)
-    assert [d.minor for d in resolve_gres_devices(settings.state_dir, ["0", "2"], shown)] == [4, 7]
 
 
 def test_a_mig_instance_is_named_by_its_card_and_its_capabilities(tmp_path: Path) -> None:

@@ -71,23 +71,7 @@ def test_both_services_are_installed_enabled_and_started_the_socket_first(
     assert "\nProtectControlGroups=no\n" in node.drop_in(DAEMON)
 
 
-def test_of_a_package_only_the_drop_ins_are_written(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
-    node.give_package_units()
-    before = files(node)
-
-    node.install()
-    assert "change of settings" in node.parts().notes[0]
-    added = files(node).keys() - before.keys()
-    node.uninstall()
-
-    assert added == {DROP_IN.format(unit) for unit in (DAEMON, EXPORTER)}
-    assert (files(node), node.ctl.units("active")) == (before, set())
-
-
-def test_the_first_drop_in_of_a_service_that_runs_starts_it_afresh(
+def test_of_a_package_only_the_drop_ins_are_written_and_what_runs_is_started_afresh(
     node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody enabled the package's units; systemd 252 does not see a folder that is new."""
@@ -96,10 +80,16 @@ def test_the_first_drop_in_of_a_service_that_runs_starts_it_afresh(
     for verb in ("daemon-reload", "enable", "restart"):
         node.ctl(verb, *UNITS)
     node.ctl.told.clear()
+    before = files(node)
 
     node.install()
-
     assert (restarts(node), node.differences()) == (STARTED, {})
+    assert "change of settings" in node.parts().notes[0]
+    added = files(node).keys() - before.keys()
+    node.uninstall()
+
+    assert added == {DROP_IN.format(unit) for unit in (DAEMON, EXPORTER)}
+    assert (files(node), node.ctl.units("active")) == (before, set())
 
 
 def test_a_setting_that_changes_a_unit_starts_the_services_afresh(node: SystemdNode) -> None:
@@ -117,26 +107,21 @@ def test_a_setting_that_changes_a_unit_starts_the_services_afresh(node: SystemdN
     assert restarts(node) == STARTED
 
 
-def test_services_whose_start_was_cut_short_are_started_by_the_next_run(node: SystemdNode) -> None:
+def test_what_fails_before_services_are_stopped_leaves_them_and_the_next_run_starts_them(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.install()
     node.set(EXPORTER_LISTEN="127.0.0.1:9999")
+    with monkeypatch.context() as patch, pytest.raises(InstallError, match="/etc is full"):
+        patch.setattr(manager, "run_systemd_program", raising(InstallError("/etc is full")))
+        node.install()
+    assert "gpulock-exporter.service" in node.ctl.units("active")
     node.ctl.fails = "restart"
     with pytest.raises(InstallError):
         node.install()
     node.ctl.fails = ""
 
     assert node.install().changed == [Services.title]
-
-
-def test_what_fails_before_a_service_is_started_afresh_leaves_it_running(
-    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.install()
-    node.set(EXPORTER_LISTEN="127.0.0.1:9999")
-    monkeypatch.setattr(manager, "run_systemd_program", raising(InstallError("/etc is full")))
-    with pytest.raises(InstallError, match="/etc is full"):
-        node.install()
-    assert "gpulock-exporter.service" in node.ctl.units("active")
 
 
 def fails(node: SystemdNode) -> None:

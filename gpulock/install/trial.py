@@ -8,7 +8,6 @@ interpreter below root's home every task of every job fails with 127.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Union
@@ -47,24 +46,6 @@ def try_hook(
         raise InstallError(f"{do} ended with {done.returncode}: {said[:300]!r}")
 
 
-def why_users_cannot_run(path: Path) -> str:
-    """Return what keeps a plain user from running a program, or nothing.
-
-    Looks at the bits of the real file and of every folder above it, links resolved.
-    """
-    try:
-        real = path.resolve(strict=True)
-        for folder in reversed(real.parents):
-            if not folder.stat().st_mode & stat.S_IXOTH:
-                return f"{real}: users may not enter {folder}"
-        mode = real.stat().st_mode
-    except OSError as fault:
-        return f"{path}: {fault.strerror}"
-    if not mode & stat.S_IROTH or not mode & stat.S_IXOTH:
-        return f"{real} has mode {stat.S_IMODE(mode):04o}: users may not run it"
-    return ""
-
-
 def try_sge_hooks(paths: HookPaths) -> None:
     """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
     job, site = (TRIAL_JOB, "0", "queue"), ("root", "root@/bin/true")
@@ -81,15 +62,14 @@ def try_slurm_hooks(paths: HookPaths) -> None:
 
     The one of a task is started as nobody, where root asks: that finds what users may not read.
     """
-    hooks = (paths.slurm_prolog, paths.slurm_task, paths.slurm_epilog)
-    interpreter = paths.slurm_task.read_text().partition(" -IS\n")[0].removeprefix("#!")
-    for path in (Path(interpreter), *hooks):
-        if why := why_users_cannot_run(path):
-            raise InstallError(f"{why}; tasks run as their user: every one would fail with 127")
     try_hook([paths.slurm_prolog], (1,), "SLURM_JOB_ID")
     try_hook([paths.slurm_epilog], (0,))
-    says = "not called as a TaskProlog"
-    try_hook([paths.slurm_task], range(1, 256), says, as_nobody=os.geteuid() == 0)
+    task, says = [paths.slurm_task], "not called as a TaskProlog"
+    try:
+        try_hook(task, range(1, 256), says, as_nobody=os.geteuid() == 0)
+    except InstallError as fault:
+        do = "tasks run as their user, who must reach hook, interpreter and settings"
+        raise InstallError(f"{fault}: {do}") from fault
 
 
 def command_program(site: str) -> Path:

@@ -21,7 +21,6 @@ from gpulock.install.items import FileItem, InstallParts, Item, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
-from gpulock.install.trial import why_users_cannot_run
 from gpulock.isolation.tree import MARK
 from gpulock.node.settings import FIXED, Settings
 from gpulock.store.locks import claims_root
@@ -186,5 +185,3 @@ def check_exporter_python(python: str) -> None:
     for path in (Path(python), Path(python).resolve(), PACKAGE):
         if str(path).startswith(_HIDDEN):
             raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
-    if why := why_users_cannot_run(Path(python)):
-        raise InstallError(f"interpreter {why}; the exporter runs as {units.USER}; {_DO}")

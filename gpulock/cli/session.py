@@ -190,7 +190,6 @@ def find_calling_shell(proc: Proc) -> int:
 
 def process_signature(proc: Proc, pid: int) -> tuple[str, bytes, int]:
     """Return what a fork has in common with its parent: program, arguments, session."""
-    # not by psutil: its import takes 20 ms of every `gpulock run`, and knows no session
     return proc.link(pid, "exe"), proc.read_memory(pid, "cmdline"), proc.stat(pid).session
 
 

@@ -7,8 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 
-import psutil
-
 from gpulock.alloc.process_owner import belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
 LONGEST_NAME = 40  # characters of a process's name
+KEPT_BY_KERNEL = 15  # bytes of it: TASK_COMM_LEN
+SECONDS = 1.0  # a process that hangs may not let its command line be read
 NO_NAME = re.compile(r"[^\w .+:/@-]")
 
 
@@ -230,13 +230,16 @@ def format_process_list(proc: Proc, pids: Sequence[int], whose: Sequence[str] = 
 def printable_process_name(proc: Proc, pid: int) -> str:
     """Return a process's whole name, `?` where it is gone or hidden.
 
-    psutil completes a name of more than 15 characters by the command line. A user chooses it: what
-    could end the brackets around it, or say more, is shown as `?`.
+    The kernel keeps 15 characters, and the command line may have the rest. A user chooses both:
+    what could end the brackets around it, or say more, is shown as `?`.
     """
-    psutil.PROCFS_PATH = proc.root  # PROC_ROOT may be another tree; nothing else here uses psutil
     try:
-        name = psutil.Process(pid).name()
-    except (psutil.Error, OSError, ValueError):
+        name = proc.status(pid).name
+        if len(name) == KEPT_BY_KERNEL:
+            line = proc.read_memory(pid, "cmdline", SECONDS).partition(b"\0")[0]
+            whole = os.path.basename(line.decode("utf-8", "replace"))
+            name = whole if whole.startswith(name) else name
+    except (OSError, ValueError):
         return "?"
     return NO_NAME.sub("?", name[:LONGEST_NAME]) or "?"
 

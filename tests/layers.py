@@ -48,7 +48,7 @@ HOT_ONE_OF = ("contextlib", "functools")
 THIRD_PARTY = {
     "hot": frozenset[str](),
     "warm": frozenset[str](),
-    "cold": frozenset({"click", "filelock", "prometheus_client"}),
+    "cold": frozenset({"click", "prometheus_client"}),
 }
 
 # The packages of gpulock_exporter in their order, and what each may import that is not ours.

@@ -74,17 +74,11 @@ def test_the_jobs_mask_takes_the_place_of_the_images(tmp_path: Path) -> None:
     assert under_podman(IMAGE, **JOB, **MPS) == {"PATH": "/bin", **by_uuid, **MPS}
     more = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **MPS}
     assert under_enroot(tmp_path, IMAGE, **JOB, **more) == {"PATH": "/bin", **JOB, **more}
-
-
-def test_an_mps_of_the_image_stands_where_the_job_has_none(tmp_path: Path) -> None:
     image = {PIPES: "/of/the/image"}
-    assert under_enroot(tmp_path, image, **JOB) == {**JOB, **image}
+    assert under_enroot(tmp_path, image, **JOB) == {**JOB, **image}, "the job has no MPS"
     assert under_enroot(tmp_path, image, **JOB, **MPS) == {**JOB, **MPS}
     assert under_podman(image, **JOB, **MPS)[PIPES] == image[PIPES], "podman's may be the user's"
-
-
-def test_a_job_without_gpus_gives_an_empty_mask(tmp_path: Path) -> None:
-    for image in (IMAGE, {}):
+    for image in (IMAGE, {}):  # a job without GPUs
         assert under_podman(image, **IDLE).items() >= IDLE.items()
         assert under_enroot(tmp_path, image, **IDLE).items() >= IDLE.items()
 

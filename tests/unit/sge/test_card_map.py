@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpulock.sge import prolog
-from gpulock.sge.card_map import NAME, format_card_map, read_card_map
-from gpulock.sge.hook import JOB_ERROR, REQUEUE
-from gpulock.store import quarantine
+from gpulock.sge.card_map import NAME, format_card_map
+from gpulock.sge.hook import JOB_ERROR
 from tests.support.jobs import Site, variables
 from tests.support.packed_job import Ask, Grant, ocs_job
 from tests.support.trees import bus
@@ -37,12 +34,6 @@ def start(site: Site, *ids: str, job_id: int = 12, amount: float = 0, times: int
     return prolog.main(["prolog", str(site.pid)], site.environ(job), config)
 
 
-def test_the_map_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert read_card_map(str(tmp_path)) == ("", {})
-    (tmp_path / NAME).write_text(format_card_map(HOST, CARDS))
-    assert read_card_map(str(tmp_path)) == (HOST, CARDS)
-
-
 def test_a_job_gets_the_cards_that_were_granted_and_no_other(mapped: Site) -> None:
     """GPU1 and GPU3 are free as well, and would be chosen where Grid Engine does not choose."""
     assert start(mapped, "GPU4", "GPU2") == 0
@@ -52,20 +43,11 @@ def test_a_job_gets_the_cards_that_were_granted_and_no_other(mapped: Site) -> No
     )
 
 
-def test_a_card_that_is_held_or_out_of_service_is_waited_for(mapped: Site) -> None:
-    assert start(mapped, "GPU1") == 0
-    assert start(mapped, "GPU1", job_id=13) == REQUEUE
-    quarantine.write_device_note(str(mapped.state), quarantine.QUARANTINE, bus(1), "me", "XID 79")
-    assert start(mapped, "GPU2", job_id=14) == REQUEUE
-    assert mapped.locks() == [bus(0)]
-
-
 @pytest.mark.parametrize(
     ("ids", "amount", "times"),
     [
         (("GPU9",), 0, 1),  # not in the map
         (("GPU0",), 0, 1),  # another complex's
-        (("0",), 0, 1),  # the index is no id
         (("GPU1",), 1, 2),  # one card for two
         (("GPU1", "GPU1"), 2, 1),
         (("GPU1",), 2, 1),  # fewer ids than GPUs

@@ -23,15 +23,6 @@ def end(site: Site, job: SpooledJob) -> None:
     assert epilog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
 
 
-def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    end(site, job)
-    assert site.locks() == []
-    end(site, job)
-    assert len(list((site.records / "finished").iterdir())) == 1
-
-
 def test_an_epilog_that_does_not_know_its_locks_says_so(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,14 +76,13 @@ def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Sit
     assert len(site.locks()) == 2
 
 
-@pytest.mark.parametrize("line", ["GUPS=8", "gups", "SLURM_WAIT=soon"])
 def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
-    site: Site, line: str, capfd: pytest.CaptureFixture[str]
+    site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = site.run(gpus(2))
     start(site, job)
     with open(site.config(), "a") as file:
-        file.write(f"{line}\n")
+        file.write("SLURM_WAIT=soon\n")
     path = str(file.name)
     assert epilog.main(["sge", str(site.pid)], site.environ(job), path) == hook.DONE
     assert site.locks() == []
@@ -105,14 +95,9 @@ def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
         ("", "0"),
         ("0\n", "0"),
         ("25\n", "25"),
-        ("30\n", "30"),
         ("7\n", "30"),  # every queue of the host would be in error
-        ("7", "30"),
         ("  8\n0\n", "30"),
-        ("36\n", "30"),
-        ("24 25\n", "30"),
         ("+30", "30"),
-        ("nonsense", "30"),
         ("\udcff\n", "30"),
         ("1" * 100_000, "30"),
     ],
@@ -165,10 +150,7 @@ def test_the_sites_epilog_runs_while_the_gpus_are_locked_and_its_exit_code_count
 @pytest.mark.parametrize(
     "other",
     [
-        {"job_id": "13"},
         {"task_id": "2"},
-        {"cluster": "other"},
-        {"scheduler": "process"},
         {"pid": SHEPHERD + 1},
         {"start": 999},
         {"boot_id": OTHER_BOOT},

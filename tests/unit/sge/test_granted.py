@@ -14,7 +14,7 @@ from gpulock.sge import granted, prolog, request
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
-from tests.support.jobs import Site, gpus, variables
+from tests.support.jobs import Site
 from tests.support.packed_job import JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
@@ -75,15 +75,6 @@ def asked(site: Site, data: bytes, **about: object) -> int:
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_hook_reads_the_file_of_each_release(site: Site, release: str) -> None:
     assert asked(site, ocs_job((Ask("gpu", 2),), (Grant("gpu", 2),), release), owner="alice") == 2
-
-
-def test_the_prolog_locks_what_was_granted_and_tells_the_job(site: Site) -> None:
-    """Of `-pe smp 2 -scope master -l gpu=1` one card: the slots multiply nothing."""
-    job = site.run(gpus(1), owner="alice", pe="smp", hosts=(("node", 2),))
-    job.job_file.write_bytes(ocs_job((Ask("gpu", 1, scope=MASTER),), (Grant("gpu", 1),)))
-    assert prolog.main(["prolog", str(site.pid)], site.environ(job), site.config()) == 0
-    assert site.locks() == [bus(0)]
-    assert variables(job.folder)["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize("pe", ["none", "smp"])

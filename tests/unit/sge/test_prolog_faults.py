@@ -8,16 +8,13 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpulock.errors import BROKEN, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
-from gpulock.node.procfs import Proc
-from gpulock.sge import claim, environment_file, epilog, hook, prolog, request, site_hook, spool
-from tests.support.claims import holder
+from gpulock.sge import environment_file, epilog, hook, prolog, request, site_hook, spool
 from tests.support.execd import SpooledJob
 from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
@@ -139,18 +136,13 @@ def test_what_goes_wrong_under_the_jobs_own_limits_is_the_jobs_and_stops_no_queu
     assert site.locks() == before
 
 
-@pytest.mark.parametrize("where", ["request", "environment"])
 def test_a_fault_that_cannot_even_be_counted_stops_no_queue(
-    site: Site, monkeypatch: pytest.MonkeyPatch, where: str
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Descriptors or memory may be short for the module as well that counts refusals."""
-    job = site.run(gpus(1))
     monkeypatch.setitem(sys.modules, "gpulock.alloc.streaks", None)
-    if where == "request":
-        job.job_file.unlink()
-    else:
-        monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
-    assert start(site, job) == REQUEUE
+    monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
+    assert start(site, site.run(gpus(1))) == REQUEUE
     assert site.locks() == []
 
 
@@ -187,76 +179,41 @@ def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
     assert site.locks() == []
 
 
-@pytest.mark.parametrize(("lost", "code"), [("lock", 0), ("records", REQUEUE)])
-def test_what_is_lost_while_a_job_is_told_gives_its_gpu_to_nobody(
-    site: Site, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
-) -> None:
-    """The record brings a lock back; where the records are gone nothing more is granted."""
-    job = site.run(gpus(1))
-    with monkeypatch.context() as patch:
-        real = environment_file.rewrite_env_text
-
-        def lose(*words: Any, **more: Any) -> str:
-            shutil.rmtree(getattr(site, lost))
-            return real(*words, **more)
-
-        patch.setattr(environment_file, "rewrite_env_text", lose)
-        assert start(site, job) == 0
-
-    assert start(site, site.run(gpus(1), job_id=13, pid=501)) == code
-
-    assert holder(site, 0).job_id == "12"
-
-
 @pytest.mark.parametrize(
     "where", [(environment_file, "rewrite_env_text"), (request, "read_sge_job_gpus")]
 )
-@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
 def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
-    site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str], fault: Exception
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
     """Before its grant, or after: then the grant is undone."""
     start(site, site.run(gpus(1), job_id=1))
-    monkeypatch.setattr(*where, raising(fault))
+    monkeypatch.setattr(*where, raising(MemoryError()))
     codes: list[int] = []
     for number, user in ((13, "alice"), (14, "alice"), (15, "alice"), (16, "bob"), (17, "eve")):
         codes.append(start(site, site.run(gpus(1), job_id=number, owner=user)))
     assert codes == [REQUEUE, REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [(UNKNOWN, REQUEUE), (INVALID_REQUEST, JOB_ERROR), (BROKEN, QUEUE_ERROR)]
-)
+@pytest.mark.parametrize(("kind", "last"), [(UNKNOWN, QUEUE_ERROR), (INVALID_REQUEST, JOB_ERROR)])
 def test_a_site_prolog_that_cannot_follow_a_grant_is_a_refusal_like_any_other(
-    site: Site, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
+    site: Site, monkeypatch: pytest.MonkeyPatch, kind: str, last: int
 ) -> None:
-    job, held = site.run(gpus(1)), list[int]()
+    """Where those of several owners cannot start, the node is broken."""
+    held = list[int]()
 
     def become(call: hook.SgeHookCall, _environ: object) -> Refusal:
-        assert call.site == ["alice", "root@/site/pro", "a b"]
+        assert call.site[1:] == ["root@/site/pro", "a b"]
         held.append(len(site.locks()))
         return Refusal(kind, "its user is not known", "see getent passwd")
-
-    monkeypatch.setattr(site_hook, "become_site_prolog", become)
-
-    assert start(site, job, "alice", "root@/site/pro", "a b") == code
-    assert held == [1]
-
-
-def test_site_prologs_that_cannot_start_for_jobs_of_several_owners_are_a_broken_node(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def become(call: hook.SgeHookCall, _environ: object) -> Refusal:
-        del call
-        return Refusal(UNKNOWN, "its user is not known", "see getent passwd")
 
     monkeypatch.setattr(site_hook, "become_site_prolog", become)
     codes: list[int] = []
     for number, owner in enumerate(("alice", "alice", "bob")):
         job = site.run(gpus(1), job_id=20 + number, owner=owner)
-        codes.append(start(site, job, owner, "root@/site/pro"))
+        codes.append(start(site, job, owner, "root@/site/pro", "a b"))
 
-    assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR]
+    assert codes == [REQUEUE if kind == UNKNOWN else JOB_ERROR] * 2 + [last]
+    assert held == [1, 2, 3]
 
 
 def test_a_hook_that_its_shepherd_did_not_start_does_nothing(site: Site) -> None:
@@ -310,26 +267,6 @@ def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(sit
     (job.folder / "environment").unlink()
     assert start(site, job) == REQUEUE
     assert site.locks() == [bus(0), bus(1)]
-
-
-def test_a_claim_that_is_undone_takes_nothing_from_another_task_of_the_job(site: Site) -> None:
-    assert start(site, site.run(gpus(1), task_id=1)) == RUN
-    job = site.run(gpus(1), task_id=2, pid=501)
-    (job.folder / "environment").unlink()
-    assert start(site, job) == REQUEUE
-    assert site.locks() == [bus(0)]
-
-
-def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.run(gpus(1))
-    found = site.above()
-    claim.check_shepherd_alive(site.node(), found)
-    monkeypatch.setattr(Proc, "running", raising(PermissionError(13, "denied")))
-    with pytest.raises(Refusal) as caught:
-        claim.check_shepherd_alive(site.node(), found)
-    assert caught.value.kind == UNKNOWN
 
 
 def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:

@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
-from gpulock.sge import claim, prolog, slave, spool
+from gpulock.sge import prolog, slave, spool
 from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
-from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
-from tests.support.locks import say_mps
 from tests.support.packed_job import JOB, PER_JOB, Ask, Grant, ResourceRequest, ocs_job
 from tests.support.trees import bus
 
@@ -51,45 +47,11 @@ def test_the_first_task_claims_for_the_slots_here_and_the_next_shares(site: Site
     assert [one.token for one in kept] == os.listdir(site.state / grants.OWED) * 2
 
 
-SHARES = {
-    "SGE_COMPLEXES": "gpu gpu_share=share",
-    "SHARES": "0:4",
-    "SHARE_MPS": "yes",
-    "VISIBLE_DEVICES": "uuid",
-}
-
-
-def test_a_task_with_a_share_waits_for_the_mps_of_its_card(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = site.task(parallel(site, gpus(1, "gpu_share")), FIRST)
-    waited = list[float]()
-
-    def start_mps(seconds: float) -> None:
-        waited.append(seconds)
-        assert "CUDA_MPS_PIPE_DIRECTORY" not in variables(folder)
-        say_mps(site.node().store, f"{FIRST} {site.node().proc.start(FIRST)}")
-
-    monkeypatch.setattr(time, "sleep", start_mps)
-    assert start(site, FIRST, **SHARES) == 0
-    assert len(waited) == 1
-    assert variables(folder)["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
-
-
 def test_a_per_job_request_is_the_master_hosts_alone(site: Site) -> None:
     job = parallel(site, gpus(1, consumable=PER_JOB))
     folder = site.task(job, FIRST)
     assert start(site, FIRST) == 0
     assert variables(folder)["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_on_the_master_host_a_task_claims_nothing_by_itself(site: Site) -> None:
-    job = parallel(site, gpus(1))
-    folder = site.task(job, FIRST, home=True)
-    assert start(site, FIRST) == 0
-    found = variables(folder)
-    assert (found["CUDA_VISIBLE_DEVICES"], site.locks()) == ("", [])
-    assert "master host" in found[slave.REFUSED]
 
 
 def test_what_another_job_holds_there_is_no_grant_of_the_tasks_job(site: Site) -> None:
@@ -98,7 +60,9 @@ def test_what_another_job_holds_there_is_no_grant_of_the_tasks_job(site: Site) -
     job = parallel(site, gpus(1))
     folder = site.task(job, FIRST, home=True)
     assert start(site, FIRST) == 0
-    assert (variables(folder)["CUDA_VISIBLE_DEVICES"], site.locks()) == ("", [bus(0)])
+    found = variables(folder)
+    assert (found["CUDA_VISIBLE_DEVICES"], site.locks()) == ("", [bus(0)])
+    assert "master host" in found[slave.REFUSED]
 
 
 def test_on_the_master_host_a_task_shares_what_was_asked_for_once_a_job(site: Site) -> None:
@@ -127,18 +91,6 @@ def test_a_task_that_cannot_even_be_masked_does_not_start(site: Site, fault: str
     if fault == "file":
         job.job_file.unlink()
     assert start(site, FIRST) == 1
-
-
-def test_a_task_that_cannot_be_told_keeps_nothing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = parallel(site, gpus(1))
-    site.task(job, FIRST)
-    monkeypatch.setattr(
-        claim, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
-    )
-    assert start(site, FIRST) == 0
-    assert site.locks() == []
 
 
 def test_a_task_is_left_alone_where_the_site_gives_tasks_nothing(site: Site) -> None:

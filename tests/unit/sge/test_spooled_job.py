@@ -147,14 +147,6 @@ def test_bytes_of_the_user_that_look_like_a_request_are_not_one(release: str) ->
             assert job.requests == [(a.name, a.value, a.flag) for a in asks]
 
 
-def test_arguments_variables_and_names_that_look_like_a_request_are_none() -> None:
-    forged = OLD["parallel"][OLD["parallel"].index(HEAD) - 8 :]
-    text = forged.replace(b"\0", b"\x01").decode("latin-1")
-    about = {"command": ("/bin/echo", text), "variables": ((text, text),), "name": text[:500]}
-    assert parse_spooled_job(packed(**about)).requests == []
-    assert parse_spooled_job(packed(Ask("gpu", 1), **about)).requests == [("gpu", 1.0, YES)]
-
-
 # --- what fits no layout --------------------------------------------------------------------------
 
 

@@ -230,13 +230,7 @@ def test_a_hook_for_another_job_than_the_shepherds_does_nothing(site: Site) -> N
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        {"EXPECTED_GPUS": "many"},
-        {"SGE_ROOT": "/opt/sge # kept"},
-        {"SGE_ROOT": "/opt/\0"},
-        {"mode": "664"},
-        {},
-    ],
+    [{"EXPECTED_GPUS": "many"}, {"SGE_ROOT": "/opt/\0"}, {"mode": "664"}, {}],
 )
 def test_settings_that_are_wrong_stop_no_queue_and_start_nothing(
     site: Site, keys: dict[str, str]

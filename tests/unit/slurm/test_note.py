@@ -86,14 +86,7 @@ def test_an_epilog_compares_and_removes_where_no_prolog_writes_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("uid", "restart", "stays"),
-    [
-        (UID, 1, False),
-        (UID, 2, False),
-        (UID, 0, True),
-        (OTHER_UID, 1, True),
-        (OTHER_UID, 9, True),
-    ],
+    ("uid", "restart", "stays"), [(UID, 1, False), (UID, 0, True), (OTHER_UID, 9, True)]
 )
 def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
     site: Site, uid: int, restart: int, stays: bool

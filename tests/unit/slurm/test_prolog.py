@@ -14,7 +14,7 @@ import pytest
 from gpulock.errors import INVALID_REQUEST
 from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.clock import VirtualClock
-from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer, row
+from tests.support.slurm_site import RUN, UID, Site, freezer, row
 from tests.support.trees import BOOT, HOST_NS, OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -70,19 +70,6 @@ def test_a_prolog_waits_while_gpulockd_compares_a_changed_gres_conf(
     monkeypatch.setattr(time, "sleep", compare)
     assert site.prolog(12, "0") == RUN
     assert (site.granted(), len(paused)) == ([bus(1)], 1)
-
-
-def test_a_gres_conf_that_nobody_compares_sends_the_job_back_and_drains_no_node(
-    site: Site,
-) -> None:
-    conf = site.root / "gres.conf"
-    conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
-    site.map("0", "1", "2", "3", gres_conf=str(conf))
-    site.set(SLURM_WAIT="0.1")
-    conf.write_text("NodeName=other Name=gpu File=/dev/nvidia0\n")
-    assert site.prolog(12, "0") == RUN
-    assert "changed" in site.refused(12, "unknown")
-    assert (site.locks(), site.drained()) == ([], [])
 
 
 def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> None:
@@ -167,19 +154,6 @@ def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
     assert (bus(0) in site.locks(), site.holder(0).restart) == (True, 0)
 
 
-def test_what_another_user_holds_under_the_same_id_stays_that_users(
-    site: Site, clock: VirtualClock
-) -> None:
-    """slurmctld lost its state and gave the id again (docs/facts/slurm.md, job ids)."""
-    site.hold(0, job_id="12", uid=OTHER_UID)
-    assert site.prolog(12, "0") == RUN
-    site.refused()
-    assert (site.holder(0).uid, site.holder(0).token) == (OTHER_UID, "t7")
-    site.set(**OURS)
-    assert site.prolog(12, "0") == RUN
-    assert site.granted() == [bus(1)]
-
-
 @pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])
 def test_a_device_that_is_held_is_waited_for_and_then_the_job_is_refused(
     tmp_path: Path, clock: VirtualClock, keys: dict[str, str]
@@ -232,13 +206,9 @@ def test_what_its_epilog_gave_up_is_taken_once_nobody_is_left(
     ("changes", "taken"),
     [
         ({"boot_id": OTHER_BOOT}, True),
-        ({"boot_id": OTHER_BOOT, "job_id": "12"}, True),
-        ({"boot_id": OTHER_BOOT, "scheduler": "process"}, True),
         ({"scheduler": "process", "pid": 4711, "start": 1}, True),
         ({"scheduler": "process", "pid": 1, "start": 1000}, False),
-        ({"scheduler": "admin"}, False),
         ({"scheduler": "sge"}, False),
-        ({"node": "node2", "boot_id": OTHER_BOOT}, True),
     ],
 )
 def test_others_are_judged_by_their_own_rules(
@@ -336,14 +306,6 @@ def test_a_position_that_no_map_tells_gets_no_card_of_another_model(
     assert two_models.prolog(12, "2") == NODE_BROKEN
     assert two_models.locks() == []
     assert told in two_models.drained()[0]
-
-
-def test_an_instance_that_no_exporter_tells_is_no_card(site: Site) -> None:
-    site.set(**OURS)
-    site.map("0", "1", "2", "3.gi1.ci0")
-    (site.driver / "capabilities/gpu3/mig/gi1/ci0").mkdir(parents=True)
-    assert site.prolog(12, "3") == GO_ON
-    assert "nothing tells which device Slurm's 3 is" in site.refused(12, "unknown")
 
 
 @pytest.mark.parametrize("other", ["3g.40gb", "1g.10gb+me"])

@@ -18,9 +18,6 @@ from tests.support.trees import bus
 
 pytestmark = pytest.mark.slow
 
-CALLS = ("mkdir", "rename", "write", "open")
-MOST = 90  # system calls of one kind in one Prolog
-
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
@@ -109,15 +106,6 @@ def test_whatever_goes_wrong_after_the_claim_undoes_it(
     monkeypatch.setattr(*where, real)
     assert site.prolog() == RUN
     assert site.granted() == [bus(0), bus(1)]
-
-
-def fresh(site: Site) -> None:
-    """Begin a boot in which nothing was claimed yet."""
-    shutil.rmtree(site.lock, ignore_errors=True)
-    shutil.rmtree(site.records, ignore_errors=True)
-    shutil.rmtree(site.state)
-    site.state.mkdir()
-    site.map("0", "1", "2", "3")
 
 
 def test_a_note_that_cannot_be_encoded_locks_nothing(

@@ -143,6 +143,3 @@ def test_the_cgroup_of_one_job_keeps_its_own_place_alone(site: Site) -> None:
     site.epilog(12, "0")
     end_other(site)
     assert site.locks() == [SECOND]
-
-
-# --- history, other exporters -------------------------------------------------------------

@@ -6,14 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpulock.job import environment
 from gpulock.slurm import note, task
-from gpulock.store import grants
 from tests.support.faults import fail_at, raising
 from tests.support.locks import retire_lock
 from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID, row
@@ -200,24 +198,13 @@ def test_the_note_of_another_user_is_not_this_jobs(site: TaskSite) -> None:
     stopped(site.run(SLURM_GPUS_ON_NODE="2"))
 
 
-def fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-SPOILS: dict[str, Callable[[Path], object]] = {
-    "no record": Path.unlink,
-    "no claim": lambda path: shutil.rmtree(path.parent),
-    "no text": lambda path: path.write_text(""),
-    "fifo": fifo,
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILS)
-def test_a_claim_without_a_record_stops_the_task(site: TaskSite, spoil: str) -> None:
+def test_a_claim_without_a_record_stops_the_task(site: TaskSite) -> None:
     site.prolog()
-    SPOILS[spoil](site.records / "claims" / site.note().token / "record")
+    record = site.records / "claims" / site.note().token / "record"
+    record.write_text("")
     assert "GPU 0" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
+    record.unlink()
+    assert "its claim is over" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -237,27 +224,6 @@ def test_a_lock_that_was_removed_stops_no_task_of_its_claim(site: TaskSite) -> N
     assert site.prolog(13, "0") == RUN
     site.refused(13)
     assert site.locks() == [bus(0), bus(1)]
-
-
-def test_a_job_whose_records_are_lost_before_its_note_is_written_starts_no_task(
-    site: TaskSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose(*_: object) -> None:
-        shutil.rmtree(site.lock)
-        shutil.rmtree(site.records)
-
-    monkeypatch.setattr(grants, "note_owed_line", lose)
-    site.prolog()
-    assert "is lost" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
-    assert site.prolog(13, "2") == RUN
-    assert "were lost" in site.refused(13, "unknown")
-
-
-@pytest.mark.parametrize("text", ["", "garbage", "gpulock-task 2\n", "\0"])
-def test_a_note_that_cannot_be_read_stops_the_task(site: TaskSite, text: str) -> None:
-    site.prolog()
-    (site.records / "tasks/n1.12").write_text(text)
-    stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
 @pytest.mark.parametrize(
@@ -304,12 +270,9 @@ def with_binds(site: TaskSite) -> None:
     ("old", "expected"),
     [
         ("", BINDS),
-        ("/a:/b", f"/a:/b,{BINDS}"),
         (f"/a,{BINDS}", f"/a,{BINDS}"),
         ("/ä b", f"/ä b,{BINDS}"),
         ("/a\nexport LD_PRELOAD=/evil.so", BINDS),
-        ("/a\r", BINDS),
-        ("\x1b[2J", BINDS),
         ("\udcff", BINDS),
         ("/a\u2028unset PATH", BINDS),
     ],

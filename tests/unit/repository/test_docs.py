@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.alloc.states import STATES
+from gpulock.errors import KINDS
 from gpulock.node.settings import parse_settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,3 +90,8 @@ def test_the_index_has_each_page_once_and_the_readme_names_it() -> None:
     wanted = {*pages, ROOT / "exporter/README.md"} - {index}
     assert sorted((index.parent / link).resolve() for link in links) == sorted(wanted)
     assert "](docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("word", [*STATES, *KINDS])
+def test_each_state_and_each_kind_of_refusal_has_a_row(word: str) -> None:
+    assert f"\n| `{word}` |" in (ROOT / "docs/troubleshooting.md").read_text()

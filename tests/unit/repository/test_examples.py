@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Final
 
 import click
 import pytest
+import yaml
 
 from gpulock.cli import command_group
 from gpulock.node.procfs import Proc
@@ -24,6 +26,7 @@ from tests.support.runner import command_runner
 from tests.unit.repository.test_docs import ROOT, documents, name_of
 
 README: Final = ROOT / "README.md"
+EXAMPLES: Final = ROOT / "docs/examples"
 FENCED: Final = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE: Final = re.compile(
     r"`(gpulock [a-z]+(?:\s[^`]*)?)`"
@@ -142,3 +145,29 @@ def test_readmes_simulated_node_is_made_and_shown(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     assert "8 GPUs: 8 free" in done.output
     assert words and "dgx-h200" in PRESETS
+
+
+# --- docs/examples: what needs no scheduler and no Prometheus runs here ---------------------------
+
+
+def test_a_workstations_command_runs_with_the_gpu_that_it_says(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.set((EXAMPLES / "workstation/gpulock.conf").read_text())
+    done = site.run("run", "-n", "1", "--wait", "--", str(EXAMPLES / "workstation/train.sh"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" has GPUs 0\n")
+    assert site.call("status", "--json").exit_code == 0
+
+
+def test_grafana_is_told_a_source_of_the_kind_that_the_dashboards_ask() -> None:
+    told = EXAMPLES / "prometheus/grafana/datasources/gpulock.yml"
+    sources = yaml.safe_load(told.read_text())["datasources"]
+    (kind,) = {source["type"] for source in sources}
+    boards = sorted((ROOT / "exporter/dashboards").glob("*.json"))
+    assert len(boards) == 3
+    for path in boards:
+        board = json.loads(path.read_text())
+        (chosen,) = [one for one in board["templating"]["list"] if one["type"] == "datasource"]
+        assert chosen["query"] == kind
+        used = {panel["datasource"]["uid"] for panel in board["panels"] if "datasource" in panel}
+        assert used <= {f"${{{chosen['name']}}}"}

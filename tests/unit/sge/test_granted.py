@@ -11,11 +11,12 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import granted, prolog, request
+from gpulock.sge.card_map import NAME, format_card_map
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
-from tests.support.jobs import Site
-from tests.support.packed_job import JOBS, MASTER, REAL, SLAVE, Ask, Grant, ocs_job
+from tests.support.jobs import Site, variables
+from tests.support.packed_job import JOBS, MASTER, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
 
 COMPLEXES = ("gpu", "gpuj", "gpuh", "card")
@@ -25,19 +26,9 @@ RELEASES = sorted(JOBS)
 def count(
     grants: tuple[Grant, ...], asks: tuple[Ask, ...] = (Ask("gpu", 1),), host: str = "node"
 ) -> int:
-    return counted(ocs_job(asks, grants), host)
-
-
-def counted(data: bytes, host: str) -> int:
+    job = parse_spooled_job(ocs_job(asks, grants))
     settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
-    return sum(n for _, n in count_gpus_by_kind(parse_spooled_job(data), settings, host, 2))
-
-
-@pytest.mark.parametrize(("number", "gpus"), [(12, 2), (13, 2), (14, 2), (15, 3), (16, 2), (17, 1)])
-def test_the_real_files_are_counted_without_arithmetic(number: int, gpus: int) -> None:
-    """`-pe smp 3` multiplies neither `gpuj` nor `gpuh`, and `-scope master` counts once."""
-    assert counted(REAL[number], "ocs1") == gpus
-    assert counted(REAL[number], "ocs2") == 0
+    return sum(n for _, n in count_gpus_by_kind(job, settings, host, 2))
 
 
 def test_gpus_of_two_scopes_on_one_host_are_counted_together() -> None:
@@ -113,3 +104,61 @@ def test_ids_that_are_not_as_many_cards_as_were_granted_are_refused(
     with pytest.raises(Refusal) as told:
         granted.wanted_devices(spool, Settings({}), job)
     assert told.value.kind == INVALID_REQUEST
+
+
+# --- ids of an RSMAP: exactly the GPUs that were granted, by the administrator's map --------------
+
+# As in the examples of Open Cluster Scheduler: the first one is GPU1.
+CARDS = {("card", f"GPU{n + 1}"): bus(n) for n in range(4)} | {("old", "GPU0"): bus(0)}
+
+
+@pytest.fixture
+def mapped(site: Site) -> Site:
+    site.state.mkdir(exist_ok=True)
+    (site.state / NAME).write_text(format_card_map("node", CARDS))
+    return site
+
+
+def start(site: Site, *ids: str, job_id: int = 12, amount: float = 0, times: int = 1) -> int:
+    """Run the prolog of a job that was granted these ids."""
+    job = site.run(owner="alice", job_id=job_id)
+    asks = (Ask("card", amount or len(ids)),)
+    grants = (Grant("card", amount or len(ids), "node", tuple((one, times) for one in ids)),)
+    job.job_file.write_bytes(ocs_job(asks, grants, job_id=job_id))
+    config = site.config(SGE_COMPLEXES="gpu card")
+    return prolog.main(["prolog", str(site.pid)], site.environ(job), config)
+
+
+def test_a_job_gets_the_cards_that_were_granted_and_no_other(mapped: Site) -> None:
+    """GPU1 and GPU3 are free as well, and would be chosen where Grid Engine does not choose."""
+    assert start(mapped, "GPU4", "GPU2") == 0
+    assert mapped.locks() == [bus(1), bus(3)]
+    assert variables(mapped.root / "sge/spool/node/active_jobs/12.1")["CUDA_VISIBLE_DEVICES"] == (
+        "1,3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "amount", "times"),
+    [
+        (("GPU9",), 0, 1),  # not in the map
+        (("GPU0",), 0, 1),  # another complex's
+        (("GPU1",), 1, 2),  # one card for two
+        (("GPU1", "GPU1"), 2, 1),
+        (("GPU1",), 2, 1),  # fewer ids than GPUs
+    ],
+)
+def test_ids_that_are_not_just_the_cards_are_refused(
+    mapped: Site, ids: tuple[str, ...], amount: float, times: int
+) -> None:
+    assert start(mapped, *ids, amount=amount, times=times) == JOB_ERROR
+    assert mapped.locks() == []
+
+
+@pytest.mark.parametrize("text", [None, "", "gpulock-sge-map 2\n", "\0"])
+def test_without_a_map_the_job_is_refused_and_the_queue_stays(site: Site, text: str | None) -> None:
+    if text is not None:
+        site.state.mkdir(exist_ok=True)
+        (site.state / NAME).write_text(text)
+    assert start(site, "GPU1") == JOB_ERROR
+    assert site.locks() == []

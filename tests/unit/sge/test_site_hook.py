@@ -111,7 +111,9 @@ def test_the_exit_code_of_the_sites_hook_counts(
 
 
 @pytest.mark.parametrize("hook", CALLS)
-def test_the_sites_hook_runs_under_the_jobs_own_limits(chain: Chain, hook: str) -> None:
+def test_the_sites_hook_runs_under_the_jobs_own_limits_and_ignores_no_signal(
+    chain: Chain, hook: str
+) -> None:
     """As it did before gpulock came: drop-env lifts them for ours alone."""
     me = f"{pwd.getpwuid(os.geteuid()).pw_name}@"
     limits = {"as": 90 << 20, "data": 80 << 20, "fsize": 2 << 20, "cpu": 90, "stack": 1 << 20}
@@ -121,14 +123,6 @@ def test_the_sites_hook_runs_under_the_jobs_own_limits(chain: Chain, hook: str) 
 
     seen = Path(f"{chain.log}.limits").read_text().split()
     assert seen == [*(str(limits[n] >> 10) for n in ("as", "data")), "4096", "90", "1024"]
-
-
-@pytest.mark.parametrize("hook", CALLS)
-def test_no_signal_is_ignored_for_the_sites_hook(chain: Chain, hook: str) -> None:
-    me = f"{pwd.getpwuid(os.geteuid()).pw_name}@"
-
-    chain.run(hook, me)
-
     assert int(chain.said().split()[-1], 16) & (1 << 12 | 1 << 24) == 0  # SIGPIPE, SIGXFSZ
 
 
@@ -168,36 +162,8 @@ def test_backslashes_are_as_in_the_job_of_open_cluster_scheduler(chain: Chain) -
     assert "B=\n1\n\n2\\\n\n\n" in text
 
 
-@pytest.mark.root
-def test_every_byte_of_a_variable_reaches_the_sites_hook(chain: Chain) -> None:
-    wild = bytes(byte for byte in range(1, 256) if byte not in b"\n\\")
-    told = [b"A=" + wild, b"B=''", b"C='\\\\'\\n'\\\\n'", b"D=$(id)`id`\\\\", b"SECRET=x"]
-    (chain.folder / "environment").write_bytes(b"\n".join(told) + b"\n")
-    seen = chain.open_to_all()
-
-    assert chain.run("epilog", "nobody@") == 0
-
-    found = seen.read_bytes()
-    for line in (b"A=" + wild, b"B=''", b"C='\\'\n'\\n'", b"D=$(id)`id`\\"):
-        assert b"\n" + line + b"\n" in b"\n" + found, line
-
-
-PIECES = (
-    b"\\",
-    b"\\n",
-    b"'",
-    b'"',
-    b"=",
-    b" ",
-    b"$(id)",
-    b"`id`",
-    b"*",
-    b"\xff",
-    b"\r",
-    b";",
-    b"A",
-    b"-",
-)
+ODD = (b"\\", b"\\n", b"=", b"'", b'"', b"$(id)", b"`id`", b"A", b"-")
+PIECES = (*ODD * 20, *(bytes([byte]) for byte in range(1, 256) if byte != ord("\n")))
 
 
 def as_the_shepherd_reads(line: bytes, escaped: bool) -> bytes:
@@ -207,8 +173,7 @@ def as_the_shepherd_reads(line: bytes, escaped: bool) -> bytes:
 
 
 @pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("escaped", [True, False])
 def test_any_bytes_reach_the_sites_hook_as_the_shepherd_reads_them(
     chain: Chain, escaped: bool, seed: int

@@ -104,11 +104,6 @@ def test_an_epilog_without_a_prolog_and_without_a_lock_dir_is_no_error(
 ) -> None:
     site.epilog()
     assert (site.lock.exists(), capfd.readouterr()) == (False, ("", ""))
-    site.prolog(7)
-    shutil.rmtree(site.lock)
-    shutil.rmtree(site.records)
-    site.epilog(7)
-    assert not site.lock.exists()
 
 
 def test_another_jobs_process_does_not_keep_a_device_though_it_opened_it(site: Site) -> None:

@@ -88,7 +88,7 @@ def test_a_list_that_is_not_unmistakable_is_refused(site: Site, text: str) -> No
     assert (found.kind, len(found.why) < 120) == (UNKNOWN, True)
 
 
-# --- what the owner may write where root reads: no hook fails by any bytes -------------------------
+# --- what the owner may write where root reads: no hook fails by any bytes ------------------------
 
 # as os.environ has them: no zero byte, what is no UTF-8 is escaped
 TEXTS = st.one_of(

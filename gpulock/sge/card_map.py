@@ -45,8 +45,8 @@ def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
-def resolve_card_ids(state_dir: str, name: str, ids: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the devices of (id, times) of a complex; raise Refusal.
+def resolve_card_ids(state_dir: str, name: str, ids: list[str]) -> list[str]:
+    """Return the devices of the ids of a complex; raise Refusal.
 
     The job is refused, whatever is wrong with the map: no queue goes into error by it.
     """
@@ -54,16 +54,7 @@ def resolve_card_ids(state_dir: str, name: str, ids: list[tuple[str, int]]) -> t
         _, cards = read_card_map(state_dir)
     except (OSError, ValueError) as fault:
         raise Refusal(INVALID_REQUEST, f"{NAME}: {fault}", DO) from fault
-    found: list[str] = []
-    for card, times in ids:
-        device = cards.get((name, card), "")
-        if not device:
+    for card in ids:
+        if not cards.get((name, card)):
             raise Refusal(INVALID_REQUEST, f"{NAME} says of no GPU that it is {name}={card}", DO)
-        if times != 1 or device in found:
-            raise Refusal(
-                INVALID_REQUEST,
-                f"{name}={card} was granted several times: a GPU has one job",
-                f"name each id of {name} once in complex_values",
-            )
-        found.append(device)
-    return tuple(found)
+    return [cards[name, card] for card in ids]

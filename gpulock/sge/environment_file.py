@@ -16,10 +16,7 @@ from gpulock.store import atomic
 
 ENVIRONMENT = "environment"
 ENVIRONMENT_LIMIT = 1 << 26  # bytes: a job may carry a large environment
-SHORT_VARIABLE = 2499  # characters, of four bytes at most each
-LONGEST_VARIABLE = (
-    9998  # bytes: of a longer line the shepherd makes several (fgets of 10,000 in 8.1.9)
-)
+LONGEST_VARIABLE = 9998  # bytes: the shepherd makes several of a longer line (fgets of 10,000)
 
 
 def rewrite_env_text(
@@ -47,7 +44,7 @@ def rewrite_env_text(
         if equals and name in bound:
             bound[name] = value
             continue
-        kept.append(line if len(line) < SHORT_VARIABLE else truncate_env_line(line))
+        kept.append(truncate_env_line(line))
     kept += [f"{name}={escape_env_value(value)}" for name, value in pairs]
     if binds:
         kept += [

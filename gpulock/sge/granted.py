@@ -67,12 +67,13 @@ def wanted_devices(spool: Spool, settings: Settings, job: SgeJob) -> tuple[str, 
     ]
     if not here:
         return ()
-    state_dir = settings.state_dir
-    devices = [d for name, _, ids, _ in here for d in resolve_card_ids(state_dir, name, ids)]
-    if len(devices) != sum([one[1] for one in here]) or len({*devices}) != len(devices):
-        raise Refusal(
-            INVALID_REQUEST, "the ids that were granted are not as many as the GPUs", "see qstat -j"
-        )
+    devices: list[str] = []
+    for name, _, ids, _ in here:
+        devices += resolve_card_ids(settings.state_dir, name, [card for card, _ in ids])
+    times = sum([count for one in here for _, count in one[2]])
+    if not len({*devices}) == times == sum([one[1] for one in here]):
+        why = "the ids that were granted are not one for each GPU: a GPU has one job"
+        raise Refusal(INVALID_REQUEST, why, "name each id of a complex once in complex_values")
     return tuple(devices)
 
 

@@ -31,27 +31,20 @@ from gpulock.store.gate import Gate
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TextIO
 
 GATE_PATIENCE = 0.5  # seconds; execd waits for the report of all its sensors
 OUT_STATES = (states.QUARANTINED, states.MISSING)
 
 
-def main(
-    environ: "Mapping[str, str]",
-    config: str,
-    source: "TextIO | None" = None,
-    sink: "TextIO | None" = None,
-) -> int:
-    """Answer each line of `source` with a report; return at "quit" or at its end."""
-    lines, answers = source or sys.stdin, sink or sys.stdout
+def main(environ: "Mapping[str, str]", config: str) -> int:
+    """Answer each line of standard input with a report; return at "quit" or at its end."""
     host = environ.get("HOST") or os.uname().nodename
-    for line in iter(lines.readline, ""):
+    for line in iter(sys.stdin.readline, ""):
         if line.strip() == "quit":
             break
         for answer in ["begin", *sensor_report_lines(config, host), "end"]:
-            answers.write(shorten(answer, LINE_BYTES) + "\n")
-        answers.flush()
+            sys.stdout.write(shorten(answer, LINE_BYTES) + "\n")
+        sys.stdout.flush()
     return 0
 
 

@@ -33,10 +33,10 @@ def why_execd_hidden(scan: ProcessScan) -> str:
     return reason
 
 
-def find_root_processes(scan: ProcessScan, name: str, uid: int = 0) -> list[int]:
-    """Return root's processes of one program; in a simulation its owner's, `uid`, of that name."""
-    named = [pid for pid in scan.named(name) if scan.status(pid).uids[0] == uid]
-    return [pid for pid in named if uid or is_root_program(scan.proc, pid, name)]
+def find_root_processes(scan: ProcessScan, name: str) -> list[int]:
+    """Return root's processes of one program."""
+    named = [pid for pid in scan.named(name) if scan.status(pid).uids[0] == 0]
+    return [pid for pid in named if is_root_program(scan.proc, pid, name)]
 
 
 def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
@@ -45,10 +45,7 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
     Those whose group cannot be read are below UNREADABLE_GROUP.
     """
     found: dict[int, list[int]] = {}
-    places = find_active_jobs_folders(scan)
     for pid in find_shepherds(scan):
-        if not is_in_spool_folder(scan, pid, places):
-            continue  # a fork in a folder of that name which a user made
         try:
             head = atomic.read_head(f"{scan.proc.root}/{pid}/cwd/config", CONFIG_HEAD)
             text = head.decode("utf-8", "surrogateescape")
@@ -61,15 +58,18 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
     return found
 
 
-def find_shepherds(scan: ProcessScan, uid: int = 0) -> list[int]:
+def find_shepherds(scan: ProcessScan) -> list[int]:
     """Return the living shepherds, but for what they fork to become a hook or a job.
 
     Such a fork opens the job's output first, and hangs there for ever where a user made that a
-    FIFO, its shepherd dead or not. It is in a folder of the user's by then, which says nothing.
+    FIFO, its shepherd dead or not. It is in a folder of the user's by then, of whatever name.
     """
-    named = find_root_processes(scan, spool.SHEPHERD_NAME, uid)
+    named = find_root_processes(scan, spool.SHEPHERD_NAME)
+    places = find_active_jobs_folders(scan)
     return [
-        pid for pid in named if scan.status(pid).ppid not in named and is_in_spool_folder(scan, pid)
+        pid
+        for pid in named
+        if scan.status(pid).ppid not in named and is_in_spool_folder(scan, pid, places)
     ]
 
 
@@ -84,7 +84,7 @@ def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...] = ()) -> bool:
+def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...]) -> bool:
     """Return whether a process is in a job's spool directory, as a shepherd always is.
 
     `places` are where those are, none where no execd tells. One that cannot be seen may be there.

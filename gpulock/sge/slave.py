@@ -19,6 +19,7 @@ from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.sge import environment_file, hook, request, spool
 from gpulock.sge.claim import (
+    ALL_NAMES,
     EXTRA_MASK_NAMES,
     check_isolation,
     claim_sge_devices,
@@ -26,7 +27,6 @@ from gpulock.sge.claim import (
     make_sge_owner,
     mask_sge_job,
 )
-from gpulock.sge.spool import RECORD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,12 +99,10 @@ def mask_refused_task(
     if found is None or settings is None:
         return 1
     try:
-        if settings.isolation != "off":
-            check_isolation(settings, found)
-            isolate_sge_job(Node(settings), found, [])
+        check_isolation(settings, found)
+        isolate_sge_job(Node(settings), found, [])
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
-        drop = environment.grant_variable_names(EXTRA_MASK_NAMES) | {REFUSED, RECORD}
-        environment_file.write_sge_env_file(found, pairs, drop, "", settings.mps_dir)
+        environment_file.write_sge_env_file(found, pairs, ALL_NAMES, "", settings.mps_dir)
     except Refusal:
         return 1
     return 0

@@ -341,13 +341,17 @@ def test_a_hooks_standard_error_is_one_short_line(
 
 
 @hostile
-def test_the_load_sensor_reports_in_short_lines(value: str, tmp_path: Path) -> None:
+def test_the_load_sensor_reports_in_short_lines(
+    monkeypatch: pytest.MonkeyPatch, value: str, tmp_path: Path
+) -> None:
     config = tmp_path / "gpulock.conf"
     config.write_text(f"SGE_COMPLEXES=gpu {'g' * 20_000}\nSTATE_DIR={tmp_path}\n")
     answers = io.StringIO()
     host = value.replace("\n", "").replace("\0", "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    monkeypatch.setattr(sys, "stdout", answers)
 
-    sensor.main({"HOST": host}, str(config), io.StringIO("\n"), answers)
+    sensor.main({"HOST": host}, str(config))
 
     for line in answers.getvalue().split("\n"):
         assert len(line.encode("utf-8", "backslashreplace")) <= LINE_BYTES

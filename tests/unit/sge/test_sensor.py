@@ -31,7 +31,6 @@ from tests.support.trees import BOOT, Box, bus, record, soon
 ROOT = Path(__file__).parents[3]
 NODE = os.uname().nodename
 HOST = "node1.example.org"  # as execd names this host, whatever the kernel does
-EXECD = {"HOST": HOST}
 
 
 def values(site: Box) -> dict[str, str]:
@@ -50,10 +49,23 @@ def hold(site: Box, count: int, share: bool = False, **changes: object) -> str:
     ).owner.token
 
 
-def test_each_line_is_answered_until_quit(site: Site) -> None:
-    answers = io.StringIO()
-    assert sensor.main(EXECD, site.config(), io.StringIO("\n\nquit\n\n"), answers) == 0
-    lines = answers.getvalue().splitlines()
+Answer = Callable[[str, str], str]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Have execd write lines to the sensor of these settings; give what that says."""
+
+    def run(config: str, lines: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        assert sensor.main({"HOST": HOST}, config) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_each_line_is_answered_until_quit(site: Site, answer: Answer) -> None:
+    lines = answer(site.config(), "\n\nquit\n\n").splitlines()
     assert (lines.count("begin"), lines.count("end")) == (2, 2)
     assert f"{HOST}:gpu:4" in lines
 
@@ -127,21 +139,18 @@ def test_a_node_in_doubt_offers_nothing(site: Site, spoil: Callable[[Box], None]
     assert values(site) == {"gpu": "0", "gpu.free": "0"}
 
 
-def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(site: Site) -> None:
-    answers = io.StringIO()
-    path = site.config(EXPECTED_GPUS="many")
-    assert sensor.main(EXECD, path, io.StringIO("\n"), answers) == 0
-    assert answers.getvalue() == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
+def test_settings_that_are_wrong_offer_nothing_and_do_not_end_it(
+    site: Site, answer: Answer
+) -> None:
+    said = answer(site.config(EXPECTED_GPUS="many"), "\n")
+    assert said == f"begin\n{HOST}:gpu:0\n{HOST}:gpu.free:0\nend\n"
 
 
 def test_a_fault_nobody_foresaw_does_not_end_the_sensor(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensor, "read_sensor_rows", raising(KeyError("x")))
-    out = io.StringIO()
-
-    assert sensor.main(EXECD, site.config(), io.StringIO("\n\n"), out) == 0
-    assert out.getvalue().count(f"{HOST}:gpu:0\n") == 2, out.getvalue()
+    assert answer(site.config(), "\n\n").count(f"{HOST}:gpu:0\n") == 2
 
 
 def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(site: Site) -> None:

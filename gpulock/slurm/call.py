@@ -11,7 +11,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DIGITS = 18  # of a number that is believed
 LONGEST = 1000  # entries of a range
@@ -28,17 +28,18 @@ class SlurmHookCall:
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         """Take what slurmd says; raise Refusal(UNKNOWN) where it is not all there."""
-        self.job = str(read_slurm_env_number(environ, "SLURM_JOB_ID"))
+        self.job = str(int(read_slurm_env(environ, "SLURM_JOB_ID", is_slurm_number)))
         self.who = f"job {self.job}"
-        self.uid = read_slurm_env_number(environ, "SLURM_JOB_UID")
-        self.restart = read_slurm_env_number(environ, "SLURM_JOB_RESTART_COUNT", "0")
-        self.slurmd = read_slurm_env_name(environ, "SLURMD_NODENAME")
-        self.cluster = read_slurm_env_name(environ, "SLURM_CLUSTER_NAME")
+        self.uid = int(read_slurm_env(environ, "SLURM_JOB_UID", is_slurm_number))
+        restart = read_slurm_env(environ, "SLURM_JOB_RESTART_COUNT", is_slurm_number, "0")
+        self.restart = int(restart)
+        self.slurmd = read_slurm_env(environ, "SLURMD_NODENAME", is_slurm_name)
+        self.cluster = read_slurm_env(environ, "SLURM_CLUSTER_NAME", is_slurm_name)
         self.user = one_line(environ.get("SLURM_JOB_USER", "") or str(self.uid))
         self.partition = one_line(environ.get("SLURM_JOB_PARTITION", ""))
         leader = environ.get("SLURM_HET_JOB_ID", "")
         self.leader = leader if is_slurm_number(leader) else ""
-        self.nodes = read_slurm_env_number(environ, "SLURM_JOB_NUM_NODES", "1")
+        self.nodes = int(read_slurm_env(environ, "SLURM_JOB_NUM_NODES", is_slurm_number, "1"))
         self.gpus = environ.get("SLURM_JOB_GPUS")
         self.mps = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environ
         sluid = environ.get("SLURM_JOB_SLUID", "")  # 25.11 and later
@@ -75,12 +76,14 @@ class SlurmHookCall:
         )
 
 
-def read_slurm_env_number(environ: "Mapping[str, str]", key: str, default: str = "") -> int:
-    """Return a number of slurmd's; raise Refusal(UNKNOWN)."""
+def read_slurm_env(
+    environ: "Mapping[str, str]", key: str, is_right: "Callable[[str], bool]", default: str = ""
+) -> str:
+    """Return a value of slurmd's; raise Refusal(UNKNOWN) where it is none."""
     text = environ.get(key, default)
-    if not is_slurm_number(text):
+    if not is_right(text):
         raise Refusal(UNKNOWN, f"{key} is {shorten(text)!r}", "is this slurmd's Prolog or Epilog?")
-    return int(text)
+    return text
 
 
 def is_slurm_number(text: str) -> bool:
@@ -88,16 +91,8 @@ def is_slurm_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= DIGITS
 
 
-def read_slurm_env_name(environ: "Mapping[str, str]", key: str) -> str:
-    """Return a name that may be part of a file's; raise Refusal(UNKNOWN)."""
-    text = environ.get(key, "")
-    if not is_slurm_name(text):
-        raise Refusal(UNKNOWN, f"{key} is {shorten(text)!r}", "is this slurmd's Prolog or Epilog?")
-    return text
-
-
 def is_slurm_name(text: str) -> bool:
-    """Return whether a text is a plain host or cluster name."""
+    """Return whether a text is a plain host or cluster name, which may be part of a file's."""
     bare = text.replace("-", "").replace("_", "").replace(".", "")
     return bare.isascii() and bare.isalnum() and not text.startswith(".") and len(text) < 200  # noqa: PLR2004
 

@@ -61,12 +61,12 @@ def remove_own_note(node: Node, call: SlurmHookCall, tokens: set[str]) -> None:
     While the gate is shut no Prolog writes one, so it goes then as well: a task that slurmd starts
     without a Prolog must find none.
     """
-    who = call.slurmd, call.job, call.uid, call.restart
+    own = note.TaskNote(call.slurmd, call.job, call.uid, call.restart)
     try:
         with Gate(node.store, Deadline(note.PATIENCE)):
-            note.remove_task_note(node.store, *who, tokens)
+            note.remove_task_note(node.store, own, tokens)
     except Refusal:
-        note.remove_task_note(node.store, *who, tokens)
+        note.remove_task_note(node.store, own, tokens)
 
 
 def make_slurm_epilog_judge(node: Node) -> Judge:

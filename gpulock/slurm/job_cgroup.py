@@ -43,12 +43,6 @@ def slurm_scope_folders(root: str, record: Owner, proc: Proc) -> list[str]:
     return [scope for scope in scopes if os.path.isdir(scope)]
 
 
-def job_cgroup_paths_v1(record: Owner) -> list[str]:
-    """Return the paths of a job's cgroups of version 1, the controller's name first."""
-    tail = job_tail_v1(record)
-    return [f"/{part}/{top}/{tail}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
-
-
 def job_tail_v1(record: Owner) -> str:
     """Return where a job is below the folder of its slurmd, in version 1."""
     return f"uid_{record.uid}/job_{record.job_id}"
@@ -105,16 +99,14 @@ def is_in_job_cgroup(pid: int, record: Owner, proc: Proc) -> bool:
     A user may have cgroups of any name, below a folder of the user's own.
     """
     mine = read_cgroup_paths(proc, pid)
-    first = job_cgroup_paths_v1(record)
-    if any([path == top or path.startswith(f"{top}/") for path in mine for top in first]):
+    tails = [f"{top}/{job_tail_v1(record)}/" for top in slurm_tops_v1(record)]
+    first = tuple([f"/{part}/{tail}" for part in CONTROLLERS for tail in tails])
+    if any([f"{path}/".startswith(first) for path in mine]):
         return True
-    bases = None
     for path in mine:
         above, name = split_scope_path(path, record)
-        if name in job_cgroup_names(record):
-            bases = init_cgroup_bases(proc) if bases is None else bases
-            if above.rpartition("/")[0] in bases:
-                return True
+        if name in job_cgroup_names(record) and above.rpartition("/")[0] in init_cgroup_bases(proc):
+            return True
     return False
 
 

@@ -117,33 +117,23 @@ def lost_lock_refusal(device: Device, why: str) -> Refusal:
     return Refusal(UNKNOWN, what, f"see gpulock why {device.id}")
 
 
-def remove_task_note(
-    store: LockStore,
-    slurmd: str,
-    job: str,
-    uid: int,
-    restart: int,
-    tokens: "set[str] | None" = None,
-) -> None:
+def remove_task_note(store: LockStore, own: TaskNote, tokens: set[str]) -> None:
     """Take a job's note away, unless it is another user's, a later run's, or of a standing claim.
 
     The gate is held, or shut: nobody writes the note of a later claim between the comparison and
-    the removal.
-    `tokens` are claims that the caller gives up, whatever still keeps their locks.
+    the removal. `own` says of whose run the caller is, `tokens` which claims it gives up, whatever
+    still keeps their locks.
     """
-    path = task_note_path(store.root, slurmd, job)
     try:
-        note = parse_task_note(atomic.read_text(path))
-        if note.uid != uid or note.restart > restart:
+        note = find_task_note(store.root, own.slurmd, own.job)
+        if note is None or note.uid != own.uid or note.restart > own.restart:
             return
         standing = [one for one in note.devices if store.is_held(note.token, one.id)]
-        if standing and note.token not in (tokens or ()):
+        if standing and note.token not in tokens:
             return
-    except FileNotFoundError:
-        return
     except (OSError, kv.MalformedError):
         pass  # whatever it is, no task can use it
-    atomic.remove_quietly(path)
+    atomic.remove_quietly(task_note_path(store.root, own.slurmd, own.job))
 
 
 def find_task_note(root: str, slurmd: str, job: str) -> "TaskNote | None":

@@ -10,7 +10,7 @@ from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line, shorten
 from gpulock.node.settings import Settings
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.note import REQUEUE_EXIT
-from gpulock.slurm.scontrol import SlurmctldClient, slurm_array_task_name
+from gpulock.slurm.scontrol import SlurmctldClient, is_later_run, slurm_array_task_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ def is_slurm_run_active(
     """Return whether slurmctld still has the run that called us at work."""
     if found is None or found["State"] not in AT_WORK:
         return False
-    restarts = found["Restarts"]
-    return not (restarts.isascii() and restarts.isdigit() and int(restarts) > call.restart)
+    return not is_later_run(found, call.restart)
 
 
 def quote_scontrol_text(sentence: str) -> str:

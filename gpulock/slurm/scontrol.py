@@ -11,6 +11,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal, one_line, shorten
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
+from gpulock.slurm.call import is_slurm_number
 
 HINT = "is slurmctld up?"
 INVALID = "Invalid job id specified"
@@ -24,7 +25,6 @@ FIELDS = (
     ("ArrayJobID", "Array"),
     ("ArrayTaskID", "Task"),
     ("BatchFlag", "Batch"),
-    ("Requeue", "Requeue"),
     ("tres-per-job", "PerJob"),
     ("tres-per-socket", "PerSocket"),
     ("tres-per-task", "PerTask"),
@@ -144,5 +144,9 @@ def slurm_array_task_name(found: dict[str, str]) -> str:
 
 def slurm_job_uid(found: dict[str, str]) -> int:
     """Return the job's uid, -1 where it is not told."""
-    text = found["Uid"]
-    return int(text) if text.isascii() and text.isdigit() else -1
+    return int(found["Uid"]) if is_slurm_number(found["Uid"]) else -1
+
+
+def is_later_run(found: dict[str, str], restart: int) -> bool:
+    """Return whether slurmctld tells of a later run of the job than this one."""
+    return is_slurm_number(found["Restarts"]) and int(found["Restarts"]) > restart

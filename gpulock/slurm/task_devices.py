@@ -15,7 +15,7 @@ from gpulock.slurm.note import TaskNote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 MASK = "CUDA_VISIBLE_DEVICES"
 
@@ -37,18 +37,14 @@ class Task:
 
 
 def select_task_devices(
-    task: Task,
-    found: TaskNote,
-    settings: Settings,
-    opened: "list[Device] | None" = None,
-    denied: "Sequence[Device]" = (),
+    task: Task, found: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
 ) -> "tuple[list[Device] | None, str | None]":
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
-    `opened` are those of the job's devices that the task may open, by default all. `denied` are
-    those that a device cgroup keeps from it. The devices are None where they cannot be told: then
-    only Slurm's mask is right. Of a job with several types of GPU Slurm tells the Prolog one type's
-    alone: what was locked is then too little, and would be so the next time.
+    `opened` are those of the job's devices that the task may open, `denied` those that a device
+    cgroup keeps from it. The devices are None where they cannot be told: then only Slurm's mask is
+    right. Of a job with several types of GPU Slurm tells the Prolog one type's alone: what was
+    locked is then too little, and would be so the next time.
     """
     told = task.positions or not task.is_step  # else the number is of the batch script's node
     more = task.on_node > len(found.devices)
@@ -66,11 +62,7 @@ def select_task_devices(
 
 
 def select_by_slurm_mask(
-    task: Task,
-    found: TaskNote,
-    settings: Settings,
-    opened: "list[Device] | None",
-    denied: "Sequence[Device]",
+    task: Task, found: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
 ) -> "tuple[list[Device] | None, str | None]":
     """Return the devices behind Slurm's mask as far as they can be told, and that mask.
 
@@ -98,7 +90,7 @@ def select_by_slurm_mask(
     if not by_position and not set(entries) <= set(index_strings(len(found.devices))):
         raise mask_mismatch_refusal(task, found)
     named = devices_at_positions(found, entries) if by_position else None
-    if opened is not None and len(opened) < len(found.devices):  # a device cgroup is at work
+    if len(opened) < len(found.devices):  # a device cgroup is at work
         if named is None or set(named) != set(opened):
             named = opened if counted and len(entries) == len(opened) else None
         return named, task.mask

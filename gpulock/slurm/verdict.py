@@ -75,7 +75,7 @@ class SlurmJobRule:
 
 def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Verdict:
     """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
-    from gpulock.slurm.scontrol import OVER, slurm_job_uid
+    from gpulock.slurm.scontrol import OVER, is_later_run, slurm_job_uid
 
     if found is None:
         what = f"slurmctld knows no job {record.job_id}, no process of it is here"
@@ -88,9 +88,7 @@ def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Ver
     if found["State"] in OVER:
         what = f"slurmctld says {found['State']}, no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
-    restarts = found["Restarts"]
-    later = restarts.isascii() and restarts.isdigit() and int(restarts) > record.restart
-    if later and found["State"] in NEXT_RUN:
-        what = f"slurmctld says requeued (restart {restarts}), no process of it is here"
+    if is_later_run(found, record.restart) and found["State"] in NEXT_RUN:
+        what = f"slurmctld says requeued (restart {found['Restarts']}), no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
     return Verdict(ALIVE, f"slurmctld says {found['State']}")

@@ -256,7 +256,6 @@ def row(job: int = 12, **changes: str) -> str:
         "ArrayJobID": str(job),
         "ArrayTaskID": "N/A",
         "BatchFlag": "1",
-        "Requeue": "1",
         "tres-per-job": "N/A",
         "tres-per-socket": "N/A",
         "tres-per-task": "N/A",

@@ -133,7 +133,6 @@ class SlurmStage(Stage):
             "RestartCnt": str(job.restart),
             "ArrayJobID": str(job.id),
             "BatchFlag": str(int(job.batch)),
-            "Requeue": "1",
             "tres-per-node": self.gres,
         }
         row = "".join(told.get(name, "N/A").ljust(width) for name, _, width in COLUMNS)

@@ -195,8 +195,8 @@ def publish_outcomes(node: Node, judge: Judge, report: ReconcileReport) -> str:
             note_event(store.path, REAPED, outcome.verdict.by)
         for record in [outcome.lock.owner for outcome in freed]:
             if record is not None and record.scheduler == "slurm":
-                who = record.slurmd, record.job_id, record.uid, record.restart
-                note.remove_task_note(store, *who)
+                own = note.TaskNote(record.slurmd, record.job_id, record.uid, record.restart)
+                note.remove_task_note(store, own, set())
         try:
             known = atomic.read_text(f"{state_dir}/boot_id").strip()
         except OSError:

@@ -99,7 +99,7 @@ OWNERS = (
     *("SLURM_JOB_COMMENT", "SLURM_JOB_WORK_DIR", "SLURM_JOB_STDOUT", "SLURM_JOB_STDIN"),
     *("SPANK_SLURM_JOB_GPUS", "SPANK_LD_PRELOAD", "SLURM_JOB_STDERR", "SLURM_JOB_CONSTRAINTS"),
 )
-NUMBERS = itertools.count(100)
+JOBS = itertools.count(100)
 
 
 def test_a_row_of_squeues_has_no_field_of_the_users() -> None:
@@ -119,7 +119,7 @@ def test_no_value_of_the_owners_fails_prolog_or_epilog(
 ) -> None:
     site = one_site
     site.set(SLURM_DEVICE_SELECTION="gpulock")
-    job = next(NUMBERS)
+    job = next(JOBS)
     site.answers(row(job))
 
     assert site.prolog(job, "0,1", **values) == RUN

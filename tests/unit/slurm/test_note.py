@@ -63,7 +63,7 @@ def test_a_note_that_is_not_whole_is_malformed_and_any_epilog_may_remove_it(
     path.write_text(spoiled)
     with pytest.raises(kv.MalformedError, match="not a task's note"):
         note.find_task_note(str(site.records), "n1", "12")
-    note.remove_task_note(site.node().store, "n1", "12", OTHER_UID, 0)
+    note.remove_task_note(site.node().store, TaskNote("n1", "12", OTHER_UID, 0), set())
     assert site.notes() == []
 
 
@@ -92,7 +92,7 @@ def test_a_note_goes_with_its_own_user_and_this_run_or_a_later(
     site: Site, uid: int, restart: int, stays: bool
 ) -> None:
     note.write_task_note(site.node().store, granted(site, 0))
-    note.remove_task_note(site.node().store, "n1", "12", uid, restart)
+    note.remove_task_note(site.node().store, TaskNote("n1", "12", uid, restart), set())
     assert site.notes() == (["n1.12"] if stays else [])
 
 

@@ -35,7 +35,7 @@ Seen: TypeAlias = tuple[Optional[list[int]], Optional[str]]
 def see(found: TaskNote, environ: dict[str, str], step: str = "0", **keys: str) -> Seen:
     """Return the indexes of what a task sees, and Slurm's mask where it stands."""
     chosen, mask = task_devices.select_task_devices(
-        Task(environ, step), found, Settings(dict(keys))
+        Task(environ, step), found, Settings(dict(keys)), found.devices, []
     )
     return None if chosen is None else [device.index for device in chosen], mask
 

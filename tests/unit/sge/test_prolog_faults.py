@@ -256,7 +256,7 @@ def test_what_is_told_never_spoils_the_exit_code(
 
 def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(site: Site) -> None:
     """The first one's grant stands: what it told the job is in use perhaps."""
-    job = site.run(gpus(2))
+    job = site.run(gpus(2), task_id=2)
     assert start(site, job) == RUN
     (job.folder / "environment").unlink()
     assert start(site, job) == REQUEUE

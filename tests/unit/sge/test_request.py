@@ -16,35 +16,25 @@ from gpulock.sge.spooled_job import SgeJob
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import PER_JOB, PER_SLOT
 
-COMPLEXES = ("gpu", "gpuj")
+OF_KINDS = "gpu gpu_a100=model:a100* mig_3g=mig:3g.40gb gpu_share=share gpuj gpu_job=model:a100*"
+SETTINGS = Settings({"SGE_COMPLEXES": OF_KINDS})
 
 
-def count(*requests: tuple[str, float, int], slots: "int | None" = None) -> int:
-    job = SgeJob(12, "alice", 1000, list(requests))
-    settings = Settings({"SGE_COMPLEXES": " ".join(COMPLEXES)})
-    return sum(n for _, n in request.count_gpus_by_kind(job, settings, "node", slots))
-
-
-def refused(*requests: tuple[str, float, int], slots: "int | None" = None) -> str:
-    with pytest.raises(Refusal) as caught:
-        count(*requests, slots=slots)
-    return caught.value.kind
+def kinds(site: Site) -> tuple[tuple[str, int], ...]:
+    return request.read_sge_job_gpus(site.above(site.pid), SETTINGS)[0]
 
 
 @pytest.mark.parametrize("value", [1.5, 0.1, -1.0, -0.5, math.nan, math.inf, -math.inf, 1e18])
 def test_a_fractional_or_negative_gpu_count_is_invalid(value: float) -> None:
-    assert refused(("gpu", value, PER_SLOT)) == INVALID_REQUEST
-
-
-def asked(site: Site) -> int:
-    settings = Settings({"SGE_COMPLEXES": "gpu gpuj"})
-    kinds, _ = request.read_sge_job_gpus(site.above(), settings)
-    return sum(number for _, number in kinds)
+    job = SgeJob(12, "alice", 1000, [("gpu", value, PER_SLOT)])
+    with pytest.raises(Refusal) as caught:
+        request.count_gpus_by_kind(job, SETTINGS, "node", None)
+    assert caught.value.kind == INVALID_REQUEST
 
 
 def test_a_task_of_an_array_has_its_own_file(site: Site) -> None:
     site.run(gpus(3), job_id=123456789, task_id=7)
-    assert asked(site) == 3
+    assert kinds(site) == (("", 3),)
 
 
 @pytest.mark.parametrize("field", [{"job_id": 13}, {"owner": "mallory"}])
@@ -56,7 +46,7 @@ def test_a_file_of_another_job_or_owner_is_not_believed(
     other = Site(site.root / "other").spool(gpus(4), **about)
     job.job_file.write_bytes(other.job_file.read_bytes())
     with pytest.raises(Refusal) as caught:
-        asked(site)
+        kinds(site)
     assert caught.value.kind == UNKNOWN
 
 
@@ -71,13 +61,6 @@ def test_a_host_file_without_end_or_none_is_refused(site: Site) -> None:
 
 
 # --- by kind: which complex counts what, several of them in one job -------------------------------
-
-OF_KINDS = "gpu gpu_a100=model:a100* mig_3g=mig:3g.40gb gpu_share=share gpuj gpu_job=model:a100*"
-SETTINGS = Settings({"SGE_COMPLEXES": OF_KINDS})
-
-
-def kinds(site: Site) -> tuple[tuple[str, int], ...]:
-    return request.read_sge_job_gpus(site.above(site.pid), SETTINGS)[0]
 
 
 def why_refused(site: Site) -> str:

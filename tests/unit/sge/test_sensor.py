@@ -170,17 +170,10 @@ def test_shares_are_counted_by_their_places_and_a_shared_card_is_no_whole_one(si
     assert (values(site)["gpu"], values(site)["gpu_share"]) in (("0", "3"), ("0", "7"))
 
 
-KINDS = "gpu gpu_a=model:a100* gpu_h=model:h200"
-
-
-def two_models(site: Site) -> None:
+def test_of_cards_that_two_complexes_count_only_the_free_are_offered(site: Site) -> None:
     for number, model in enumerate(("NVIDIA A100-SXM4-80GB",) * 3 + ("NVIDIA H200",)):
         site.gpu(bus(number), number, Model=model)
-    site.settings["SGE_COMPLEXES"] = KINDS
-
-
-def test_of_cards_that_two_complexes_count_only_the_free_are_offered(site: Site) -> None:
-    two_models(site)
+    site.settings["SGE_COMPLEXES"] = "gpu gpu_a=model:a100* gpu_h=model:h200"
     site.proc.shepherd(500, site.root)
     hold(site, 2)  # qmaster's books have it under one of the complexes, and it counts on all
     found = values(site)

@@ -23,10 +23,6 @@ from tests.support.slurm_site import OTHER_UID, RUN, Site, row
 from tests.support.trees import OTHER_BOOT, FakeProc, bus
 
 
-def draining(site: Site, *numbers: int) -> list[int]:
-    return [site.holder(number).draining for number in numbers]
-
-
 def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) -> None:
     site.prolog()
     site.epilog()

@@ -31,12 +31,6 @@ def granted(site: Site, *numbers: int) -> TaskNote:
     return found
 
 
-def refused() -> TaskNote:
-    found = TaskNote("n1", "12", UID, 0)
-    found.refused, found.code = "gpulock: job 12: busy: a=b, c; try again", 213
-    return found
-
-
 # what stands in a note, and what does instead
 SPOILS = (
     ("gpulock-task 1", "gpulock-task 2"),

@@ -17,7 +17,6 @@ from gpulock.errors import LockTimeout
 from gpulock.hooks import frame
 from gpulock.job import environment
 from gpulock.slurm import epilog, prolog, refuse, request
-from gpulock.slurm.scontrol import SlurmctldClient
 from gpulock.store import gate
 from gpulock.store.event_log import read_events
 from gpulock.store.gate import Gate
@@ -97,26 +96,11 @@ def test_a_full_lock_dir_drains_no_node_and_the_job_is_given_back_without_a_note
 ) -> None:
     site.prolog(7, "3")
     before = site.locks()
-    given: list[str] = []
-
-    def do(_: object, program: str, *words: str) -> bool:
-        given.append(f"{program} {words[0]}")
-        return True
-
-    def job(*_: object) -> dict[str, str]:
-        return {"State": "CONFIGURING", "Restarts": "0", "Batch": "1", "JobId": "12"}
-
-    monkeypatch.setattr(SlurmctldClient, "do", do)
-    monkeypatch.setattr(SlurmctldClient, "job", job)
-
-    def name(_: object) -> str:
-        return "12"
-
-    monkeypatch.setattr(refuse, "slurm_array_task_name", name)
-    write_nothing(monkeypatch, number)
-    assert site.prolog(12, "0") == RUN
-    monkeypatch.undo()
-    assert given[-1] == "scontrol requeue"
+    site.answers(row(12, State="CONFIGURING"))
+    with monkeypatch.context() as full:
+        write_nothing(full, number)
+        assert site.prolog(12, "0") == RUN
+    assert site.calls()[-1] == ["scontrol", "requeue", "12"]
     assert (site.locks(), site.notes(), site.drained()) == (before, ["n1.7"], [])
 
 
@@ -203,7 +187,7 @@ def test_a_job_that_runs_again_without_settings_is_given_back_by_name(
     assert given == [True, False]
 
 
-def test_a_refusal_that_cannot_be_told_starts_nothing(
+def test_a_refusal_that_cannot_be_told_starts_nothing_but_a_job_without_gpus(
     site: Site, clock: VirtualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.prolog(7, "0")
@@ -212,13 +196,7 @@ def test_a_refusal_that_cannot_be_told_starts_nothing(
     assert site.prolog(12, "0") == NODE_BROKEN
     busy, broken = capfd.readouterr().err.splitlines()
     assert ("busy" in busy, "broken" in broken) == (True, True)
-
-
-def test_a_job_without_gpus_starts_although_it_cannot_be_told(site: Site) -> None:
-    site.prolog(7, "3")
-    shutil.rmtree(site.records / "tasks")
-    (site.records / "tasks").touch()
-    assert site.prolog(12, None) == RUN
+    assert site.prolog(13, None) == RUN
     assert site.calls() == []
 
 

@@ -14,16 +14,12 @@ from tests.support.slurm_site import SILENT, Site, row
 SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
 
 
-def refusal(kind: str) -> Refusal:
-    return Refusal(kind, "why", "what to do")
-
-
 def act(
     site: Site, call: SlurmHookCall, kind: str = BUSY, sentence: str = SENTENCE, **keys: str
 ) -> str:
     """Do what is done for a whole job; return the message."""
     settings = Settings({**site.settings, **keys})
-    return refuse.requeue_or_cancel_job(call, settings, refusal(kind), sentence)
+    return refuse.requeue_or_cancel_job(call, settings, Refusal(kind, "why", "do"), sentence)
 
 
 def interactive(site: Site, job: int = 12, **changes: str) -> SlurmHookCall:

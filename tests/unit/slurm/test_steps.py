@@ -15,8 +15,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.slurm import steps
 from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.steps import SlurmSteps
-from gpulock.store.owner import Owner
-from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock
+from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock, slurm_record
 
 
 def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, ProcessScan]:
@@ -50,7 +49,7 @@ def is_unmarked(site: Site) -> bool:
 def owned(site: Site, *pids: int, **changes: object) -> list[int]:
     """Return which of these processes are of job 12."""
     sight, scan = found(site)
-    return [pid for pid in pids if sight.owns(pid, record_of(**changes), scan)]
+    return [pid for pid in pids if sight.owns(pid, slurm_record(**changes), scan)]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +212,6 @@ def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site
     site.proc.add(701, "slurmstepd", uids=uids)
     (site.proc.root / "701/cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
     assert sorted(daemons(site)) == [700, 701]
-
-
-def record_of(**changes: object) -> Owner:
-    owner = slurm_lock(**changes).owner
-    assert owner is not None
-    return owner
 
 
 # --- a job's cgroup: a process in it is left of the job, and what cannot be read is not empty -----

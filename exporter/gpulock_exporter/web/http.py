@@ -26,7 +26,7 @@ class HttpRequest:
     path: str
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # names in lower case
-    peer: str = ""  # the client's address; empty on a Unix socket
+    peer: str = ""  # the client's address
 
 
 @dataclass(frozen=True)

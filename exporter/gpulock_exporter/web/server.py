@@ -327,9 +327,8 @@ class HttpServer:
         listener.setblocking(False)
         size = self._limits.send_buffer_bytes
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-        if listener.family != socket.AF_UNIX:
-            # The second piece of a response must not wait for the ack of the first; and the
-            # kernel gives up too on a reader that takes nothing, once we would have.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            milliseconds = int((self._limits.write_seconds + _KERNEL_LATER) * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        # The second piece of a response must not wait for the ack of the first; and the
+        # kernel gives up too on a reader that takes nothing, once we would have.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        milliseconds = int((self._limits.write_seconds + _KERNEL_LATER) * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

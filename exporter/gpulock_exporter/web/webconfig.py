@@ -294,10 +294,7 @@ def client_network(peer: str) -> str:
 
     On this machine everybody has all of 127.0.0.0/8: what is not its first is one.
     """
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:  # a Unix socket's
-        return peer
+    address = ipaddress.ip_address(peer.partition("%")[0])
     is_other_local = address.is_loopback and peer != "127.0.0.1"
     bits = 64 if address.version == 6 else 8 if is_other_local else 32  # noqa: PLR2004
     return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))

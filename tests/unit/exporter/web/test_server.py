@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import calendar
-import socket
 import threading
 import time
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 from gpulock_exporter.web.http import (
@@ -17,7 +15,7 @@ from gpulock_exporter.web.http import (
     SampleBody,
     route_by_path,
 )
-from gpulock_exporter.web.server import HttpServer, ServerLimits
+from gpulock_exporter.web.server import ServerLimits
 
 from tests.exporter.servers import SOUND, Running, dial, exchange, fetch, is_gone, running
 from tests.support.faults import raising
@@ -35,7 +33,6 @@ SAMPLE = b"gpulock_nvml_up 1\n" * 200
 TABLE = route_by_path(
     {
         "/metrics": SampleBody(lambda: SAMPLE).response,
-        "/who": lambda request: HttpResponse(200, request.peer.encode()),
         "/fail": fail,
     }
 )
@@ -72,22 +69,11 @@ def test_a_handler_that_fails_is_500_and_in_the_log() -> None:
         assert nowhere.status == 404 and b"/metrics" in nowhere.body
 
 
-def test_a_unix_socket_is_served_too(tmp_path: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "web"))
-    listener.listen()
-    server = HttpServer(TABLE, [listener], pytest.fail)
-    server.start()
-    wait_until(lambda: server.answers(10), why="the accepting thread to go round")
-    assert server.is_serving
-    assert not server.answers(0), "it went round some time ago"
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(tmp_path / "web"))
-        said, _ = exchange(one, SOUND.replace(b"/metrics", b"/who"))
-    assert said.startswith(b"HTTP/1.0 200 ")
-    server.stop()
-    assert not server.answers(10)
-    assert not server.is_serving
+def test_it_knows_whether_it_accepts() -> None:
+    with running(TABLE) as one:
+        wait_until(lambda: one.server.answers(10), why="the accepting thread to go round")
+        assert one.server.is_serving and not one.server.answers(0), "it went round some time ago"
+    assert [one.server.is_serving, one.server.answers(10)] == [False, False]
 
 
 def test_a_handler_that_overruns_its_deadline_holds_its_client_no_longer() -> None:

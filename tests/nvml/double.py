@@ -25,8 +25,7 @@ from typing import Literal, NamedTuple
 
 from gpulock.simulate.node import write_simulated_node
 from tests.nvml.build import library
-from tests.nvml.cards import missing_from
-from tests.nvml.node import driver_version, instance_keys, node_keys
+from tests.nvml.cards import driver_version, instance_keys, missing_from, node_keys
 
 ERROR_NOT_SUPPORTED, ERROR_NO_PERMISSION = 3, 4
 ERROR_DRIVER_NOT_LOADED, ERROR_GPU_IS_LOST, ERROR_UNKNOWN = 9, 15, 999

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 
+from gpulock.alloc.process_reader import ONE_USER, too_much_of
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, SHARE, Device, card_bus_id
 from gpulock.node.procfs import INIT, OVER, device_file_key
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from gpulock.node.mounts import Mounts
     from gpulock.node.settings import Settings
 
-LONGEST = 5.0  # seconds for a whole look
+LONGEST = 5.0  # seconds for a whole look, of which a gpulockd that serves users waits for ONE_USER
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
-SEALED = "whose open files were not looked at before the gate"
+SEALED = "open files of its user were not looked at before the gate"
 LONG_PATH = "/dev/..."  # in place of a path that is too long: it may be a node
 COMMON = (
     *("/dev/null", "/dev/pts/", "/dev/ptmx", "/dev/tty", "/dev/shm/", "/dev/mqueue/"),
@@ -105,7 +106,7 @@ class OpenFiles:
         self._late = 0.0
         self.blind = ""
         self.dark = ""
-        self.seconds = LONGEST  # for one look
+        self.seconds = ONE_USER if settings.user_claims else LONGEST  # for one look
 
     def add(self, device: Device) -> None:
         """Know one device more; what was seen before did not look for it."""
@@ -161,7 +162,7 @@ class OpenFiles:
             try:
                 settled, hidden = self._fill_from(pids, found, uid)
             except TimeoutError as fault:
-                return str(fault)
+                return str(fault) if uid is None else too_much_of(uid)
             if settled and scan.complete and attempt > 0:
                 break
             if hidden:

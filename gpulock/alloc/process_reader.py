@@ -53,8 +53,7 @@ class ProcessReader:
         Raises OSError or ValueError as Proc.status does, TimeoutError where no time is left.
         """
         if self._late and (user := self._user_of(pid)) in self._late:
-            why = f"no time for process {pid} of uid {user}"
-            raise TimeoutError(self._missed.setdefault(user, why))
+            raise TimeoutError(self._missed.setdefault(user, too_much_of(user)))
         begun = time.monotonic()
         status = self.proc.status(pid)
         user = self._user_of(pid, status.uids[1])
@@ -121,11 +120,14 @@ class ProcessReader:
 
             left = ONE_USER - self._spent.get(uid, 0.0)
             if self.sealed or left <= 0:
-                late = f"no time for the environment of process {pid} of uid {uid}"
-                raise TimeoutError(f"process {pid} {NOT_READ}" if self.sealed else late)
+                raise TimeoutError(f"process {pid} {NOT_READ}" if self.sealed else too_much_of(uid))
             begun = time.monotonic()
             try:
                 environ = read_environ(self.proc, pid, begun + left)
+            except TimeoutError:
+                if left > ONE_USER / 2:
+                    raise  # it hangs
+                raise TimeoutError(too_much_of(uid)) from None
             finally:
                 self._charge(uid, begun)
             self._started[pid] = StartedAs(environ)
@@ -162,6 +164,11 @@ class ProcessReader:
             except (OSError, ValueError):
                 self._sees_all = False
         return self._sees_all
+
+
+def too_much_of(uid: int) -> str:
+    """Return why not all of a user could be looked at, whatever process it stopped at."""
+    return f"uid {uid} has more processes and open files than can be looked at in time"
 
 
 def is_root_program(proc: Proc, pid: int, name: str) -> bool:

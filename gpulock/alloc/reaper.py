@@ -4,7 +4,7 @@
 Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
 one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its user that is of no
 other claim may have the device open, and none of its job may be left: but for GIVEN_BACK, whose
-owner goes on.
+owner goes on. A process that has the device of a user's claim open is that claim's as well.
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user
@@ -15,7 +15,7 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store import grants
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
-from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, RELEASED, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, RELEASED, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,8 +106,10 @@ def decide_reap(
             reason = left or unseen
             if not reason:
                 act, reason = FREED, verdict.proof
-            elif left and over == DIED:
+            elif left and over == DIED and lock.owner.scheduler != "process":
                 act, verdict.orphans = ORPHANS, left
+            elif over == DIED:
+                verdict.state, verdict.proof = ALIVE if left else UNKNOWN, reason
         outcomes.append(ReapOutcome(lock, act, verdict, reason))
     return outcomes
 

@@ -26,8 +26,6 @@ from gpulock.workstation.wire import SocketRequest
 if TYPE_CHECKING:
     from gpulock.alloc.reaper import ClaimEnd
 
-LOOK_SECONDS = 2.0  # at the open files of a user, while gpulockd serves nobody else
-
 
 def release_for_user(
     node: Node, peer: Peer, request: SocketRequest, deadline: Deadline
@@ -62,7 +60,6 @@ def release_unused(
     refuse_running_commands(own, pid, judge.scan)  # once: a command that ended stays so
     restrict_to_owners(judge.scan, own)
     reaper = Reaper(node, judge, node.devices_if_driver(), seen)
-    reaper.files.seconds = LOOK_SECONDS
     reaper.decide(own, over)
     judge.scan.sealed = True
     with Gate(node.store, deadline):

@@ -269,7 +269,7 @@ def report_holders(held: dict[str, Lock]) -> None:
     for lock in held.values():
         if lock.owner:
             who = format_lock_holder(lock.owner)
-            click.echo(f"{who} holds {lock.id} and keeps it until it ends")
+            click.echo(f"{who} holds {lock.id} and keeps it until it is freed")
 
 
 def make_admin_gate(node: Node) -> Gate:

@@ -225,6 +225,9 @@ def find_holder_way(view: StatusView, row: DeviceState, lock: Lock) -> tuple[str
         return "an administrator: no reap frees what it cannot read", FORCE.format(name)
     if record is None:
         return "a reap, where no claim is at work", "gpulock reap"
+    if row.state == states.NOT_KNOWN and record.scheduler == "process":
+        user = record.user
+        return f"a reap that sees all processes of {user}; root may end them", f"ps -fu {user}"
     if row.state == states.NOT_KNOWN:
         return "a reap that can prove its end", f"gpulock reap, or {FORCE.format(name)}"
     if record.scheduler == "admin":

@@ -210,7 +210,7 @@ def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
         monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
 
     monkeypatch.setattr(Mounts, "key", slow)
-    assert "more files open than can be looked at in time" in stage.left()
+    assert "open files than can be looked at in time" in stage.left()
     assert len(asked) == 1
 
 

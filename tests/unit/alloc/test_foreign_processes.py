@@ -17,6 +17,7 @@ import pytest
 
 from gpulock.alloc import device_users, process_scan
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_reader import too_much_of
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import subordinate
 from gpulock.node.devices import Device
@@ -130,7 +131,7 @@ def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
     fake.add(700, uids=(OTHER,) * 4, fds=FULL)
     monkeypatch.setattr(device_users, "LONGEST", -1.0)
     assert left(fake) == ""
-    assert "process 700 has more files open" in left(fake, uid=OTHER)
+    assert left(fake, uid=OTHER) == too_much_of(OTHER)
 
 
 class Restless(Proc):

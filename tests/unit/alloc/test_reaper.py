@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc import reaper
+from gpulock.alloc import process_reader, reaper
 from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
@@ -19,6 +19,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.store import grants
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
+from gpulock.store.verdicts import ALIVE, UNKNOWN
 from tests.support.faults import fail_at, raising
 from tests.support.locks import place_lock, say_mps
 from tests.support.trees import OTHER_BOOT, Box, box_at_work, bus, judge_of, record
@@ -104,6 +105,40 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
     assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
     box.proc.remove(700)
     assert act(box) == FREED
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("slow", ["environments", "open files"])
+def test_a_dead_claim_whose_users_crowd_takes_too_long_is_unknown_by_one_steady_reason(
+    box: Box, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Tried: a claim that ended beside processes with 20,000 descriptors each: it was told as dead
+    and freed at once, which it never was, or named another process each time.
+
+    Stopped by: it is unknown, and the reason names the user alone.
+    """
+    lock(box, scheduler="process", add_grp_id=0)
+    for pid in (700, 701):
+        box.proc.add(pid, uids=(1000,) * 4, fds={9: box.dev / "nvidia5"})
+    look = make_reaper(box)
+    if slow == "environments":
+        monkeypatch.setattr(process_reader, "ONE_USER", -1.0)
+    else:
+        look.files.seconds = -1.0
+    (outcome,) = reaper.reap_locks(look)
+    why = "uid 1000 has more processes and open files than can be looked at in time"
+    assert (outcome.act, outcome.verdict.state, outcome.verdict.proof) == (HELD, UNKNOWN, why)
+
+
+def test_a_users_process_that_has_the_device_open_keeps_the_claim_of_a_process_alive(
+    box: Box,
+) -> None:
+    """What dropped its environment keeps it, as docs/workstation.md says."""
+    lock(box, scheduler="process", add_grp_id=0)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    outcome = reap_all(box)[bus(0)]
+    assert (outcome.act, outcome.verdict.state, outcome.verdict.orphans) == (HELD, ALIVE, "")
+    assert outcome.verdict.proof == outcome.reason == f"process 700 has {bus(0)} open"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     result = site.call("reserve", "3", "--from", "1h", "--to", "3h", "--reason", "thesis")
     me = uid_to_user_name(os.getuid())
     said = f"GPU 3 is reserved for {me} from {day(1)} until {day(3)}: thesis\n"
-    kept = f"job 12 of alice holds {site.id(3)} and keeps it until it ends\n"
+    kept = f"job 12 of alice holds {site.id(3)} and keeps it until it is freed\n"
     assert (result.exit_code, result.stdout) == (0, said + kept)
     site.call("release", "3", "--force", "--reason", "x")
     assert asked[0][0:2] + asked[0].devices == (RESERVE, 0, site.id(3))
@@ -201,7 +201,7 @@ def test_a_reason_is_needed_kept_on_one_line_and_has_an_end(
 def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site: Site) -> None:
     site.hold(7)
     result = site.call("quarantine", "7", "--reason", "Xid 79")
-    assert "job 12 of alice holds 0000:8a:00.0 and keeps it until it ends" in result.stdout
+    assert "job 12 of alice holds 0000:8a:00.0 and keeps it until it is freed" in result.stdout
     assert site.json()["gpus"][7]["held"]["job_id"] == "12"
     site.call("release", "7", "--force", "--reason", "over")
     assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 1
@@ -241,13 +241,11 @@ def whole(site: Site, command: str) -> str:
 
 
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
-    pid, start = dead_process()
-    uid = os.getuid()
-    site.hold(4, 5, scheduler="process", job_id=str(pid), pid=pid, start=start, uid=uid)
+    site.hold(4, 5, draining=1, uid=os.getuid())
     with site.opened(4) as user:
         assert "GPUs 4, 5  quarantined: orphans: process" in whole(site, "status")
         text = whole(site, "reap")
-        assert f"orphans     GPU 4: pid {pid} of alice: process {user.pid} has" in text
+        assert f"orphans     GPU 4: job 12 of alice: process {user.pid} has" in text
         assert f"{site.id(4)} open; {site.gpulock} why 4" in " ".join(whole(site, "status").split())
         refused = site.call("restore", "4")
         assert (refused.exit_code, f"{site.gpulock} reap" in refused.stderr) == (1, True)

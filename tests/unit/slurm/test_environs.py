@@ -98,7 +98,7 @@ def test_a_look_at_one_users_environments_has_an_end_and_is_a_doubt_of_that_user
     site.process(900, "python")
     monkeypatch.setattr(process_reader, "ONE_USER", -1.0)
     own, other = reasons(site, UID, OTHER_UID)
-    assert (own, other) == (f"no time for the environment of process 900 of uid {UID}", "")
+    assert (own, other) == (process_reader.too_much_of(UID), "")
 
 
 @pytest.mark.attack
@@ -134,7 +134,7 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
     judged = [classify_process(pid, held, scan, ()) for pid in pids]
     assert len(reads) == 2
     assert judged == [*[UNSEEN if hangs else FOREIGN] * 2, *[UNSEEN] * 98]
-    assert "no time" in find_job_processes(held[0], scan).doubt
+    assert find_job_processes(held[0], scan).doubt == process_reader.too_much_of(UID)
     assert len(reads) == 2
     behind_the_gate = ProcessScan(scan.proc)
     behind_the_gate.sealed = True

@@ -6,16 +6,19 @@ from __future__ import annotations
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_reader import ONE_USER
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
+from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
+from gpulock.node.settings import Settings
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.workstation import server as server_module
-from gpulock.workstation import socket_claims, user_release
+from gpulock.workstation import socket_claims
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, Allowance
 from gpulock.workstation.wire import (
@@ -140,16 +143,17 @@ def test_a_device_that_another_claim_got_during_the_look_is_not_given_back(
 def test_a_look_at_the_files_of_one_user_has_a_limit(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tried: a release of a user who has more open files than can be read in two seconds.
+    """Tried: a release of a user who has more open files than can be read in a second.
 
-    Stopped by: the look ends after two seconds, and the user's own GPU stays locked.
+    Stopped by: the look ends after a second, and the user's own GPU stays locked.
     """
 
     def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
-        assert (files.seconds, uid) == (user_release.LOOK_SECONDS, ALICE)
+        assert (files.seconds, uid) == (ONE_USER, ALICE)
         return {}, "process 910 has more files open than can be looked at in time"
 
     monkeypatch.setattr(OpenFiles, "look", look)
+    desk.node = Node(Settings({**desk.box.settings, "USER_CLAIMS": "yes"}))
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0)])

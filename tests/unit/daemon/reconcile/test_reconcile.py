@@ -48,7 +48,7 @@ OF_A_PROCESS = {"scheduler": "process", "job_id": "501", "add_grp_id": 0, "uid":
     ("owner", "left", "act"),
     [
         (OF_A_PROCESS, "its mark", "held"),  # what `gpulock run` left in a session of its own
-        (OF_A_PROCESS, "the GPU", "orphans"),
+        (OF_A_PROCESS, "the GPU", "held"),
         ({}, "its group", "held"),
         ({"draining": 1}, "its group", "held"),
         ({"draining": 1}, "the GPU", "orphans"),

@@ -134,4 +134,6 @@ def lock_owner_words(lock: Lock) -> str:
     job = lock.owner.job()
     if lock.owner.draining:
         return f"job {job}, which has ended, but not its processes"
-    return job if lock.owner.scheduler in ("process", "admin") else f"job {job}"
+    if lock.owner.scheduler == "process":
+        return f"{job} of {lock.owner.user}"
+    return job if lock.owner.scheduler == "admin" else f"job {job}"

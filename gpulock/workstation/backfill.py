@@ -6,7 +6,7 @@ use kept for it in turns, each pair of which is twice as long as the one before,
 LONGEST_TURN. So a request of any size is served where claims end within that, and keeps at most
 half of the time unused.
 A caller whom no other user's release would serve lets others by as long as that is so: it waits
-for devices of its own user, or for ones that are reserved or out of service.
+for devices of its own user, for ones that are reserved or out of service, or of a dead claim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from functools import cached_property
 
 from gpulock.alloc.availability import pick_free_devices
 from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.node_view import read_node_verdicts
 from gpulock.alloc.shortage import shortage_refusal
+from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
@@ -25,6 +27,7 @@ from gpulock.node.kinds import is_of_kind
 from gpulock.node.shares import count_places_by_card
 from gpulock.store.locks import Lock
 from gpulock.store.reservations import read_reservations
+from gpulock.store.verdicts import ALIVE, Verdict
 
 FIRST_TURN, LONGEST_TURN = 600.0, 14400.0  # seconds
 
@@ -46,6 +49,14 @@ class QueueView:
             return refusal
 
     @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return what the last reconcile said of each claim, by token."""
+        try:
+            return read_node_verdicts(self.node, clock_boottime())[0] or {}
+        except (Refusal, OSError, ValueError):
+            return {}
+
+    @cached_property
     def held(self) -> dict[str, Lock]:
         """Return the locks by id; raise Refusal."""
         return self.node.store.read_detailed_locks()
@@ -60,12 +71,18 @@ def keeps_free_devices(waited: float) -> bool:
     return left >= turn
 
 
-def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
+def find_shortage(
+    view: QueueView, want: ClaimRequest, kept: dict[str, str] | None = None
+) -> Refusal | None:
     """Return why a request that was refused before would be refused again, None where it may not.
 
-    `want` is as that claim left it: with its user, and its kinds resolved.
+    `want` is as that claim left it: with its user, and its kinds resolved. Of `kept` devices it may
+    have none; None: as before.
     """
     node, devices = view.node, view.devices
+    if kept is not None:
+        want = copy.copy(want)
+        want.kept = kept
     if isinstance(devices, Refusal):
         return devices
     try:
@@ -92,27 +109,39 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
     return [one.id for one in found]
 
 
-def must_yield(view: QueueView, want: ClaimRequest) -> bool:
-    """Return whether a request stays refused although all other users gave their devices back."""
+OWN, DEAD_CLAIMS = "its user holds the rest", "GPUs of dead or unknown claims are locked"
+RESERVED, OUT_OF_SERVICE = "GPUs are reserved", "GPUs are out of service"
+
+
+def why_yield(view: QueueView, want: ClaimRequest) -> str:
+    """Return why a request stays refused although all other users gave their devices back."""
     try:
-        kept = {name: lock for name, lock in view.held.items() if stays_held(lock, want.uid)}
+        stay = {
+            name: why for name, lock in view.held.items() if (why := why_stays(view, lock, want))
+        }
     except Refusal:
-        return False  # the claim says why
+        return ""  # the claim says why
     alone = copy.copy(view)
     alone.devices = view.devices
     alone.node = copy.copy(view.node)
     alone.node.settings = copy.copy(view.node.settings)
     alone.node.settings.mps_dir = ""  # an MPS ends with the shares that it is for
-    alone.held = kept
-    return find_shortage(alone, want) is not None
+    alone.held = {name: view.held[name] for name in stay}
+    if find_shortage(alone, want) is None:
+        return ""
+    causes = [*stay.values(), *([RESERVED] if want.kept else [])] or [OUT_OF_SERVICE]
+    return " and ".join(sorted({*causes}))
 
 
-def stays_held(lock: Lock, uid: int) -> bool:
-    """Return whether a lock is none that another user than `uid` would give back.
+def why_stays(view: QueueView, lock: Lock, want: ClaimRequest) -> str:
+    """Return why a lock is none that another user would give back, nothing of one that is.
 
     One without owner nobody would, and a reserve has its note besides.
     """
-    return lock.owner is None or lock.owner.uid == uid
+    if lock.owner and lock.owner.uid == want.uid:
+        return OWN
+    verdict = view.verdicts.get(lock.owner.token) if lock.owner else None
+    return DEAD_CLAIMS if lock.owner is None or (verdict and verdict.state != ALIVE) else ""
 
 
 def count_cards(held: dict[str, Lock], uid: int) -> int:

@@ -48,6 +48,7 @@ BURST = 1000  # claims and reservations of a user at once
 PERIOD = 10.0  # seconds for each in the long run
 SHARE_OF_USER = 0.1  # of gpulockd's time, for the calls of one user
 SPARE = 2.0  # seconds of it that a user may take before
+LOOKS = -1  # in place of a user: attempts that take long, of all users together
 OWN_PART = 1.0  # seconds of a claim's own: more it waits for what others have done
 
 
@@ -88,6 +89,8 @@ class SocketClaims:
         finally:
             ended = clock_boottime()
             self._time.charge(account, min(ended - begun, most) / SHARE_OF_USER, ended)
+            if ended - begun > most:
+                self._time.charge(LOOKS, (ended - begun) / SHARE_OF_USER, ended)
 
     def due(self, account: int, act: str = CLAIM) -> float:
         """Return from when on a user's next call may be served, as CLOCK_BOOTTIME seconds."""
@@ -99,8 +102,10 @@ class SocketClaims:
     ) -> SocketReply:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet, or are `kept`.
 
-        What dead owners hold is for the first in the queue alone.
+        What dead owners hold is for the first in the queue alone, and the reconcile's where looks
+        of callers have taken too long.
         """
+        first = first and self._time.due(LOOKS) <= clock_boottime()
         node, request, account = view.node, client.request, client.peer.account
         assert request is not None
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()

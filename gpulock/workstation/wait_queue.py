@@ -31,7 +31,6 @@ from gpulock.workstation.wire import (
 PAUSE = 2.0  # seconds between two looks, where nothing changed
 RETRY_DELAY = 0.05  # seconds after a claim that failed
 REJOIN_SECONDS = 10.0  # until callers are back once gpulockd starts again
-OTHERS_FIRST = "others go first while its user holds the rest, or it is reserved or out of service"
 
 
 class WaitQueue:
@@ -136,7 +135,7 @@ class WaitQueue:
             others = {name: whose for name, whose in kept.items() if name not in own}
             tried = not why and self._try_claim(view, client, first is None, others)
             if not why and others and client.answer.state == WAITING:
-                why = f"free GPUs are {next(iter(others.values()))}; {client.answer.why}"
+                why = self._why_beside_kept(view, client, others)
             if client.answer.state == WAITING and not client.reaped:
                 client.reaped = True
                 if self._claims.reap_own(view, client.peer.account):
@@ -149,14 +148,14 @@ class WaitQueue:
                 return False
             if not why:
                 why = client.answer.why
-                if client.want and backfill.must_yield(view, client.want):
-                    why = f"{OTHERS_FIRST}; {why}"
+                if client.want and (causes := backfill.why_yield(view, client.want)):
+                    why = f"others go first while {causes}; {why}"
                 elif first is None:
                     first = client
                     since = self._kept_since.setdefault(client.peer.account, now)
                     if client.want and backfill.keeps_free_devices(now - since):
                         usable = backfill.list_usable_devices(view, client.want)
-                        whose = f"kept for number {number}, which waits longest"
+                        whose = f"kept for number {number}: it is the turn of {client.caller.user}"
                         kept = dict.fromkeys(usable, whose)
                         why = f"{waiting.KEPT}; {why}" if kept else why
             client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
@@ -164,6 +163,14 @@ class WaitQueue:
                 self._next = now + RETRY_DELAY
                 return False
         return True
+
+    def _why_beside_kept(self, view: QueueView, client: Client, others: dict[str, str]) -> str:
+        """Return why a caller is not served while free devices are kept for another."""
+        if client.want is None:
+            return client.answer.why
+        reserved = find_reserved_devices(view.reservations, view.now, client.peer.account)
+        refusal = backfill.find_shortage(view, client.want, reserved)
+        return refusal.why if refusal else f"free GPUs are {next(iter(others.values()))}"
 
     def _why_not_yet(self, view: QueueView, client: Client, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
@@ -228,6 +235,6 @@ def last_reply(reply: SocketReply, why: str, waited: bool) -> SocketReply:
     if reply.state != WAITING:
         return reply
     if why:
-        do = f"{'' if waited else 'use --wait; '}see gpulock queue"
-        return SocketReply(REFUSED, kind=BUSY, why=why, do=do)
-    return reply._replace(state=REFUSED)
+        reply = SocketReply(kind=BUSY, why=why, do="see gpulock queue")
+    late = "not served in the time of --wait: " if waited else ""
+    return reply._replace(state=REFUSED, why=f"{late}{reply.why}")

@@ -6,16 +6,20 @@ from __future__ import annotations
 import pwd
 import socket
 import threading
+import time
 
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.device_users import OpenFiles
 from gpulock.daemon.core import loop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store import quarantine
+from gpulock.store.reservations import Reservation, write_reservations
+from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 from gpulock.workstation import backfill, server, socket_claims, wait_queue
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
@@ -33,6 +37,7 @@ from gpulock.workstation.wire import (
 from tests.support import desk as desk_module
 from tests.support.desk import Desk, answers, last
 from tests.support.fake_mps import leave_mps
+from tests.support.faults import returning
 from tests.support.trees import bus
 
 ALICE, BOB, CAROL = 2001, 2002, 2003
@@ -62,17 +67,69 @@ def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk)
     assert waiting[0].why.startswith("others go first while its user holds the rest")
 
 
-@pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
-def test_a_caller_that_waits_for_a_device_out_of_service_lets_others_by(
-    desk: Desk, kind: str
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("barrier", "why"),
+    [
+        (Verdict(UNKNOWN, "its crowd"), "GPUs of dead or unknown claims are locked"),
+        (Verdict(DEAD, "gone"), "GPUs of dead or unknown claims are locked"),
+        (quarantine.QUARANTINE, "GPUs are out of service"),
+        (quarantine.RESERVE, "GPUs are out of service"),
+        (None, "GPUs are reserved"),
+    ],
+)
+def test_a_caller_that_waits_for_a_device_that_no_user_can_give_back_lets_others_by(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, barrier: Verdict | str | None, why: str
 ) -> None:
-    folder = desk.box.state / quarantine.FOLDER
-    folder.mkdir()
-    (folder / f"{bus(0)}{kind}").write_text("")
+    """Tried: a claim that ended beside a crowd that cannot all be looked at: its GPU stays locked,
+    and the free ones were kept for a caller who wants all.
+
+    Stopped by: a lock that is not proven alive is none that its user gives back.
+    """
+    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    if isinstance(barrier, Verdict):
+        desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
+        monkeypatch.setattr(backfill, "read_node_verdicts", returning(({"t0": barrier}, 0)))
+    elif barrier is not None:
+        folder = desk.box.state / quarantine.FOLDER
+        folder.mkdir()
+        (folder / f"{bus(0)}{barrier}").write_text("")
+    else:
+        reserved = Reservation(bus(0), CAROL, (0.0, time.time() + 1000.0), "carol", "talk")
+        write_reservations(str(desk.box.state), [reserved])
     waiting = desk.claim_as(ALICE, 901, 4, FOR_EVER)
     later(desk)
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
-    assert last(waiting).state == WAITING
+    reply = answers(waiting)[-1]
+    assert (reply.state, reply.why.partition(";")[0]) == (WAITING, f"others go first while {why}")
+
+
+@pytest.mark.attack
+def test_a_look_that_takes_long_is_not_taken_for_each_caller(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: a dead claim beside processes with all descriptors open: each caller paid for a look.
+
+    Stopped by: looks of callers that take long have a tenth of the time, all together.
+    """
+    passed, looks = [0.0], list[int]()
+
+    def clock() -> float:
+        return clock_boottime() + passed[0]
+
+    def look(_: OpenFiles, found: object, uid: int) -> str:
+        looks.append(uid)
+        passed[0] += SPARE
+        return "more than can be looked at"
+
+    monkeypatch.setattr(socket_claims, "clock_boottime", clock)
+    monkeypatch.setattr(OpenFiles, "_fill", look)
+    for number in range(4):
+        desk.hold(number, 904, uid=CAROL, start=9)
+    refused = [last(desk.claim_as(BOB + number, 911 + number, 4)) for number in range(9)]
+    assert {reply.kind for reply in refused} == {BUSY}
+    assert all(reply.why.startswith("4 GPUs asked for, 0 of 4 free") for reply in refused)
+    assert 0 < len(looks) < 4
 
 
 def test_a_caller_whose_card_the_mps_of_others_closes_waits_for_them_and_is_kept_devices(
@@ -98,12 +155,14 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
     later(desk)
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
     monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
-    for wait, do in ((0.0, "use --wait; see gpulock queue"), (0.01, "see gpulock queue")):
+    for wait, late in ((0.0, ""), (0.01, "not served in the time of --wait: ")):
         asked = desk.claim_as(BOB, 904, 1, wait)
         desk.go(clock_boottime() + 2 * PAUSE)
         reply = last(asked)
-        assert (reply.state, reply.kind, reply.do) == (REFUSED, BUSY, do)
-        assert reply.why.startswith("free GPUs are kept for number 1, which waits longest; 1 GPU")
+        assert (reply.state, reply.kind, reply.do) == (REFUSED, BUSY, "see gpulock queue")
+        assert reply.why == f"{late}free GPUs are kept for number 1: it is the turn of uid 2001"
+    large_as_well = desk.claim_as(BOB, 905, 4)
+    assert last(large_as_well).why.startswith("4 GPUs asked for, 2 of 4 free (0: pid 901 of")
     assert desk.waiting()[0].why.startswith(f"{KEPT}; 4 GPUs asked for")
     for device in [bus(n) for n in range(4)]:
         if device in desk.box.locks():

@@ -49,7 +49,7 @@ PERIOD = 10.0  # seconds for each in the long run
 SHARE_OF_USER = 0.1  # of gpulockd's time, for the calls of one user
 SPARE = 2.0  # seconds of it that a user may take before
 LOOKS = -1  # in place of a user: attempts that take long, of all users together
-OWN_PART = 1.0  # seconds of a claim's own: more it waits for what others have done
+OWN_PART = 1.0  # seconds of a claim's own: one that takes longer waits for what others have done
 
 
 class Allowance:
@@ -82,15 +82,14 @@ class SocketClaims:
 
     @contextmanager
     def charged(self, account: int, most: float = float("inf")) -> Iterator[None]:
-        """Charge a user for the time that something takes, up to so many seconds."""
+        """Charge a user for the time that something takes; all users together for more than most."""
         begun = clock_boottime()
         try:
             yield
         finally:
             ended = clock_boottime()
-            self._time.charge(account, min(ended - begun, most) / SHARE_OF_USER, ended)
-            if ended - begun > most:
-                self._time.charge(LOOKS, (ended - begun) / SHARE_OF_USER, ended)
+            payer = account if ended - begun < most else LOOKS
+            self._time.charge(payer, (ended - begun) / SHARE_OF_USER, ended)
 
     def due(self, account: int, act: str = CLAIM) -> float:
         """Return from when on a user's next call may be served, as CLOCK_BOOTTIME seconds."""

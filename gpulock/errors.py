@@ -89,6 +89,11 @@ def one_line(text: str) -> str:
     return "".join([c if c.isprintable() else "?" for c in text])
 
 
+def quote_text(text: str) -> str:
+    """Return what a user wrote in quotes, which it cannot end: it is no word of gpulock's."""
+    return f'"{text.replace(chr(34), chr(39))}"'
+
+
 def shorten(text: str, most: int = VALUE_BYTES) -> str:
     """Return `text` with at most `most` bytes in UTF-8: of a longer one the beginning, and dots."""
     if 4 * len(text) <= most:

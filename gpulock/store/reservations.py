@@ -7,6 +7,7 @@ such a GPU by gpulockd, and who holds it already keeps it.
 
 import time
 
+from gpulock.errors import quote_text
 from gpulock.store import atomic, kv
 
 NAME = "reservations"
@@ -29,9 +30,10 @@ class Reservation:
         self.why = why
 
     def describe(self, user: str = "") -> str:
-        """Return `reserved for alice from 11-29 14:00 until 11-29 18:00: thesis`."""
+        """Return `reserved for alice from 11-29 14:00 until 11-29 18:00: "thesis"`."""
         times = [time.strftime("%m-%d %H:%M", time.localtime(at)) for at in (self.begin, self.end)]
-        return f"reserved for {user or self.user} from {' until '.join(times)}: {self.why}"
+        who = user or self.user
+        return f"reserved for {who} from {' until '.join(times)}: {quote_text(self.why)}"
 
 
 def read_reservations(state_dir: str) -> list[Reservation]:

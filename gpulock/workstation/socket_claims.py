@@ -82,7 +82,7 @@ class SocketClaims:
 
     @contextmanager
     def charged(self, account: int, most: float = float("inf")) -> Iterator[None]:
-        """Charge a user for the time that something takes; all users together for more than most."""
+        """Charge a user for the time that something takes, all together for more than `most`."""
         begun = clock_boottime()
         try:
             yield

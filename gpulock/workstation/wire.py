@@ -7,6 +7,7 @@ sender may choose; who sends it is the kernel's word (workstation.peer). Pure, b
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,9 @@ RESERVE, UNRESERVE = "reserve", "unreserve"
 ACTS = (CLAIM, RELEASE, CANCEL, RESERVE, UNRESERVE)
 READ, WAITING, GRANTED, RELEASED, REFUSED = "read", "waiting", "granted", "released", "refused"
 MOST_DEVICES = 1024
-LONGEST, LONGEST_NOTE = 1000, 80  # characters of a text, and of a note
+LONGEST, LONGEST_NOTE, LONGEST_KIND = 1000, 80, 40  # characters of a text, and of others
+# everybody reads them in the queue: bus id, instance, place of a share
+DEVICE_ID = re.compile(r"[0-9a-f:]{4,14}\.[0-7](\.[a-z]{2,5}[0-9]{1,4}){0,3}")
 FOR_EVER = float("inf")
 PLURAL = ("share", "GPU")
 
@@ -84,8 +87,8 @@ def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
     found = decode_packet(SocketRequest(), data.decode("utf-8", "replace"))
     count, devices, kind = found.number, found.devices, found.device_kind
-    if not "".join([kind, *devices, *found.preferred]).isascii():
-        raise ValueError("a device or kind that is not ASCII")
+    if not all([DEVICE_ID.fullmatch(one) for one in (*devices, *found.preferred)]):
+        raise ValueError("a device that is no id of one")
     if found.act not in ACTS:
         raise ValueError("no such act")
     if not (found.wait >= 0 and 0 <= found.seconds < FOR_EVER and 0 <= found.begin < FOR_EVER):
@@ -100,8 +103,8 @@ def parse_request(data: bytes) -> SocketRequest:
         raise ValueError("no such comment")
     if kind:
         kind = parse_kind(kind[:LONGEST])
-        if devices or found.share or kind == SHARE_KIND:
-            raise ValueError("a kind, and devices or shares")
+        if len(kind) > LONGEST_KIND or devices or found.share or kind == SHARE_KIND:
+            raise ValueError("a long kind, or one and devices or shares")
     return found._replace(
         share=int(found.share > 0),
         device_kind=kind,

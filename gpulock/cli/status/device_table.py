@@ -6,6 +6,7 @@ from __future__ import annotations
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView, group_by_claim
+from gpulock.errors import quote_text
 from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -42,6 +43,7 @@ OBSERVED = ("UTIL", "MEM GIB", "TEMP", "POWER", "LAST BUSY")
 GIB = 1 << 30
 ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
 MOST = 9999  # degrees or watts that a sample is believed
+LONGEST = 40  # characters of what a user wrote
 SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
 Cells = dict[str, Cell]  # by title of their columns
@@ -104,11 +106,12 @@ def holder_cells(view: StatusView, locks: list[Lock]) -> Cells:
 
 def claim_note(view: StatusView, record: Owner) -> str:
     """Return what a claim's user wrote beside it, and the end that the user chose."""
+    note = quote_text(table.clip_text(record.note, LONGEST)) if record.note else ""
     if not record.until:
-        return record.note
+        return note
     end = format_local_time(view.now + record.until - view.boottime)[ENDS_AT]
     words = f"until {end}" if record.until > view.boottime else f"over since {end}"
-    return f"{record.note}, {words}" if record.note else words
+    return f"{words}, {note}" if note else words
 
 
 def use_cells(use: SampleView, row: DeviceState) -> Cells:

@@ -14,6 +14,7 @@ from gpulock.cli.session import uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
+from gpulock.errors import quote_text
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import INIT, TICKS, Proc
 from gpulock.store.locks import Lock
@@ -59,7 +60,7 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     elif record.comment:
         found.append(("reason", record.comment))
     if record.note:
-        found.append(("comment", record.note))
+        found.append(("comment", quote_text(record.note)))
     if record.until and here:
         when = format_local_time(view.now + record.until - view.boottime)
         over = "; it is over, freed once its work has ended" if view.boottime > record.until else ""

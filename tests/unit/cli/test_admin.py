@@ -112,7 +112,7 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
 
     result = site.call("reserve", "3", "--from", "1h", "--to", "3h", "--reason", "thesis")
     me = uid_to_user_name(os.getuid())
-    said = f"GPU 3 is reserved for {me} from {day(1)} until {day(3)}: thesis\n"
+    said = f'GPU 3 is reserved for {me} from {day(1)} until {day(3)}: "thesis"\n'
     kept = f"job 12 of alice holds {site.id(3)} and keeps it until it is freed\n"
     assert (result.exit_code, result.stdout) == (0, said + kept)
     site.call("release", "3", "--force", "--reason", "x")
@@ -150,7 +150,7 @@ def test_the_end_of_a_reserve_is_the_first_such_time_after_its_begin(
     times = [("--from", "10:00"), ("--to", "15:00")]
     words = [word for pair in (times[::-1] if turned else times) for word in pair]
     said = site.call("reserve", "3", "--reason", "x", *words).stdout
-    assert "from 12-01 10:00 until 12-01 15:00: x" in said
+    assert 'from 12-01 10:00 until 12-01 15:00: "x"' in said
     assert asked[0].seconds == 5 * 3600
 
 

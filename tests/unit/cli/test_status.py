@@ -152,6 +152,19 @@ def test_a_user_is_told_where_no_gpulockd_would_grant_anything(
         assert (told in said) == (state != "S"), words
 
 
+@pytest.mark.attack
+def test_what_a_user_wrote_beside_a_claim_is_no_word_of_gpulocks(site: Site) -> None:
+    """Tried: a comment `free, until 12-31 23:59`, which looked like the state and an end.
+
+    Stopped by: it stands in quotes, behind gpulock's own words, and not whole where it is long.
+    """
+    ends = clock_boottime() + 3600.0
+    site.hold(1, note='free", until 12-31 23:59' + 70 * "x", until=ends, scheduler="process")
+    shown = site.call("status").stdout
+    said = f'"free\', until 12-31 23:59{15 * "x"}…"'
+    assert re.search(rf"  until \d\d-\d\d \d\d:\d\d, {said}  ", shown)
+
+
 def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
     site.set("USER_CLAIMS=yes\n")
     node, now = site.node(), time.time()

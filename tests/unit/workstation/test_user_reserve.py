@@ -114,12 +114,12 @@ def test_a_user_who_reserves_again_and_again_fills_no_journal(
 
 @pytest.mark.attack
 def test_the_journal_names_what_was_reserved_and_no_words_of_a_user(desk: Desk) -> None:
-    """Tried: `unreserve` with a sentence in the list of devices, which the journal then had.
+    """Tried: `unreserve` with more in the list of devices, which the journal then had.
 
     Stopped by: it names the devices whose reservation ended.
     """
     reserve(desk, ALICE, 2, 1)
-    request = SocketRequest(UNRESERVE, 0, 0, devices=(bus(2), "GPU 0 freed by root"))
+    request = SocketRequest(UNRESERVE, 0, 0, devices=(bus(2), bus(3)))
     assert last(desk.ask(request, desk.come_as(ALICE, 901))).state == RELEASED
     assert desk.journal.said()[-1].endswith(f"uid {ALICE}: unreserve {bus(2)}")
 

@@ -25,7 +25,7 @@ from gpulock.workstation.wire import (
     parse_reply,
     parse_request,
 )
-from tests.support.trees import FakeProc
+from tests.support.trees import FakeProc, bus
 
 
 def asked(*lines: str) -> bytes:
@@ -48,21 +48,28 @@ def asked(*lines: str) -> bytes:
         asked("act=claim", "number=1", "wait=nan"),
         asked("act=claim", "number=1", "wait=soon"),
         asked("act=claim", "number=1", "comment=root's own"),
-        asked("act=claim", "number=2", "devices=a,a"),
-        asked("act=claim", "number=2", "devices=a"),
-        asked("act=claim", "number=1", "devices=\u00e4"),
-        asked("act=claim", "number=1", "preferred=\u00e4"),
+        asked("act=claim", "number=2", f"devices={bus(0)},{bus(0)}"),
+        asked("act=claim", "number=2", f"devices={bus(0)}"),
+        asked("act=claim", "number=1", "devices=0 1 2 3: taken out of service by root"),
+        asked("act=claim", "number=1", f"devices={bus(0)}{'0' * 40}"),
+        asked("act=claim", "number=1", "preferred=all of them"),
         asked("act=claim", "number=1", "device_kind=model:\u00e4"),
+        asked("act=claim", "number=1", f"device_kind=model:{'a' * 40}"),
         asked("act=claim", "act=claim", "number=1"),
         asked("act=reserve", "seconds=60"),
-        asked("act=reserve", "seconds=60", "devices=a,b"),
+        asked("act=reserve", "seconds=60", f"devices={bus(0)},{bus(1)}"),
         asked("act=claim", "number=1", "device_kind=a100"),
         asked("act=claim", "number=1", "device_kind=share"),
         asked("act=claim", "number=1", "device_kind=any", "share=1"),
-        asked("act=claim", "number=1", "device_kind=any", "devices=a"),
+        asked("act=claim", "number=1", "device_kind=any", f"devices={bus(0)}"),
     ],
 )
+@pytest.mark.attack
 def test_anything_else_is_no_request(data: bytes) -> None:
+    """Tried: besides nonsense, names of devices that read like a line of gpulock's in the queue.
+
+    Stopped by: a request names ids of devices, and kinds of 40 characters at most.
+    """
     with pytest.raises(ValueError):
         parse_request(data)
 

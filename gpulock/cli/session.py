@@ -20,6 +20,7 @@ from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.system_log import NOTICE, log_to_system
 
 FOR_EVER = "for ever"
+JUST_PAST = 3  # hours: who types a time within them has hardly meant the next day
 CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
 PAST = "7d, 12h, 2026-11-01 or 2026-11-01T12:30"
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
@@ -83,17 +84,21 @@ def parse_time(text: str, now: float, after: float = 0.0) -> float:
 
     from gpulock.text.words import parse_duration
 
+    forms = "14:00, 2h (from now) or 2026-12-01T14:00" if after else PAST
     try:
-        if after and CLOCK.fullmatch(text):
-            today = datetime.fromtimestamp(after)
-            at = datetime.combine(today, time.fromisoformat(text.zfill(5)))
-            return (at if at > today else at + timedelta(days=1)).timestamp()
-        if re.match("[0-9]{4}-", text):
-            return datetime.fromisoformat(text).timestamp()
-        return now + parse_duration(text) * (1 if after else -1)
+        if not (after and CLOCK.fullmatch(text)):
+            if re.match("[0-9]{4}-", text):
+                return datetime.fromisoformat(text).timestamp()
+            return now + parse_duration(text) * (1 if after else -1)
+        today = datetime.fromtimestamp(after)
+        at = datetime.combine(today, time.fromisoformat(text.zfill(5)))
+        tomorrow = at + timedelta(days=1)
+        if at > today or today - at > timedelta(hours=JUST_PAST):
+            return (at if at > today else tomorrow).timestamp()
+        forms = f"past by then; for the next day write {tomorrow:%Y-%m-%dT%H:%M}"
     except (ValueError, OverflowError):
-        forms = "14:00, 2h (from now) or 2026-12-01T14:00" if after else PAST
-        raise ValueError(f"{text!r} is no time: {forms}") from None
+        pass
+    raise ValueError(f"{text!r} is no time: {forms}")
 
 
 class Session:

@@ -48,6 +48,7 @@ BURST = 1000  # claims and reservations of a user at once
 PERIOD = 10.0  # seconds for each in the long run
 SHARE_OF_USER = 0.1  # of gpulockd's time, for the calls of one user
 SPARE = 2.0  # seconds of it that a user may take before
+SOON = 4 * 3600.0  # seconds within which a claim without an end is told of a reservation
 LOOKS = -1  # in place of a user: attempts that take long, of all users together
 OWN_PART = 1.0  # seconds of a claim's own: one that takes longer waits for what others have done
 
@@ -141,6 +142,8 @@ class SocketClaims:
             self._journal.say(INFO, f"granted {' '.join(ids)} to {who}, {took}")
         places = grant.owner.places
         cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
+        near = view.now + (request.seconds or node.settings.claim_max or SOON)
+        coming = find_reserved_devices(view.reservations, view.now, account, near)
         told = [f"GPU {cards[name].label()} is {coming[name]}" for name in coming if name in cards]
         why = "; ".join(filter(None, [process_claims.describe_former_claim(grant), *told]))
         return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places, why=why)

@@ -36,7 +36,8 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     every = [one for one in read_reservations(node.settings.state_dir) if one.end > now - COUNTED]
     for one in every:
         if lock_ids_overlap(one.device, device) and one.begin < wanted.end and begin < one.end:
-            raise Refusal(BUSY, f"{device} is {one.describe()}", "reserve another, or another time")
+            own = f"gpulock unreserve {device} first" if one.uid == uid else "reserve another"
+            raise Refusal(BUSY, f"{device} is {one.describe()}", f"{own}, or another time")
     mine = [one for one in every if one.uid == uid]
     near = [o for o in mine if o.end > begin - COUNTED and o.begin < wanted.end + COUNTED]
     left = longest - sum(one.end - one.begin for one in near)

@@ -17,6 +17,7 @@ from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.evaluated import EvaluatedCommand
+from gpulock.cli.claims.run import list_outer_claims
 from gpulock.cli.select import Subject, parse_job, resolve_lock_id
 from gpulock.cli.session import (
     CommandRefusedError,
@@ -35,7 +36,7 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
-from gpulock.text.words import format_device_label, format_lock_holder
+from gpulock.text.words import format_device_label, format_device_list, format_lock_holder
 from gpulock.workstation.user_release import release_unused
 
 FORCE_HINT = 'use --force --reason "TEXT" if you must'
@@ -92,7 +93,11 @@ def release_command(
     ids = tuple(resolve_lock_id(name, found) for name in devices)
     ours = make_lock_filter(ids, meant)
     freed: dict[str, str] = {}  # lock id, and whose it was
-    if socket_client.is_daemon_needed(node) and not force and meant.pid:
+    if socket_client.is_daemon_needed(node) and not force:
+        if not meant.pid:
+            raise CommandRefusedError("--job is for root here", "use --pid PID, or DEVICE")
+        if not (ids or pid or job):
+            refuse_inner_command(node, meant)
         freed = dict.fromkeys(socket_client.request_daemon_release(node, meant.pid, ids), "")
     else:
         node = session.writable_node()
@@ -104,6 +109,17 @@ def release_command(
     for name, was in freed.items():
         click.echo(f"freed {format_device_label(name, found)}{was}", err=export)
     warn_of_stale_mask(node, found, freed, export)
+
+
+def refuse_inner_command(node: Node, meant: Subject) -> None:
+    """Raise CommandRefusedError where the calling shell has no claim, but is in one."""
+    around = list_outer_claims(node)
+    if around and not any(meant.owns(record) for record in around):
+        names = format_device_list(around[0].devices, node.devices())
+        raise CommandRefusedError(
+            f"{names} of the claim of pid {around[0].pid}, which this command is in",
+            f"end that program, or: gpulock release {names.partition(' ')[2].replace(',', '')}",
+        )
 
 
 def unset_lost_claim(node: Node) -> None:

@@ -59,9 +59,9 @@ def status_device_entry(
         "memory_mib": (device.memory_mib or None) if device else None,
         "state": row.state,
         "reason": row.reason,
-        "held": owner_entry(record) if record else None,
+        "held": owner_entry(view, record) if record else None,
         "holders": [
-            {**owner_entry(lock.owner), "use": claim_use_entry(view.use, lock)}
+            {**owner_entry(view, lock.owner), "use": claim_use_entry(view.use, lock)}
             for lock in row.locks()
             if lock.owner
         ],
@@ -71,9 +71,13 @@ def status_device_entry(
     }
 
 
-def owner_entry(record: Owner) -> dict[str, object]:
-    """Return who holds a device, or a share of it."""
-    return {key: getattr(record, key) for key in TYPES}
+def owner_entry(view: StatusView, record: Owner) -> dict[str, object]:
+    """Return who holds a device, or a share of it; `until` as epoch seconds."""
+    found = {key: getattr(record, key) for key in TYPES if key != "note"}
+    found["comment"] = record.note or record.comment
+    if record.until:
+        found["until"] = round(view.now + record.until - view.boottime, 3)
+    return found
 
 
 def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | None:

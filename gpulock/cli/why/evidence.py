@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpulock.alloc.process_owner import belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
-from gpulock.cli.session import uid_to_user_name
+from gpulock.cli.session import owns_lock_dir, uid_to_user_name
 from gpulock.cli.status.attention import format_foreign_processes
 from gpulock.cli.status.status_view import ProcessView, StatusView
 from gpulock.daemon.health.cards import read_cards
@@ -63,7 +63,7 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
         found.append(("comment", quote_text(record.note)))
     if record.until and here:
         when = format_local_time(view.now + record.until - view.boottime)
-        over = "; it is over, freed once its work has ended" if view.boottime > record.until else ""
+        over = "; it is over" if view.boottime > record.until else ""
         found.append(("end", f"{when}{over}"))
     if record.scheduler == "admin":
         return found
@@ -74,7 +74,7 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
         found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
     missed = sight.scan.why_blind_about(record.uid) or sight.holders.look(record.uid)[1]
-    if missed:
+    if missed and owns_lock_dir(view.node):  # else the verdict is another's, who sees more
         found.append(("not seen", missed))
     return found
 

@@ -50,6 +50,7 @@ from gpulock.text.words import (
     format_lock_holder,
     short_model,
 )
+from gpulock.workstation.waiting import read_waiting
 
 NEXT_HOLDER = ("", "")  # an empty line
 
@@ -217,7 +218,13 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     view = sight.view
     head = f"{click.style(meant.name(), bold=True)} holds nothing on {view.node.name}"
-    found = [*refusal_facts(view, meant.job), *past_claim_facts(view, meant)]
+    callers = read_waiting(view.node.store.path, view.node.boot_id, view.node.proc.running)
+    found = [
+        ("waits", f"as number {one.number} of {one.user} for {one.what}: {one.why}; gpulock queue")
+        for one in callers
+        if one.pid == meant.pid or str(one.number) == meant.job
+    ]
+    found += [*refusal_facts(view, meant.job), *past_claim_facts(view, meant)]
     if found:
         return format_answer(head, found, width), True
     found = [("released", "no trace of it among past claims; it may run here without GPUs")]

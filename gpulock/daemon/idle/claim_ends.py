@@ -2,9 +2,9 @@
 """The end that a user chose for a claim, or CLAIM_MAX did: told before, and then given back.
 
 Warm, gpulockd alone. Ten minutes before, the terminal of the claim's process is told, and
-IDLE_COMMAND is run with `end`. At its end a claim of a shell is released, unless something of it
-besides the shell still runs. One whose record has a comment is of a process that is the work: it
-is reaped once that has ended.
+IDLE_COMMAND is run with `end`, but of a shorter claim. At its end a claim of a shell is released,
+unless something of it besides the shell still runs. One whose record has a comment is of a process
+that is the work: it is reaped once that has ended.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
+from gpulock.node.devices import SHARE
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.workstation.user_release import release_unused
@@ -40,12 +41,14 @@ class ClaimEnds(Chore):
     def __init__(self, journal: DaemonJournal, tell_command: Callable[[IdleClaim], None]) -> None:
         self._journal = journal
         self._tell_command = tell_command
+        self._labels: dict[str, str] = {}  # of devices, by id
         self._told: set[str] = set()  # tokens
         self._again: dict[str, float] = {}  # by token, when its release is tried again
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Tell who is near the end of a claim, and give back what is over."""
         claims = find_limited_claims(node, report)
+        self._labels = {device.id: device.label() for device in report.devices}
         self._told &= claims.keys()
         self._again = {token: at for token, at in self._again.items() if token in claims}
         held: dict[str, str] = {}
@@ -57,13 +60,13 @@ class ClaimEnds(Chore):
                     served.add(record.uid)
                     self._release(node, record, now)
                 if record.comment or token in self._again:
-                    held[token] = f"pid {record.pid} ({record.user}) holds {name_devices(record)}"
-            elif now >= record.until - BEFORE and token not in self._told:
+                    held[token] = f"pid {record.pid} ({record.user}) holds {self._name(record)}"
+            elif now >= record.until - BEFORE > record.claimed_boottime and token not in self._told:
                 self._told.add(token)
                 left = record.until - now
                 time = f"{left / 60:.0f} min" if left > SHORT else f"{left:.0f} s"
-                do = "end what uses them, and claim anew"
-                words = f"your claim of {name_devices(record)} ends in {time}; {do}"
+                keeps = "what still runs keeps it"
+                words = f"your claim of {self._name(record)} ends in {time}; {keeps}"
                 tell_terminal(node, record, words)
                 self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}
@@ -86,9 +89,19 @@ class ClaimEnds(Chore):
             self._again[record.token] = now + max(AGAIN, SPARING * took)
             return
         who = f"pid {record.pid} ({record.user})"
-        self._journal.say(INFO, f"{name_devices(record)} of {who} given back: its end has come")
+        self._journal.say(INFO, f"{self._name(record)} of {who} given back: its end has come")
         names = "CUDA_VISIBLE_DEVICES and what else names them"
-        tell_terminal(node, record, f"your claim of {name_devices(record)} is over: unset {names}")
+        tell_terminal(
+            node,
+            record,
+            f"your claim of {self._name(record)} is over: unset {names}",
+        )
+
+    def _name(self, record: Owner) -> str:
+        """Return the devices of a claim by their numbers, where those are known."""
+        cards = dict.fromkeys([name.partition(SHARE)[0] for name in record.devices])
+        names = [self._labels.get(card, card) for card in cards]
+        return f"GPU{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]:
@@ -96,11 +109,6 @@ def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]
     held = [one.lock.owner for one in report.outcomes if one.act == HELD]
     users = [one for one in held if one and one.scheduler == "process" and one.until]
     return {one.token: one for one in users if one.boot_id == node.boot_id}
-
-
-def name_devices(record: Owner) -> str:
-    """Return the devices of a claim."""
-    return f"GPU{'s' if len(record.devices) > 1 else ''} {', '.join(record.devices)}"
 
 
 def tell_terminal(node: Node, record: Owner, text: str) -> None:

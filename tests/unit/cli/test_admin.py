@@ -161,6 +161,7 @@ def test_the_end_of_a_reserve_is_the_first_such_time_after_its_begin(
         (("--from", "2h", "--to", "1h"), "--to is before --from"),
         (("--to", "noon"), "'noon' is no time: 14:00, 2h (from now) or 2026-12-01T14:00"),
         (("--to", "25:00"), "'25:00' is no time"),
+        (("--from", "19:40", "--to", "19:39"), "past by then; for the next day write 2"),
     ],
 )
 def test_a_time_that_means_nothing_reserves_nothing(

@@ -142,6 +142,23 @@ def test_a_user_gives_back_what_a_process_that_ended_has_left(
     assert [(one.pid, one.start) for one in asked] == [(4711, 99)]
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "GPU 2 of the claim of pid {}, which this command is in; end that program, or: "),
+        (("--job", "12"), "--job is for root here; use --pid PID, or DEVICE"),
+    ],
+)
+def test_a_user_is_told_which_release_would_do(
+    site: Site, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+) -> None:
+    me = os.getpid()
+    site.hold(2, scheduler="process", job_id=str(me), uid=os.getuid())
+    monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
+    monkeypatch.setattr("gpulock.cli.claims.release.find_calling_shell", lambda _: 1)
+    assert why.format(me) in site.call("release", *words).stderr
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     site: Site, shell: str

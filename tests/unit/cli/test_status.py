@@ -118,6 +118,9 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
         WaitingCaller(7, *process, since, "alice", "4 GPUs", "2 of 8 free"),
         WaitingCaller(9, *process, since, "bob", "1 GPU", "stopped"),
     ]
+    for words in (("why", str(me)), ("why", "pid", str(me)), ("why", "9")):
+        write_waiting(node.store.path, encode_waiting(callers, node.boot_id))
+        assert "waits as number 9 of bob for 1 GPU: stopped; " in site.words(*words)
     for many, more in ((1, ""), (2, f"; 1 other caller: {site.gpulock} queue")):
         write_waiting(node.store.path, encode_waiting(callers[:many], node.boot_id))
         shown = site.words("status")
@@ -232,6 +235,12 @@ def test_free_lists_free_devices_only(site: Site) -> None:
     assert (none.exit_code, none.stdout) == (1, "8 GPUs: 0 free, 8 held\n")
 
 
+def test_json_tells_the_end_of_a_claim_by_the_wall_clock_and_its_users_comment(site: Site) -> None:
+    site.hold(3, until=clock_boottime() + 3600.0, comment="run", note="thesis")
+    held = site.json()["gpus"][3]["held"]
+    assert (held["comment"], round(held["until"] - time.time(), -2)) == ("thesis", 3600.0)
+
+
 def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     site.hold(3, task_id="7")
     found = site.json()
@@ -248,7 +257,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
         *("index", "id", "uuid", "minor", "model", "numa_node", "memory_mib"),
         *("state", "reason", "held", "holders", "held_seconds", "shares", "use"),
     }
-    assert held["held"].keys() == TYPES.keys()
+    assert held["held"].keys() == TYPES.keys() - {"note"}
     assert (held["held"]["job_id"], held["held"]["task_id"]) == ("12", "7")
     assert 0 <= held["held_seconds"] < 60
     assert (found["gpus"][4]["held"], found["gpus"][4]["held_seconds"]) == (None, None)
@@ -257,7 +266,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     shown = (*found, *held, *held["held"], *found["totals"])
     assert [key for key in shown if f"`{key}`" not in text] == []
     listed = re.findall("`([a-z_]+)`", text.partition("## `held`")[2].partition("## States")[0])
-    assert {*listed} == TYPES.keys(), "what is not there is not listed"
+    assert {*listed} == TYPES.keys() - {"note"}, "what is not there is not listed"
 
 
 def test_settings_that_are_not_obeyed_are_told(site: Site) -> None:

@@ -142,9 +142,9 @@ def test_who_has_a_device_open_and_is_of_another_claim_is_marked(
     assert found["open"] == f"GPU 5: {stranger.pid} (sh, job 13 of alice){SEEN}"
 
 
-@pytest.mark.parametrize("of_owner", [False, True])
-def test_what_was_not_seen_is_said_of_the_owner_alone(
-    site: Site, monkeypatch: pytest.MonkeyPatch, of_owner: bool
+@pytest.mark.parametrize(("of_owner", "to_root"), [(False, True), (True, True), (True, False)])
+def test_what_was_not_seen_is_said_to_root_of_the_owner_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch, of_owner: bool, to_root: bool
 ) -> None:
     look = OpenFiles._opened_by  # pyright: ignore[reportPrivateUsage]
 
@@ -155,8 +155,13 @@ def test_what_was_not_seen_is_said_of_the_owner_alone(
 
     monkeypatch.setattr(OpenFiles, "_opened_by", slow)
     site.hold(5, uid=os.getuid() if of_owner else 4321)
+    monkeypatch.setattr("gpulock.cli.why.evidence.owns_lock_dir", lambda _: to_root)
     said = facts(site.call("why", "5").stdout).get("not seen", "")
-    assert said.endswith("open files than can be looked at in time") is of_owner is bool(said)
+    assert (
+        said.endswith("open files than can be looked at in time")
+        is (of_owner and to_root)
+        is bool(said)
+    )
 
 
 def test_a_process_that_proc_hides_is_not_said_to_be_gone(

@@ -69,6 +69,13 @@ def test_a_device_that_another_has_reserved_for_later_is_taken_last_and_told(des
     assert [reply.why[: len(told)] for reply in granted] == ["", "", told]
 
 
+def test_a_claim_without_an_end_is_told_of_no_reservation_of_the_next_day(desk: Desk) -> None:
+    for number in (0, 1, 2):
+        reserve(desk, ALICE, number, 1, ahead=20)
+    granted = [last(desk.claim_as(BOB, 901 + n, 1)) for n in range(2)]
+    assert [(one.devices, one.why) for one in granted] == [((bus(3),), ""), ((bus(0),), "")]
+
+
 @pytest.mark.parametrize(("uid", "seconds"), [(BOB, HOUR / 2), (ALICE, 0.0)])
 def test_it_is_as_any_other_for_a_claim_that_ends_before_and_for_its_user(
     desk: Desk, uid: int, seconds: float
@@ -187,12 +194,14 @@ def test_who_has_reserved_a_device_gets_no_other_that_is_kept(
             BUSY,
             "is reserved for uid 2001 from",
         ),
+        ({"uid": ALICE, "number": 2, "hours": 1}, BUSY, f"gpulock unreserve {bus(2)} first, or"),
     ],
 )
 def test_what_is_refused(desk: Desk, ask: dict[str, float], kind: str, words: str) -> None:
     reserve(desk, ALICE, 0, 0.0 if ask["uid"] == ALICE else 1, ahead=1)
+    reserve(desk, ALICE, 2, 0.01)
     reply = reserve(desk, **ask)  # type: ignore[arg-type]
-    assert (reply.kind, words in reply.why) == (kind, True), reply
+    assert (reply.kind, words in f"{reply.why}; {reply.do}") == (kind, True), reply
 
 
 def test_what_lies_within_a_day_counts_with_it_and_nothing_else(desk: Desk) -> None:

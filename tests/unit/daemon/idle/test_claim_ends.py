@@ -70,14 +70,19 @@ def test_a_claim_is_given_back_at_its_end_and_not_before(site: Site) -> None:
     assert site.go(END - 1) == [bus(0)]
     assert site.next_at == END
     assert site.go(END) == []
-    assert site.told[-1].startswith(f"alice: your claim of GPU {bus(0)} is over: unset CUDA_VIS")
+    assert site.told[-1].startswith("alice: your claim of GPU 0 is over: unset CUDA_VIS")
 
 
 def test_its_user_is_told_once_ten_minutes_before(site: Site) -> None:
     for now in (END - BEFORE - 1, END - BEFORE, END - BEFORE + 30):
         site.go(now)
-    do = "end what uses them, and claim anew"
-    assert site.told == [f"alice: your claim of GPU {bus(0)} ends in 10 min; {do}"]
+    assert site.told == ["alice: your claim of GPU 0 ends in 10 min; what still runs keeps it"]
+
+
+def test_the_end_of_a_claim_that_was_just_made_is_not_told(tmp_path: Path) -> None:
+    site = Site(tmp_path, claimed_boottime=END - BEFORE)
+    site.go(END - BEFORE + 1)
+    assert site.told == []
 
 
 def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:

@@ -156,11 +156,14 @@ def test_a_user_is_told_where_no_gpulockd_would_grant_anything(
 
 
 @pytest.mark.attack
-def test_what_a_user_wrote_beside_a_claim_is_no_word_of_gpulocks(site: Site) -> None:
+def test_what_a_user_wrote_beside_a_claim_is_no_word_of_gpulocks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tried: a comment `free, until 12-31 23:59`, which looked like the state and an end.
 
     Stopped by: it stands in quotes, behind gpulock's own words, and not whole where it is long.
     """
+    monkeypatch.setenv("COLUMNS", "200")
     ends = clock_boottime() + 3600.0
     site.hold(1, note='free", until 12-31 23:59' + 70 * "x", until=ends, scheduler="process")
     shown = site.call("status").stdout

@@ -316,17 +316,11 @@ def test_hooks_that_a_user_cannot_run_are_a_fault(
     assert "users may not enter /root" in check.what
 
 
-def test_a_node_whose_slurmd_is_gone_is_at_fault(
+def test_without_slurmd_it_is_a_fault_and_without_slurm_nothing(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "find_slurmds", list)
-
-    assert found(node)["slurmd"].state == FAULT
-
-
-def test_without_slurm_nothing_is_said_of_it(
-    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert found(node)["slurmd"].state == FAULT, "it is gone"
     node.uninstall(force=True)
     monkeypatch.setattr(doctor, "find_slurmds", list)
 

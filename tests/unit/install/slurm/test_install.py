@@ -78,6 +78,10 @@ def test_what_is_not_known_is_corrected_before_an_installation(
 def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
     node: SlurmNode,
 ) -> None:
+    """A linked one is named as slurmd names it."""
+    gres = node.conf.with_name("gres.conf")
+    gres.rename(node.root / "shared-gres.conf")
+    gres.symlink_to(node.root / "shared-gres.conf")
     parts = node.parts()
     node.conf.with_name("gres.conf").write_text("# another\n")
 
@@ -85,16 +89,9 @@ def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
 
     with pytest.raises(Refusal, match="changed, and nobody has compared"):
         read_gres_map(str(node.map.parent))
-
-
-def test_a_linked_gres_conf_is_named_as_slurmd_names_it(node: SlurmNode) -> None:
-    gres = node.conf.with_name("gres.conf")
-    gres.rename(node.root / "shared-gres.conf")
-    gres.symlink_to(node.root / "shared-gres.conf")
-
     node.install()
-
     assert f"\ngres_conf={gres}\n" in node.map.read_text()
+    assert read_gres_map(str(node.map.parent))
     gres.unlink()
     gres.symlink_to(node.conf)
     with pytest.raises(Refusal, match="changed"):

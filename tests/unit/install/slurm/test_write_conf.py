@@ -359,14 +359,8 @@ def test_the_sites_own_values_are_kept_and_its_hooks_named_with_the_page(node: S
     ):
         assert said in text
     assert "\n    Prolog=" not in text and "\n    TaskProlog=" not in text
-
-
-def test_without_slurmctld_slurm_conf_is_read(node: SlurmNode) -> None:
     (node.state / "down").touch()
-    node.put("Prolog", "/site/prolog", in_force=False)
-
     text = told(node)
-
     assert "Unable to contact slurm controller" in text
     assert f"compared with {node.conf}, which may not be in force" in text
     assert "Prolog=/site/prolog is the site's" in text

@@ -20,7 +20,7 @@ from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import find_own_slurmd, find_slurm_site
 from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
 
-DONE, NOT_DONE, USAGE = 0, 1, 2
+DONE, NOT_DONE = 0, 1
 ASK: Final = "--ask"
 
 
@@ -60,14 +60,11 @@ def renew_gres_map(config: Path, ask: bool) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Renew the map; print one line of what changed, or why it could not be done."""
-    words = [word for word in argv if word != ASK]
-    if len(words) != 1:
-        sys.stderr.write(f"usage: renew_map [{ASK}] CONFIG\n")
-        return USAGE
+    """Renew the map of `[--ask] CONFIG`; print one line of what changed, or why it was not done."""
+    *options, config = argv
     code = NOT_DONE
     try:
-        said, code = renew_gres_map(Path(words[0]), ASK in argv), DONE
+        said, code = renew_gres_map(Path(config), ASK in options), DONE
     except Refusal as refusal:
         said = f"{refusal.why}; {refusal.do}"
     except (InstallError, OSError) as fault:

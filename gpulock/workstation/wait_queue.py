@@ -142,6 +142,8 @@ class WaitQueue:
                     self.retry_now()
                     return False
             if client.answer.state != WAITING or now >= client.until:
+                if client.answer.state == GRANTED:
+                    self._kept_since.pop(client.peer.account, None)
                 waited = bool(client.request and client.request.wait)
                 self._end(client, last_reply(client.answer, why, waited))
                 self._next = now + (0.0 if client.answer.state == GRANTED else RETRY_DELAY)

@@ -238,6 +238,25 @@ def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
     assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
 
 
+@pytest.mark.attack
+def test_a_user_who_is_granted_something_begins_the_turns_anew(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: always to have a call in the queue: a new large one had free GPUs kept at once.
+
+    Stopped by: the turns of a user begin where a call of that user was granted last.
+    """
+    begun, passed = clock_boottime(), [0.0]
+    for module in (loop, server, socket_claims, wait_queue, desk_module):
+        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
+    desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
+    desk.claim_as(ALICE, 901, 4, FOR_EVER)
+    passed[0] = backfill.FIRST_TURN - PAUSE
+    assert last(desk.claim_as(ALICE, 902, 1)).state == GRANTED
+    passed[0] += 2 * PAUSE
+    assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
+
+
 @pytest.mark.parametrize(("kept", "state"), [(False, GRANTED), (True, REFUSED)])
 @pytest.mark.parametrize("holder", [ALICE, CAROL])
 def test_the_calls_of_one_user_are_let_by_as_others_are(

@@ -114,7 +114,7 @@ class WaitQueue:
         """Serve one caller, if possible; tell the others why they wait."""
         if not self._line or now < self._next:
             return
-        self._next = now + PAUSE
+        self._next = min([now + PAUSE, *[one.until for one in self._line if one.until > now]])
         if now >= self._left_until:
             self._left = []
         if self._serve_line(QueueView(self._node()), now):

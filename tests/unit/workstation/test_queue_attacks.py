@@ -238,6 +238,14 @@ def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
     assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
 
 
+def test_the_end_of_a_wait_waits_for_no_turn_of_the_queue(desk: Desk) -> None:
+    desk.fill(904, CAROL)
+    desk.claim_as(ALICE, 901, 1, PAUSE / 2)
+    for _ in range(4):
+        later(desk)
+    assert desk.server.due() <= clock_boottime() + PAUSE / 2
+
+
 @pytest.mark.attack
 def test_a_user_who_is_granted_something_begins_the_turns_anew(
     desk: Desk, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,9 @@ bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (
 bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner and a metric pass through
 	@$(BIN)/python -m tests.bench.walks $(WORDS)
 
+bench-exporter: $(DEV)  ## the exporter on the NVML double
+	@$(BIN)/python -m tests.bench.exporter
+
 gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU; writes docs/hardware/
 	@$(BIN)/python -m tests.gpu.check
 
@@ -126,7 +129,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-walks gpu-check pictures clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-paired bench-walks bench-exporter gpu-check pictures clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

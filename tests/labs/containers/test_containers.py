@@ -144,16 +144,15 @@ def test_podman_gives_a_job_its_own_cards_by_the_names_it_was_told(node: Node) -
     assert seen["CUDA_VISIBLE_DEVICES"] == job["GPULOCK_DEVICES"]  # by gpulock's hook
 
 
-def test_podman_knows_a_card_by_its_lock_id_and_no_other_name(node: Node) -> None:
+def test_podman_knows_a_card_by_its_lock_id_alone_and_gives_none_where_none_is_asked_for(
+    node: Node,
+) -> None:
     gpu = node.site.files.machine.gpus[3]
     done = node.podman("ls /dev", {}, "--device", f"gpulock.io/gpu={gpu.bus}")
     assert f"nvidia{gpu.minor}\n" in done.stdout, done.stderr
     for name in ("all", "3", "GPU-x"):
         done = node.podman("ls /dev", {}, "--device", f"gpulock.io/gpu={name}")
         assert (done.returncode != 0, "unresolvable CDI device" in done.stderr) == (True, True)
-
-
-def test_podman_gives_nothing_to_a_job_without_gpus(node: Node) -> None:
     job = dict(grant_variables([], read_settings(node.site.config)))
     done = node.podman("ls /dev", job, *job["GPULOCK_CDI"].split())
     assert (done.returncode, "nvidia" in done.stdout) == (0, False)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -88,9 +87,10 @@ class Cluster(Machines):
         """The running execd of a node, or 0."""
         return self.daemon_pid(self.lab / "spool" / node / "execd.pid", "sge_execd")
 
-    def start_qmaster(self, machine: str = MASTER) -> None:
+    def start_qmaster(self) -> None:
         """Start qmaster and wait until it answers."""
-        self._start(machine, "sge_qmaster")
+        # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
+        self.client("sge_qmaster")
         wait_until(
             lambda: self.client("qconf", "-sh", check=False).returncode == 0,
             why="qmaster to answer",
@@ -99,24 +99,6 @@ class Cluster(Machines):
     def stop_qmaster(self, *, kill: bool = False) -> None:
         """End qmaster; jobs and execds live on."""
         self.end_daemon(self.qmaster_pid(), "qmaster", kill)
-
-    @contextlib.contextmanager
-    def qmaster_on(self, node: str) -> Generator[None]:
-        """Have qmaster run on a node meanwhile, as where one machine is the whole cluster."""
-        try:
-            self._move_qmaster(node)
-            yield
-        finally:
-            self._move_qmaster(MASTER)
-
-    def _move_qmaster(self, machine: str) -> None:
-        for node in NODES:  # one that runs would read half a minute later where qmaster is
-            self.stop_execd(node, kill=True)
-        if self.qmaster_pid():
-            self.stop_qmaster()
-        (self.lab / "root" / config.CELL / "common/act_qmaster").write_text(f"{machine}\n")
-        self.start_qmaster(machine)
-        self.start_execds(NODES)
 
     def start_execd(self, node: str) -> None:
         """Start a node's execd and wait until qmaster has it and its queues are open."""
@@ -173,12 +155,6 @@ class Cluster(Machines):
             "locks": self.lock_owners(),
             "printed": self.last_outputs(),
         }
-
-    def _start(self, machine: str, program: str) -> None:
-        # Jobs inherit the whole environment of execd: it gets Grid Engine's two variables, a PATH.
-        done = self.run_in(machine, [str(PROGRAMS / program)])
-        if done.returncode != 0:
-            raise LabError(f"{program} on {machine} failed: {done.stdout}{done.stderr}")
 
     def _wait_heard(self, nodes: Sequence[str]) -> None:
         wait_until(

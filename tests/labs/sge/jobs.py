@@ -46,24 +46,6 @@ def wait_said(gpus: Gpulock, job: JobId, text: str, name: str = "STDIN") -> str:
     )
 
 
-def records(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
-    """Return every accounting record of a job, once there is any: one each time it was at a node.
-
-    qmaster may write it a moment after qstat has told that the job is gone.
-    """
-    return wait_until(lambda: visits(gpus, job, user), why=f"job {job} in accounting")
-
-
-def visits(gpus: Gpulock, job: JobId, user: str = "glalice") -> list[dict[str, str]]:
-    """Return the accounting records of a job as they are now."""
-    done = gpus.sge.client("qacct", "-o", user, "-j", str(job), check=False)
-    found: list[dict[str, str]] = []
-    for block in done.stdout.split("=" * 62)[1:]:
-        pairs = [line.split(None, 1) for line in block.splitlines()]
-        found.append({pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2})
-    return found
-
-
 def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
     """Return the devices that each job had on a node since `prepare`, released ones included."""
     devices: dict[str, set[str]] = {}

@@ -125,19 +125,22 @@ class GridEngine(Cluster):
     def wait_settled(self, job: JobId) -> None:
         """Wait until qmaster, execd and accounting have all ended with a job that has run."""
         self.wait_done(job)
-        self.acct(job)
+        self.records(job)
         wait_until(lambda: not self._spools(job), why=f"execd to remove the spool of job {job}")
 
-    def acct(self, job: JobId) -> dict[str, str]:
-        """Return the last accounting record of a job, as qacct names its fields."""
+    def visits(self, job: JobId) -> list[dict[str, str]]:
+        """Return each accounting record of a job as it is now: one each time it was at a node."""
+        done = self.client("qacct", "-j", str(job), check=False)
+        blocks = [block.splitlines() for block in done.stdout.split("=" * 62)[1:]]
+        pairs = [[line.split(None, 1) for line in lines] for lines in blocks]
+        return [{one[0]: one[1].strip() for one in rows if len(one) == 2} for rows in pairs]
 
-        def last() -> dict[str, str] | None:
-            done = self.client("qacct", "-j", str(job), check=False)
-            records = done.stdout.split("=" * 62)[1:]
-            pairs = [line.split(None, 1) for line in records[-1].splitlines()] if records else []
-            return {pair[0]: pair[-1].strip() for pair in pairs if len(pair) == 2} or None
+    def records(self, job: JobId) -> list[dict[str, str]]:
+        """Return the accounting records of a job, once there is any.
 
-        return wait_until(last, why=f"job {job} in accounting")
+        qmaster may write it a moment after qstat has told that the job is gone.
+        """
+        return wait_until(lambda: self.visits(job), why=f"job {job} in accounting")
 
     def spool_dir(self, job: JobId) -> Path:
         """Return a job's active spool folder, on whichever node it is."""

@@ -22,7 +22,6 @@ from tests.labs.sge.jobs import (
     full_fifo,
     held,
     on,
-    records,
     said,
     stopped_queues,
     submit_args,
@@ -132,7 +131,7 @@ def test_a_job_cannot_write_its_exit_status(guarded: Gpulock, status: str) -> No
 
     assert settle(guarded, job) == ""
     assert "denied" in said(guarded, job)
-    assert records(guarded, job)[-1]["failed"] == "0"
+    assert guarded.sge.records(job)[-1]["failed"] == "0"
     assert stopped_queues(guarded) == {}
 
 
@@ -150,9 +149,9 @@ def test_a_job_that_ends_with_99_or_100_is_still_heard(guarded: Gpulock) -> None
     ended = [settle(guarded, job) for job in jobs]
 
     assert ended == ["", "Eqw", ""]
-    wait_until(lambda: len(records(guarded, jobs[0])) > 1, why="both records of the first job")
-    assert [record["failed"].split()[0] for record in records(guarded, jobs[0])] == ["25", "0"]
-    assert [record["exit_status"] for record in records(guarded, jobs[2])] == ["7"]
+    wait_until(lambda: len(guarded.sge.records(jobs[0])) > 1, why="both records of the first job")
+    assert [record["failed"].split()[0] for record in guarded.sge.records(jobs[0])] == ["25", "0"]
+    assert [record["exit_status"] for record in guarded.sge.records(jobs[2])] == ["7"]
 
 
 def test_no_variable_runs_a_users_program_in_the_sites_hooks(guarded: Gpulock) -> None:
@@ -394,7 +393,7 @@ def test_an_ordinary_job_runs_through_all_of_this(guarded: Gpulock) -> None:
     ]
     for job in jobs:
         guarded.sge.wait_settled(job)
-        assert [record["failed"].split()[0] for record in records(guarded, job)] in (
+        assert [record["failed"].split()[0] for record in guarded.sge.records(job)] in (
             ["0"],
             ["0", "0"],
         )
@@ -420,7 +419,7 @@ def test_a_job_that_cannot_start_still_says_why(guarded: Gpulock) -> None:
 
     assert ended == dict.fromkeys(jobs, "Eqw")
     for code, job in jobs.items():
-        assert [record["failed"].split()[0] for record in records(guarded, job)] == [code]
+        assert [record["failed"].split()[0] for record in guarded.sge.records(job)] == [code]
     guarded.wait_free()
 
 

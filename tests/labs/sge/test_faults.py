@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from gpulock.store.owner import Owner
-from tests.labs.common.installed import SOAK, gate_file, reap, shut_gate
+from tests.labs.common.installed import SOAK, gate_file, shut_gate
 from tests.labs.common.processes import end, wait_at_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
-    SLEEP,
-    claims,
     held,
     on,
-    records,
-    said,
     started,
     stopped_queues,
-    wait_refused,
     wait_said,
     waiting_for,
 )
@@ -30,12 +23,6 @@ from tests.labs.sge.lab import JobId
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]
 SHOW = "echo mask=${CUDA_VISIBLE_DEVICES-unset};\n"
-
-
-def submit(gpus: Gpulock, node: str, count: int, name: str, user: str = "glalice") -> JobId:
-    """Submit a job that shows its mask."""
-    more = ("-l", f"gpu={count}") if count else ()
-    return gpus.sge.submit(user, *on(node, *more, "-N", name), stdin=SHOW)
 
 
 def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpulock) -> None:
@@ -50,53 +37,12 @@ def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpu
     assert held(gpus, NODE, job) == []
 
 
-def test_hooks_without_their_interpreter_stop_the_queue_and_never_touch_a_finished_job(
-    gpus: Gpulock,
-) -> None:
-    broken = gpus.sge.lab / "broken"
-    shutil.rmtree(broken, ignore_errors=True)
-    shutil.copytree(gpus.hooks.folder, broken)
-    for hook in ("prolog/sge", "epilog/sge"):
-        rest = (broken / hook).read_text().partition("\n")[2]
-        (broken / hook).write_text(f"#!/nonexistent/python3 -IS\n{rest}")
-
-    def line(hook: str) -> str:
-        return gpus.line(hook).replace(str(gpus.hooks.folder), str(broken))
-
-    gpus.sge.set_hooks(gpus.line("prolog"), line("epilog"), queues=["cpu.q"])
-    gpus.sge.set_hooks(line("prolog"), gpus.line("epilog"), queues=["gpu.q"])
-    stopped = submit(gpus, NODE, 1, "stopped")
-    words = ("-j", "y", "-q", "cpu.q", "-l", f"h={OTHER},gpu=1", "-N", "ended")
-    ended = gpus.sge.submit("glalice", *words, stdin=SHOW)
-    wait_refused(gpus, NODE, stopped)
-    gpus.sge.wait_settled(ended)
-    assert said(gpus, ended, "ended").startswith("mask=0\n")
-    assert [r["failed"].split()[0] for r in records(gpus, ended)] == ["0"]
-    assert gpus.sge.queue_states("cpu.q")[OTHER] == ""
-    assert reap(gpus, OTHER).acts() == [("freed", "dead")]
-
-
 # --- the ends of jobs -----------------------------------------------------------------------------
 
 
 def record_of(gpus: Gpulock, node: str, job: JobId) -> Owner:
     """Return the record of one lock of a job."""
     return next(r for r in gpus.locks(node).values() if r.job_id == str(job))
-
-
-def test_jobs_that_are_deleted_by_force_or_run_out_of_time_give_back_at_once(gpus: Gpulock) -> None:
-    forced = started(gpus, NODE, 2)
-    timed = started(gpus, NODE, 2, SLEEP, "-l", "h_rt=10")
-    granted = claims(gpus, NODE)  # one that runs out of time may have given back by now
-    assert {job: len(devices) for job, devices in granted.items()} == {
-        str(forced): 2,
-        str(timed): 2,
-    }
-    gpus.sge.qdel("-f", str(forced))
-    for job in (forced, timed):
-        gpus.sge.wait_done(job)
-    gpus.wait_free()
-    assert gpus.sge.queue_states()[NODE] == ""
 
 
 def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus: Gpulock) -> None:

@@ -177,23 +177,6 @@ def test_a_manager_installs_the_clusters_part_from_the_masters_machine(node: Nod
     assert not sge.path_in(sge.master, "/var/lib/gpulock/install.lock").exists()
 
 
-def test_one_machine_is_the_whole_cluster(node: Node) -> None:
-    """As README's reader may have it."""
-    sge = node.sge
-    with sge.qmaster_on(NODE):
-        node.install_cluster()
-        node.install_anew()
-        sge.wait_settled(
-            sge.submit("glalice", *ON_NODE, "-l", "gpu=1", "-b", "y", "true", node=NODE)
-        )
-        assert "uninstalled: sge" in node.uninstall()
-        sge.wait_settled(sge.submit("glalice", *ON_NODE, "-b", "y", "true", node=NODE))
-        # What a sensor reported stands in qmaster's spool until a change of the host: after its
-        # next start it would be there again, and keep the complexes.
-        assert not reports_sensor(node)
-        sge.set_exechost(NODE, "slots=16")
-
-
 @pytest.mark.timeout(3600)
 def test_an_installation_killed_at_a_change_is_taken_out(node: Node) -> None:
     """Grid Engine answers as it did before: the recorded one of the unit tests may differ."""

@@ -22,7 +22,6 @@ from tests.labs.sge.jobs import (
     group_of,
     held,
     on,
-    records,
     restart_execd,
     said,
     stopped_queues,
@@ -104,7 +103,7 @@ def test_a_hostile_environment_runs_nothing_as_root_and_reads_only_our_mask(
     assert gpus.held_by(job)[NODE] == []
     granted = claims(gpus, NODE)
     assert str(job) in granted and "999999" not in granted  # the true job, not the JOB_ID it set
-    assert [r["failed"] for r in records(gpus, job)] == ["0"]
+    assert [r["failed"] for r in gpus.sge.records(job)] == ["0"]
 
 
 def test_a_naive_hook_would_have_run_the_kit_as_root(gpus: Gpulock, evil: Evil) -> None:
@@ -333,7 +332,7 @@ def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock)
     gpus.sge.wait_settled(first)
     assert "twice=0" in said(gpus, first)
     assert len(held(gpus, NODE, second)) == 1
-    assert records(gpus, first)[-1]["failed"] == "0"
+    assert gpus.sge.records(first)[-1]["failed"] == "0"
 
 
 def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
@@ -349,7 +348,7 @@ def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
     invalid = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1.5"), stdin="true\n")
     gpus.sge.wait_done(without)
     gpus.sge.wait_state(invalid, "Eqw")
-    assert [r["failed"] for r in records(gpus, without)] == ["0"]
+    assert [r["failed"] for r in gpus.sge.records(without)] == ["0"]
     assert stopped_queues(gpus) == {}
     assert len(held(gpus, NODE, holder)) == 4 == len(gpus.locks(NODE))
 

@@ -126,7 +126,7 @@ def test_a_sites_prolog_that_fails_keeps_its_meaning_and_no_lock_stays(
     job = node.sge.submit("glalice", *ON_NODE, *args, stdin="true\n")
     node.sge.wait_state(job, "Eqw", "Rq")
 
-    assert node.sge.acct(job)["failed"].split()[0] == failed
+    assert node.sge.records(job)[-1]["failed"].split()[0] == failed
     locks = node.sge.path_in(NODE, "/run/gpulock/locks")
     wait_until(lambda: not list(locks.iterdir()), why="the locks to be gone")
 

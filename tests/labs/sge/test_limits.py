@@ -11,7 +11,7 @@ import pytest
 from tests.labs.common.installed import script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import claims, on, records, said
+from tests.labs.sge.jobs import claims, on, said
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.attack]
@@ -57,7 +57,7 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
     for number, (limits, job) in enumerate(jobs.items()):
         ran = home / f"ran.{number}"
         times = len(ran.read_text().splitlines()) if ran.exists() else 0
-        failed = [record["failed"].split()[0] for record in records(gpus, job)]
+        failed = [record["failed"].split()[0] for record in gpus.sge.records(job)]
         if raising or limits in HARMLESS:
             assert ended[limits] == "", limits
         if ended[limits] == "":
@@ -86,7 +86,7 @@ def test_jobs_without_gpus_and_jobs_ended_by_a_limit_leave_the_queue_alone(gpus:
     gpus.wait_free()
     assert gpus.sge.queue_states()[NODE] == ""
     assert ended[1:] == ["", ""]
-    assert all(len(records(gpus, job)) == 1 for job in jobs)
+    assert all(len(gpus.sge.records(job)) == 1 for job in jobs)
     if may_raise(gpus):
         assert said(gpus, masked) == "ran\n"
     else:

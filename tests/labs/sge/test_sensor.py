@@ -15,7 +15,6 @@ from tests.labs.sge.jobs import (
     held,
     on,
     restart_execd,
-    visits,
 )
 from tests.support.wait import wait_until
 
@@ -77,11 +76,11 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
         why=lambda: "the scheduler to say why\n" + sensed.sge.qstat("-j", str(waiting)),
     )
     assert sensed.sge.state(waiting) == "qw"
-    assert visits(sensed, waiting) == []  # it was at no node
+    assert sensed.sge.visits(waiting) == []  # it was at no node
     wait_reported(sensed, hl_gpu=5, hl_gpu_free=5, hl_gpu_quarantined=1)
     sensed.told(NODE, "restore", "7")
     sensed.sge.qdel(str(served))
     sensed.sge.wait_running(waiting)
     assert len(held(sensed, NODE, waiting)) == GPUS
-    assert visits(sensed, waiting) == []
+    assert sensed.sge.visits(waiting) == []
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_quarantined=0)

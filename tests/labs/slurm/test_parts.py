@@ -82,18 +82,6 @@ def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpu
     assert not slurm.is_out(NODE)
 
 
-def test_a_whole_card_job_that_slurm_puts_on_a_shared_card_waits(slurm_gpus: Gpulock) -> None:
-    """22.05 does so (docs/facts/slurm.md, shared devices)."""
-    sharing(slurm_gpus)
-    slurm = slurm_gpus.slurm
-    parts = [started(slurm_gpus, NODE, "--gres=shard:1") for _ in range(2)]
-    whole = slurm.submit("slbob", "-w", NODE, "--gres=gpu:4", script="echo ran\n")
-    state = slurm.wait_state(whole, "PENDING", "COMPLETED", "FAILED")
-    assert state == "PENDING"
-    assert "ran" not in slurm.said(whole).splitlines()
-    assert [len(places(slurm_gpus, job)) for job in parts] == [1, 1]
-
-
 def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
     """Of Slurm's positions gpulock takes devices of the same kinds, whichever are free."""
     found = slurm_gpus.write_machine(NODE, "a100-mig")

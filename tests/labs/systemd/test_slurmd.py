@@ -69,13 +69,15 @@ def is_reaped(slurm: SlurmNode, job: str) -> bool:
     return not slurm.held_by(job)
 
 
-def test_doctor_finds_no_fault(slurm: SlurmNode) -> None:
+def test_doctor_finds_no_fault_and_each_step_opens_the_gpus_of_its_mask_alone(
+    slurm: SlurmNode,
+) -> None:
     seen = slurm.node.gpulock("doctor", check=False)
     assert "x " not in [line[:2] for line in seen.splitlines()], seen
     assert "nothing to change" in slurm.node.gpulock("install", "slurm")
-
-
-def test_each_step_has_its_mask_and_opens_its_own_gpus_and_no_other(slurm: SlurmNode) -> None:
+    show = f"echo mask=${{CUDA_VISIBLE_DEVICES-unset}}.\n{slurm.probe}\necho over"
+    none = slurm.wait_said(slurm.submit(show), "over")
+    assert ("mask=.\n" in none, slurm.opens(none)) == (True, set())
     probe = f"echo mask=$CUDA_VISIBLE_DEVICES uuids=$GPULOCK_DEVICES\n{slurm.probe}"
     left = f"setsid sh -c '{slurm.probe}; echo over'"
     slurm.machine.write("/srv/step.sh", probe)
@@ -98,13 +100,6 @@ def test_each_step_has_its_mask_and_opens_its_own_gpus_and_no_other(slurm: Slurm
     slurm.touch("go")
     assert slurm.wait_over(job) == "COMPLETED"
     slurm.wait_free(job)
-
-
-def test_a_job_without_gpus_opens_none(slurm: SlurmNode) -> None:
-    job = slurm.submit(f"echo mask=${{CUDA_VISIBLE_DEVICES-unset}}.\n{slurm.probe}\necho over")
-    said = slurm.wait_said(job, "over")
-    assert "mask=.\n" in said
-    assert slurm.opens(said) == set()
 
 
 def test_a_jobs_cgroup_is_in_the_scope_that_systemd_made(slurm: SlurmNode) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.labs.both.site import SLEEP, Site
 from tests.labs.common.exporter_node import exporter
 from tests.labs.daemon.daemon_lab import daemon_on
-from tests.nvml.double import Double
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -34,12 +33,8 @@ def test_the_task_that_idles_is_warned_and_ended_and_no_other(site: Site) -> Non
     def told() -> list[str]:
         return log.read_text().splitlines() if log.exists() else []
 
-    def work(nvml: Double) -> None:
-        for number in index.values():
-            nvml.load(number, BUSY)
-
-    seen = exporter(gpus, site.node, place, lambda one: bool(one.devices), work)
-    with seen as observer, daemon_on(gpus, site.node) as daemon:
+    seen = exporter(gpus, site.node, place, index.values(), BUSY)
+    with seen as nvml, daemon_on(gpus, site.node) as daemon:
         job = site.submit(1, SLEEP, tasks=2)
         wait_until(lambda: len(site.locks()) == 2, why="two tasks to have their GPUs")
         wait_until(lambda: len(site.tasks(job)) == 2, why="both to run")
@@ -53,7 +48,7 @@ def test_the_task_that_idles_is_warned_and_ended_and_no_other(site: Site) -> Non
 
         daemon.goes_round()
         assert told() == []
-        observer.nvml.load(index[idle], 0)
+        nvml.load(index[idle], 0)
         daemon.rounds_until(ended, f"{before[idle].job()} to be ended")
         wait_until(lambda: len(told()) > 1, why="the command to be told")
         daemon.goes_round()

@@ -95,10 +95,6 @@ class Site:
         proc = Proc()
         return read_waiting(str(self.lock), proc.boot_id(), proc.running)
 
-    def await_line(self, count: int) -> None:
-        """Wait until so many stand in line."""
-        wait_until(lambda: len(self.line()) == count, why=f"{count} to stand in line")
-
     def events(self) -> list[list[str]]:
         """Return what the holders wrote: take, give or double; pid; uid; devices."""
         path = self.taken / "log"

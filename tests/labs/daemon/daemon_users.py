@@ -137,7 +137,7 @@ def hostile(site: Site, _: int) -> None:
     holder = site.run(mallory, "-n", "1", seconds=HOURS)
     wait_until(lambda: len(site.locks()) == 1, why="a device to be held")
     calls = [site.run(mallory, "-n", "8", "--wait", seconds=HOURS) for _ in range(CALLS)]
-    site.await_line(CALLS)
+    wait_until(lambda: len(site.line()) == CALLS, why="all to stand in line")
     wait_until(lambda: all(map(is_small, calls)), why="each to wait as a small program")
     await_honest("16 calls that wait for what their own user holds")
     for call in calls[: CALLS // 2]:

@@ -23,6 +23,7 @@ LONGEST = 64  # characters of any name
 JOB = re.compile(r"(?:job[ :])?([0-9]+)(?:\.([0-9]+))?")
 PID = re.compile(r"pid[ :]([0-9]+)")
 DEVICE = re.compile(r"(?:device|gpu)[ :](.+)", re.IGNORECASE)
+LOCK_ID = re.compile(rf"([0-9a-f:]+\.[0-9a-f])(\.gi[0-9]+\.ci[0-9]+)?({re.escape(SHARE)}[0-9]+)?")
 
 
 class SelectError(CommandRefusedError):
@@ -134,8 +135,8 @@ def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     if exact:
         return exact
     if place := parse_lock_id(lower):
-        bus, dot, instance = place
-        return [d for d in devices if d.bus == bus and (not dot or d.id == f"{bus}.{instance}")]
+        bus, instance, _ = place
+        return [d for d in devices if d.bus == bus and instance in ("", d.id[len(bus) :])]
     if len(text) < LEAST_UUID:
         return []
     whole = re.compile(f"([a-z]+-)?{re.escape(lower)}")  # with or without its `GPU-`
@@ -147,21 +148,22 @@ def resolve_lock_id(name: str, devices: Sequence[Device]) -> str:
 
     Raises SelectError.
     """
-    lower, place = name.lower(), parse_lock_id(name.lower())
+    place = parse_lock_id(name.lower())
     if place is not None and not match_devices(name, devices):
-        return "".join((*place, *lower.partition(SHARE)[1:]))
+        return "".join(place)
     return match_one_device(name, devices).id
 
 
 def parse_lock_id(text: str) -> tuple[str, str, str] | None:
-    """Return (bus id as the kernel writes it, dot, instance), or None for what is no bus id.
+    """Return (bus id as the kernel writes it, instance, share), or None for what is no lock id.
 
-    The domain may be left out, or have eight digits as nvidia-smi writes it. A share's is its card.
+    The domain may be left out, or have eight digits as nvidia-smi writes it.
     """
-    bus, dot, instance = text.partition(SHARE)[0].partition(".gi")
+    found = LOCK_ID.fullmatch(text)
+    bus = found[1] if found else ""
     try:
         domain, number, slot, function = pci_bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
     except ValueError:
         return None
-    name = f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}"
-    return name, dot, f"gi{instance}" if dot else ""
+    assert found
+    return f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}", found[2] or "", found[3] or ""

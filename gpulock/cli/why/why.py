@@ -104,7 +104,7 @@ def find_missing_card(view: StatusView, text: str) -> DeviceState | None:
     place = parse_lock_id(name)
     if place is None or match_devices(name, view.devices):
         return None
-    name = "".join(place)
+    name = "".join(place[:2])
     absent = {row.id: row for row in view.rows() if row.device is None}
     if name in absent:
         return absent[name]

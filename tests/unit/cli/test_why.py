@@ -359,17 +359,17 @@ def test_an_owners_process_that_opened_the_card_by_another_path_is_named(
 
 
 @pytest.mark.parametrize(
-    "name", ["0000:ff:00.0", "ff:00.0", "00000000:FF:00.0", "gpu 0000:ff:00.0"]
+    "name", ["0000:ff:00.0", "ff:00.0", "00000000:FF:00.0", "gpu ff:00.0", "ff:00.0.gi3.ci0"]
 )
 def test_a_locked_card_that_is_gone_is_found_by_its_bus_id(site: Site, name: str) -> None:
-    node = site.node()
-    place_lock(node.store, "0000:ff:00.0", site.hold(1))
+    node, gone = site.node(), f"0000:ff:00.0{name.partition('0.0')[2]}"
+    place_lock(node.store, gone, site.hold(1))
     result = site.call("why", name)
-    assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
+    assert (result.exit_code, result.stdout.split("\n")[0]) == (0, f"{gone}  missing")
     assert facts(result.stdout)["holder"] == "job 12 of alice in gpu.q"
     assert "open" not in facts(result.stdout)
     assert facts(result.stdout)["freed by"] == "the end of its job"
-    assert os.path.isdir(f"{node.store.locks_dir}/0000:ff:00.0")
+    assert os.path.isdir(f"{node.store.locks_dir}/{gone}")
 
 
 def test_a_claim_of_before_this_boot_is_told_as_such_and_its_end_is_not(site: Site) -> None:

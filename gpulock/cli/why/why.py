@@ -106,13 +106,14 @@ def find_missing_card(view: StatusView, text: str) -> DeviceState | None:
         return None
     name = "".join(place[:2])
     absent = {row.id: row for row in view.rows() if row.device is None}
-    if name in absent:
-        return absent[name]
-    reasons = ["the driver does not show it"]
+    reasons = [absent[name].reason if name in absent else "the driver does not show it"]
     if view.use.sample and place[0] in view.use.sample.lost:
         reasons.append(view.use.sample.lost[place[0]][1])
     if note := (view.quarantined or {}).get(name):
         reasons.append(f"quarantined: {note}")
+    if name in absent:
+        absent[name].reason = "; ".join(filter(None, reasons))
+        return absent[name]
     expected = any(row.lock is None for row in absent.values())
     if expected or len(reasons) > 1 or last_holder_facts(view, name):
         return DeviceState(name, None, None, MISSING, "; ".join(reasons))

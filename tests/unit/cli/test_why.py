@@ -410,6 +410,10 @@ def test_a_quarantined_card_that_is_gone_is_missing(site: Site) -> None:
     assert (result.exit_code, result.stdout.split("\n")[0]) == (0, "0000:ff:00.0  missing")
     reason = "the driver does not show it; quarantined: Xid 79 (root)"
     assert facts(result.stdout)["reason"] == reason
+    write_device_note(state_dir, QUARANTINE, site.id(1), "root", "Xid 79")
+    site.lose_card(1)
+    reason = "expected, but not there; quarantined: Xid 79 (root)"
+    assert facts(site.call("why", "07:00.0").stdout)["reason"] == reason
 
 
 def test_a_card_that_was_never_here_is_refused(site: Site) -> None:

@@ -71,18 +71,12 @@ def keeps_free_devices(waited: float) -> bool:
     return left >= turn
 
 
-def find_shortage(
-    view: QueueView, want: ClaimRequest, kept: dict[str, str] | None = None
-) -> Refusal | None:
+def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
     """Return why a request that was refused before would be refused again, None where it may not.
 
-    `want` is as that claim left it: with its user, and its kinds resolved. Of `kept` devices it may
-    have none; None: as before.
+    `want` is as that claim left it: with its user, and its kinds resolved.
     """
     node, devices = view.node, view.devices
-    if kept is not None:
-        want = copy.copy(want)
-        want.kept = kept
     if isinstance(devices, Refusal):
         return devices
     try:
@@ -109,16 +103,13 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
     return [one.id for one in found]
 
 
-OWN, DEAD_CLAIMS = "its user holds the rest", "GPUs of dead or unknown claims are locked"
-RESERVED, OUT_OF_SERVICE = "GPUs are reserved", "GPUs are out of service"
+DEAD_CLAIMS, RESERVED = "GPUs of dead or unknown claims are locked", "GPUs are reserved"
 
 
 def why_yield(view: QueueView, want: ClaimRequest) -> str:
     """Return why a request stays refused although all other users gave their devices back."""
     try:
-        stay = {
-            name: why for name, lock in view.held.items() if (why := why_stays(view, lock, want))
-        }
+        stay = {name: why_stays(view, lock, want.uid) for name, lock in view.held.items()}
     except Refusal:
         return ""  # the claim says why
     alone = copy.copy(view)
@@ -126,22 +117,24 @@ def why_yield(view: QueueView, want: ClaimRequest) -> str:
     alone.node = copy.copy(view.node)
     alone.node.settings = copy.copy(view.node.settings)
     alone.node.settings.mps_dir = ""  # an MPS ends with the shares that it is for
-    alone.held = {name: view.held[name] for name in stay}
+    alone.held = {name: view.held[name] for name, why in stay.items() if why}
     if find_shortage(alone, want) is None:
         return ""
-    causes = [*stay.values(), *([RESERVED] if want.kept else [])] or [OUT_OF_SERVICE]
-    return " and ".join(sorted({*causes}))
+    causes = {*stay.values(), RESERVED if want.kept else ""} - {""}
+    return " and ".join(sorted(causes)) or "GPUs are out of service"
 
 
-def why_stays(view: QueueView, lock: Lock, want: ClaimRequest) -> str:
+def why_stays(view: QueueView, lock: Lock, uid: int) -> str:
     """Return why a lock is none that another user would give back, nothing of one that is.
 
     One without owner nobody would, and a reserve has its note besides.
     """
-    if lock.owner and lock.owner.uid == want.uid:
-        return OWN
-    verdict = view.verdicts.get(lock.owner.token) if lock.owner else None
-    return DEAD_CLAIMS if lock.owner is None or (verdict and verdict.state != ALIVE) else ""
+    if lock.owner is None:
+        return DEAD_CLAIMS
+    if lock.owner.uid == uid:
+        return "its user holds the rest"
+    verdict = view.verdicts.get(lock.owner.token)
+    return DEAD_CLAIMS if verdict and verdict.state != ALIVE else ""
 
 
 def count_cards(held: dict[str, Lock], uid: int) -> int:

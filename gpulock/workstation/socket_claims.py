@@ -127,6 +127,7 @@ class SocketClaims:
             )
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None
+            client.reaped = client.reaped or (first and refusal.kind == BUSY)
             if refusal.kind == BUSY and not first:
                 refusal = find_shortage(view, want) or refusal
             if want.asked:

@@ -8,6 +8,7 @@ the numbers of those who come back.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from gpulock.deadline import clock_boottime
@@ -170,8 +171,9 @@ class WaitQueue:
         """Return why a caller is not served while free devices are kept for another."""
         if client.want is None:
             return client.answer.why
-        reserved = find_reserved_devices(view.reservations, view.now, client.peer.account)
-        refusal = backfill.find_shortage(view, client.want, reserved)
+        want = copy.copy(client.want)
+        want.kept = find_reserved_devices(view.reservations, view.now, client.peer.account)
+        refusal = backfill.find_shortage(view, want)
         return refusal.why if refusal else f"free GPUs are {next(iter(others.values()))}"
 
     def _why_not_yet(self, view: QueueView, client: Client, now: float) -> str:

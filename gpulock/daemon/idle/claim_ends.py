@@ -90,12 +90,8 @@ class ClaimEnds(Chore):
             return
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"{self._name(record)} of {who} given back: its end has come")
-        names = "CUDA_VISIBLE_DEVICES and what else names them"
-        tell_terminal(
-            node,
-            record,
-            f"your claim of {self._name(record)} is over: unset {names}",
-        )
+        do = "unset CUDA_VISIBLE_DEVICES and what else names them"
+        tell_terminal(node, record, f"your claim of {self._name(record)} is over: {do}")
 
     def _name(self, record: Owner) -> str:
         """Return the devices of a claim by their numbers, where those are known."""

@@ -238,6 +238,21 @@ def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
     assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
 
 
+def test_a_users_dead_claims_are_looked_at_once_for_a_call(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def look(_: OpenFiles, found: object, uid: int) -> str:
+        looks.append(uid)
+        return "more than can be looked at"
+
+    monkeypatch.setattr(OpenFiles, "_fill", look)
+    desk.hold(0, 904, uid=CAROL, start=9)
+    assert last(desk.claim_as(CAROL, 905, 4)).state == REFUSED
+    assert looks == [CAROL]
+
+
 def test_the_end_of_a_wait_waits_for_no_turn_of_the_queue(desk: Desk) -> None:
     desk.fill(904, CAROL)
     desk.claim_as(ALICE, 901, 1, PAUSE / 2)

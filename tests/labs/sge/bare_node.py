@@ -155,7 +155,9 @@ class Node:
 
 def lay_out_node(sge: GridEngine, name: str = NODE, complexes: str = "gpu gpuj") -> Node:
     """Give a node settings and a simulated driver, and nothing of an earlier installation."""
-    made = write_simulated_node(sge.lab / "drivers-install", "dgx1", 8, for_scheduler=True)
+    drivers = sge.lab / f"drivers-install.{name}"
+    shutil.rmtree(drivers, ignore_errors=True)  # a test before had it
+    made = write_simulated_node(drivers, "dgx1", 8, for_scheduler=True)
     text = made.config.read_text() + f"SGE_COMPLEXES={complexes}\n"
     sge.path_in(name, CONFIG).write_text(text)
     for folder in ("/run/gpulock", "/run/gpulock.claims", "/var/lib/gpulock"):

@@ -19,7 +19,7 @@ from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings
-from tests.exporter.whole import UTILISATION, Scrape, Whole
+from tests.exporter.whole import UTILISATION, Scrape, Whole, on_double
 from tests.nvml.double import Double, Hang
 from tests.support.journal import HeardJournal
 from tests.support.wait import let_work, wait_until
@@ -47,10 +47,7 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("counted", [True, False])
 def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, counted: bool) -> None:
     """A worker that starts after the loss gets no handle of the card, or does not count it."""
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 3) as (nvml, exporter):
         exporter.up(3)
         if counted:
             nvml.lose(0)
@@ -74,10 +71,7 @@ def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, coun
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_the_worker_ends_with_the_exporter(tmp_path: Path, hangs: bool) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml, settings={"SAMPLE_PERIOD": "5"}) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 1, {"SAMPLE_PERIOD": "5"}) as (nvml, exporter):
         exporter.up()
         (worker,) = exporter.workers()
         if hangs:
@@ -109,10 +103,7 @@ def is_dark(found: Scrape) -> bool:
 
 
 def test_a_call_that_hangs_for_ever_costs_its_values_and_nothing_else(tmp_path: Path) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx-h200", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
+    with on_double(tmp_path, "dgx-h200", 2, AGE) as (nvml, exporter):
         before = exporter.up(2)
         exporter.claim(0)
         nvml.load(0, 100)
@@ -138,10 +129,7 @@ def answers_for(found: Scrape, *gpus: int) -> bool:
 def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
     tmp_path: Path, manner: Hang
 ) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 3, AGE) as (nvml, exporter):
         assert answers_for(exporter.up(3), 0, 1, 2)
         nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
         found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
@@ -163,10 +151,7 @@ def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
 def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named(
     tmp_path: Path, ends: signal.Signals
 ) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 3, AGE) as (nvml, exporter):
         before = exporter.up(3).one(OBSERVED, gpu="2")
         nvml.crash("nvmlDeviceGetTemperature", ends, gpu=1)
         exporter.wait_until(lambda s: answers_for(s, 0, 2))
@@ -184,10 +169,7 @@ def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named
 def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
     tmp_path: Path,
 ) -> None:
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=2) as nvml,
-        Whole(tmp_path, nvml, settings=AGE) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 2, AGE) as (nvml, exporter):
         assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
         exporter.claim(1)
         nvml.hang("nvmlDeviceGetCount*", "undead")
@@ -207,10 +189,7 @@ def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_
 @pytest.mark.parametrize("state", ["R", "D"])
 def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str) -> None:
     """systemd waits for the exporter: neither a driver that hangs nor one that works delays it."""
-    with (
-        Double(tmp_path / "nvml", preset="dgx1", gpus=1) as nvml,
-        Whole(tmp_path, nvml) as exporter,
-    ):
+    with on_double(tmp_path, "dgx1", 1) as (nvml, exporter):
         exporter.up()
         if state == "D":
             nvml.hang("*", "undead")

@@ -8,7 +8,8 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -215,6 +216,18 @@ class Whole:
     def release(self) -> None:
         """Give back what this test holds."""
         self.gpulock("release", "--pid", str(os.getpid()))
+
+
+@contextmanager
+def on_double(
+    root: Path, preset: str, gpus: int, settings: Mapping[str, str] | None = None
+) -> Generator[tuple[Double, Whole]]:
+    """Give a double of so many cards, and an exporter on it."""
+    with (
+        Double(root / "nvml", preset=preset, gpus=gpus) as nvml,
+        Whole(root, nvml, settings=settings) as exporter,
+    ):
+        yield nvml, exporter
 
 
 def pss_mib(pid: int) -> float:

@@ -7,10 +7,9 @@ import os
 
 import pytest
 
-from gpulock.alloc.reaper import Reaper
 from gpulock.sge import claim, epilog, hook, prolog, site_hook, spool
 from tests.support.execd import SpooledJob
-from tests.support.faults import disk_full, raising
+from tests.support.faults import disk_full
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.trees import OTHER_BOOT
 
@@ -54,17 +53,6 @@ def test_what_environment_and_files_of_the_job_say_does_not_matter(site: Site) -
     assert len(site.locks()) == 2
 
 
-@pytest.mark.parametrize("fault", [KeyError("x"), MemoryError(), OSError(28, "full"), ValueError()])
-def test_a_fault_nobody_foresaw_ends_with_0(
-    site: Site, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    monkeypatch.setattr(Reaper, "finish", raising(fault))
-    end(site, job)
-    assert len(site.locks()) == 2
-
-
 def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Site) -> None:
     job = site.run(gpus(2))
     start(site, job)
@@ -74,19 +62,6 @@ def test_settings_a_shepherd_or_a_driver_that_are_not_there_end_with_0(site: Sit
     site.proc.remove(SHEPHERD)
     end(site, job)
     assert len(site.locks()) == 2
-
-
-def test_settings_with_a_fault_that_the_prolog_obeyed_before_release(
-    site: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
-    job = site.run(gpus(2))
-    start(site, job)
-    with open(site.config(), "a") as file:
-        file.write("SLURM_WAIT=soon\n")
-    path = str(file.name)
-    assert epilog.main(["sge", str(site.pid)], site.environ(job), path) == hook.DONE
-    assert site.locks() == []
-    assert "gpulock.conf" not in capfd.readouterr().err  # the job's owner cannot mend it
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.install.trial import NO_PROCESS
-from gpulock.sge import environment_file, epilog, hook, prolog, request, site_hook, spool
+from gpulock.node.procfs import Proc
+from gpulock.sge import claim, environment_file, epilog, hook, prolog, request, site_hook, spool
 from tests.support.execd import SpooledJob
 from tests.support.faults import fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
@@ -261,6 +262,26 @@ def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(sit
     (job.folder / "environment").unlink()
     assert start(site, job) == REQUEUE
     assert site.locks() == [bus(0), bus(1)]
+
+
+def test_a_claim_that_is_undone_takes_nothing_from_another_task_of_the_job(site: Site) -> None:
+    assert start(site, site.run(gpus(1), task_id=1)) == RUN
+    job = site.run(gpus(1), task_id=2, pid=501)
+    (job.folder / "environment").unlink()
+    assert start(site, job) == REQUEUE
+    assert site.locks() == [bus(0)]
+
+
+def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.run(gpus(1))
+    found = site.above()
+    claim.check_shepherd_alive(site.node(), found)
+    monkeypatch.setattr(Proc, "running", raising(PermissionError(13, "denied")))
+    with pytest.raises(Refusal) as caught:
+        claim.check_shepherd_alive(site.node(), found)
+    assert caught.value.kind == UNKNOWN
 
 
 def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.sge import prolog, slave, spool
+from gpulock.errors import BROKEN, Refusal
+from gpulock.sge import claim, prolog, slave, spool
 from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
+from tests.support.faults import raising
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
 from tests.support.packed_job import JOB, PER_JOB, Ask, Grant, ResourceRequest, ocs_job
 from tests.support.trees import bus
@@ -91,6 +93,18 @@ def test_a_task_that_cannot_even_be_masked_does_not_start(site: Site, fault: str
     if fault == "file":
         job.job_file.unlink()
     assert start(site, FIRST) == 1
+
+
+def test_a_task_that_cannot_be_told_keeps_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = parallel(site, gpus(1))
+    site.task(job, FIRST)
+    monkeypatch.setattr(
+        claim, "write_spool_record", raising(Refusal(BROKEN, "no space", "make some"))
+    )
+    assert start(site, FIRST) == 0
+    assert site.locks() == []
 
 
 def test_a_task_is_left_alone_where_the_site_gives_tasks_nothing(site: Site) -> None:

@@ -90,6 +90,14 @@ def test_an_execd_whose_directory_cannot_be_read_is_unknown(
     assert host.verdict().state == UNKNOWN
 
 
+def test_a_shepherd_that_may_not_be_seen_is_unknown(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.fake.shepherd(500, host.spool("12.1"))
+    fail_at(monkeypatch, "open", "/500/stat", PermissionError(1, "not permitted"))
+    assert host.verdict().state == UNKNOWN
+
+
 def test_a_group_that_is_another_jobs_now_does_not_keep_the_lock(host: Host) -> None:
     host.heir(900)
     host.fake.add(901, ppid=900, groups=[GID])
@@ -208,6 +216,11 @@ def test_a_folder_of_that_name_which_a_user_made_is_no_jobs(box: Box, tmp_path: 
     (forged / "config").write_text(f"add_grp_id={GID}\n")
     box.proc.execd(box.root)
     box.proc.shepherd(501, forged)
+    assert left(box) == [700]
+
+
+def test_what_a_shepherd_forks_to_become_a_hook_is_no_other_jobs_shepherd(box: Box) -> None:
+    box.proc.add(501, "sge_shepherd", ppid=500, uids=(0,) * 4, cwd=box.root / "active_jobs/500.1")
     assert left(box) == [700]
 
 

@@ -73,22 +73,6 @@ def test_an_epilog_frees_its_own_run_and_earlier_ones(
     assert (len(site.locks()), len(site.notes()) * 2, len(site.claims()) * 2) == (stays,) * 3
 
 
-def test_a_run_that_begins_while_an_orphan_waits_at_the_gate_keeps_its_note(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.prolog(12, "0,1")
-    enter = Gate.__enter__
-
-    def late(gate: Gate) -> Gate:
-        monkeypatch.setattr(Gate, "__enter__", enter)
-        site.prolog(12, "0,1", SLURM_JOB_RESTART_COUNT="1")
-        return enter(gate)
-
-    monkeypatch.setattr(Gate, "__enter__", late)
-    site.epilog(12, SLURM_JOB_RESTART_COUNT="1")
-    assert site.granted() == site.locks() == [bus(0), bus(1)]
-
-
 def test_a_claim_of_an_earlier_boot_is_no_later_one_whatever_its_clock_said(site: Site) -> None:
     site.hold(0, job_id="12", boot_id=OTHER_BOOT, claimed_boottime=1e9)
     site.epilog(12)

@@ -14,7 +14,7 @@ import pytest
 from gpulock.errors import INVALID_REQUEST
 from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.clock import VirtualClock
-from tests.support.slurm_site import RUN, UID, Site, freezer, row
+from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer, row
 from tests.support.trees import BOOT, HOST_NS, OTHER_BOOT, bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -152,6 +152,19 @@ def test_a_second_prolog_waits_for_what_the_first_run_left_and_is_refused(
     assert ("700" if what == "daemon" else "900") in site.refused()
     assert clock.slept == pytest.approx(15)
     assert (bus(0) in site.locks(), site.holder(0).restart) == (True, 0)
+
+
+def test_what_another_user_holds_under_the_same_id_stays_that_users(
+    site: Site, clock: VirtualClock
+) -> None:
+    """slurmctld lost its state and gave the id again (docs/facts/slurm.md, job ids)."""
+    site.hold(0, job_id="12", uid=OTHER_UID)
+    assert site.prolog(12, "0") == RUN
+    site.refused()
+    assert (site.holder(0).uid, site.holder(0).token) == (OTHER_UID, "t7")
+    site.set(**OURS)
+    assert site.prolog(12, "0") == RUN
+    assert site.granted() == [bus(1)]
 
 
 @pytest.mark.parametrize("keys", [{}, {**OURS, "EXPECTED_GPUS": "1"}])

@@ -65,9 +65,9 @@ def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
         said = busy(slurm_gpus, job)
         assert said.splitlines()[0].startswith(
             f"gpulock: job {job}: busy: 1 GPU asked for, 0 of 4 free "
-            f"(0: job {other}; 1: pid {pid}; 2: pid {pid}; 3: reserve); "
+            f"(0: job {other}; 1: pid {pid} of root; 2: pid {pid} of root; 3: reserve); "
             if mode is by_gpulock
-            else f"gpulock: job {job}: busy: the job needs GPU 1, not free: 1: pid {pid}; "
+            else f"gpulock: job {job}: busy: the job needs GPU 1, not free: 1: pid {pid} of root; "
         )
         assert slurm.state(other) == "RUNNING"
         assert held(slurm_gpus, other, NODE) == ["0"]

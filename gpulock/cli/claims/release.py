@@ -94,7 +94,7 @@ def release_command(
     ours = make_lock_filter(ids, meant)
     freed: dict[str, str] = {}  # lock id, and whose it was
     if socket_client.is_daemon_needed(node) and not force:
-        if not meant.pid:
+        if job and not meant.pid:
             raise CommandRefusedError("--job is for root here", "use --pid PID, or DEVICE")
         if not (ids or pid or job):
             refuse_inner_command(node, meant)

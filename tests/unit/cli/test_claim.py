@@ -159,6 +159,16 @@ def test_a_user_is_told_which_release_would_do(
     assert why.format(me) in site.call("release", *words).stderr
 
 
+def test_a_gpu_is_given_back_by_name_also_where_no_shell_calls(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = SocketReply(devices=(site.id(2),))
+    monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
+    monkeypatch.setattr(socket_client, "request_daemon_act", lambda *_: answer)
+    monkeypatch.setattr("gpulock.cli.claims.release.find_calling_shell", lambda _: 0)
+    assert site.call("release", "2").stdout == "freed GPU 2\n"
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
     site: Site, shell: str

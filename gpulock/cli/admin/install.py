@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import syslog
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.errors import one_line
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
+from gpulock.system_log import WARNING, log_to_system
 from gpulock.text import table
 
 CELL = "sge --cluster"
@@ -129,9 +129,7 @@ def uninstall_command(
     if (cluster and system != "sge") or (write_conf and system != "slurm"):
         raise click.UsageError(f"uninstall {system} has no such option.")
     if force and not dry_run and system != "systemd" and not cluster:
-        syslog.openlog("gpulock", syslog.LOG_PID, syslog.LOG_DAEMON)
-        line = one_line(f"gpulock: {system} is uninstalled by force: {reason}")
-        syslog.syslog(syslog.LOG_WARNING, line)
+        log_to_system(WARNING, one_line(f"{system} is uninstalled by force: {reason}"))
     name, own = CELL if cluster else system, dict[str, bool]()
     if system == "slurm":
         own = {"write_conf": write_conf, "force": force}

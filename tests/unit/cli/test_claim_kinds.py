@@ -65,6 +65,8 @@ def test_one_of_a_kind_is_claimed_without_a_number(split: Site) -> None:
 def test_a_kind_that_is_not_here_is_told_with_what_is(two_models: Site) -> None:
     text = refused(two_models, "--model", "a100")
     assert "model a100: this node has v100-sxm2-32gb (4), h200 (4)" in text
+    text = refused(two_models, "--share")
+    assert "no shares of a GPU, but v100-sxm2-32gb (4), h200 (4); ask for these" in text
     text = refused(two_models, "-n", "5")
     assert "5 GPUs asked for, all of one model: this node has" in text
 
@@ -109,11 +111,6 @@ def test_a_share_whose_mps_does_not_come_is_given_back(
     for lock in left:  # where one of our user's processes was starting a program just then
         store.read_details([lock])
     assert all([lock.owner and lock.owner.draining for lock in left])
-
-
-def test_where_there_are_no_shares_it_is_told_what_there_is(two_models: Site) -> None:
-    text = refused(two_models, "--share")
-    assert "no shares of a GPU, but v100-sxm2-32gb (4), h200 (4); ask for these" in text
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import syslog
-
 import pytest
 from click.testing import Result
 
@@ -249,7 +247,9 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
 
 def test_a_force_is_logged_with_its_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(syslog, "syslog", lambda _, line: said.append(line))
+    monkeypatch.setattr(
+        "gpulock.cli.admin.install.log_to_system", lambda _, line: said.append(line)
+    )
     install(site, *CLUSTER)
     install(site)
     (site.root / "node/run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
@@ -258,4 +258,4 @@ def test_a_force_is_logged_with_its_reason(site: Site, monkeypatch: pytest.Monke
     done = call(site, "uninstall", "sge", "--force", "--reason", "moved")
 
     assert done.exit_code == 0
-    assert said == ["gpulock: sge is uninstalled by force: moved"]
+    assert said == ["sge is uninstalled by force: moved"]

@@ -34,12 +34,12 @@ from gpulock.report.text import CLAIMS, advise_on_last_run, claim_cells, format_
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
+    HOUR,
     format_count,
     format_percent,
 )
 
 VERSION = 1
-HOUR = 3600.0
 REFUSED = 1  # exit code
 LAST = 50  # claims that a table lists unless told otherwise
 SUM_FIELDS = ("gpu_seconds", "busy_seconds", "idle_seconds", "unobserved_seconds")

@@ -17,6 +17,8 @@ from gpulock.report.claims import ReportedClaim, ReportedDevice, sum_times
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
+    GIB,
+    HOUR,
     format_count,
     format_duration,
     format_local_time,
@@ -28,8 +30,6 @@ BAR: Final = 20  # columns of a bar
 LEVELS: Final = "_.-=+*%#"  # of a line over time, from 0 to 1
 WHOLE: Final = 6  # claims that are told in full; more are a line each
 WIDTH: Final = 80
-HOUR: Final = 3600.0
-GIB: Final = 1 << 30
 WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
 COLUMNS: Final = (
     Column("GPU", right=True),

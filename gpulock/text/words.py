@@ -11,6 +11,7 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.store.owner import Owner
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
+GIB = 1 << 30
 PERCENT = 100
 HALF = 0.5  # percent: what is below is not 0
 UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}

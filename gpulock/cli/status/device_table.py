@@ -13,6 +13,7 @@ from gpulock.store.owner import Owner
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import (
+    GIB,
     format_duration,
     format_local_time,
     held_seconds,
@@ -40,7 +41,6 @@ COLUMNS = (
     Column("FOREIGN", right=True, spare=True, drop=table.EARLY + 1),
 )
 OBSERVED = ("UTIL", "MEM GIB", "TEMP", "POWER", "LAST BUSY")
-GIB = 1 << 30
 ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
 MOST = 9999  # degrees or watts that a sample is believed
 LONGEST = 40  # characters of what a user wrote

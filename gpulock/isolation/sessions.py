@@ -10,13 +10,13 @@ import errno
 import os
 
 from gpulock.isolation import tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.store import atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpulock.isolation.policy import Rules
     from gpulock.node.context import Node
 
 TURNS = 5  # for a cgroup that comes and goes
@@ -35,7 +35,7 @@ def login_cgroups(top: str) -> list[str]:
     return [f"{top}/{place}" for place in LOGIN_CGROUPS if os.path.isdir(f"{top}/{place}")]
 
 
-def close_login_cgroups(top: str, nothing: "Rules") -> None:
+def close_login_cgroups(top: str) -> None:
     """Close the GPUs to all of them, where that is not done yet; raise OSError.
 
     One that cannot be closed keeps no other from being closed.
@@ -44,7 +44,9 @@ def close_login_cgroups(top: str, nothing: "Rules") -> None:
 
     def shut(folder: str) -> None:
         if not bpf.has_device_program(folder):
-            bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
+            bpf.attach_device_program(
+                folder, bpf.assemble_device_program(CLOSE_ALL_GPUS, spare_root=True)
+            )
 
     for_each_cgroup(login_cgroups(top), shut)
 
@@ -56,7 +58,7 @@ def reopen_cgroups(folders: list[str]) -> None:
     for_each_cgroup(folders, bpf.detach_device_programs)
 
 
-def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
+def close_launcher(node: "Node", pid: int) -> None:
     """Move slurmd to a cgroup beside its jobs' where no user opens a GPU; raise Refusal, OSError.
 
     slurmd starts a user's login files (`sbatch --get-user-env`), and opens files in a user's name
@@ -73,7 +75,7 @@ def close_launcher(node: "Node", pid: int, nothing: "Rules") -> None:
         return
     tree.note_cgroup_folders(node.store, [outer])
     atomic.mkdir_if_missing(folder)  # the first jobs of a slurmd start together
-    bpf.attach_device_program(folder, bpf.assemble_device_program(nothing, spare_root=True))
+    bpf.attach_device_program(folder, bpf.assemble_device_program(CLOSE_ALL_GPUS, spare_root=True))
     tree.move_to_cgroup(pid, folder)
 
 

@@ -72,7 +72,7 @@ class SgeMembers:
 
     def _add_confined(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         from gpulock.hooks.cleanup import own_ancestor_pids
-        from gpulock.isolation.confine import confined_pids
+        from gpulock.isolation.job import confined_pids
 
         record = lock.owner
         assert record is not None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 GO_ON, FAILED = 0, 1
 ORDINAL = "GPU_DEVICE_ORDINAL"
-STEP_MARK = "user.gpulock"  # gpulock.isolation.confine's: an import of it would cost each task
+STEP_MARK = "user.gpulock"  # gpulock.isolation.job's: an import of it would cost each task
 
 
 def main(environ: "Mapping[str, str]", config: str) -> int:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpulock.isolation import confine, tree
+from gpulock.isolation import job, tree
 from gpulock.node.procfs import Proc
 from tests.labs.common.device_nodes import (
     PROBE,
@@ -65,7 +65,8 @@ class ConfinedNode(Stage):
     def confine(self) -> None:
         """Confine the job as its hook does."""
         granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
-        confine.confine_process(self.node, self.key, self.keeper.pid, self.start(), granted)
+        who = job.IsolatedJob(self.key, self.keeper.pid, self.start())
+        job.begin_job_isolation(self.node, who, granted)
 
     def cgroups(self) -> list[Path]:
         """Return the cgroups of the job."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.isolation import bpf, confine, sessions, tree
+from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.devices import MAJOR
 from tests.labs.common.device_nodes import (
@@ -83,8 +83,8 @@ def inside(
 
 @pytest.mark.parametrize("uid", [0, NOBODY])
 def test_every_other_card_is_closed(group: str, dev: Path, uid: int) -> None:
-    confine.close_job_cgroup(group, CLOSE_ALL_GPUS)
-    confine.close_job_cgroup(group, RULES)  # closed again it opens what the new rules say
+    job.close_job_cgroup(group, CLOSE_ALL_GPUS)
+    job.close_job_cgroup(group, RULES)  # closed again it opens what the new rules say
 
     assert inside([group], dev, uid=uid) == ONE_CARD
     assert inside([group], dev, "/usr/bin/unshare", "-Urm", uid=NOBODY) == ONE_CARD
@@ -103,12 +103,12 @@ def test_an_instance_has_its_own_access_nodes_and_no_other(group: str, dev: Path
     for minor in range(1, 7):
         os.mknod(access / f"nvidia-cap{minor}", 0o020666, os.makedev(CAPS, minor))
         (access / f"nvidia-cap{minor}").chmod(0o666)
-    confine.close_job_cgroup(group, {**RULES, CAPS: frozenset({3, 4})})
+    job.close_job_cgroup(group, {**RULES, CAPS: frozenset({3, 4})})
 
     own = {"nvidia-cap3", "nvidia-cap4"}
     others = {f"nvidia-cap{minor}" for minor in (1, 2, 5, 6)}
     assert inside([group], access) == {"ENXIO": own, "EPERM": others}
-    confine.close_job_cgroup(group, {**RULES, CAPS: frozenset[int]()})
+    job.close_job_cgroup(group, {**RULES, CAPS: frozenset[int]()})
     assert inside([group], access) == {"EPERM": own | others}
 
 
@@ -167,9 +167,9 @@ def test_sessions_are_closed_to_users_and_open_to_root(dev: Path, place: str) ->
     for path in made:
         os.mkdir(path)
     try:
-        sessions.close_login_cgroups(TOP, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(TOP)
         closed_by = programs()
-        sessions.close_login_cgroups(TOP, CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(TOP)
         assert len(programs()) == len(closed_by) > len(before), "closed twice"
         closed = {"ENXIO": {"nvidiactl"}, "EPERM": ALL}
         assert inside([folder], dev) == closed

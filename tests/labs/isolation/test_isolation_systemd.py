@@ -35,8 +35,7 @@ CONFINE = f"""
 import sys
 sys.path[:0] = ["{INSIDE}"]
 from gpulock.node.devices import Device
-from gpulock.isolation import confine, sessions, tree
-from gpulock.isolation.policy import CLOSE_ALL_GPUS
+from gpulock.isolation import job, tree
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 node = Node(Settings({{"DEV_ROOT": "{DEV}"}}))
@@ -44,8 +43,8 @@ device = Device("0000:02:00.0", 1)
 device.minor = 1
 pid = int(sys.argv[1])
 top = tree.find_cgroup_top("/sys")
-sessions.close_login_cgroups(top, CLOSE_ALL_GPUS)
-confine.confine_process(node, "7.1", pid, node.proc.start(pid), [device])
+who = job.IsolatedJob("7.1", pid, node.proc.start(pid))
+job.begin_job_isolation(node, who, [device])
 print(tree.process_cgroup_folder(top, node.proc, pid))
 for child in open(f"/proc/{{pid}}/task/{{pid}}/children").read().split():
     tree.move_to_cgroup(int(child), tree.process_cgroup_folder(top, node.proc, pid))

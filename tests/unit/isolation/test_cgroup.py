@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.isolation import bpf, confine, tree
+from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.procfs import Proc
 from tests.support.faults import raising
@@ -93,19 +93,20 @@ def service_of(box: Box, path: str) -> Path:
     return folder
 
 
-def test_a_process_is_moved_where_all_but_its_devices_is_closed_already(
+def test_a_process_is_moved_where_all_but_its_devices_is_closed_already_after_logins(
     confining: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = service_of(confining, "/execd.service") / "gpulock-12.1-500-1000"
+    own = service_of(confining, "/execd.service") / "gpulock-12.1-500-1000"
     done: list[tuple[str, object]] = []
+    monkeypatch.setattr(sessions, "close_login_cgroups", lambda _: done.append(("logins", "")))
     monkeypatch.setattr(bpf, "attach_device_program", lambda folder, _: done.append((folder, "")))
     monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
 
     node = confining.node()
-    confine.confine_process(node, "12.1", 500, 1000, [])
+    job.begin_job_isolation(node, job.IsolatedJob("12.1", 500, 1000), [])
 
-    assert done == [(str(job), ""), (str(job), 500)]
-    assert tree.read_cgroup_folders(node.store) == [str(job.parent)]
+    assert done == [("logins", ""), (str(own), ""), (str(own), 500)]
+    assert tree.read_cgroup_folders(node.store) == [str(own.parent)]
 
 
 @pytest.mark.parametrize(("start", "move"), [(1000, raising(ProcessLookupError())), (1001, print)])
@@ -118,7 +119,7 @@ def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
     monkeypatch.setattr(tree, "move_to_cgroup", move)
 
     with pytest.raises(Refusal) as caught:
-        confine.confine_process(confining.node(), "12.1", 500, start, [])
+        job.begin_job_isolation(confining.node(), job.IsolatedJob("12.1", 500, start), [])
 
     assert caught.value.kind == UNKNOWN
 
@@ -136,13 +137,13 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
         closed.append(folder)
 
     def mark(folder: str, name: str, value: bytes) -> None:
-        assert name == confine.STEP_MARK
+        assert name == job.STEP_MARK
         marks[folder] = value
 
     monkeypatch.setattr(bpf, "attach_device_program", close)
     monkeypatch.setattr(os, "setxattr", mark)
 
-    confine.confine_process(confining.node(), "12.0", 500, 1000, [])
+    job.begin_job_isolation(confining.node(), job.IsolatedJob("12.0", 500, 1000), [])
 
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}
@@ -157,4 +158,4 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     ],
 )
 def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(folder: str) -> None:
-    assert confine.slurm_step_folder(folder) == ""
+    assert job.slurm_step_folder(folder) == ""

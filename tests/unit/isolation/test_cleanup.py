@@ -11,10 +11,9 @@ import pytest
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.isolation import bpf, confine, sessions, tree
+from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.job import (
     IsolatedJob,
-    begin_job_isolation,
     end_job_isolation,
     prepare_slurm_isolation,
 )
@@ -93,7 +92,7 @@ def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cel
     (cell.cgroups / "slurmd").mkdir()
 
     for number in ("1", "12", "13"):
-        confine.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
+        job.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
 
     assert cell.jobs() == {JOB}
 
@@ -122,7 +121,7 @@ def test_what_is_left_of_a_job_is_in_its_own_cgroup_and_in_those_of_tasks_that_a
         folder = cell.cgroups / "system.slice/sgeexecd.service" / cgroup_name(label, pid, 1000)
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.procs").write_text(f"{number}\n")
-    assert confine.confined_pids(cell.node(), "12.1", 500) == [700, 702]
+    assert job.confined_pids(cell.node(), "12.1", 500) == [700, 702]
 
 
 def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(
@@ -147,7 +146,7 @@ def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
     monkeypatch.setattr("os.rmdir", raising(OSError(errno.EBUSY, "Device or resource busy")))
     cell.run_epilog(below=cell.proc.add(600, "sh", ppid=500))
 
-    confine.remove_step_cgroups(cell.node(), "gpulock-13.")
+    job.remove_step_cgroups(cell.node(), "gpulock-13.")
     assert end_job_isolation(cell.node(), "12.1-", IsolatedJob("12.1", 500, 1000)) == ""
 
     service = cell.cgroups / "system.slice/sgeexecd.service"
@@ -251,26 +250,14 @@ def box(tmp_path: Path) -> Box:
     return made
 
 
-def test_logins_are_closed_before_a_job_is_confined(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(sessions, "close_login_cgroups", lambda *_: done.append("logins"))
-    monkeypatch.setattr(confine, "confine_process", lambda *_: done.append("job"))
-
-    begin_job_isolation(box.node(), OF_JOB, [])
-
-    assert done == ["logins", "job"]
-
-
 @pytest.mark.parametrize(
     "fault", [Refusal(BROKEN, "no cgroups", "mount them"), OSError("no cgroups")]
 )
 def test_an_end_that_fails_says_why(
     box: Box, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    monkeypatch.setattr(confine, "end_confinement", raising(fault))
-    monkeypatch.setattr(confine, "remove_step_cgroups", raising(fault))
+    monkeypatch.setattr(job, "end_confinement", raising(fault))
+    monkeypatch.setattr(job, "remove_step_cgroups", raising(fault))
 
     assert end_job_isolation(box.node(), "12-", OF_JOB) == "no cgroups"
     assert end_job_isolation(box.node(), "12.") == "no cgroups"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.isolation import confine, job
+from gpulock.isolation import job
 from gpulock.isolation.tree import cgroup_name
 from gpulock.node.context import Node
 from gpulock.slurm import session, steps, task
@@ -239,7 +239,7 @@ def test_a_task_that_slurm_has_moved_starts_where_a_session_marked_its_step(
 
 
 def test_the_mark_that_a_task_looks_for_is_the_one_that_a_session_sets() -> None:
-    assert task.STEP_MARK == confine.STEP_MARK
+    assert task.STEP_MARK == job.STEP_MARK
 
 
 def test_a_prolog_refuses_what_this_node_cannot_do_for_its_steps(tmp_path: Path) -> None:

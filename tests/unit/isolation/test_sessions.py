@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.isolation import bpf, job, sessions, tree
-from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from tests.support.faults import raising
 from tests.support.trees import Box
 
@@ -72,12 +71,12 @@ def test_all_that_are_there_are_closed_and_opened_again(
 ) -> None:
     assert len(sessions.unclosed_login_cgroups(str(cgroups.top))) == 3
 
-    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top))
     assert cgroups.closed() == {USERS, SSH, CRON}
     assert sessions.unclosed_login_cgroups(str(cgroups.top)) == []
     twice = raising(AssertionError("each job would attach one program more"))
     monkeypatch.setattr(bpf, "attach_device_program", twice)
-    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top))
 
     sessions.reopen_cgroups(sessions.login_cgroups(str(cgroups.top)))
     assert cgroups.closed() == set()
@@ -86,7 +85,7 @@ def test_all_that_are_there_are_closed_and_opened_again(
 def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroups) -> None:
     cgroups.vanishing.add(SSH)
 
-    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top))
 
     assert cgroups.closed() == {USERS, CRON}
 
@@ -95,7 +94,7 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
 def test_a_service_that_is_back_in_a_new_cgroup_is_closed(cgroups: Cgroups, number: int) -> None:
     cgroups.faults[SSH] = [number, number]
 
-    sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+    sessions.close_login_cgroups(str(cgroups.top))
 
     assert cgroups.closed() == {USERS, SSH, CRON}
 
@@ -104,14 +103,14 @@ def test_a_cgroup_that_is_there_and_says_it_is_not_is_told(cgroups: Cgroups) -> 
     cgroups.faults[USERS] = [errno.ENOENT] * 100
 
     with pytest.raises(FileNotFoundError):
-        sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(str(cgroups.top))
 
 
 def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
     cgroups.faults[USERS] = [errno.EPERM]
 
     with pytest.raises(PermissionError):
-        sessions.close_login_cgroups(str(cgroups.top), CLOSE_ALL_GPUS)
+        sessions.close_login_cgroups(str(cgroups.top))
 
     assert cgroups.closed() == {SSH, CRON}
 
@@ -163,7 +162,7 @@ def test_slurmd_is_closed_before_it_is_moved_and_only_once(node: Node, cgroups: 
     closed = f"{node.service}/gpulock-slurmd-{SLURMD}-1000"
 
     for _ in range(2):
-        sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+        sessions.close_launcher(node.node(), SLURMD)
 
     assert node.moved == [(SLURMD, closed)]
     assert cgroups.attached == {closed}
@@ -181,11 +180,11 @@ def test_two_prologs_at_once_close_slurmd_both(
         """Let the other Prolog do all of it at this very call."""
         if path == closed and not other:
             other.append(path)
-            sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+            sessions.close_launcher(node.node(), SLURMD)
         real(path, mode)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    sessions.close_launcher(node.node(), SLURMD)
 
     assert other == [closed]
     assert cgroups.attached == {closed}
@@ -197,7 +196,7 @@ def test_a_program_that_cannot_be_attached_moves_no_slurmd(node: Node, cgroups: 
     cgroups.faults[name] = [errno.EPERM]
 
     with pytest.raises(PermissionError):
-        sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+        sessions.close_launcher(node.node(), SLURMD)
 
     assert node.moved == []
 
@@ -206,7 +205,7 @@ def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
     node: Node, cgroups: Cgroups
 ) -> None:
     """A task of a job would start in slurmd's cgroup, and open no GPU, its own neither."""
-    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    sessions.close_launcher(node.node(), SLURMD)
     closed = cgroups.attached.copy()
 
     node.settings["ISOLATION"] = "off"
@@ -214,12 +213,12 @@ def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
     assert cgroups.attached == set()
 
     node.settings["ISOLATION"] = "cgroup"
-    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    sessions.close_launcher(node.node(), SLURMD)
     assert cgroups.attached == closed
 
 
 def test_the_cgroup_of_a_slurmd_that_ended_is_removed(node: Node) -> None:
-    sessions.close_launcher(node.node(), SLURMD, CLOSE_ALL_GPUS)
+    sessions.close_launcher(node.node(), SLURMD)
     node.proc.remove(SLURMD)
 
     job.remove_ended_cgroups(node.node())

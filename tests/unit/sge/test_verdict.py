@@ -11,7 +11,7 @@ import pytest
 from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.isolation import confine
+from gpulock.isolation import job
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -241,7 +241,7 @@ def test_an_epilog_in_the_jobs_own_cgroup_is_not_what_is_left(
     def pids(*_: object) -> list[int]:
         return found
 
-    monkeypatch.setattr(confine, "confined_pids", pids)
+    monkeypatch.setattr(job, "confined_pids", pids)
     box.proc.remove(700)
     assert members(box, isolation="cgroup").reason() == ""
     box.proc.add(703)
@@ -256,11 +256,11 @@ def test_a_cgroup_that_cannot_be_read_keeps_the_lock(
         raise PermissionError(13, "denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(confine, "confined_pids", denied)
+        patch.setattr(job, "confined_pids", denied)
         assert members(box, isolation="cgroup").pids == {700: f"carries the job's group {GID}"}
         box.proc.remove(700)
         assert "cannot be read" in members(box, isolation="cgroup").doubt
-    monkeypatch.setattr(confine, "confined_pids", lambda *_: [700])
+    monkeypatch.setattr(job, "confined_pids", lambda *_: [700])
     monkeypatch.setattr(Proc, "finished", denied)
     assert "of the job's cgroup cannot be seen" in members(box, isolation="cgroup").doubt
 

@@ -30,8 +30,8 @@ INFO_BYTES, NAME_AT = 256, 64  # of struct bpf_prog_info
 MEMLOCK, UNLIMITED = 8, (1 << 64) - 1  # setrlimit(2); before Linux 5.11 programs count
 
 # opcodes of linux/bpf_common.h and linux/bpf.h
-LOAD_WORD, AND, JUMP, JUMP_IF, JUMP_UNLESS = 0x61, 0x57, 0x05, 0x15, 0x55
-MOVE, MOVE_LOW, CALL, EXIT = 0xB7, 0xBC, 0x85, 0x95
+LOAD_WORD, AND, JUMP_UNLESS, MOVE, MOVE_LOW, CALL, EXIT = 0x61, 0x57, 0x55, 0xB7, 0xBC, 0x85, 0x95
+BYTES = 8  # of an instruction
 CHARACTER, TYPE_BITS = 2, 0xFFFF  # struct bpf_cgroup_dev_ctx: access << 16 | type, major, minor
 GET_UID = 15  # the caller's uid as the first user namespace sees it: no namespace makes it root's
 ALLOW, DENY = "allow", "deny"
@@ -49,33 +49,26 @@ def assemble_device_program(rules: "Rules", spare_root: bool = False) -> bytes:
 
     With `spare_root` only to processes whose real user is not root.
     """
-    body: list[tuple[int, int, object, int]] = []  # opcode, register, distance or label, number
-    for major, minors in rules.items():
-        body.append((JUMP_UNLESS, 3, len(minors) + 1, major))
-        body += [(JUMP_IF, 4, ALLOW, minor) for minor in sorted(minors)]
-        body.append((JUMP, 0, DENY, 0))
-    verdict = encode_bpf_instruction(MOVE, 0, imm=0) + encode_bpf_instruction(EXIT)
+    instruction = encode_bpf_instruction
+    allow = instruction(MOVE, 0, imm=1) + instruction(EXIT)
+    deny = instruction(MOVE, 0, imm=0) + instruction(EXIT)
     if spare_root:
-        root = encode_bpf_instruction(CALL, imm=GET_UID) + encode_bpf_instruction(MOVE_LOW, 0, 0)
-        verdict = (
-            root + encode_bpf_instruction(JUMP_UNLESS, 0, off=2) + _allow_instructions() + verdict
-        )
-    labels = {ALLOW: len(body), DENY: len(body) + 2}
-    head = (
-        encode_bpf_instruction(LOAD_WORD, 2, 1, 0)
-        + encode_bpf_instruction(AND, 2, imm=TYPE_BITS)
-        + encode_bpf_instruction(LOAD_WORD, 3, 1, 4)
-        + encode_bpf_instruction(LOAD_WORD, 4, 1, 8)
-        + encode_bpf_instruction(JUMP_UNLESS, 2, off=len(body), imm=CHARACTER)
+        root = instruction(CALL, imm=GET_UID) + instruction(MOVE_LOW, 0, 0)
+        deny = root + instruction(JUMP_UNLESS, 0, off=2) + allow + deny
+    body = b""
+    for major, minors in rules.items():
+        opened = [instruction(JUMP_UNLESS, 4, off=2, imm=one) + allow for one in sorted(minors)]
+        closed = b"".join(opened) + deny
+        body += instruction(JUMP_UNLESS, 3, off=len(closed) // BYTES, imm=major) + closed
+    return (
+        instruction(LOAD_WORD, 2, 1, 0)
+        + instruction(AND, 2, imm=TYPE_BITS)
+        + instruction(LOAD_WORD, 3, 1, 4)
+        + instruction(LOAD_WORD, 4, 1, 8)
+        + instruction(JUMP_UNLESS, 2, off=len(body) // BYTES, imm=CHARACTER)
+        + body
+        + allow
     )
-    for place, (code, register, to, number) in enumerate(body):
-        off = labels[to] - place - 1 if isinstance(to, str) else int(str(to))
-        head += encode_bpf_instruction(code, register, off=off, imm=number)
-    return head + _allow_instructions() + verdict
-
-
-def _allow_instructions() -> bytes:
-    return encode_bpf_instruction(MOVE, 0, imm=1) + encode_bpf_instruction(EXIT)
 
 
 def bpf_syscall(command: int, attributes: bytes) -> tuple[int, bytes]:
@@ -100,7 +93,7 @@ def load_device_program(code: bytes) -> int:
     """
     text, licence = [ctypes.create_string_buffer(data) for data in (code, b"GPL")]
     places = ctypes.addressof(text), ctypes.addressof(licence)
-    head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // 8, *places)
+    head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // BYTES, *places)
     attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, NAME)
     try:
         return bpf_syscall(LOAD, attributes)[0]

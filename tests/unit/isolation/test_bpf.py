@@ -36,14 +36,14 @@ def run(code: bytes, kind: int, major: int, minor: int, uid: int = 1000) -> int:
             registers[dst] = imm
         elif opcode == 0xBC:  # of 32 bits: the upper half becomes 0
             registers[dst] = registers[src] & WORD
-        elif opcode == 0x05 or (opcode, registers[dst] == imm) in ((0x15, True), (0x55, False)):
-            at += off
+        elif opcode == 0x55:
+            at += off if registers[dst] != imm else 0
         elif (opcode, imm) == (0x85, 15):  # bpf_get_current_uid_gid: gid << 32 | uid
             registers = [(100 << 32) | uid, *[0xDEAD] * 5, *registers[6:]]
         elif opcode == 0x95:
             return registers[0]
         else:
-            assert opcode in (0x15, 0x55), f"opcode {opcode:#x}"
+            raise AssertionError(f"opcode {opcode:#x}")
 
 
 OPEN = [(195, 0), (195, 3), (195, 254), (195, 255), (CAPS, 4), (CAPS, 5)]

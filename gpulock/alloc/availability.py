@@ -64,10 +64,10 @@ def judge_ahead(node: Node, found: list[Device], judge: "Judge", template: Owner
 
 def reap_held_locks(reaper: "Reaper", held: dict[str, Lock]) -> None:
     """Free what dead owners hold, because the devices are needed."""
-    from gpulock.alloc.reaper import FREED, reap_locks
+    from gpulock.alloc.reaper import FREED
 
     reaper.held = held
-    for outcome in reap_locks(reaper):
+    for outcome in reaper.finish([*held.values()]):
         if outcome.act == FREED:
             note_event(reaper.node.store.path, REAPED, outcome.verdict.by)
 

@@ -78,42 +78,6 @@ def judge_claim(lock: Lock, judge: Judge, over: "ClaimEnd") -> tuple[Verdict, st
     return verdict, ""
 
 
-def decide_reap(
-    locks: "Iterable[Lock]",
-    judge: Judge,
-    files: OpenFiles,
-    held: dict[str, Lock],
-    over: "ClaimEnd" = DIED,
-) -> list[ReapOutcome]:
-    """Return what is to become of locks (their details read) whose claims are `over`.
-
-    Changes nothing on the node; looks at open files that were not looked at before. A claim is
-    judged once, and its locks have one verdict.
-    """
-    judged: dict[str, tuple[Verdict, str]] = {}
-    outcomes: list[ReapOutcome] = []
-    for lock in locks:
-        claim = claim_key(lock)
-        if claim not in judged:
-            judged[claim] = judge_claim(lock, judge, over)
-        verdict, reason = judged[claim]
-        act = HELD
-        if not reason:
-            assert lock.owner is not None
-            if lock.id.partition(SHARE)[0] not in files.ids:
-                add_recorded_device(files, lock)
-            left, unseen = remaining_device_user(lock.id, lock.owner, files, held)
-            reason = left or unseen
-            if not reason:
-                act, reason = FREED, verdict.proof
-            elif left and over == DIED and lock.owner.scheduler != "process":
-                act, verdict.orphans = ORPHANS, left
-            elif over == DIED:
-                verdict.state, verdict.proof = ALIVE if left else UNKNOWN, reason
-        outcomes.append(ReapOutcome(lock, act, verdict, reason))
-    return outcomes
-
-
 def claim_key(lock: Lock) -> str:
     """Return what the locks of a claim have in common; one without owner is alone."""
     return lock.owner.token if lock.owner else lock.id
@@ -179,14 +143,38 @@ class Reaper:
         self.node.store.read_details(self.held.values())
 
     def decide(self, locks: "Iterable[Lock]", over: "ClaimEnd" = DIED) -> list[ReapOutcome]:
-        """Decide about locks, with their details read anew; nothing is changed.
+        """Return what is to become of locks whose claims are `over`; nothing is changed.
 
-        Before the gate, which is held briefly: what was looked at then is not looked at again.
+        Their details are read anew. Before the gate, which is held briefly: processes and open
+        files that were looked at then are not looked at again. A claim is judged once, and its
+        locks have one verdict.
         """
         self.node.store.read_details(locks)
-        return decide_reap(locks, self.judge, self.files, self.held, over)
+        judged: dict[str, tuple[Verdict, str]] = {}
+        outcomes: list[ReapOutcome] = []
+        for lock in locks:
+            claim = claim_key(lock)
+            if claim not in judged:
+                judged[claim] = judge_claim(lock, self.judge, over)
+            verdict, reason = judged[claim]
+            act = HELD
+            if not reason:
+                assert lock.owner is not None
+                add_recorded_device(self.files, lock)
+                left, unseen = remaining_device_user(lock.id, lock.owner, self.files, self.held)
+                reason = left or unseen
+                if not reason:
+                    act, reason = FREED, verdict.proof
+                elif left and over == DIED and lock.owner.scheduler != "process":
+                    act, verdict.orphans = ORPHANS, left
+                elif over == DIED:
+                    verdict.state, verdict.proof = ALIVE if left else UNKNOWN, reason
+            outcomes.append(ReapOutcome(lock, act, verdict, reason))
+        return outcomes
 
-    def finish(self, locks: list[Lock], over: "ClaimEnd", how: str = "") -> list[ReapOutcome]:
+    def finish(
+        self, locks: list[Lock], over: "ClaimEnd" = DIED, how: str = ""
+    ) -> list[ReapOutcome]:
         """Decide about locks, free them or note why not; gate held.
 
         One that cannot be changed stays held, and keeps no other claim from being reaped.
@@ -265,12 +253,3 @@ def add_recorded_device(files: OpenFiles, lock: Lock) -> None:
     device = make_recorded_device(lock)
     if device is not None and device.id.partition(SHARE)[0] not in files.ids:
         files.add(device)
-
-
-def reap_locks(reaper: Reaper, dry_run: bool = False) -> list[ReapOutcome]:
-    """Judge every lock that a reaper knows; free those of dead owners that nobody uses.
-
-    The gate is held. With `dry_run` nothing is changed.
-    """
-    locks = list(reaper.held.values())
-    return reaper.decide(locks) if dry_run else reaper.finish(locks, DIED)

@@ -4,7 +4,7 @@
 Hot, loaded where there are such locks. The gate is held.
 """
 
-from gpulock.alloc.reaper import CUT_SHORT, DIED, FREED
+from gpulock.alloc.reaper import CUT_SHORT, FREED
 from gpulock.errors import BUSY, UNKNOWN, Refusal, os_error_kind
 from gpulock.node.devices import SHARE, Device, place_device
 from gpulock.store.locks import Lock
@@ -92,7 +92,7 @@ def release_previous_run(engine: "Reaper", mine: list[Lock], template: Owner) ->
     own = [lock for lock in mine if lock.owner and is_cut_short(lock.owner, template)]
     how = "claim: this run's claim was cut short"
     others = [lock for lock in mine if lock not in own]
-    outcomes = [*engine.finish(own, CUT_SHORT, how), *engine.finish(others, DIED)]
+    outcomes = [*engine.finish(own, CUT_SHORT, how), *engine.finish(others)]
     for outcome in [one for one in outcomes if one.act != FREED]:
         raise Refusal(
             UNKNOWN if outcome.fault and outcome.lock in own else BUSY,

@@ -281,7 +281,7 @@ def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
     held = find_overlapping_locks(repair_locks(node.store, node.boot_id), name)
     if held:
-        reaper.reap_locks(reaper.Reaper(node, make_liveness_judge(node), found, held))
+        reaper.Reaper(node, make_liveness_judge(node), found, held).finish([*held.values()])
         held = find_overlapping_locks(node.store.read_all_locks(), name)
     return next(iter(held.values()), None)
 

@@ -10,7 +10,7 @@ import click
 
 from gpulock.alloc.node_view import are_records_lost
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.reaper import FREED, Reaper, reap_locks
+from gpulock.alloc.reaper import FREED, Reaper
 from gpulock.cli.session import Session
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal
@@ -56,7 +56,7 @@ def list_remaining_users(node: Node) -> Iterator[str]:
             yield refusal.why  # else no driver is loaded: none can be open
     held = node.store.read_all_locks()  # where LOCK_DIR is left, its locks have copies
     reaper = Reaper(node, judge, devices, held)
-    for outcome in reap_locks(reaper, dry_run=True):
+    for outcome in reaper.decide(held.values()):
         owner = outcome.lock.owner
         if outcome.act == FREED or (owner and owner.scheduler == "admin"):
             continue  # a reserve is made again from STATE_DIR

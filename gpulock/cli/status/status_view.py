@@ -118,7 +118,9 @@ class ProcessView:
                 if lock.owner
                 and not (lock.owner.scheduler == "slurm" and lock.owner.token in known)
             ]
-            for one in reaper.decide_reap(asked, judge_now, self.holders, held):
+            engine = reaper.Reaper(view.node, judge_now, (), held)
+            engine.files = self.holders
+            for one in engine.decide(asked):
                 view.verdicts[reaper.claim_key(one.lock)] = one.verdict
         ids = [device.id for device in view.devices]
         free = [one for one in ids if not any(lock_ids_overlap(name, one) for name in held)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpulock.alloc.liveness import Judge
-from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_device, reap_locks
+from gpulock.alloc.reaper import FREED, Reaper, ReapOutcome, make_recorded_device
 from gpulock.daemon.core.background_call import NoAnswerError, PatientCaller
 from gpulock.deadline import Deadline
 from gpulock.errors import UNKNOWN, Refusal
@@ -138,7 +138,9 @@ def reconcile_locks(
             boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
             boot.make_claim_folders(node.store, node.settings.state_dir, node.boot_id)
             reaper.held = repair_locks(node.store, node.boot_id, restored)
-        report = ReconcileReport([*restored.values()], reap_locks(reaper, dry_run))
+        locks = [*reaper.held.values()]
+        outcomes = reaper.decide(locks) if dry_run else reaper.finish(locks)
+        report = ReconcileReport([*restored.values()], outcomes)
         report.devices, report.driver = devices, driver.why if driver else ""
         mark = f"{node.settings.state_dir}/{quarantine.LOST_MARK}"
         report.notes_lost = os.path.lexists(mark)

@@ -45,7 +45,9 @@ def make_reaper(box: Box, judge: Judge | None = None) -> reaper.Reaper:
 
 
 def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
-    found = reaper.reap_locks(make_reaper(box), dry_run)
+    engine = make_reaper(box)
+    locks = [*engine.held.values()]
+    found = engine.decide(locks) if dry_run else engine.finish(locks)
     return {outcome.lock.id: outcome for outcome in found}
 
 
@@ -101,7 +103,7 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
     assert act(box) == ORPHANS
     look = make_reaper(box)
     look.files.seconds = -1.0
-    (outcome,) = reaper.reap_locks(look)
+    (outcome,) = look.finish([*look.held.values()])
     assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
     box.proc.remove(700)
     assert act(box) == FREED
@@ -125,7 +127,7 @@ def test_a_dead_claim_whose_users_crowd_takes_too_long_is_unknown_by_one_steady_
         monkeypatch.setattr(process_reader, "ONE_USER", -1.0)
     else:
         look.files.seconds = -1.0
-    (outcome,) = reaper.reap_locks(look)
+    (outcome,) = look.finish([*look.held.values()])
     why = "uid 1000 has more processes and open files than can be looked at in time"
     assert (outcome.act, outcome.verdict.state, outcome.verdict.proof) == (HELD, UNKNOWN, why)
 
@@ -233,7 +235,8 @@ def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_b
     lock(box, 1)
     node = box.node()
     judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})
-    outcomes = reaper.reap_locks(make_reaper(box, judge))
+    engine = make_reaper(box, judge)
+    outcomes = engine.finish([*engine.held.values()])
     assert [outcome.act for outcome in outcomes] == [FREED, HELD]
 
 
@@ -268,7 +271,7 @@ def test_a_claim_that_is_over_by_now_is_neither_freed_nor_kept(box: Box) -> None
     one = lock(box)
     engine = make_reaper(box)
     grants.undo_claim(engine.node.store, one.token, one.devices)
-    (outcome,) = reaper.reap_locks(engine)
+    (outcome,) = engine.finish([*engine.held.values()])
     assert (outcome.act, outcome.changed) == (HELD, True)
     result = ReleaseResult()
     result.add(outcome)

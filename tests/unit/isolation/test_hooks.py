@@ -318,7 +318,7 @@ def test_what_is_left_in_the_jobs_cgroup_keeps_its_lock_until_it_is_gone(
         assert judges.job_processes(lock).reason() == "process 700 is in the job's cgroup"
     dead: dict[str, LivenessRule] = {"sge": lambda lock, *_: Verdict(DEAD, f"{lock}: gone")}
     sure = Judge(node.boot_id, ProcessScan(node.proc), dead, {"sge": SgeMembers(node)})
-    (outcome,) = reaper.reap_locks(reaper.Reaper(node, sure, [], {lock.id: lock}))
+    (outcome,) = reaper.Reaper(node, sure, [], {lock.id: lock}).finish([lock])
     assert (outcome.act, outcome.verdict.state) == (reaper.HELD, DEAD)
     assert "process 700 is in the job's cgroup" in outcome.reason
     procs = next((site.root / "cgroup").glob("*/cgroup.procs"))

@@ -6,7 +6,6 @@ perhaps the job's (a doubt of `JobProcesses`) gets no signal, and keeps the lock
 """
 
 import os
-import select
 import time
 from _signal import SIGKILL, SIGTERM, pidfd_send_signal  # the C module: its Python face costs 4 ms
 
@@ -179,18 +178,10 @@ def wait_for_leftovers(found: list[LeftoverProcess], node: Node, limit: Deadline
     """Wait until these processes are gone, for as long as `limit` allows."""
     for left in found:
         try:
-            fd = os.pidfd_open(left.pid)
-        except OSError:
-            continue
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            while node.proc.running(left.pid, left.start) and limit.left() > 0:
-                poll.poll(1000 * min(limit.left(), PAUSE))
+            while limit.left() > 0 and node.proc.running(left.pid, left.start):
+                time.sleep(min(limit.left(), PAUSE))
         except (OSError, ValueError):
             time.sleep(min(limit.left(), PAUSE))
-        finally:
-            os.close(fd)
 
 
 def format_leftovers(found: list[LeftoverProcess]) -> str:

@@ -222,10 +222,8 @@ def locks_of_records(records: dict[str, Owner]) -> dict[str, Lock]:
     held: dict[str, Lock] = {}
     for record in records.values():
         for name in record.devices:
-            if (
-                name not in held
-            ):  # or it is of another claim as well: root's doing, and both hold it
-                held[name] = Lock(name, record, "")
+            # one may be of two claims: root's doing, and both hold it
+            held.setdefault(name, Lock(name, record, ""))
     return held
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION_LINE = "gpulock-owner 1"
-LONGEST = 4300  # digits of a number, as newer Pythons have it; the first of 3.9 read any number
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
 NO_CLUSTER = "default"  # in a record that no scheduler's cluster has
 ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
@@ -159,8 +158,6 @@ def parse_owner(text: str) -> Owner:
     for key, value in pairs.items():
         if key in CONVERTED:
             try:
-                if len(value) > LONGEST and TYPES[key] is NUMBER:
-                    raise ValueError
                 fields[key] = CONVERTED[key](value)
             except ValueError:
                 raise kv.MalformedError(f"{key}={value[:40]!r} is no number") from None

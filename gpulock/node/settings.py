@@ -35,7 +35,7 @@ class Settings:
 
     `given` is what the file says, by key; `faults` are sentences on what in it is not obeyed, and
     `ignored` the keys of it that are not read.
-    `copy_path` is of the last file without a fault (gpulock.node.last_settings). `mps_dir` has the
+    `copy_path` is of the last file without a fault (gpulock.node.settings_file). `mps_dir` has the
     pipes and logs of MPS: a user may fill it, without harm to the locks.
     """
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gpulock.store.locks import Lock
 
 MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md, cost of choosing)
-PAIR = 2
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, LAST = 1, 2  # after all others; after these as well: it may not work, or not long
@@ -146,8 +145,6 @@ def list_sets(size: int, count: int) -> "Iterable[tuple[int, ...]]":
     """Return the sets of `count` indexes that are tried, the lowest first."""
     if count == 1:
         return [(one,) for one in range(size)]
-    if count == PAIR:
-        return [(one, other) for one in range(size) for other in range(one + 1, size)]
     from itertools import combinations, islice  # 0.1 ms, which most claims need not pay
 
     return islice(combinations(range(size), count), MOST // max(count, 8) ** 2)

@@ -64,19 +64,12 @@ class NodeView:
     read.
     """
 
-    def __init__(
-        self,
-        locks: "dict[str, Lock] | None" = None,
-        quarantined: "dict[str, str] | None" = None,
-        verdicts: "dict[str, Verdict] | None" = None,
-        reconciled: "float | None" = None,
-        lost: bool = False,
-    ) -> None:
-        self.locks = locks
-        self.quarantined = quarantined
-        self.verdicts = verdicts
-        self.reconciled = reconciled
-        self.lost = lost
+    def __init__(self) -> None:
+        self.locks: "dict[str, Lock] | None" = None
+        self.quarantined: "dict[str, str] | None" = None
+        self.verdicts: "dict[str, Verdict] | None" = None
+        self.reconciled: "float | None" = None
+        self.lost = False
         self.full = False
         self.fault = ""
         self.reservations: list[Reservation] = []  # of users, that are not over

@@ -165,10 +165,8 @@ def end_job_isolation(node: Node, prefix: str, who: "IsolatedJob | None" = None)
         if who is not None:
             end_confinement(node, who)
         remove_step_cgroups(node, f"{tree.PREFIX}{prefix}")
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, Refusal) as fault:
         return str(fault)
-    except Refusal as refusal:
-        return refusal.why
     return ""
 
 
@@ -234,10 +232,8 @@ def clean_up_isolation(node: Node) -> str:
     """Remove what jobs that are over left behind, see to the ways round; return what failed."""
     try:
         remove_ended_cgroups(node)
-    except OSError as fault:
+    except (OSError, Refusal) as fault:
         return f"isolation: {fault}"
-    except Refusal as refusal:
-        return f"isolation: {refusal.why}"
     return ""
 
 

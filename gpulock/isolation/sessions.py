@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpulock.node.context import Node
 
-TURNS = 5  # for a cgroup that comes and goes
 LOGIN_CGROUPS = (
     "user.slice",
     "system.slice/ssh.service",
@@ -94,28 +93,19 @@ def unclosed_login_cgroups(top: str) -> list[str]:
 
 
 def for_each_cgroup(folders: "list[str]", act: "Callable[[str], None]") -> None:
-    """Do something to each; raise the first OSError, when all had their turn."""
-    faults = [fault for folder in folders if (fault := try_on_cgroup(folder, act)) is not None]
-    if faults:
-        raise faults[0]
+    """Do something to each; raise the first OSError, when all had their turn.
 
-
-def try_on_cgroup(folder: str, act: "Callable[[str], None]") -> "OSError | None":
-    """Do something to a cgroup; return what failed.
-
-    A service that is stopped or started again takes its cgroup away at any moment: what is gone is
-    neither open nor closed, and one that is back by then is a new one.
+    A service that is stopped takes its cgroup away at any moment, and what is gone is neither open
+    nor closed. One that is back by then is a new one: FileNotFoundError, to be tried again.
     """
-    gone: "OSError | None" = None
-    for _ in range(TURNS):
+    faults: list[OSError] = []
+    for folder in folders:
         try:
             act(folder)
         except OSError as fault:
             if fault.errno not in (errno.ENOENT, errno.ENODEV):
-                return fault
-            if not os.path.isdir(folder):
-                return None
-            gone = fault
-        else:
-            return None
-    return gone
+                faults.append(fault)
+            elif os.path.isdir(folder):
+                faults.append(FileNotFoundError(errno.ENOENT, "it was made anew", folder))
+    if faults:
+        raise faults[0]

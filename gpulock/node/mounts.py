@@ -104,15 +104,13 @@ def cached_file_key(path: str) -> tuple[int, int, int]:
     """Return the same from what the kernel has cached: statx(2) with AT_STATX_DONT_SYNC.
 
     FUSE and NFS answer that without their server. ctypes is loaded here alone, for a mount that
-    stands in no table. Raises OSError, also where Python has no ctypes or the C library no statx.
+    stands in no table. Raises OSError, also where ctypes cannot be loaded.
     """
     try:
         import ctypes
-    except ImportError as fault:
+    except ImportError as fault:  # a job's own limits
         raise OSError(errno.ENOSYS, f"no ctypes: {fault}", path) from fault
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "statx"):
-        raise OSError(errno.ENOSYS, "no statx in the C library", path)
     buffer = ctypes.create_string_buffer(STATX_BYTES)
     if libc.statx(AT_FDCWD, os.fsencode(path), DONT_SYNC, BASIC, buffer) != 0:
         code = ctypes.get_errno()

@@ -69,14 +69,14 @@ def keep_what_was_judged(engine: Reaper, uids: Collection[int] = ()) -> None:
 
 
 def finish_stale(
-    engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = ""
+    engine: Reaper, locks: list[Lock], over: ClaimEnd = DIED, how: str = ""
 ) -> list[ReapOutcome]:
     """Free what a look before the gate judged."""
     return FINISH(engine, [STALE.get(lock.id, lock) for lock in locks], over, how)
 
 
 def finish_living(
-    engine: Reaper, locks: list[Lock], over: ClaimEnd, how: str = ""
+    engine: Reaper, locks: list[Lock], over: ClaimEnd = DIED, how: str = ""
 ) -> list[ReapOutcome]:
     """Free what has no process left, whether its owner lives or not."""
     return FINISH(engine, locks, reaper.ENDED if over == DIED else over, how)

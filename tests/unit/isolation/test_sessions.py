@@ -91,28 +91,16 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
-def test_a_service_that_is_back_in_a_new_cgroup_is_closed(cgroups: Cgroups, number: int) -> None:
-    cgroups.faults[SSH] = [number, number]
-
-    sessions.close_login_cgroups(str(cgroups.top))
-
-    assert cgroups.closed() == {USERS, SSH, CRON}
-
-
-def test_a_cgroup_that_is_there_and_says_it_is_not_is_told(cgroups: Cgroups) -> None:
-    cgroups.faults[USERS] = [errno.ENOENT] * 100
+def test_a_service_that_is_back_in_a_new_cgroup_is_to_be_tried_again(
+    cgroups: Cgroups, number: int
+) -> None:
+    cgroups.faults[SSH] = [number]
 
     with pytest.raises(FileNotFoundError):
         sessions.close_login_cgroups(str(cgroups.top))
-
-
-def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
-    cgroups.faults[USERS] = [errno.EPERM]
-
-    with pytest.raises(PermissionError):
-        sessions.close_login_cgroups(str(cgroups.top))
-
-    assert cgroups.closed() == {SSH, CRON}
+    assert cgroups.closed() == {USERS, CRON}
+    sessions.close_login_cgroups(str(cgroups.top))
+    assert cgroups.closed() == {USERS, SSH, CRON}
 
 
 # --- slurmd, which runs users' login files --------------------------------------------------------
@@ -191,16 +179,6 @@ def test_two_prologs_at_once_close_slurmd_both(
     assert node.slurmd_folder() == closed
 
 
-def test_a_program_that_cannot_be_attached_moves_no_slurmd(node: Node, cgroups: Cgroups) -> None:
-    name = f"system.slice/slurmd.service/gpulock-slurmd-{SLURMD}-1000"
-    cgroups.faults[name] = [errno.EPERM]
-
-    with pytest.raises(PermissionError):
-        sessions.close_launcher(node.node(), SLURMD)
-
-    assert node.moved == []
-
-
 def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
     node: Node, cgroups: Cgroups
 ) -> None:
@@ -215,12 +193,3 @@ def test_a_closed_slurmd_is_opened_when_isolation_is_given_up_and_closed_again(
     node.settings["ISOLATION"] = "cgroup"
     sessions.close_launcher(node.node(), SLURMD)
     assert cgroups.attached == closed
-
-
-def test_the_cgroup_of_a_slurmd_that_ended_is_removed(node: Node) -> None:
-    sessions.close_launcher(node.node(), SLURMD)
-    node.proc.remove(SLURMD)
-
-    job.remove_ended_cgroups(node.node())
-
-    assert list(node.service.glob("gpulock-*")) == []

@@ -64,25 +64,6 @@ def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     assert links[a.bus, b.bus] == 2
 
 
-def test_two_of_a_k80_are_the_two_halves_of_one_board() -> None:
-    found, links = machine("k80-node")
-    a, b = choose.choose_devices(found[1:], 2, links)
-    assert (a.index, b.index) == (2, 3)
-
-
-def test_a_single_on_a_k80_node_breaks_no_whole_board() -> None:
-    found, links = machine("k80-node")
-    (single,) = choose.choose_devices(found[1:], 1, links)
-    assert single.index == 1
-
-
-def test_too_many_or_none_is_nothing() -> None:
-    found, links = machine("dgx1")
-    for count in (0, -1, len(found) + 1):
-        assert choose.choose_devices(found, count, links) == []
-    assert choose.choose_devices([], 1) == []
-
-
 def graph(seed: int, size: int = 16) -> list[list[int]]:
     """Return a random machine's scores: a ring or mesh of NVLinks, switches, NUMA nodes."""
     dice = random.Random(seed)
@@ -97,23 +78,10 @@ def graph(seed: int, size: int = 16) -> list[list[int]]:
     return scores
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_best_of_all_sets_of_sixteen_is_found(count: int) -> None:
-    for seed in range(4):
-        scores = graph(seed)
-        assert choose_best_set(scores, count) == best(scores, count)
-
-
 def test_all_sets_of_half_of_sixteen_are_tried() -> None:
     """The last one of them is the best here."""
     scores = [[int(a > 7 and b > 7 and a != b) for b in range(16)] for a in range(16)]
     assert choose_best_set(scores, 8) == list(range(8, 16))
-
-
-@pytest.mark.parametrize("count", [1, 28, 56])
-def test_of_many_instances_as_many_as_are_asked_for_are_chosen(count: int) -> None:
-    free = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in range(56)]
-    assert choose.choose_devices(free, count) == free[:count]
 
 
 def shuffled_links(size: int, seed: int) -> tuple[list[Device], Links]:
@@ -135,12 +103,6 @@ def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     assert len(chosen) == (count if count <= size else 0)
     assert [d.index for d in chosen] == sorted({d.index for d in chosen})
     assert choose.choose_devices(list(free), count, dict(links)) == chosen
-
-
-def test_instances_of_one_card_are_nearest_to_each_other() -> None:
-    one, twin = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in (1, 2)]
-    other = Device("0000:43:00.0", 1)
-    assert choose.choose_devices([one, other, twin], 2) == [one, twin]
 
 
 @pytest.mark.parametrize(("numa", "chosen"), [(0, [0, 2]), (1, [0, 2]), (-1, [0, 1])])

@@ -10,37 +10,11 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.device_users import OpenFiles
 from gpulock.daemon.health.cards import read_cards, save_cards
-from gpulock.errors import BUSY, Refusal
-from gpulock.store import boot, quarantine
-from gpulock.store.quarantine import CARDS, CARDS_LINE, SUSPECT
-from tests.support.claims import ask, holder, ids, never, refused, totals
+from gpulock.errors import BUSY
+from tests.support.claims import ask, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
-from tests.support.trees import OTHER_BOOT, Box, bus, judging, record, soon
-
-
-def test_a_claim_locks_what_it_grants_and_nothing_else(box: Box) -> None:
-    node = box.node()
-    grant = claim_devices(node, record(token="", devices=()), ClaimRequest(2), never, soon())
-    assert ids(grant) == box.locks() == [bus(0), bus(1)]
-    assert grant.fresh
-    for number in (0, 1):
-        found = holder(box, number)
-        assert (found.devices, found.token) == ((bus(0), bus(1)), grant.owner.token)
-        assert found.uuid_of(bus(number)) == grant.devices[number].uuid
-        assert found.claimed_at > 0 < found.claimed_boottime
-    assert len(grant.owner.token) == 16
-    assert (totals(box)["claims_granted"], "lock_wait_seconds" in totals(box)) == ("1", True)
-
-
-def test_another_job_gets_other_devices(box: Box) -> None:
-    first, second = ask(box), ask(box, job_id="123", pid=501)
-    assert not set(ids(first)) & set(ids(second))
-    assert first.owner.token != second.owner.token
-    box.proc.shepherd(501, box.root)
-    assert refused(box, 1, job_id="1234", pid=502).kind == BUSY
-    assert totals(box)["claims_busy"] == "1"
+from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
 
 
 def test_the_same_run_gets_the_same_answer(box: Box) -> None:
@@ -52,15 +26,6 @@ def test_the_same_run_gets_the_same_answer(box: Box) -> None:
     assert totals(box)["claims_granted"] == "1"
 
 
-def test_part_of_a_grant_is_given_up_and_claimed_afresh(box: Box) -> None:
-    first = ask(box)
-    retire_lock(box.node().store, box.node().store.read(bus(0)), "by hand")
-    again = ask(box)
-    assert (len(again.devices), again.fresh) == (2, True)
-    assert again.owner.token != first.owner.token
-    assert box.locks() == sorted(ids(again))
-
-
 def test_part_of_a_grant_that_somebody_uses_is_not_given_up(box: Box) -> None:
     ask(box)
     retire_lock(box.node().store, box.node().store.read(bus(0)), "by hand")
@@ -69,27 +34,11 @@ def test_part_of_a_grant_that_somebody_uses_is_not_given_up(box: Box) -> None:
     assert box.locks() == [bus(1)]
 
 
-def test_a_grant_that_is_being_released_is_not_given_again(box: Box) -> None:
-    first = ask(box)
-    store = box.node().store
-    for number in (0, 1):
-        change_record(store, bus(number), holder(box, number).copy(draining=1))
-    assert ask(box).owner.token != first.owner.token
-
-
 def test_a_refusal_names_a_job_that_has_ended_while_its_processes_have_not(box: Box) -> None:
     first = ask(box, 4)
     box.node().store.mark_draining(first.owner.token)
     box.proc.add(700, groups=(100, first.owner.add_grp_id))
     assert "job 12, which has ended, but not its processes" in refused(box, job_id="13").why
-
-
-def test_an_earlier_run_that_is_dead_is_freed(box: Box) -> None:
-    first = ask(box)
-    box.proc.shepherd(500, box.root, start=2000)
-    second = ask(box, start=2000)
-    assert second.owner.token != first.owner.token
-    assert box.locks() == sorted(ids(second))
 
 
 @pytest.mark.parametrize("why", ["shepherd", "group", "device", "blind"])
@@ -106,13 +55,6 @@ def test_an_earlier_run_that_is_not_proven_dead_is_a_refusal(box: Box, why: str)
         box.proc.remove(50)
     assert refused(box, pid=501).kind == BUSY
     assert box.locks() == ids(first)[: 1 if why == "device" else 2]
-
-
-def test_another_uid_with_the_same_key_and_run_gets_no_others_grant(box: Box) -> None:
-    first = ask(box)
-    again = ask(box, uid=1001)
-    assert again.owner.token != first.owner.token
-    assert again.owner.uid == 1001
 
 
 @pytest.mark.parametrize(
@@ -172,74 +114,12 @@ def test_a_second_prolog_of_a_slurm_job_is_granted_afresh(box: Box) -> None:
     assert box.locks() == [bus(0)]
 
 
-def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_short(
-    box: Box,
-) -> None:
-    """Then what this run has already started would be taken for what is left of that one."""
-    ask(box, 1, job_id="7", pid=999)
-    place_lock(box.node().store, bus(3), record(boot_id=OTHER_BOOT, devices=(bus(3),)))
-    box.proc.add(700, groups=[65400])
-    assert ids(ask(box, 1)) == [bus(1)]
-    assert bus(3) not in box.locks()
-
-
-def test_a_schedulers_job_is_granted_what_it_always_was_and_nobody_is_looked_at(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(*_: object) -> None:
-        pytest.fail("a hook looked at processes")
-
-    monkeypatch.setattr(OpenFiles, "pids_with_open", look)
-    box.proc.add(700, fds={9: box.dev / "nvidia0"})
-    assert ids(ask(box, 1)) == [bus(0)]
-
-
-def test_who_waits_for_what_is_out_of_service_is_not_told_to_wait_for_jobs(box: Box) -> None:
-    node = box.node()
-    out = str(box.state), quarantine.QUARANTINE
-    node.store.check(make=True)
-    boot.make_claim_folders(node.store, str(box.state), node.boot_id)
-    for number in range(4):
-        quarantine.write_device_note(*out, bus(number), "root", "its fan died")
-    assert refused(box, 1).do.startswith("the job can run when enough are back in service")
-
-    quarantine.remove_device_note(*out, bus(3))
-    ask(box, 1)
-    assert refused(box, 1, job_id="13").do == "the job can run when others have ended"
-
-
-def test_a_refusal_tells_what_is_quarantined_from_what_is_reserved_or_in_mig_mode(box: Box) -> None:
-    box.inventory(f"gpu.{bus(1)}.mig=1")
-    box.node().store.check(make=True)
-    boot.make_claim_folders(box.node().store, str(box.state), box.node().boot_id)
-    for number, kind in ((0, quarantine.RESERVE), (2, quarantine.QUARANTINE)):
-        quarantine.write_device_note(str(box.state), kind, bus(number), "root", "its fan died")
-    said = refused(box, 2)
-    assert "1 of 4 free (0: reserve; 1: no MIG instance; 2: quarantined; 3: free)" in said.why
-    assert said.do.startswith("the job can run when enough are back in service")
-
-
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:
     node = box.node()
     node.store.check(make=True)
     name_suspects(box, 0, 2)
     assert ids(ask(box)) == [bus(1), bus(3)]
     assert ids(ask(box, job_id="123", pid=501)) == [bus(0), bus(2)]
-
-
-def test_a_card_that_answers_again_is_not_last_for_who_asks_again(box: Box) -> None:
-    box.node().store.check(make=True)
-    name_suspects(box, 0)
-    for number in range(1, 4):
-        place_lock(box.node().store, bus(number), record(devices=(bus(number),), sid=500))
-    box.proc.shepherd(500, box.root)
-    want, one = ClaimRequest(2), record(token="", devices=(), job_id="13")
-    with pytest.raises(Refusal):
-        claim_devices(box.node(), one, want, judging(box.node()), soon())
-    name_suspects(box)
-    for number in range(1, 4):
-        retire_lock(box.node().store, box.node().store.read(bus(number)), "by hand")
-    assert ids(claim_devices(box.node(), one, want, never, soon())) == [bus(0), bus(1)]
 
 
 def name_suspects(box: Box, *numbers: int) -> None:
@@ -270,21 +150,3 @@ def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
     grant = ask(box, 1, job_id="123", pid=501)
     assert loaded <= before
     assert ids(grant) == [bus(2)]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "garbage", f"{CARDS_LINE}\nboot_id=x\n{SUSPECT}{{bus}}=lost\n"]
-)
-def test_suspects_that_are_not_of_this_boot_or_not_understood_change_nothing(
-    box: Box, text: str
-) -> None:
-    box.node().store.check(make=True)
-    (box.state / CARDS).write_text(text.format(bus=bus(0)))
-    assert ids(ask(box)) == [bus(0), bus(1)]
-
-
-def test_a_card_without_information_is_not_said_to_be_free(box: Box) -> None:
-    ask(box, 3)
-    (box.driver / "gpus" / bus(3) / "information").write_text("")
-    why = refused(box, 1, job_id="13").why
-    assert "0 of 4 free" in why and "3: free" not in why

@@ -15,12 +15,10 @@ import pytest
 from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
-from gpulock.store import atomic, events, grants
-from gpulock.store.gate import Gate
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.store import atomic, grants
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
-from tests.support.claims import ask, never, refused
+from tests.support.claims import ask, refused
 from tests.support.clock import VirtualClock
 from tests.support.faults import Failing, disk_full, returning
 from tests.support.locks import place_lock
@@ -135,45 +133,6 @@ def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.Monk
 def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
     assert refused(box, user="alice\nuid=0").kind == UNKNOWN
     assert box.locks() == []
-
-
-@pytest.mark.parametrize("text", ["a=\r\n", "\0\0\0", "1.0 claim granted x\n", "nan totals a=nan"])
-def test_events_that_are_garbage_stop_no_claim(box: Box, text: str) -> None:
-    ask(box)
-    (box.lock / "events").write_text(text)
-    assert len(ask(box, job_id="13").devices) == 2
-
-
-def test_a_claim_that_is_stopped_between_two_locks_keeps_none(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask(box, job_id="7", pid=999)
-    Failing(monkeypatch, "mkdir", 3, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        ask(box)
-    assert box.locks() == [bus(0), bus(1)]
-
-
-def test_a_log_of_events_that_is_long_is_folded(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "CAP", 0)
-    monkeypatch.setattr(events, "SHUT_CAP", 0)
-    ask(box)
-    assert " totals " in (box.lock / "events").read_text()
-    with Gate(box.node().store, soon()), pytest.raises(LockTimeout):
-        claim_devices(
-            box.node(), record(token="", devices=()), ClaimRequest(1), never, Deadline(0.0)
-        )
-    assert " timeout " in (box.lock / "events").read_text()
-
-
-def test_a_gate_that_stays_shut_is_told_although_it_cannot_be_noted(box: Box) -> None:
-    ask(box)
-    (box.lock / "events").unlink()
-    (box.lock / "events").mkdir()
-    with Gate(box.node().store, soon()), pytest.raises(LockTimeout):
-        claim_devices(
-            box.node(), record(token="", devices=()), ClaimRequest(1), never, Deadline(0.0)
-        )
 
 
 def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(

@@ -10,11 +10,10 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.same_job import whole_grant
-from gpulock.errors import BUSY, Refusal
+from gpulock.errors import Refusal
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import disk_full
-from tests.support.locks import change_record
 from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
 FIRST, SECOND, THIRD = 600, 601, 602
@@ -44,31 +43,6 @@ def states(box: Box) -> set[str]:
     return {judge.verdict(lock).state for lock in locks.values()}
 
 
-def test_the_first_task_claims_and_the_others_share(box: Box) -> None:
-    first, second, third = (task(box, pid) for pid in (FIRST, SECOND, THIRD))
-    assert first.owner.token == second.owner.token == third.owner.token
-    assert [first.fresh, second.fresh, third.fresh] == [True, False, False]
-    assert len(box.locks()) == 2
-
-
-def test_the_lock_lives_as_long_as_any_of_them(box: Box) -> None:
-    task(box, FIRST)
-    task(box, SECOND)
-    box.proc.remove(FIRST)
-    assert states(box) == {"alive"}
-    box.proc.remove(SECOND)
-    assert states(box) == {"dead"}
-
-
-def test_a_process_of_a_task_whose_shepherd_was_killed_keeps_the_lock(box: Box) -> None:
-    task(box, FIRST)
-    task(box, SECOND)
-    box.proc.remove(FIRST)
-    box.proc.remove(SECOND)
-    box.proc.add(700, groups=[65000 + SECOND])
-    assert states(box) == {"alive"}
-
-
 def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box) -> None:
     first = task(box, FIRST)
     task(box, SECOND)
@@ -76,45 +50,10 @@ def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box)
     assert task(box, THIRD).owner.token == first.owner.token
 
 
-def test_a_task_after_all_have_ended_claims_afresh(box: Box) -> None:
-    first = task(box, FIRST)
-    box.proc.remove(FIRST)
-    again = task(box, SECOND)
-    assert (again.fresh, again.owner.token == first.owner.token) == (True, False)
-    assert len(box.locks()) == 2
-
-
-def test_a_task_does_not_share_with_an_owner_that_cannot_be_judged(box: Box) -> None:
-    task(box, FIRST)
-    box.proc.remove(FIRST)
-    box.proc.remove(50)
-    with pytest.raises(Refusal) as caught:
-        task(box, SECOND)
-    assert caught.value.kind == BUSY
-
-
 def test_another_users_job_of_that_number_is_not_joined(box: Box) -> None:
     task(box, FIRST)
     with pytest.raises(Refusal):
         task(box, SECOND, uid=1001)
-
-
-def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
-    task(box, FIRST)
-    store = box.node().store
-    for name, lock in store.read_all_locks().items():
-        assert lock.owner is not None
-        change_record(store, name, lock.owner.copy(draining=1))
-    box.proc.add(700, groups=[65000 + FIRST])
-    with pytest.raises(Refusal):
-        task(box, SECOND)
-
-
-def test_a_job_that_may_not_share_is_refused_while_its_other_run_lives(box: Box) -> None:
-    task(box, FIRST)
-    node = box.node()
-    with pytest.raises(Refusal):
-        claim_devices(node, record(token="", pid=SECOND), ClaimRequest(2), judging(node), soon())
 
 
 @pytest.mark.parametrize(

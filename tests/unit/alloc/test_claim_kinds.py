@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.alloc.choose import LAST, LATE, ClaimRequest
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.release import release_locks
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
 from tests.support.claims import ask, ids, pick, refused
 from tests.support.trees import Box, bus, judging, record, soon
@@ -71,27 +71,6 @@ def test_a_model_is_what_is_given(two_models: Box) -> None:
     assert busy.why == "1 of model a100* asked for, 0 of 2 free (0: job 13; 1: job 13)"
 
 
-def test_a_model_that_is_not_here_is_told_with_what_is(two_models: Box) -> None:
-    refusal = refused_kinds(two_models, ("model:h100", 1))
-    assert refusal.kind == INVALID_REQUEST
-    assert refusal.why == f"model h100: this node has {THERE}"
-    refusal = refused_kinds(two_models, ("model:a100*", 3))
-    assert refusal.kind == INVALID_REQUEST
-    assert refusal.why == f"3 of model a100* asked for: this node has {THERE}"
-    assert two_models.locks() == []
-
-
-def test_several_kinds_are_given_to_one_job(two_models: Box) -> None:
-    grant = ask_kinds(two_models, ("", 2), ("model:h200", 2))
-    assert ids(grant) == [bus(0), bus(1), bus(2), bus(3)]
-    assert refused_kinds(two_models, ("model:h200", 3), ("model:*", 3)).kind == INVALID_REQUEST
-
-
-def test_a_plain_request_gets_cards_of_one_model(two_models: Box) -> None:
-    assert ids(ask(two_models, 2)) == [bus(0), bus(1)]
-    assert ids(ask(two_models, 3, job_id="13")) == [bus(2), bus(3), bus(4)]
-
-
 def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:
     ask_kinds(two_models, ("model:h200", 2), job_id="13")
     assert ids(ask(two_models, 1)) == [bus(4)], "two A100 are left to a job of two"
@@ -104,64 +83,6 @@ def test_a_plain_request_of_more_than_one_models_cards_is_invalid(two_models: Bo
     two_models.settings["PLAIN_REQUEST"] = "mixed"
     assert len(ask(two_models, 4).devices) == 4
     assert refused(two_models, 6, job_id="13").kind == INVALID_REQUEST
-
-
-def test_a_plain_request_waits_for_cards_of_one_model(two_models: Box) -> None:
-    pick(two_models, bus(0))
-    pick(two_models, bus(2), "13")
-    pick(two_models, bus(3), "14")
-    assert refused(two_models, 2, job_id="15").kind == BUSY
-    assert ids(ask(two_models, 1, job_id="15")) == [bus(1)]
-
-
-def test_a_broken_card_of_a_model_is_the_nodes_fault(two_models: Box) -> None:
-    (two_models.driver / "gpus" / bus(4) / "information").write_text("garbage")
-    assert refused_kinds(two_models, ("model:h200", 3)).kind == BROKEN
-    assert refused_kinds(two_models, ("model:a100*", 3)).kind == BROKEN  # it may be one
-    assert refused_kinds(two_models, ("model:h100", 1)).kind == INVALID_REQUEST
-    two_models.settings["EXPECTED_GPUS"] = "6"
-    assert refused(two_models, 4).kind == BROKEN
-    assert refused(two_models, 5).kind == INVALID_REQUEST
-
-
-def test_a_plain_request_gets_no_instance(split: Box) -> None:
-    assert ids(ask(split, 1)) == [bus(1)]
-    assert ids(ask(split, 1, job_id="13")) == [bus(2)]
-    assert refused(split, 1, job_id="14").kind == BUSY
-    too_many = refused(split, 3, job_id="14")
-    assert too_many.kind == INVALID_REQUEST
-    assert too_many.why.endswith("this node has 3g.40gb (1), 1g.10gb (1), a100-sxm4-80gb (2)")
-
-
-def test_a_plain_request_may_get_an_instance_where_the_site_says_so(split: Box) -> None:
-    split.settings["PLAIN_REQUEST"] = "any"
-    assert len(ask(split, 4).devices) == 4
-
-
-def test_an_instance_is_given_by_its_profile(split: Box) -> None:
-    assert ids(ask_kinds(split, ("mig:3g.40gb", 1))) == [f"{bus(0)}.gi1.ci0"]
-    assert refused_kinds(split, ("mig:3g.40gb", 1)).kind == BUSY
-    assert ids(ask_kinds(split, ("mig:1g.*", 1), ("", 2), job_id="13")) == [
-        *(f"{bus(0)}.gi9.ci0", bus(1), bus(2))
-    ]
-    refusal = refused_kinds(split, ("mig:7g.80gb", 1))
-    assert refusal.kind == INVALID_REQUEST
-    assert refusal.why.startswith("mig 7g.80gb: this node has 3g.40gb (1), ")
-
-
-def test_mig_mode_counts_for_what_is_free(split: Box) -> None:
-    instance = ask_kinds(split, ("mig:3g.40gb", 1), job_id="12")
-    split.inventory()
-    assert refused_kinds(split, ("model:a100*", 3)).kind == BUSY
-    assert ids(ask_kinds(split, ("model:a100*", 1), job_id="13")) == [bus(1)]
-    assert split.locks() == [f"{bus(0)}.gi1.ci0", bus(1)]
-    give_back(split, instance)
-    whole = ask_kinds(split, ("model:a100*", 2), job_id="14")
-    assert ids(whole) == [bus(0), bus(2)]
-    split.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
-    assert refused_kinds(split, ("mig:3g.40gb", 1)).kind == BUSY
-    give_back(split, whole)
-    assert ids(ask_kinds(split, ("mig:3g.40gb", 1), job_id="15")) == [f"{bus(0)}.gi1.ci0"]
 
 
 def test_a_node_of_instances_alone_has_no_card_for_a_plain_request(tmp_path: Path) -> None:
@@ -180,15 +101,6 @@ def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_pa
     box.inventory(f"gpu.{bus(0)}.mig=1", f"{told}.uuid=MIG-a", f"{told}.profile=3g.40gb")
     assert refused_kinds(box, ("mig:7g.80gb", 1)).kind == INVALID_REQUEST
     assert ids(ask_kinds(box, ("mig:3g.40gb", 1))) == [told.removeprefix("mig.")]
-
-
-def test_cards_that_are_taken_last_are_so_within_a_kind(two_models: Box) -> None:
-    node = two_models.node()
-    want = ClaimRequest(1, kinds=(("model:h200", 1),))
-    want.last = {bus(2): LATE, bus(3): LAST}
-    one = record(token="", devices=())
-    assert ids(claim_devices(node, one, want, judging(node), soon())) == [bus(4)]
-    assert ids(ask_kinds(two_models, ("model:h200", 2), job_id="13")) == [bus(2), bus(3)]
 
 
 KINDS = st.sampled_from(["", "", "model:a100*", "model:*", "mig:3g.40gb", "mig:1g.*", "any"])

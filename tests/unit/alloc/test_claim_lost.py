@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,30 +13,10 @@ from gpulock.alloc.reaper import Reaper
 from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
-from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock
-from tests.support.claims import ask, empty_all, holder, ids, lose_one, refused
+from tests.support.claims import ask, holder, refused
 from tests.support.faults import disk_full
 from tests.support.trees import Box, bus, judge_of, soon
-
-
-@pytest.mark.parametrize("lose", [shutil.rmtree, empty_all, lose_one])
-def test_locks_that_are_lost_are_back_before_a_grant(
-    box: Box, lose: Callable[[Path], None]
-) -> None:
-    first = ask(box)
-    lose(box.lock / "locks")
-    other = ask(box, 1, job_id="13", pid=501)
-    assert not {*ids(other)} & {*ids(first)}
-    assert {holder(box, number).token for number in (0, 1)} == {first.owner.token}
-
-
-def test_where_all_records_are_lost_nothing_is_granted(box: Box) -> None:
-    ask(box)
-    shutil.rmtree(box.records)
-    found = refused(box, 1, job_id="13", pid=501)
-    assert (found.kind, "forget-locks" in found.do) == (UNKNOWN, True)
-    assert refused(box).kind == UNKNOWN  # nor does the same run get others
 
 
 def test_a_claim_whose_gate_was_replaced_is_refused_and_undone(
@@ -65,24 +43,6 @@ def test_a_claim_that_fails_where_its_gate_was_replaced_says_that(
 
     monkeypatch.setattr(grants, "make_claim", lose)
     assert "was replaced meanwhile" in refused(box).why
-
-
-def test_a_command_that_failed_beside_lost_records_tells_its_own_error(box: Box) -> None:
-    ask(box)
-    with pytest.raises(ZeroDivisionError), Gate(box.node().store, soon()):
-        box.records.rename(box.root / "gone")
-        raise ZeroDivisionError
-
-
-def test_the_gate_leaves_no_descriptor_open(box: Box) -> None:
-    ask(box)
-    before = len(os.listdir("/proc/self/fd"))
-    ask(box)
-    with pytest.raises(Refusal), Gate(box.node().store, soon()):
-        box.records.rename(box.root / "gone")
-    with pytest.raises(Refusal), Gate(box.node().store, soon()):
-        pytest.fail("it is not there")
-    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def test_a_release_whose_gate_was_replaced_says_so(

@@ -39,7 +39,7 @@ from tests.support.wait import let_work
 
 pytestmark = pytest.mark.slow
 
-GPUS, MOST = 8, 4
+GPUS, MOST, WORKERS = 8, 4, 64
 PLACES = 6  # more locks than GPUs, where three of them have 10 places
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
 GIANT = pytest.mark.giant
@@ -196,39 +196,6 @@ def ended_holds(store: LockStore) -> list[str]:
     return [line for path in paths for line in path.read_text().split("\n") if line]
 
 
-@pytest.mark.parametrize(
-    ("workers", "claims"),
-    [(64, 3), pytest.param(64, 16, marks=GIANT), pytest.param(64, 157, marks=SOAK)],
-)
-def test_64_processes_contend_for_8_devices(
-    field: Field, monkeypatch: pytest.MonkeyPatch, workers: int, claims: int
-) -> None:
-    monkeypatch.setattr(grants, "FINISHED_CAP", workers * claims + 2)  # each claim keeps its end
-    field.release(field.claim(1).owner.token)  # the first claim of a boot makes ready
-    crowd = [field.start(seed, claims) for seed in range(workers)]
-    for process in crowd:
-        process.join()
-
-    assert [process.exitcode for process in crowd] == [0] * workers  # so nobody starved
-    events = field.events()
-    assert held_twice(events) == []
-    taken = defaultdict[int, set[int]](set)
-    for when, event, pid, _ in events:
-        if event == "take":
-            taken[pid].add(when)
-    assert [len(stamps) for stamps in taken.values()] == [claims] * workers
-    reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(20))
-    assert field.node.store.read_all_locks() == {}
-    totals = count_events(read_events(field.node.store.path))
-    assert totals["claims_granted"] == workers * claims + 1
-    # What a release keeps while processes come and go, a later claim or reconcile frees: of a
-    # worker that is gone, or of one that claims again.
-    reaped = {name for name in totals if name.startswith("reaped_")}
-    assert reaped <= {"reaped_process", "reaped_released"}
-    assert len(ended_holds(field.node.store)) == len([e for e in events if e[1] == "take"]) + 1
-    assert len(field.claim(GPUS).devices) == GPUS
-
-
 def places_beyond(events: list[tuple[int, str, int, str]], places: dict[str, int]) -> list[str]:
     """Return where the log shows more places of a card held than it has, or one beside its card."""
     held: set[str] = set()
@@ -252,31 +219,54 @@ def test_more_places_than_there_are_and_a_card_beside_its_places_are_found() -> 
     assert len(places_beyond([(1, "take", 7, "a.share1"), (2, "take", 8, "a")], {"a": 2})) == 1
 
 
+SHARES = "5:4 6:4 7:2"
+
+
 @pytest.mark.parametrize(
-    ("workers", "claims"),
-    [(64, 2), pytest.param(64, 6, marks=GIANT), pytest.param(64, 60, marks=SOAK)],
+    ("shares", "claims"),
+    [
+        *[("", 3), pytest.param("", 16, marks=GIANT), pytest.param("", 157, marks=SOAK)],
+        *[(SHARES, 2), pytest.param(SHARES, 6, marks=GIANT), pytest.param(SHARES, 60, marks=SOAK)],
+    ],
 )
-def test_64_processes_contend_for_places_and_devices(
-    field: Field, workers: int, claims: int
+def test_64_processes_contend_for_8_devices(
+    field: Field, monkeypatch: pytest.MonkeyPatch, shares: str, claims: int
 ) -> None:
+    monkeypatch.setattr(grants, "FINISHED_CAP", WORKERS * claims + 2)  # each claim keeps its end
     with field.config.open("a") as file:
-        file.write("SHARES=5:4 6:4 7:2\n")
+        file.write(f"SHARES={shares}\n")
     field.node = Node(read_settings(str(field.config)))
-    field.release(field.claim(1).owner.token)
-    crowd = [field.start(seed, claims) for seed in range(workers)]
+    field.release(field.claim(1).owner.token)  # the first claim of a boot makes ready
+    crowd = [field.start(seed, claims) for seed in range(WORKERS)]
     for process in crowd:
         process.join()
 
-    assert [process.exitcode for process in crowd] == [0] * workers
+    assert [process.exitcode for process in crowd] == [0] * WORKERS  # so nobody starved
     events = field.events()
-    cards = field.node.devices()
-    assert held_twice(events) == []
-    assert places_beyond(events, {cards[5].id: 4, cards[6].id: 4, cards[7].id: 2}) == []
-    names = {name for _, event, _, name in events if event == "take"}
-    assert {card.id for card in cards} & names
-    assert [name for name in names if SHARE in name]
+    cards = [card.id for card in field.node.devices()]
+    places = {
+        cards[int(card)]: int(count)
+        for card, _, count in [word.partition(":") for word in shares.split()]
+    }
+    assert held_twice(events) == places_beyond(events, places) == []
+    taken = defaultdict[int, set[int]](set)
+    names: set[str] = set()
+    for when, event, pid, name in events:
+        if event == "take":
+            taken[pid].add(when)
+            names.add(name)
+    assert [len(stamps) for stamps in taken.values()] == [claims] * WORKERS
+    assert {*cards} & names
+    assert any(SHARE in name for name in names) is bool(shares)
     reconcile_locks(field.node, make_liveness_judge(field.node), Deadline(20))
     assert field.node.store.read_all_locks() == {}
+    totals = count_events(read_events(field.node.store.path))
+    assert totals["claims_granted"] == WORKERS * claims + 1
+    # What a release keeps while processes come and go, a later claim or reconcile frees: of a
+    # worker that is gone, or of one that claims again.
+    reaped = {name for name in totals if name.startswith("reaped_")}
+    assert reaped <= {"reaped_process", "reaped_released"}
+    assert len(ended_holds(field.node.store)) == len([e for e in events if e[1] == "take"]) + 1
     assert len(field.claim(GPUS).devices) == GPUS
 
 

@@ -70,20 +70,6 @@ def numbered(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_a_process_that_has_the_node_open_holds_it(stage: Stage) -> None:
-    assert stage.left() == ""
-    stage.fake.add(700, fds={0: Path("/dev/zero"), 9: stage.node})
-    assert stage.who() == [700]
-    assert "700" in stage.left()
-
-
-def test_another_devices_node_is_not_this_ones(stage: Stage) -> None:
-    (stage.dev / "nvidia4").touch()
-    (stage.dev / "nvidiactl").touch()
-    stage.fake.add(700, fds={8: stage.dev / "nvidia4", 9: stage.dev / "nvidiactl"})
-    assert stage.left() == ""
-
-
 def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     numbered: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,12 +80,6 @@ def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     numbered.node.symlink_to("/dev/full")
     assert "(deleted)" in os.readlink(link)
     assert numbered.who() == [700]
-
-
-def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
-    for pid, uid in ((700, 0), (701, 110)):
-        stage.fake.add(pid, SERVICES[0][:15], uids=(uid,) * 4, fds={9: stage.node})
-    assert stage.left() == ""
 
 
 def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
@@ -142,25 +122,6 @@ def test_one_that_ended_since_it_was_listed_has_no_files_though_the_kernel_hides
     assert stage.left() == ""
 
 
-def test_one_whose_status_may_not_be_seen_may_have_any_device_open(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage.fake.add(700)
-    fail_at(monkeypatch, "open", "/700/status", PermissionError(13, "denied"))
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "process 700 cannot be seen" in stage.left()
-
-
-def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at(monkeypatch, "listdir", "/1/fd", PermissionError(13, "denied"))
-    assert stage.left() == ""
-
-
-def test_a_file_that_is_closed_while_it_is_looked_at_is_not_open(stage: Stage) -> None:
-    stage.fake.add(700, fds={9: stage.dev / "nvidia-gone"})
-    assert stage.left() == ""
-
-
 @pytest.mark.parametrize(("second", "held"), [("kthreadd", []), ("bash", [700])])
 def test_a_thread_of_the_kernel_has_no_files(stage: Stage, second: str, held: list[int]) -> None:
     stage.fake.add(2, second, ppid=0, uids=ROOT)
@@ -175,25 +136,6 @@ def test_the_files_of_threads_count_when_the_leader_has_ended(stage: Stage) -> N
     stage.fake.add(700, state="Z", threads={700: "Z", 701: "S"})
     (stage.fake.root / "700/task/701/fd/9").symlink_to(stage.node)
     assert stage.who() == [700]
-
-
-def test_a_thread_that_ends_while_it_is_looked_at_hides_no_other(stage: Stage) -> None:
-    stage.fake.add(700, state="Z", threads={700: "Z", 701: "S", 702: "S"})
-    (stage.fake.root / "700/task/702/fd/9").symlink_to(stage.node)
-    for thread in (700, 701):
-        (stage.fake.root / f"700/task/{thread}/fd").rmdir()
-    assert stage.who() == [700]
-
-
-def test_nobody_is_looked_at_where_there_is_no_device(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(_: object) -> dict[int, object]:
-        pytest.fail("a look for nothing")
-
-    monkeypatch.setattr(ProcessScan, "statuses", never)
-    holders = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [], stage.settings)
-    assert holders.pids_with_open("0000:3b:00.0") == []
 
 
 def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(

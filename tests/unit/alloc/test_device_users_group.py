@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gpulock.alloc import device_users
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
@@ -24,21 +22,6 @@ def left_in_group(fake: FakeProc, lock: Lock) -> str:
     return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).reason()
 
 
-def test_a_task_that_runs_is_left(fake: FakeProc) -> None:
-    lock = Lock("x", record(), "")
-    lock.anchors = [(600, 5, 0)]
-    fake.add(600, "sge_shepherd", start=5)
-    assert "600" in left_in_group(fake, lock)
-
-
-def test_the_session_of_a_process_is_left_but_not_itself(fake: FakeProc) -> None:
-    lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500), "")
-    fake.add(500)
-    assert left_in_group(fake, lock) == ""
-    fake.add(700, session=500)
-    assert "700" in left_in_group(fake, lock)
-
-
 def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: FakeProc) -> None:
     """A number comes round: anybody may wait for it, fork, and lead a session of it."""
     lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500, uid=1000), "")
@@ -46,21 +29,6 @@ def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: F
     assert left_in_group(fake, lock) == ""
     fake.add(701, session=500, uids=(0, 1000, 0, 0))  # a set-user-id program of the owner's
     assert "701" in left_in_group(fake, lock)
-
-
-def test_who_cannot_see_finds_something_left(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(self: ProcessScan) -> dict[int, object]:
-        self.blind = "too dark"
-        return {}
-
-    monkeypatch.setattr(ProcessScan, "statuses", blind)
-    assert left_in_group(fake, Lock("x", record(), "")) == "too dark"
-
-
-def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> None:
-    assert left_in_group(fake, Lock("x", record(), "its anchors: garbage")) != ""
 
 
 def mig(root: Path, table: str) -> list[tuple[int, int, int]]:
@@ -79,31 +47,7 @@ def key(path: Path) -> tuple[int, int, int]:
     return device_file_key(path.stat())
 
 
-def test_a_simulated_card_is_not_the_real_one_of_its_number(tmp_path: Path) -> None:
-    (tmp_path / "nvidia0").touch()
-    device = Device("0000:3b:00.0", 0)
-    device.minor = 0
-    assert device_users.device_node_keys(device, str(tmp_path)) == [key(tmp_path / "nvidia0")]
-
-
 def test_an_instance_is_recognised_by_its_own_access_nodes(tmp_path: Path) -> None:
     table = "config 1\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi1/access 12\n"
     caps = tmp_path / "dev/nvidia-caps"
     assert mig(tmp_path, table) == [key(caps / "nvidia-cap21"), key(caps / "nvidia-cap22")]
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        "",
-        "gpu7/gi2/access 21\n",
-        "gpu7/gi2/access 21\ngpu7/gi2/ci0/access 99\n",
-        "gpu7/gi2/access 21\ngpu7/gi2/access 12\ngpu7/gi2/ci0/access 22\n",
-        "gpu17/gi2/access 21\ngpu7/gi12/access 21\ngpu7/gi2/ci0/access 22\n",
-    ],
-)
-def test_an_instance_without_known_nodes_is_recognised_by_its_card(
-    tmp_path: Path, table: str
-) -> None:
-    found = mig(tmp_path, table)
-    assert key(tmp_path / "dev/nvidia7") in found

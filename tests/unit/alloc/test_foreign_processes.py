@@ -76,32 +76,6 @@ def test_another_users_process_of_no_claim_keeps_no_lock(fake: FakeProc, restric
     assert left(fake, restrict=restrict) == ""
 
 
-@pytest.mark.parametrize(
-    "uids", [(OWNER,) * 4, (OWNER, 0, 0, 0), (OWNER, 6, 6, 6), (0, 0, OWNER, 0), (0, OWNER, 0, 0)]
-)
-def test_a_process_with_any_uid_of_the_owner_keeps_it(
-    fake: FakeProc, uids: tuple[int, ...]
-) -> None:
-    fake.add(700, uids=uids, fds=FULL)
-    assert left(fake) == f"process 700 has {DEVICE} open"
-
-
-def test_a_process_of_the_owner_that_is_of_another_claim_keeps_none(fake: FakeProc) -> None:
-    fake.add(700, uids=(OWNER,) * 4, groups=[65_499], fds=FULL)
-    assert left(fake, add_grp_id=65_499) == ""
-    assert left(fake, add_grp_id=65_498) != ""
-
-
-@pytest.mark.parametrize("groups", [[], [65_497]], ids=["a login", "a job without GPUs"])
-def test_a_process_of_the_owner_that_is_of_no_claim_keeps_it_until_it_ends(
-    fake: FakeProc, groups: list[int]
-) -> None:
-    fake.add(700, uids=(OWNER,) * 4, groups=groups, fds=FULL)
-    assert left(fake, add_grp_id=65_499) == f"process 700 has {DEVICE} open"
-    fake.remove(700)
-    assert left(fake, add_grp_id=65_499) == ""
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     """Let the kernel hide the files of these processes."""
     real = os.listdir
@@ -112,17 +86,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
         return real(path)
 
     monkeypatch.setattr(os, "listdir", guarded)
-
-
-@pytest.mark.root
-def test_who_hides_files_blinds_the_look_at_that_user_alone(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add(700, uids=(OTHER,) * 4)
-    fake.add(701, uids=(0,) * 4)
-    refuse(monkeypatch, 700, 701)
-    assert left(fake) == ""
-    assert left(fake, uid=OTHER) == "the files of process 700 cannot be seen"
 
 
 def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
@@ -170,19 +133,6 @@ def test_who_forks_all_the_time_blinds_the_look_at_that_user_alone(
     assert everybody.look(None)[1] == faster
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_a_restless_scan_is_blind_about_a_group_that_a_new_process_carries(fake: FakeProc) -> None:
-    scan = ProcessScan(Restless(fake, OTHER))
-    scan.statuses()
-    assert scan.blind and scan.why_blind_about(-1, 65_400) == ""
-    again = ProcessScan(Restless(fake, OTHER))
-    again.statuses()
-    fake.add(20_063, uids=(OTHER,) * 4, groups=[65_400])
-    fake_add = fake.add
-    fake.add = lambda pid, *_, **__: pid if pid == 20_063 else fake_add(pid)  # type: ignore[method-assign]
-    assert "faster" in again.why_blind_about(-1, 65_400)
-
-
 class Listed(Proc):
     """A /proc that counts how often it is listed, and changes right after each time.
 
@@ -205,16 +155,6 @@ class Listed(Proc):
         self.times += 1
         next(self._changes, list)()
         return found
-
-
-@pytest.mark.parametrize("restrict", [True, False])
-def test_one_look_at_processes_and_files_lists_everybody_twice(
-    fake: FakeProc, restrict: bool
-) -> None:
-    fake.add(700, uids=(OWNER,) * 4)
-    fake.add(701, uids=(OTHER,) * 4)
-    proc = Listed(fake)
-    assert ask(proc, restrict=restrict) == "" and proc.times == 2
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -282,13 +222,6 @@ def test_after_a_look_at_processes_one_at_files_reads_a_number_that_was_given_ag
     files = OpenFiles(scan, [full_device()], Settings({}))
     again()
     assert files.pids_with_open(DEVICE, OWNER) == [905]
-
-
-def test_a_process_that_is_read_again_is_told_once(fake: FakeProc) -> None:
-    proc = Listed(fake, once_read=given_again(fake, OWNER, 905))
-    (fake.root / "905/fd/9").symlink_to("/dev/full")
-    files = OpenFiles(ProcessScan(proc), [full_device()], Settings({}))
-    assert files.pids_with_open(DEVICE) == [905]
 
 
 def test_a_number_of_the_kernels_own_that_came_to_a_process_hides_nobody(fake: FakeProc) -> None:

@@ -14,7 +14,7 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, NOT_JUDGED, UNKNOWN, Verdict
 from tests.support.faults import fail_at, raising
-from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, record
+from tests.support.trees import BOOT, FakeProc, record
 
 
 def process(**changes: object) -> Lock:
@@ -35,50 +35,11 @@ def common(fake: FakeProc, one: Owner) -> str:
     return judge.verdict(Lock("x", one, "")).state
 
 
-@pytest.mark.parametrize(
-    ("changes", "state"),
-    [
-        ({}, NOT_JUDGED),
-        ({"boot_id": OTHER_BOOT}, DEAD),
-        ({"node": "gpu01"}, NOT_JUDGED),  # from before the host's name changed
-        ({"node": "gpu01", "boot_id": OTHER_BOOT}, DEAD),
-        ({"scheduler": "admin", "boot_id": OTHER_BOOT}, ALIVE),
-    ],
-)
-def test_a_record_of_another_boot_is_dead_but_for_an_administrators(
-    fake: FakeProc, changes: dict[str, object], state: str
-) -> None:
-    assert common(fake, record(**changes)) == state
-
-
 def test_a_namespace_that_is_another_or_cannot_be_seen_is_unknown(fake: FakeProc) -> None:
     assert common(fake, record(pid_ns="pid:[99]")) == UNKNOWN
     (fake.root / "self/ns/pid").unlink()
     assert common(fake, record()) == UNKNOWN
     assert common(fake, record(pid_ns="")) == UNKNOWN
-
-
-def test_a_scheduler_nobody_can_judge_is_unknown(fake: FakeProc) -> None:
-    assert verdict(fake, Lock("x", record(scheduler="pbs"), "")) == UNKNOWN
-
-
-def test_a_record_that_cannot_be_read_or_is_being_made_is_unknown(fake: FakeProc) -> None:
-    assert verdict(fake, Lock("x", None, "")) == UNKNOWN
-    assert verdict(fake, Lock("x", None, "its owner record: begins with 'v2'")) == UNKNOWN
-    assert verdict(fake, Lock("x", record(boot_id=OTHER_BOOT), "its anchors: garbage")) == UNKNOWN
-
-
-def test_a_process_lives_by_its_pid_and_start_time(fake: FakeProc) -> None:
-    fake.add(500, start=1000)
-    assert verdict(fake, process()) == ALIVE
-    fake.add(500, start=1001, session=1)
-    assert verdict(fake, process()) == DEAD
-
-
-def test_the_session_of_a_process_keeps_its_claim(fake: FakeProc) -> None:
-    fake.add(700, session=500)
-    assert verdict(fake, process()) == ALIVE
-    assert verdict(fake, process(sid=0)) == DEAD
 
 
 @pytest.mark.parametrize("sid", [0, 500])
@@ -110,14 +71,6 @@ def test_a_process_that_is_starting_a_program_keeps_its_users_claim_for_the_mome
     place.write_bytes(b" ".join([*place.read_bytes().split()[:49], place_in_memory]))
     assert verdict(fake, process(token="token-500")) == UNKNOWN
     assert verdict(fake, process(token="token-500", uid=1001)) == DEAD
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_the_session_is_found_on_kernels_that_do_not_tell_it_in_status(
-    fake: FakeProc, told: bool
-) -> None:
-    fake.add(700, ") (", session=500, told_session=told)
-    assert verdict(fake, process()) == ALIVE
 
 
 def test_a_zombie_of_the_session_is_over(fake: FakeProc) -> None:
@@ -169,41 +122,12 @@ def children(fake: FakeProc, name: str, *pids: int) -> None:
         fake.add(pid, ppid=2, groups=[65400], session=500)
 
 
-def test_the_threads_of_the_kernel_are_not_looked_at(fake: FakeProc) -> None:
-    children(fake, "kthreadd", 700, 701)
-    for pid in (2, 700, 701):
-        status = fake.root / str(pid) / "status"
-        status.write_bytes(status.read_bytes().replace(b"VmSize", b"Other"))
-    assert ProcessScan(Proc(str(fake.root))).carriers(65400) == []
-
-
 def test_the_children_of_a_second_process_that_is_no_kthreadd_are_seen(fake: FakeProc) -> None:
     """In a pid namespace of its own, pid 2 is anybody's shell, whatever its name."""
     for name in ("bash", "kthreadd"):
         children(fake, name, 700, 701)
         assert sorted(ProcessScan(Proc(str(fake.root))).carriers(65400)) == [700, 701]
         assert verdict(fake, process()) == ALIVE
-
-
-def test_descent_is_followed_to_the_end_and_a_circle_has_one(fake: FakeProc) -> None:
-    for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 21), (21, 20), (30, 999)):
-        fake.add(pid, ppid=ppid)
-    scan = ProcessScan(Proc(str(fake.root)))
-    assert scan.descends(12, frozenset([10]))
-    assert scan.descends(10, frozenset([10]))
-    assert not scan.descends(10, frozenset([12]))
-    assert not scan.descends(20, frozenset([1]))
-    assert not scan.descends(30, frozenset([1]))
-
-
-def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
-    """Start times shift in a time namespace: the same process looks like another one."""
-    (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
-    claimed = Proc(str(fake.root)).pid_namespace()
-    assert common(fake, record(pid_ns=claimed)) == NOT_JUDGED
-    (fake.root / "self/ns/time").unlink()
-    (fake.root / "self/ns/time").symlink_to("time:[4026532999]")
-    assert common(fake, record(pid_ns=claimed)) == UNKNOWN
 
 
 @pytest.mark.parametrize("state", ["gone", "over"])

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.node_view import are_records_lost, read_node_verdicts, read_node_view
+from gpulock.alloc.node_view import are_records_lost, read_node_view
 from gpulock.deadline import clock_boottime
-from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
 from tests.support.trees import BOOT, OTHER_BOOT, Box
 
 
@@ -29,16 +28,6 @@ def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
         if boot_id:
             (folder / "boot_id").write_text(f"{boot_id}\n")
     assert are_records_lost(box.node()) == lost
-
-
-def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:
-    for folder in (box.lock, box.records):
-        folder.mkdir()
-    write_verdicts(str(box.lock), {"feed": Verdict(ALIVE, "its shepherd runs")}, BOOT)
-    assert read_node_verdicts(box.node(), clock_boottime()) == (None, None)
-    (box.records / "boot_id").write_text(f"{BOOT}\n")
-    found, _ = read_node_verdicts(box.node(), clock_boottime())
-    assert found is not None and list(found) == ["feed"]
 
 
 def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from typing import Any
 
@@ -24,7 +23,7 @@ from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import lock
-from tests.support.faults import fail_at, raising
+from tests.support.faults import raising
 from tests.support.trees import HOST_NS, FakeProc, bus, record
 
 ROOT = (0, 0, 0, 0)
@@ -81,22 +80,6 @@ def test_the_group_of_a_slave_task_counts_as_well(proc: FakeProc) -> None:
     assert judged(proc, JOB, held) == OWNERS
 
 
-def test_the_token_in_its_environment_tells_what_a_claim_started(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = lock(scheduler="process", pid=300, sid=0, add_grp_id=0, uid=1000, token="t")
-    for uid, words, whose in (
-        (1000, b"GPULOCK_CLAIM=t\0", OWNERS),
-        (1000, b"GPULOCK_CLAIM=u\0", FOREIGN),
-        (1001, b"GPULOCK_CLAIM=t\0", FOREIGN),
-    ):
-        (proc.root / str(proc.add(JOB, uids=(uid,) * 4)) / "environ").write_bytes(words)
-        assert judged(proc, JOB, claim) == whose
-    proc.add(JOB)
-    fail_at(monkeypatch, "open", "/environ", PermissionError(13, "denied"))
-    assert judged(proc, JOB, claim) == UNSEEN
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -125,24 +108,6 @@ def test_no_user_names_a_cgroup_that_is_another_jobs(end: str, proc: FakeProc) -
     proc.add(JOB)
     in_cgroup(proc, JOB, f"0::/user.slice/x{end}5:freezer:/slurm/uid_1000/job_12/step_0\n")
     assert judged(proc, JOB, lock(**SLURM)) == FOREIGN
-
-
-def test_the_step_daemon_above_tells_where_slurm_keeps_no_cgroup(proc: FakeProc) -> None:
-    proc.add(STEPD, "slurmstepd", uids=ROOT)
-    (proc.root / str(STEPD) / "cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
-    proc.add(JOB, ppid=STEPD)
-    assert judged(proc, JOB, lock(**SLURM)) == OWNERS
-    other: dict[str, Any] = {**SLURM, "job_id": "13"}
-    assert judged(proc, JOB, lock(**other)) == FOREIGN
-    proc.add(STEPD, "slurmstepd", uids=(1000,) * 4)
-    (proc.root / str(STEPD) / "cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
-    assert judged(proc, JOB, lock(**SLURM)) == FOREIGN
-
-
-def test_any_claim_on_the_card_may_own_it(proc: FakeProc) -> None:
-    proc.add(JOB, groups=(65401,))
-    locks = [lock(0, "a", "gi1.ci0"), lock(0, "b", "gi2.ci0", add_grp_id=65401)]
-    assert judged(proc, JOB, *locks) == OWNERS
 
 
 @pytest.mark.parametrize(
@@ -189,16 +154,6 @@ def test_a_zombie_is_gone_unless_a_thread_of_it_goes_on(proc: FakeProc) -> None:
 
 def test_in_a_container_a_pid_that_is_not_there_is_not_gone(proc: FakeProc) -> None:
     proc.namespace(HOST_NS.replace("1836", "9999"))
-    assert judged(proc, JOB) == UNSEEN
-
-
-def test_what_may_not_be_read_is_not_foreign(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proc.add(JOB)
-    (proc.root / str(JOB) / "status").write_text("nonsense")
-    assert judged(proc, JOB) == UNSEEN
-    monkeypatch.setattr(Proc, "status", raising(PermissionError(errno.EACCES, "hidepid=1")))
     assert judged(proc, JOB) == UNSEEN
 
 

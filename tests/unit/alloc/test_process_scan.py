@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +13,8 @@ import pytest
 from gpulock.alloc import environs, process_reader, process_scan
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
-from gpulock.alloc.process_reader import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node import procfs, subordinate
+from gpulock.node import procfs
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.node.settings import Settings
@@ -81,30 +78,6 @@ def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
     assert asked == [HERE, GONE, GONE]
 
 
-@pytest.mark.parametrize("unread", ["subuid", "nsswitch"])
-def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_some(
-    tmp_path: Path, unread: str
-) -> None:
-    paths = {name: str(tmp_path / name) for name in ("subuid", "nsswitch")}
-    assert not subordinate.may_have_subordinate_uids(1000, "alice", **paths)
-    (tmp_path / unread).mkdir()
-    assert subordinate.may_have_subordinate_uids(1000, "alice", **paths)
-
-
-def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_scan, "ROUNDS", 1)
-    scan = look(proc)
-    scan.statuses()
-    assert (scan.restless, "faster than" in scan.blind) == (True, True)
-    proc.add(700)
-    (proc.root / "700/status").write_text("garbage")
-    scan = look(proc)
-    scan.statuses()
-    assert (scan.restless, "process 700 cannot be seen" in scan.blind) == (False, True)
-
-
 def test_who_has_no_process_is_not_the_one_who_forks(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,17 +120,6 @@ def owned(
     monkeypatch.setattr(Proc, "namespace_owner", returning(0))
 
 
-def test_a_look_for_a_user_leaves_out_all_but_the_systems(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid in (700, 701, 702):
-        proc.add(pid)
-    owned(monkeypatch, {700: GONE, 701: HERE, 702: 0})
-    scan = look(proc)
-    scan.restrict({HERE: "here"})
-    assert {700, 701, 702} & set(scan.statuses()) == {701, 702}
-
-
 def test_one_that_is_gone_before_it_is_known_whose_it_was_is_not_left_out(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,32 +136,6 @@ def test_one_that_is_gone_before_it_is_known_whose_it_was_is_not_left_out(
     scan = look(proc)
     scan.restrict({HERE: "here"})
     assert 702 in scan.statuses()
-
-
-@pytest.mark.parametrize(
-    ("account", "effective", "forks"),
-    [(HERE, 3_000_005, True), (GONE, 3_000_005, False), (GONE, HERE, True)],
-)
-def test_who_forks_is_told_by_the_newest_process_that_is_there_and_its_account(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, account: int, effective: int, forks: bool
-) -> None:
-    """Many numbers are of no process any more, and a subordinate uid is its user's."""
-    proc.add(700, uids=(3_000_005, effective, effective, effective))
-    monkeypatch.setattr(process_scan, "SAMPLES", 1)
-    monkeypatch.setattr(process_scan, "ENOUGH", 1)
-    numbers = iter((699, 701))
-    monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
-    monkeypatch.setattr(Proc, "namespace_owner", returning(account))
-    assert look(proc).may_fork(HERE) is forks
-
-
-def test_programs_that_may_not_be_seen_are_believed(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = ProcessScan(Proc(str(proc.root)))
-    assert tree.sees_all() and tree.sees_all()
-    monkeypatch.setattr(Proc, "link", raising(PermissionError(13, "denied")))
-    assert is_root_program(tree.proc, 700, "slurmd")
 
 
 CROWD, HONEST = range(700, 800), range(800, 810)  # processes of GONE and of HERE
@@ -310,27 +246,6 @@ def test_who_forks_processes_that_are_slow_to_read_is_told_from_others(
     assert (scan.may_fork(GONE), len(slow) < len(CROWD)) == (True, True)
     monkeypatch.setattr(ProcessScan, "may_fork", returning(False))
     assert scan.why_blind_about(GONE) == process_reader.too_much_of(GONE)
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOTTY])  # before Linux 4.11 none tells
-def test_where_namespaces_are_hidden_each_uid_answers_for_its_time(
-    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    monkeypatch.setattr(Proc, "namespace_owner", raising(OSError(code, "denied")))
-    scan = look(proc)
-    assert {*HONEST} < {*scan.statuses()}
-    assert (scan.why_blind_about(HERE), scan.why_blind_about(GONE) != "") == ("", True)
-
-
-def test_the_time_of_the_system_is_charged_to_nobody(
-    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid in CROWD:
-        proc.add(pid, uids=(0,) * 4)
-    owned(monkeypatch, dict.fromkeys(CROWD, 0))
-    scan = look(proc)
-    assert {*CROWD, *HONEST} < {*scan.statuses()}
-    assert scan.why_blind_about(None) == ""
 
 
 @pytest.mark.attack

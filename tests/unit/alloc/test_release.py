@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +16,6 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
-from gpulock.errors import Refusal
 from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
@@ -44,26 +42,9 @@ def let_go(box: Box, one: Owner, seconds: float = 5) -> ReleaseResult:
     return release_locks(node, of_run(one), judge_of(node), Deadline(seconds), "epilog")
 
 
-def test_a_release_frees_the_whole_grant(box: Box) -> None:
-    one = hold(box)
-    found = let_go(box, one)
-    assert (found.freed, found.kept, box.locks()) == ([bus(0), bus(1)], [], [])
-    assert (let_go(box, one).freed, let_go(box, one).kept) == ([], [])
-
-
 def test_a_release_where_nothing_was_ever_claimed_makes_nothing(box: Box) -> None:
     assert let_go(box, record()).freed == []
     assert not box.lock.exists()
-
-
-def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
-    one = hold(box)
-    box.proc.add(700, groups=[GID])
-    found = let_go(box, one)
-    assert [name for name, _ in found.kept] == box.locks() == [bus(0), bus(1)]
-    assert all("700" in why for _, why in found.kept)
-    for lock in box.node().store.read_detailed_locks().values():
-        assert lock.owner is not None and lock.owner.draining == 1
 
 
 def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(
@@ -92,20 +73,6 @@ def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(
     assert {"files", "processes"} < set(before)
 
 
-def test_only_the_device_that_is_open_is_kept(box: Box) -> None:
-    one = hold(box)
-    box.proc.add(700, fds={9: box.dev / "nvidia1"})
-    found = let_go(box, one)
-    assert (found.freed, box.locks()) == ([bus(0)], [bus(1)])
-
-
-def test_without_the_gate_in_time_nothing_is_freed(box: Box) -> None:
-    one = hold(box)
-    with Gate(str(box.records), Deadline(1)), pytest.raises(Refusal):
-        let_go(box, one, 0.02)
-    assert len(box.locks()) == 2
-
-
 def test_a_rename_that_fails_leaves_each_lock_and_says_why(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,22 +91,6 @@ def test_a_record_that_does_not_tell_the_minor_is_guarded_as_well(box: Box, mino
     write_record(box.node().store, found.copy(minors=(minor, minor)))
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert let_go(box, one).freed == [bus(0)]
-
-
-def test_a_job_can_be_released_when_the_driver_is_gone(box: Box) -> None:
-    one = hold(box)
-    for path in (box.driver / "gpus").iterdir():
-        (path / "information").unlink()
-        path.rmdir()
-    assert len(let_go(box, one).freed) == 2
-
-
-def test_a_directory_that_is_not_private_is_not_touched(box: Box) -> None:
-    one = hold(box)
-    box.lock.chmod(0o777)
-    with pytest.raises(Refusal):
-        let_go(box, one)
-    assert len(box.locks()) == 2
 
 
 def test_a_lock_that_is_another_claims_by_now_is_not_marked_as_released(
@@ -167,18 +118,6 @@ def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
     one = hold(box, sid=300)
     box.proc.add(700, session=300)
     assert let_go(box, one).freed == [bus(0), bus(1)]
-
-
-@pytest.mark.parametrize(
-    "what",
-    ["run", "run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"],
-)
-def test_what_somebody_removed_of_a_claim_is_released_all_the_same(box: Box, what: str) -> None:
-    one = hold(box)
-    for path in box.root.glob(what):
-        shutil.rmtree(path)
-    assert let_go(box, one).freed == [bus(0), bus(1)]
-    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])
 
 
 def test_a_release_of_a_part_that_was_killed_holds_up_no_later_one(

@@ -24,8 +24,7 @@ from gpulock.hooks.frame import log_hook_line
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.sge import sensor
 from gpulock.slurm import refuse, task
-from gpulock.slurm.call import SlurmHookCall
-from gpulock.system_log import ERROR, FULL_SECONDS, LOG_BYTES, log_to_system
+from gpulock.system_log import ERROR, FULL_SECONDS, log_to_system
 from tests.layers import HOT
 
 FORM = r"<27>[A-Z][a-z]{2} [ 123]\d \d\d:\d\d:\d\d gpulock\[(\d+)\]: (.*)"  # as syslog(3) has it
@@ -110,27 +109,6 @@ def test_a_log_that_is_full_for_a_moment_loses_no_line(
     while lines[-1] == b"first":
         lines.append(received(log))
     assert lines[-1].endswith(b"]: seen")
-
-
-@pytest.mark.parametrize("line", ["x" * 100_000, "\udcff" * 10_000, "a\0b"])
-def test_a_line_of_any_bytes_is_written_and_short(log: socket.socket, line: str) -> None:
-    write(log, line)
-
-    assert 0 < len(received(log)) < LOG_BYTES + 100
-
-
-@pytest.mark.parametrize("kind", ["none", "file", "closed", "fifo"])
-def test_a_log_that_is_none_is_no_error(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "log"
-    if kind == "file":
-        path.touch()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "closed":
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
-            gone.bind(str(path))
-
-    log_to_system(ERROR, "lost", path=str(path))
 
 
 def test_no_other_hot_module_opens_a_socket() -> None:
@@ -283,13 +261,6 @@ def test_what_is_short_stays_as_it_is(text: str) -> None:
     assert shorten(text) == text
 
 
-def test_a_reason_keeps_what_to_do_behind_a_long_why() -> None:
-    sentence = Refusal(INVALID_REQUEST, "5" * 20_000, "ask for whole GPUs").sentence("job 12")
-
-    assert sentence.endswith("...; ask for whole GPUs")
-    assert len(sentence) < LINE_BYTES
-
-
 @hostile
 def test_every_refusal_is_one_short_line(value: str) -> None:
     for refusal in (
@@ -298,20 +269,6 @@ def test_every_refusal_is_one_short_line(value: str) -> None:
     ):
         assert_one_short_line(refusal.sentence("job 12").encode() + b"\n")
         assert_one_short_line(refusal.sentence(value).encode() + b"\n")
-
-
-@hostile
-def test_what_slurmd_says_of_a_job_is_quoted_by_its_beginning(value: str) -> None:
-    environ = {
-        "SLURM_JOB_ID": "12",
-        "SLURM_JOB_UID": "27001",
-        "SLURMD_NODENAME": "n1",
-        "SLURM_CLUSTER_NAME": "c",
-    }
-    for name in ("SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_JOB_GPUS"):
-        with pytest.raises(Refusal) as caught:
-            SlurmHookCall({**environ, name: value}).positions()
-        assert len(caught.value.why) <= LINE_BYTES // 2
 
 
 @hostile

@@ -30,14 +30,6 @@ def make(top: Path, *files: str) -> str:
     return str(top)
 
 
-@pytest.mark.parametrize("place", ["", "unified/"])
-def test_version_2_is_where_it_is_mounted_also_beside_version_1(tmp_path: Path, place: str) -> None:
-    files = [f"{place}{name}" for name in ("cgroup.procs", "cgroup.controllers")]
-    top = make(tmp_path, "devices/devices.deny", *files)
-
-    assert tree.find_cgroup_top(top) == f"{top}/fs/cgroup/{place}".rstrip("/")
-
-
 @pytest.mark.parametrize("end", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
     """The kernel refuses a newline in a name (cgroup_mkdir), and nothing else."""
@@ -58,13 +50,6 @@ def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, line: str, k
         tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)
 
     assert told.value.kind == kind
-
-
-def test_a_name_tells_the_process_that_stands_for_the_job() -> None:
-    name = tree.cgroup_name("17.1", 4242, 99)
-
-    assert name == "gpulock-17.1-4242-99"
-    assert tree.parse_cgroup_name(name) == (4242, 99)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +133,3 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}
     assert list((step / "slurm").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "/slurmstepd.scope/job_12/step_0/user/gpulock-12.0-500-1000",
-        "/execd.service/slurm/gpulock-12.0-500-1000",
-    ],
-)
-def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(folder: str) -> None:
-    assert job.slurm_step_folder(folder) == ""

@@ -85,18 +85,6 @@ def test_a_job_whose_process_is_gone_loses_its_cgroup_and_no_other_does(cell: Ce
     assert cell.mark.exists()
 
 
-def test_an_epilog_removes_what_its_jobs_steps_left_wherever_they_were(cell: Cell) -> None:
-    """Step daemons are not where slurmd is, whose child the Epilog is."""
-    own = cell.proc.add(os.getpid(), "python3")
-    (cell.proc.root / str(own) / "cgroup").write_text("0::/slurmd\n")
-    (cell.cgroups / "slurmd").mkdir()
-
-    for number in ("1", "12", "13"):
-        job.remove_step_cgroups(cell.node(), f"gpulock-{number}.")
-
-    assert cell.jobs() == {JOB}
-
-
 def test_an_epilog_removes_what_tasks_of_its_job_left_that_are_over(cell: Cell) -> None:
     """A task of `qrsh -inherit` has no epilog."""
     service = cell.cgroups / "system.slice/sgeexecd.service"
@@ -155,25 +143,6 @@ def test_who_still_lives_in_the_cgroup_of_a_job_that_is_over_opens_no_gpu(
     assert moved == [(pid, str(service)) for pid in (os.getpid(), 600, 500)]
 
 
-def test_a_dry_run_removes_and_closes_nothing(cell: Cell, closing: list[str]) -> None:
-    cell.reconcile(dry_run=True)
-    assert cell.jobs() == {JOB, OTHER}
-    cell.mark.unlink()
-
-    cell.reconcile("cgroup", dry_run=True)
-
-    assert (closing, cell.mark.exists()) == ([], False)
-
-
-def test_where_isolation_is_off_and_never_was_on_nothing_is_looked_at(cell: Cell) -> None:
-    cell.mark.unlink()
-
-    cell.reconcile("off")
-
-    assert cell.jobs() == {JOB, OTHER}
-    assert not cell.mark.exists()
-
-
 def test_logins_are_closed_before_the_first_job_and_opened_when_that_is_given_up(
     cell: Cell, closing: list[str]
 ) -> None:
@@ -199,19 +168,6 @@ def test_a_site_that_gave_isolation_up_has_its_logins_and_slurmds_opened(
     assert cell.reconcile("off").fault == ""
 
     assert opened == [str(cell.cgroups / "user.slice"), str(launcher)]
-
-
-def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_over(
-    cell: Cell,
-) -> None:
-    cell.reconcile("off")
-    assert cell.jobs() == {JOB}
-    assert cell.mark.exists()
-
-    cell.proc.remove(500)
-    cell.reconcile("off")
-    assert cell.jobs() == set()
-    assert not cell.mark.exists()
 
 
 def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(

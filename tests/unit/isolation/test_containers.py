@@ -13,8 +13,7 @@ from gpulock.sge import claim, environment_file, prolog, spool
 from gpulock.store import owner
 from tests.support import slurm_site
 from tests.support.execd import SpooledJob
-from tests.support.jobs import Site, child_of, gpus, variables
-from tests.support.slurm_tasks import TaskSite
+from tests.support.jobs import Site, child_of, gpus
 from tests.support.trees import bus
 
 RUN, QUEUE_ERROR = 0, 1
@@ -105,26 +104,3 @@ def test_a_slurm_prolog_notes_the_nodes_own_binds_whatever_its_environment_says(
 
     assert site.note().binds == binds
     assert len(site.granted()) == 2
-
-
-def test_a_grid_engine_users_singularity_binds_reach_apptainer(site: Site) -> None:
-    keys, binds = sets(site.root, site.driver)
-    job = site.run(gpus(1), variables=((BIND_LISTS[1], "/scratch"),))
-
-    assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config(**keys)) == RUN
-
-    found = variables(job.folder)
-    assert [found[name] for name in BIND_LISTS] == [f"/scratch,{binds}"] * 2
-
-
-def test_a_slurm_users_singularity_binds_reach_apptainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    site = TaskSite(tmp_path, monkeypatch, capfd)
-    keys, binds = sets(site.root, site.driver)
-    site.set(**keys)
-    site.prolog(12, "0,1")
-
-    told = site.run(**{"CUDA_VISIBLE_DEVICES": "0,1", BIND_LISTS[1]: "/scratch"})
-
-    assert [told.exported[name] for name in BIND_LISTS] == [f"/scratch,{binds}"] * 2

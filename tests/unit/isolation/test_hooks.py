@@ -128,13 +128,6 @@ def test_each_job_with_a_place_is_confined_to_its_card_and_freed_alone(
     assert site.locks() == places[1:]
 
 
-def test_a_job_that_asked_for_none_is_confined_to_none(site: Site, kernel: Kernel) -> None:
-    spooled = site.run()
-    for hide in ("yes", "no"):
-        assert start(site, spooled, **CGROUP, HIDE_UNREQUESTED=hide) == RUN
-    assert kernel.asked == [("12.1", SHEPHERD, [])] * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "code"), [(BROKEN, QUEUE_ERROR), (UNKNOWN, REQUEUE)], ids=["broken", "unknown"]
 )
@@ -152,29 +145,6 @@ def test_a_job_that_cannot_be_confined_does_not_start_and_keeps_nothing(
     assert variables(spooled.folder) == before
 
 
-def test_a_node_without_cgroups_starts_no_job(
-    site: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is played here: the Box has none."""
-    (Path(site.proc.root) / "devices").write_text("Character devices:\n")
-
-    assert start(site, site.run(gpus(1)), **CGROUP) == QUEUE_ERROR
-    assert "no cgroup version 2" in capfd.readouterr().err
-    assert site.locks() == []
-
-
-def test_an_epilog_that_cannot_free_the_job_gives_its_devices_back_all_the_same(
-    site: Site, kernel: Kernel, capfd: pytest.CaptureFixture[str]
-) -> None:
-    spooled = site.run(gpus(1))
-    start(site, spooled, **CGROUP)
-    kernel.says = "its cgroup: busy"
-    capfd.readouterr()
-
-    assert stop(site, spooled, **CGROUP) == RUN
-    assert site.locks() == []
-
-
 FIRST, SECOND = 600, 601
 HOSTS = (("node", 2), ("other", 2))
 
@@ -188,40 +158,6 @@ def tasks(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def start_task(site: Site, pid: int, **keys: str) -> int:
     return slave.main(["slave", str(pid)], {}, site.config(**CGROUP, **keys))
-
-
-def test_each_slave_task_is_confined_to_what_its_job_holds_here(
-    tasks: Site, kernel: Kernel
-) -> None:
-    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
-    tasks.task(spooled, FIRST)
-    tasks.task(spooled, SECOND, "2.node")
-
-    codes = [start_task(tasks, pid, SGE_SLAVE_TASKS="yes") for pid in (FIRST, SECOND)]
-
-    assert codes == [0, 0]
-    assert kernel.asked == [("12.1", FIRST, [0, 1]), ("12.1", SECOND, [0, 1])]
-
-
-def test_where_slave_tasks_get_no_gpus_each_is_confined_to_none(
-    tasks: Site, kernel: Kernel
-) -> None:
-    spooled = tasks.spool(gpus(1), pe="mpi", hosts=HOSTS)
-    tasks.task(spooled, FIRST)
-
-    assert start_task(tasks, FIRST) == 0
-    assert kernel.asked == [("12.1", FIRST, [])]
-
-
-def test_a_slave_task_that_is_refused_its_gpus_is_confined_to_none(
-    tasks: Site, kernel: Kernel
-) -> None:
-    spooled = tasks.spool(gpus(9), pe="mpi", hosts=HOSTS)
-    folder = tasks.task(spooled, FIRST)
-
-    assert start_task(tasks, FIRST, SGE_SLAVE_TASKS="yes") == 0
-    assert kernel.asked == [("12.1", FIRST, [])]
-    assert slave.REFUSED in variables(folder)
 
 
 def test_a_slave_task_that_cannot_be_confined_does_not_start(tasks: Site, kernel: Kernel) -> None:
@@ -266,18 +202,6 @@ def test_a_parallel_job_starts_where_shepherd_cmd_confines_its_tasks(
     assert start(site, spooled, SGE_SLAVE_TASKS="yes", **CGROUP) == code
     assert bool(kernel.asked) is (code == RUN)
     assert bool(site.locks()) is (code == RUN and bool(asked))
-
-
-def test_where_a_reconcile_has_to_look_is_noted_once(site: Site) -> None:
-    store = site.node().store
-    assert tree.read_cgroup_folders(store) == []
-
-    tree.note_cgroup_folders(store, [])
-    assert (site.records / tree.MARK).exists()
-    for _ in range(2):
-        tree.note_cgroup_folders(store, ["/a/b", "/c"])
-    assert tree.read_cgroup_folders(store) == ["/a/b", "/c"]
-    assert (site.records / tree.MARK).read_text().count("/a/b") == 1
 
 
 def test_a_line_that_somebody_was_killed_in_spoils_none_of_ours(site: Site) -> None:

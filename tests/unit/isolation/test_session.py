@@ -66,16 +66,6 @@ def run(site: Site, environ: dict[str, str] = OPEN) -> int:
     return session.main(environ, site.config())
 
 
-@pytest.mark.parametrize("step", ["0", "batch", "interactive", "extern"])
-def test_a_step_is_confined_to_what_its_job_was_granted(
-    site: Site, kernel: Kernel, step: str
-) -> None:
-    site.stepd(STEPD, f"12.{step}")
-
-    assert run(site) == 0
-    assert kernel.confined == [(f"12.{step}", [0, 1])]
-
-
 def test_the_minors_are_the_locks_and_not_the_positions(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,11 +100,6 @@ def test_each_step_of_a_job_with_places_is_confined_to_their_card(
     assert site.locks() == [f"{bus(3)}.share{n}" for n in (1, 2)]
 
 
-def test_the_end_of_the_session_frees_the_step(site: Site, kernel: Kernel) -> None:
-    assert run(site, CLOSE) == 0
-    assert (kernel.confined, kernel.freed) == ([], ["12.0"])
-
-
 def test_a_fault_at_the_end_puts_no_finished_job_back(
     site: Site, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,13 +109,6 @@ def test_a_fault_at_the_end_puts_no_finished_job_back(
     assert run(site, CLOSE) == 1
     assert (kernel.freed, site.drained()) == ([], [])
     assert not [call for call in site.calls() if "requeue" in call]
-
-
-def test_without_isolation_it_does_nothing(site: Site, kernel: Kernel) -> None:
-    site.set(ISOLATION="off")
-
-    assert run(site) == 0
-    assert kernel.confined == []
 
 
 @pytest.mark.parametrize(("job", "user"), [("13", "alice"), ("14", "alice"), ("12", "mallory")])
@@ -199,18 +177,6 @@ def test_a_script_that_cannot_be_confined_is_put_back(site: Site, kernel: Kernel
     assert ["scontrol", "requeue", "12"] in site.calls()
 
 
-def test_a_task_of_a_step_without_a_session_does_not_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: UID)
-    own = site.proc.root / str(os.getpid())
-    own.mkdir()
-    for path, code in (("/slurmd", 213), (f"/slurmd/{cgroup_name('12.0', STEPD, 1000)}", 0)):
-        (own / "cgroup").write_text(f"0::{path}\n")
-        assert site.task() == code
-    assert "UsePAM=1" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("path", "mark", "code"),
     [
@@ -262,11 +228,3 @@ def test_a_prolog_closes_slurmd_before_each_job_whether_it_asks_for_gpus_or_not(
 
     assert site.prolog(12, gpus) == RUN
     assert closed == [[900]]
-
-
-def test_a_job_without_gpus_drains_no_node_that_cannot_confine(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.set(ISOLATION="cgroup")
-
-    assert site.prolog(12, None) == RUN
-    assert site.drained() == []

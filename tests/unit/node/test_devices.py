@@ -14,7 +14,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.node import device_list, devices
 from gpulock.node.devices import Device
 from tests.support.faults import plant_fifo, plant_link, replace_text
-from tests.support.trees import BOOT, OTHER_BOOT, Box
+from tests.support.trees import BOOT, Box
 
 UNREAD = "GPU-????????-????-????-????-????????????"
 
@@ -47,20 +47,6 @@ def test_more_than_ten_gpus_are_in_the_order_of_their_bus_not_of_its_text(box: B
     assert ids(box)[:4] == ["0000:9:00.0", "0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0"]
     assert ids(box)[-2:] == ["0001:00:00.0", "10000:01:00.0"]
     assert [device.index for device in read(box)] == list(range(14))
-
-
-def test_upper_case_bus_ids_make_the_same_lock_as_lower_case_ones(box: Box) -> None:
-    box.gpu("0000:3B:00.0", 0)
-    assert ids(box) == ["0000:3b:00.0"]
-    assert read(box)[0].fault == ""
-
-
-def test_a_uuid_not_read_yet_is_taken_from_this_boots_inventory_only(box: Box) -> None:
-    box.gpu("0000:3b:00.0", 0, UNREAD)
-    box.inventory("gpu.0000:3b:00.0.uuid=GPU-old", boot_id=OTHER_BOOT)
-    assert read(box)[0].uuid == ""
-    box.inventory("gpu.0000:3b:00.0.uuid=GPU-0123")
-    assert read(box)[0].uuid == "GPU-0123"
 
 
 @pytest.mark.parametrize("uuid", ["GPU-1,GPU-2", "MIG-1", "0", "\x1b[0m"])
@@ -146,16 +132,6 @@ def test_the_place_of_a_card_comes_from_the_kernel_and_may_be_missing(box: Box) 
     assert found[0].path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0")
 
 
-MIG = (
-    "gpu.0000:1b:00.0.mig=1",
-    "mig.0000:1b:00.0.gi10.ci0.uuid=MIG-c",
-    "mig.0000:1b:00.0.gi2.ci1.uuid=MIG-b",
-    "mig.0000:1b:00.0.gi2.ci0.uuid=MIG-a",
-    "mig.0000:1b:00.0.gi2.ci0.profile=3g.40gb",
-    "mig.0000:1b:00.0.gi2.ci0.memory_mib=40192",
-)
-
-
 def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -> None:
     box.gpu("0000:1b:00.0", 5)
     box.gpu("0000:43:00.0", 1)
@@ -166,6 +142,16 @@ def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -
     assert (found[0].parent, found[0].minor, found[0].uuid) == ("0000:1b:00.0", 5, "MIG-a")
     assert (found[0].profile, found[0].memory_mib) == ("3g.40gb", 40192)
     assert found[3].parent == ""
+
+
+MIG = (
+    "gpu.0000:1b:00.0.mig=1",
+    "mig.0000:1b:00.0.gi10.ci0.uuid=MIG-c",
+    "mig.0000:1b:00.0.gi2.ci1.uuid=MIG-b",
+    "mig.0000:1b:00.0.gi2.ci0.uuid=MIG-a",
+    "mig.0000:1b:00.0.gi2.ci0.profile=3g.40gb",
+    "mig.0000:1b:00.0.gi2.ci0.memory_mib=40192",
+)
 
 
 def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: Box) -> None:
@@ -199,12 +185,6 @@ def test_a_card_overlaps_its_parts_and_they_not_each_other_but_a_share_an_instan
     a: str, b: str, same: bool
 ) -> None:
     assert devices.lock_ids_overlap(a, b) is devices.lock_ids_overlap(b, a) is same
-
-
-@pytest.mark.parametrize("text", ["", "gpulock-inventory 2\nboot_id=x\n", "\0\0\0", "a=b\n"])
-def test_an_inventory_that_is_none_is_no_advice(tmp_path: Path, text: str) -> None:
-    (tmp_path / "inventory").write_text(text)
-    assert device_list.read_nvml_inventory(str(tmp_path), BOOT) == {}
 
 
 def test_links_hold_both_ways_round(box: Box) -> None:

@@ -72,24 +72,6 @@ def test_a_card_is_of_no_other_kind(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fits"),
-    [
-        *(("mig:3g.40gb", True), ("mig:3G.40GB", True), ("mig:*", True), ("any", True)),
-        *(("mig:3g.20gb", False), ("model:a100", False), ("card", False), ("mixed", False)),
-    ],
-)
-def test_an_instance_is_of_its_profile_and_no_card(kind: str, fits: bool) -> None:
-    assert is_of_kind(instance("3g.40gb"), parse_kind(kind)) == fits
-
-
-def test_what_is_not_known_is_matched_by_no_kind_that_is_named() -> None:
-    for kind in ("model:*", "mig:*", "mig:3g.40gb"):
-        assert not is_of_kind(instance(""), kind)
-        assert not is_of_kind(card(""), kind)
-    assert format_device_kinds([card(""), instance("")]) == "? (1), ? (1)"
-
-
-@pytest.mark.parametrize(
     "text", ["", "a100", "model:", "mig:", "mig:h100", "model:a/b", "model:é", "model:a*b*"]
 )
 def test_what_is_no_kind_is_said(text: str) -> None:
@@ -107,9 +89,6 @@ def test_what_there_is_is_counted_by_kind() -> None:
     found = [card("NVIDIA H200", 1), card("NVIDIA H200", 2), instance("3g.40gb")]
     assert format_device_kinds(found) == "h200 (2), 3g.40gb (1)"
     assert format_device_kinds([]) == "no GPU"
-
-
-# --- SHARES: which cards have places --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,11 +113,7 @@ def test_a_card_is_named_by_index_uuid_or_bus_id(
     assert count_places_by_card(node.devices(), node.settings.shares) == places
 
 
-def test_an_instance_of_mig_has_no_places(tmp_path: Path) -> None:
-    box = Box(tmp_path, SHARES="0:4 1:4")
-    box.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1")
-    node = box.node()
-    assert count_places_by_card(node.devices(), node.settings.shares) == {bus(1): 4}
+# --- SHARES: which cards have places --------------------------------------------------------------
 
 
 def test_a_card_named_by_uuid_keeps_its_places_where_another_is_gone(tmp_path: Path) -> None:

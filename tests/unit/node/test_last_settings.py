@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,17 +78,6 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("line", ["GUPS=8", "FUTURE_KEY_2='a b'", "GPUS=8", "A="])
-def test_a_well_formed_key_that_is_not_known_is_ignored_and_told(file: File, line: str) -> None:
-    file.write(f"EXPECTED_GPUS=4\n{line}\nON_BUSY=error\n")
-
-    found = file.read()
-
-    assert (found.expected_gpus, found.on_busy) == (4, "error")
-    assert len(found.faults) == 1
-    assert f"{file.path}:3: unknown key '{line.partition('=')[0]}'" in found.faults[0]
-
-
 @pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     file: File, line: str
@@ -107,22 +95,6 @@ def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     assert f"the settings obeyed last stay in force ({file.copy})" in found.faults[0]
 
 
-def test_a_read_that_does_not_keep_writes_nothing(file: File) -> None:
-    file.write("EXPECTED_GPUS=4\n")
-    file.read(keep=False)
-
-    assert not file.copy.exists()
-
-
-def test_a_copy_that_is_of_today_is_not_written_again(file: File) -> None:
-    file.write("EXPECTED_GPUS=4\n")
-    file.read()
-    first = file.copy.stat().st_ino
-    file.read()
-
-    assert file.copy.stat().st_ino == first
-
-
 def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) -> None:
     """Two changes within one tick of the clock leave the same time."""
     file.write("EXPECTED_GPUS=4\n")
@@ -133,18 +105,6 @@ def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) ->
     file.write("nonsense\n")
 
     assert file.read().expected_gpus == 5
-
-
-def test_a_program_that_cannot_be_loaded_for_the_copy_costs_the_copy_alone(
-    file: File, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prolog that began again without settings left the mask of the job's run before."""
-    file.write("EXPECTED_GPUS=4\n")
-    assert file.read(keep=True).expected_gpus == 4
-    file.write("EXPECTED_GPUS=5\n")
-    monkeypatch.setitem(sys.modules, "gpulock.node.last_settings", None)
-    assert file.read(keep=True).expected_gpus == 5
-    assert not file.copy.exists()
 
 
 def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,23 +298,6 @@ def at_the_default(file: File, default: Path) -> None:
     file.read()
 
 
-@pytest.mark.parametrize("fault", ["garbage", "folder", "gone"])
-def test_a_file_that_says_no_state_dir_has_its_copy_at_the_default(
-    file: File, default: Path, fault: str
-) -> None:
-    at_the_default(file, default)
-    file.path.write_bytes(b"\xff\xfe garbage")
-    if fault != "garbage":
-        file.path.unlink()
-    if fault == "folder":
-        file.path.mkdir(mode=0o755)
-
-    found = file.read()
-
-    assert found.expected_gpus == 4
-    assert str(file.path) in found.faults[0]
-
-
 def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
     file: File, default: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,23 +353,6 @@ def test_a_file_that_changes_while_it_is_read_has_its_copy_the_next_time(
     file.read()
     file.write("nonsense\n")
     assert file.read().expected_gpus == 6
-
-
-def test_a_simulations_copy_is_its_owners(file: File, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    marker.write_text("gpulock-simulation 1\n")
-    file.write(f"SIMULATION={marker}\n")
-    file.read()
-    file.write("nonsense\n")
-    assert file.read().simulation == str(marker)
-    marker.unlink()
-
-    file.refused()
-
-
-def test_settings_made_by_hand_still_refuse_an_unknown_key() -> None:
-    with pytest.raises(ValueError, match="unknown key GUPS"):
-        Settings({"GUPS": "8"})
 
 
 def test_the_copy_is_the_whole_file(file: File) -> None:

@@ -69,15 +69,6 @@ def test_what_the_kernel_has_cached_is_the_same(opened: Opened) -> None:
     assert cached_file_key(str(opened[0])) == device_file_key(os.stat(opened[0]))
 
 
-@pytest.mark.parametrize("kind", ["devtmpfs", "tmpfs", "ext4", "xfs"])
-@pytest.mark.parametrize("where", ["self", "900"])
-def test_a_file_system_of_the_kernels_own_is_asked(
-    fake: Fake, opened: Opened, kind: str, where: str
-) -> None:
-    fake.lists(kind, where)
-    assert fake.key() == device_file_key(os.stat(opened[0]))
-
-
 @pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "nfs4", "cifs", "9p", "lustre", "autofs"])
 @pytest.mark.parametrize("where", ["self", "900"])
 def test_one_of_a_user_or_of_a_network_is_not_asked_and_has_no_device(
@@ -87,17 +78,6 @@ def test_one_of_a_user_or_of_a_network_is_not_asked_and_has_no_device(
     monkeypatch.setattr(os, "stat", never)
     monkeypatch.setattr(mounts, "cached_file_key", never)
     assert fake.key() is None
-
-
-@pytest.mark.parametrize("kind", ["overlay", ""])
-def test_one_that_stands_on_another_or_in_no_table_is_told_from_the_cache(
-    fake: Fake, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    if kind:
-        fake.lists(kind)
-    wanted = device_file_key(os.stat(opened[0]))
-    monkeypatch.setattr(os, "stat", never)
-    assert fake.key() == wanted
 
 
 @pytest.mark.parametrize("end", LINE_ENDS)

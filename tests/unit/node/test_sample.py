@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.sample import (
-    FINISHED_LINE,
     LIMIT,
     SAMPLE_LINE,
     parse_sample,
     read_finished_claim,
     read_sample,
 )
-from tests.support.trees import BOOT, OTHER_BOOT, bus
+from tests.support.trees import BOOT, bus
 
 NOW = 1000.0
 HEAD = f"{SAMPLE_LINE}\nboot_id={BOOT}\nsequence=7\nboottime=999.5\nwall=1700000999.5\ndriver=a b\n"
@@ -42,37 +41,6 @@ def test_a_sample_is_read_whole(tmp_path: Path) -> None:
     assert account.covered == (1000, 1000, 0)
 
 
-@pytest.mark.parametrize(
-    ("now", "boot", "fresh"),
-    [
-        (NOW, BOOT, True),
-        (NOW + 9, BOOT, True),
-        (NOW + 11, BOOT, False),
-        (NOW - 100, BOOT, False),
-        (NOW, OTHER_BOOT, False),
-    ],
-)
-def test_only_a_fresh_sample_of_this_boot_is_taken(
-    now: float, boot: str, fresh: bool, tmp_path: Path
-) -> None:
-    assert (read_sample(written(tmp_path, HEAD), now, boot) is not None) is fresh
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "gpulock-sample 2\nboottime=999.5\n",
-        f"{FINISHED_LINE}\nboottime=999.5\n",
-        f"{SAMPLE_LINE}\nboot_id={BOOT}\n",
-        f"{SAMPLE_LINE}\nboot_id={BOOT}\nboottime=nan\n",
-        "\udcff\udcfe",
-    ],
-)
-def test_what_is_no_sample_is_none(text: str, tmp_path: Path) -> None:
-    assert read_sample(written(tmp_path, text), NOW, BOOT) is None
-
-
 def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
     text = HEAD + "future thing=1\n=\n\ndevice\ndevice x\ntoken feed\ntoken ../../x a since=1\n"
     text += (
@@ -90,15 +58,6 @@ def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     assert read_sample(written(tmp_path, HEAD + "#" * LIMIT), NOW, BOOT) is None
-
-
-def test_what_is_left_of_a_claim_is_read_by_its_token(tmp_path: Path) -> None:
-    text = f"{FINISHED_LINE}\nboot_id={BOOT}\nboottime=999.5\n{TOKEN}"
-    folder = written(tmp_path, text, "finished/feed")
-    found = read_finished_claim(folder, "feed")
-    assert found is not None
-    assert found.tokens["feed"][bus(0)].energy == 5.5
-    assert read_finished_claim(folder, "beef") is None
 
 
 @pytest.mark.parametrize("token", ["", "../sample", "a/b", "x" * 65, "a.b", "ä"])

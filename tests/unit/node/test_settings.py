@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.node.setting_keys import CHOICE, KEYS, SEAMS
-from gpulock.node.settings import Settings, convert_setting, parse_settings
+from gpulock.node.setting_keys import KEYS, SEAMS
+from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import read_settings
 from tests.support.faults import plant_fifo, plant_folder, plant_link
 
@@ -34,13 +34,6 @@ def refusal(path: str, uid: int | None = None) -> Refusal:
         read_settings(path, uid)
     assert caught.value.kind == UNKNOWN
     return caught.value
-
-
-def test_a_number_of_seconds_that_is_too_small_is_told_the_bound_that_it_missed() -> None:
-    with pytest.raises(ValueError, match="must be more than 0 and at most 10,000,000 seconds"):
-        parse_settings("SLURM_WAIT=0\n", "x")
-    with pytest.raises(ValueError, match="must be 0, or more than 0 and at most 10,000,000"):
-        parse_settings("IDLE_KILL=-1\n", "x")
 
 
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
@@ -68,16 +61,6 @@ def test_a_site_has_few_settings() -> None:
     assert len(KEYS) <= MOST_KEYS
 
 
-def test_every_default_is_a_value_of_its_key() -> None:
-    found = Settings({})
-    for name, kind, default, _ in KEYS + SEAMS:
-        value = getattr(found, name.lower())
-        if kind != CHOICE:
-            assert value == convert_setting(kind, default, default)
-        else:
-            assert value == default.split("|")[0]
-
-
 @pytest.mark.parametrize(
     ("period", "age", "lists"), [("0.05", 2, 0.5), ("1", 10, 10), ("15", 150, 10)]
 )
@@ -86,28 +69,6 @@ def test_how_long_a_sample_counts_follows_from_the_sample_period(
 ) -> None:
     found = parse_settings(f"SAMPLE_PERIOD={period}\n", "f")
     assert (found.max_sample_age, found.process_period) == (age, lists)
-
-
-def test_each_kind_is_read() -> None:
-    text = (
-        "LOCK_DIR=/a/b\nSGE_CELL=c d\nEXPECTED_GPUS=8\nSLURM_WAIT=0.5\nHIDE_UNREQUESTED=no\n"
-        "ALLOWED_PROCESSES=a  b\nVISIBLE_DEVICES=uuid\n"
-    )
-    found = parse_settings(text, "f")
-    assert (found.lock_dir, found.sge_cell, found.expected_gpus) == ("/a/b", "c d", 8)
-    assert (found.slurm_wait, found.hide_unrequested) == (0.5, False)
-    assert (found.allowed_processes, found.visible_devices) == (("a", "b"), "uuid")
-
-
-def test_a_complex_may_say_which_kind_it_counts() -> None:
-    text = "SGE_COMPLEXES=gpu a=model:A100* mig_3g=mig:3g.40GB gpu_share=share\n"
-    found = parse_settings(text, "f")
-    assert found.sge_complexes == ("gpu", "a", "mig_3g", "gpu_share")
-    assert found.sge_kinds == {
-        **{"gpu": "", "a": "model:a100*"},
-        **{"mig_3g": "mig:3g.40gb", "gpu_share": "share"},
-    }
-    assert parse_settings("SGE_COMPLEXES=gpu gpuj\n", "f").sge_kinds == {}
 
 
 @pytest.mark.parametrize("value", ["a=", "a=h100", "a=model:", "a=mig:big", "=share", "a=any a"])

@@ -7,13 +7,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
 
 from gpulock.node import timed_read
-from gpulock.node.procfs import Proc
 from gpulock.node.timed_read import TimedReader
 from tests.support.faults import raising
 from tests.support.wait import wait_until
@@ -119,20 +117,6 @@ def test_a_fork_asks_of_what_hangs_in_its_parent(
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def test_a_command_line_that_cannot_be_read_is_a_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "7").mkdir()
-    os.mkfifo(tmp_path / "7" / "cmdline")
-    (tmp_path / "7" / "environ").write_bytes(b"A=1\0")
-    proc = Proc(str(tmp_path))
-    with monkeypatch.context() as short, pytest.raises(TimeoutError):
-        short.setattr(timed_read, "SECONDS", SHORT)
-        proc.read_memory(7, "cmdline")
-    os.close(os.open(tmp_path / "7" / "cmdline", os.O_RDWR))  # lets it go
-    assert Proc(str(tmp_path)).read_memory(7, "environ") == b"A=1\0"
 
 
 def test_a_node_without_room_for_a_thread_is_no_fault_of_gpulock(

@@ -56,33 +56,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@pytest.mark.parametrize("state", ["empty", "missing"])
-def test_the_first_claim_of_a_boot_makes_ready(place: Place, state: str) -> None:
-    if state == "missing":
-        place.state.rmdir()
-    place.ready()
-    assert place.ids() == (BOOT, BOOT)
-    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine"]
-    assert sorted(os.listdir(place.records)) == ["boot_id", "claims", "finished"]
-    assert os.listdir(place.lock) == ["locks"]
-
-
-def test_the_next_claim_goes_on(place: Place) -> None:
-    place.ready()
-    before = (place.records / "boot_id").stat().st_mtime_ns
-    place.ready()
-    assert (place.records / "boot_id").stat().st_mtime_ns == before
-
-
-def test_after_a_reboot_it_is_made_ready_again(place: Place) -> None:
-    place.ready(OTHER_BOOT)
-    shutil.rmtree(place.lock)
-    place.lock.mkdir()
-    place.lose_records()
-    place.ready()
-    assert place.ids() == (BOOT, BOOT)
-
-
 def test_claims_on_folders_that_outlived_a_boot_are_finished(place: Place) -> None:
     place.ready(OTHER_BOOT)
     place_lock(place.store, bus(0), record(boot_id=OTHER_BOOT))
@@ -105,15 +78,6 @@ def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> N
     assert place.store.boot_id() == ""
     boot.begin_boot(place.store, str(place.state), BOOT, NAME)
     assert place.ids() == (BOOT, BOOT)
-
-
-def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:
-    place.ready()
-    place_lock(place.store, bus(0), record())
-    (place.records / "boot_id").unlink()
-    assert place.refusal().kind == UNKNOWN
-    boot.begin_boot(place.store, str(place.state), BOOT, NAME)
-    assert place.holder(0) == "sge"
 
 
 @pytest.mark.parametrize("writes", [0, 1])
@@ -157,27 +121,6 @@ def test_folders_that_cannot_be_written_are_told(
     monkeypatch.setattr(atomic, "mkdir_if_missing", disk_full)
     shutil.rmtree(place.records / "claims")
     assert "state cannot be written" in place.refusal().why
-
-
-def test_a_file_system_that_cannot_be_seen_is_unknown(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(boot, "file_system_type", raising(PermissionError(13, "denied")))
-    assert place.refusal().kind == UNKNOWN
-
-
-def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:
-    os.mkfifo(place.state / "boot_id")
-    assert place.refusal().kind == UNKNOWN
-
-
-def test_reserves_are_put_back_before_the_first_grant(place: Place) -> None:
-    place.reserve(0)
-    place.ready()
-    found = place.store.read(bus(0)).owner
-    assert found is not None
-    assert (found.scheduler, found.user, found.comment) == ("admin", "root", "fan")
-    assert (found.devices, found.boot_id) == ((bus(0),), BOOT)
 
 
 def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(place: Place) -> None:
@@ -273,11 +216,6 @@ def test_a_path_that_a_user_mounts_at_is_no_line_of_the_table(
     assert boot.file_system_type(str(place.lock)) == "tmpfs"
 
 
-def test_the_file_system_of_a_real_folder_is_known(tmp_path: Path) -> None:
-    assert boot.file_system_type(str(tmp_path)) in atomic.LOCAL_FILE_SYSTEMS
-    assert boot.file_system_type("/proc") == "proc"
-
-
 def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         LockStore(str(tmp_path / "gone/run")).check(make=True)
@@ -286,25 +224,16 @@ def test_a_lock_directory_that_cannot_be_made_is_a_broken_node(tmp_path: Path) -
     assert (tmp_path / "run").is_dir()
 
 
-def test_on_a_full_disk_no_boot_id_of_another_length_is_written_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("before", "number"),
+    [(f"{OTHER_BOOT}{OTHER_BOOT}\n", errno.ENOSPC), (f"{OTHER_BOOT}\n", errno.EIO)],
+)
+def test_only_on_a_full_disk_a_boot_id_of_the_same_length_is_written_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch, before: str, number: int
 ) -> None:
     path = place.state / "boot_id"
-    path.write_text(f"{OTHER_BOOT}{OTHER_BOOT}\n")
-    monkeypatch.setattr(atomic, "replace_file", disk_full)
-    with pytest.raises(OSError) as caught:
+    path.write_text(before)
+    monkeypatch.setattr(atomic, "replace_file", raising(OSError(number, "it fails")))
+    with pytest.raises(OSError, match="it fails") as caught:
         boot.write_boot_id(str(path), f"{BOOT}\n".encode())
-    assert caught.value.errno == errno.ENOSPC
-    assert path.read_text() == f"{OTHER_BOOT}{OTHER_BOOT}\n"
-
-
-def test_a_boot_id_that_fails_to_be_replaced_on_a_disk_with_room_is_not_written_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = place.state / "boot_id"
-    path.write_text(f"{OTHER_BOOT}\n")
-    monkeypatch.setattr(atomic, "replace_file", raising(OSError(errno.EIO, "I/O error")))
-    with pytest.raises(OSError) as caught:
-        boot.write_boot_id(str(path), f"{BOOT}\n".encode())
-    assert caught.value.errno == errno.EIO
-    assert path.read_text() == f"{OTHER_BOOT}\n"
+    assert (caught.value.errno, path.read_text()) == (number, before)

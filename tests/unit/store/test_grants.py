@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
@@ -44,15 +42,6 @@ def test_the_folder_of_owed_lines_is_made_again(store: LockStore, tmp_path: Path
         assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
 
 
-def test_a_claim_has_one_record_and_a_copy_in_each_lock(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    assert holders(store) == {bus(0): (TOKEN, "GPU-0", "0"), bus(1): (TOKEN, "GPU-1", "1")}
-    text = store.read_record(TOKEN)
-    copies = {Path(store.locks_dir, name, "owner").read_text() for name in TWO.devices}
-    assert copies == {text}
-    assert os.listdir(store.claims_dir) == [TOKEN]
-
-
 def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,27 +52,6 @@ def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     assert list_names(store.claims_dir) == []
 
 
-def test_what_cannot_be_undone_is_left_to_the_reaper(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grants.make_claim(store, TWO)
-    monkeypatch.setattr(os, "rmdir", raising(PermissionError(1, "no")))
-    grants.undo_claim(store, TOKEN, TWO.devices)
-    assert sorted(holders(store)) == [bus(0), bus(1)]
-
-
-def test_a_released_claim_waits_for_its_line_with_when_and_how(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    release(store, bus(0), bus(1), how="reap: process 1 (a\nb) is gone")
-    assert holders(store) == {}
-    assert os.listdir(store.finished_dir) == [TOKEN]
-    words = [line.split(" ", 5) for line in released_lines(store)]
-    assert [word[0] for word in words] == [bus(0), bus(1)]
-    assert [word[3:5] for word in words] == [["0", "GPU-0"], ["1", "GPU-1"]]
-    assert all(float(word[1]) > 1e9 and float(word[2]) > 0 for word in words)
-    assert {word[5] for word in words} == {"reap: process 1 (a?b) is gone"}
-
-
 def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
     store: LockStore,
 ) -> None:
@@ -92,46 +60,12 @@ def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
     assert {line.split(" ")[2] for line in released_lines(store)} == {"-"}
 
 
-def test_a_part_that_is_released_is_in_no_record_any_more(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    release(store, bus(0))
-    assert holders(store) == {bus(1): (TOKEN, "GPU-1", "1")}
-    assert bus(0) not in Path(store.locks_dir, bus(1), "owner").read_text()
-    assert os.listdir(store.finished_dir) == []
-    assert [line.split(" ")[0] for line in released_lines(store, "claims")] == [bus(0)]
-    release(store, bus(1))
-    assert len(released_lines(store)) == 2
-
-
 def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> None:
     grants.make_claim(store, TWO)
     grants.remove_lock(store, bus(1))
     grants.remove_lock(store, bus(0))
     release(store, bus(0))
     assert sorted(holders(store)) == [bus(1)]
-
-
-@pytest.mark.parametrize("names", [(bus(2),), (bus(0), bus(2))])
-def test_what_a_claim_does_not_have_is_not_released(
-    store: LockStore, names: tuple[str, ...]
-) -> None:
-    grants.make_claim(store, TWO)
-    with pytest.raises(Refusal) as caught:
-        release(store, *names)
-    assert (caught.value.kind, "changed meanwhile" in caught.value.why) == (UNKNOWN, True)
-    assert sorted(holders(store)) == [bus(0), bus(1)]
-
-
-def test_a_claim_that_is_gone_is_not_released(store: LockStore) -> None:
-    with pytest.raises(Refusal):
-        release(store, bus(0))
-
-
-def test_a_record_that_cannot_be_understood_is_not_released(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    Path(store.claims_dir, TOKEN, "record").write_text("gpulock-owner 2\n")
-    with pytest.raises(OSError):
-        release(store, bus(0))
 
 
 def test_a_release_that_cannot_note_when_has_released(
@@ -144,14 +78,6 @@ def test_a_release_that_cannot_note_when_has_released(
     assert sorted(os.listdir(f"{store.finished_dir}/{TOKEN}")) == ["record", "released"]
 
 
-def test_a_lock_goes_with_what_a_killed_writer_left_in_it(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    Path(f"{store.locks_dir}/{bus(0)}/.owner.1.0123456789ab").touch()
-    grants.remove_lock(store, bus(0))
-    grants.remove_lock(store, bus(0))
-    assert os.listdir(store.locks_dir) == [bus(1)]
-
-
 def test_a_claim_that_was_finished_and_put_back_is_finished_once(store: LockStore) -> None:
     grants.make_claim(store, TWO)
     release(store, *TWO.devices)
@@ -160,31 +86,10 @@ def test_a_claim_that_was_finished_and_put_back_is_finished_once(store: LockStor
     assert (os.listdir(store.claims_dir), os.listdir(store.finished_dir)) == ([], [TOKEN])
 
 
-def test_a_finish_that_fails_otherwise_is_told(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grants.make_claim(store, TWO)
-    monkeypatch.setattr(os, "rename", raising(OSError(errno.EIO, "I/O error")))
-    with pytest.raises(OSError):
-        grants.finish_claim(store, TOKEN)
-
-
 def finish(store: LockStore, token: str) -> None:
     own: Owner = record(token=token)
     grants.make_claim(store, own)
     grants.release_devices(store, token, own.devices, "epilog", BOOT)
-
-
-def test_finished_claims_do_not_pile_up_and_the_oldest_go_first(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grants, "FINISHED_CAP", 6)
-    monkeypatch.setattr(grants, "FINISHED_PRUNE", 4)
-    for number in range(6):
-        finish(store, f"t{number}")
-        os.utime(f"{store.finished_dir}/t{number}", (number, number))
-    assert sorted(os.listdir(store.finished_dir)) == ["t4", "t5"]
-    assert count_dropped_claims(store.path) == 4
 
 
 def test_a_finished_claim_that_is_dropped_is_counted_first(
@@ -208,12 +113,3 @@ def test_how_a_claim_ended_is_noted_and_its_record_shrinks_before_a_lock_goes(
         release(store, bus(0))
     assert Path(store.claims_dir, TOKEN, "released").read_text().count("epilog") == 1
     assert parse_owner(store.read_record(TOKEN)).devices == (bus(1),)
-
-
-def test_finished_claims_that_cannot_be_counted_stop_no_release(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grants, "FINISHED_CAP", 1)
-    monkeypatch.setattr(os, "lstat", raising(PermissionError(13, "denied")))
-    finish(store, "t")
-    assert os.listdir(store.finished_dir) == ["t"]

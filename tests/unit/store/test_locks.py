@@ -4,40 +4,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store.locks import Lock, LockStore
+from gpulock.store.locks import LockStore
 from tests.support.locks import place_lock, say_mps
 from tests.support.trees import bus, record
 
 ONE = bus(0)
-
-
-def test_hidden_names_are_no_locks(store: LockStore) -> None:
-    os.mkdir(f"{store.locks_dir}/.{ONE}")
-    assert store.read_all_locks() == {}
-
-
-def test_anchors_and_marks_are_read_when_asked_for(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    store.anchor(record().token, 600, 2000, 65401)
-    store.anchor(record().token, 601, 2001, 0)
-    say_mps(store, "700 1000\n")
-    lock = store.read(ONE)
-    assert (lock.shepherds(), lock.mps) == ([(500, 1000)], "")
-    store.read_details([lock])
-    assert sorted(lock.shepherds()) == [(500, 1000), (600, 2000), (601, 2001)]
-    assert lock.groups() == [65400, 65401]
-    assert lock.mps == "700 1000"
-
-
-def test_a_lock_without_owner_has_no_shepherd_and_no_group() -> None:
-    lock = Lock(ONE, None, "")
-    assert (lock.shepherds(), lock.groups()) == ([], [])
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777, 0o755])
@@ -70,34 +46,6 @@ def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) 
     assert caught.value.kind == UNKNOWN
 
 
-def test_a_device_is_held_by_its_record_alone(store: LockStore) -> None:
-    place_lock(store, ONE, record(uuids=("GPU-1",), minors=("0",)))
-    shutil.rmtree(f"{store.locks_dir}/{ONE}")
-    owner = store.read_all_locks()[ONE].owner
-    assert owner is not None and (owner.uuid_of(ONE), owner.minor_of(ONE)) == ("GPU-1", "0")
-    assert store.read(ONE).owner is None
-
-
-def test_a_device_is_held_by_its_lock_alone(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    shutil.rmtree(f"{store.claims_dir}/{record().token}")
-    owner = store.read_all_locks()[ONE].owner
-    assert owner is not None and owner.token == record().token
-
-
-def test_a_record_that_cannot_be_read_is_told_by_its_locks(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    Path(store.claims_dir, record().token, "record").write_text("gpulock-owner 2\n")
-    owner = store.read_all_locks()[ONE].owner
-    assert owner is not None and owner.job_id == "12"
-
-
-def test_an_owner_that_names_other_devices_is_a_fault(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    os.rename(f"{store.locks_dir}/{ONE}", f"{store.locks_dir}/{bus(1)}")
-    assert store.read(bus(1)).fault == "its owner record names other devices"
-
-
 def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
     for number in (0, 1):
         place_lock(store, bus(number), record(devices=(bus(0), bus(1))))
@@ -112,25 +60,6 @@ def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
     Path(store.claims_dir, record().token, "anchors", "65401").write_text("600")
     faults = [lock.fault for lock in store.read_detailed_locks().values()]
     assert [fault.startswith("its anchors: ") for fault in faults] == [True, True]
-
-
-def test_of_the_tasks_of_a_group_the_last_is_the_anchor(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    store.anchor(record().token, 600, 2000, 65401)
-    store.anchor(record().token, 601, 2001, 65401)
-    lock = store.read(ONE)
-    store.read_details([lock])
-    assert lock.anchors == [(601, 2001, 65401)]
-
-
-@pytest.mark.parametrize("text", ["600", "x 1 0", "600 5 6 7", ""])
-def test_anchors_that_cannot_be_read_are_a_fault(store: LockStore, text: str) -> None:
-    place_lock(store, ONE, record())
-    store.anchor(record().token, 601, 2000, 0)
-    Path(store.claims_dir, record().token, "anchors", "65401").write_text(text)
-    lock = store.read(ONE)
-    store.read_details([lock])
-    assert lock.fault.startswith("its anchors: ")
 
 
 def test_a_claim_is_held_as_long_as_its_record_names_the_device_or_cannot_be_read(
@@ -155,14 +84,6 @@ def test_what_is_held_is_unknown_where_nobody_can_see(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as caught:
         LockStore(str(tmp_path / "file")).read_all_locks()
     assert caught.value.kind == UNKNOWN
-
-
-def test_mps_that_cannot_be_read_is_not_told(store: LockStore) -> None:
-    place_lock(store, ONE, record())
-    os.mkfifo(f"{store.claims_dir}/{record().token}/mps")
-    lock = store.read(ONE)
-    store.read_details([lock])
-    assert lock.mps == ""
 
 
 def test_both_folders_are_made_and_checked(tmp_path: Path) -> None:

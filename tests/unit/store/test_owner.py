@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,20 +43,6 @@ def test_any_text_is_either_a_record_or_malformed(text: str) -> None:
         pytest.fail(f"{candidate!r} was believed")  # it cannot have all required keys
 
 
-def test_an_unknown_key_is_ignored() -> None:
-    text = owner.encode_owner(record()) + "colour=blue\n"
-    assert fields(owner.parse_owner(text)) == fields(record())
-
-
-@pytest.mark.parametrize("key", REQUIRED)
-def test_a_record_without_a_key_field_is_malformed(key: str) -> None:
-    lines = owner.encode_owner(record()).splitlines()
-    left = [line for line in lines if not line.startswith(f"{key}=")]
-    assert len(left) == len(lines) - 1
-    with pytest.raises(kv.MalformedError, match=key):
-        owner.parse_owner("\n".join(left))
-
-
 def test_the_list_of_devices_is_the_last_line_so_it_marks_the_end() -> None:
     assert list(TYPES)[-1] == "devices"
     values = {key: "x" for key, kind in TYPES.items() if kind is TEXT}
@@ -80,13 +64,6 @@ def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
             owner.parse_owner(text[:length] + "\0" * (len(text) - length))
     with pytest.raises(kv.MalformedError, match="cut short"):
         owner.parse_owner(text.replace("user=alice", "user=al\0\0\0"))
-
-
-@pytest.mark.parametrize("line", ["pid=x", "pid=1.5", "pid=", "uid=0x1", "claimed_at=soon"])
-def test_a_number_that_is_none_is_malformed(line: str) -> None:
-    text = owner.encode_owner(record(pid=0, uid=0))
-    with pytest.raises(kv.MalformedError, match="no number"):
-        owner.parse_owner(text + line + "\n")
 
 
 def test_a_number_longer_than_python_reads_is_malformed() -> None:
@@ -111,31 +88,6 @@ def test_a_field_that_does_not_exist_is_a_mistake_of_the_program() -> None:
         record(colour="blue")
 
 
-def test_a_copy_changes_what_it_is_told_and_nothing_else() -> None:
-    one = record()
-    other = one.copy(places=1)
-    assert fields(other) == fields(one) | {"places": 1}
-    assert one.places == 0
-
-
-def test_a_record_tells_each_device_apart_and_is_written_whole() -> None:
-    one = record(devices=("a", "b"), uuids=("GPU-a",), minors=("0", "1"))
-    assert [(one.uuid_of(name), one.minor_of(name)) for name in "ab"] == [("GPU-a", "0"), ("", "1")]
-    assert owner.encode_owner(one.copy(draining=1)) == owner.encode_owner(one)
-    left = one.of_devices(["b"])
-    assert (left.devices, left.uuids, left.minors) == (("b",), ("",), ("1",))
-
-
-def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
-    one = record()
-    assert one.key() == ("sge", "default", "", "12", "")
-    assert one.copy(start=2).key() == one.key()
-    assert one.copy(start=2).run() != one.run()
-    assert one.copy(node="another").key() == one.key()
-    assert one.copy(slurmd="another").key() != one.key()
-    assert one.copy(job_id="123").key() != one.key()
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -148,7 +100,3 @@ def test_the_key_names_the_job_and_the_run_tells_its_runs_apart() -> None:
 )
 def test_people_read_a_job_as_they_name_it(changes: dict[str, object], said: str) -> None:
     assert record(**changes).job() == said
-
-
-def test_an_anchor_that_was_forgotten_since_it_was_listed_is_none(tmp_path: Path) -> None:
-    assert owner.read_anchor(str(tmp_path / "65401")) is None

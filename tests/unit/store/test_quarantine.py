@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import UNKNOWN, Refusal
 from gpulock.store import kv, quarantine
 from gpulock.store.quarantine import FOLDER, QUARANTINE, RESERVE
 from tests.support.trees import bus
@@ -29,31 +28,12 @@ def test_a_note_says_when_by_whom_and_why(state: str) -> None:
     assert (found["by"], found["reason"], float(found["at"]) > 0) == ("root", "ECC errors", True)
 
 
-def test_a_note_is_taken_back_once(state: str) -> None:
-    quarantine.write_device_note(state, RESERVE, bus(0), "root", "maintenance")
-    quarantine.remove_device_note(state, RESERVE, bus(0))
-    assert quarantine.list_noted_devices(state, RESERVE) == []
-    with pytest.raises(FileNotFoundError):
-        quarantine.remove_device_note(state, RESERVE, bus(0))
-
-
 @pytest.mark.parametrize("text", ["", "garbage", "by=a\nby=b\n", "\0\0\0", None])
 def test_a_note_that_is_garbage_or_a_fifo_still_counts(state: str, text: str | None) -> None:
     note = Path(state, FOLDER, bus(0))
     os.mkfifo(note) if text is None else note.write_text(text)
     assert quarantine.list_noted_devices(state, QUARANTINE) == [bus(0)]
     assert "by" not in quarantine.read_device_note(state, QUARANTINE, bus(0))
-
-
-def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:
-    Path(state, FOLDER, f".{bus(0)}.abc").touch()
-    assert quarantine.list_noted_devices(state, QUARANTINE) == []
-
-
-def test_a_folder_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
-    with pytest.raises(Refusal) as caught:
-        quarantine.list_noted_devices(str(tmp_path), QUARANTINE)
-    assert caught.value.kind == UNKNOWN
 
 
 def test_a_reason_of_two_lines_is_refused_and_nothing_is_noted(state: str) -> None:
@@ -88,12 +68,3 @@ def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: li
     synced.clear()
     quarantine.remove_device_note(state, QUARANTINE, bus(0))
     assert synced == [f"{state}/{FOLDER}"]
-
-
-def test_a_folder_that_cannot_be_listed_is_no_empty_one(state: str) -> None:
-    folder = Path(state, FOLDER)
-    if folder.exists():
-        folder.rmdir()
-    folder.write_text("")
-    with pytest.raises(Refusal, match="Not a directory"):
-        quarantine.list_noted_devices(state, QUARANTINE)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store import atomic, grants
+from gpulock.errors import UNKNOWN, Refusal
+from gpulock.store import grants
 from gpulock.store.boot import finish_earlier_claims
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
-from tests.support.trees import BOOT, OTHER_BOOT, bus, record
+from tests.support.trees import BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)))
@@ -58,33 +58,6 @@ def assert_whole(store: LockStore) -> None:
         assert text == store.read_record(token)
 
 
-def test_where_the_names_agree_no_copy_is_read(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(atomic, "read_text", raising(AssertionError))
-    assert holders(repair_locks(store, BOOT)) == ALL
-
-
-@pytest.mark.parametrize("what", ["LOCK_DIR", "locks"])
-def test_all_locks_that_are_lost_are_made_again(store: LockStore, what: str) -> None:
-    shutil.rmtree(store.path if what == "LOCK_DIR" else store.locks_dir)
-    assert repaired(store) == (ALL, {TOKEN: {bus(0), bus(1)}, "cafe": {bus(2)}})
-    assert_whole(store)
-
-
-@pytest.mark.parametrize("text", [None, "", "gpulock-owner 2\n", "garbage"])
-def test_an_owner_that_is_lost_or_spoilt_is_written_again(
-    store: LockStore, text: str | None
-) -> None:
-    owner = Path(store.locks_dir, bus(0), "owner")
-    owner.unlink()
-    if text is not None:
-        owner.write_text(text)
-    assert holders(repair_locks(store, BOOT)) == ALL, "by its record"
-    assert repaired(store) == (ALL, {} if text else {TOKEN: {bus(0)}})
-    assert_whole(store)
-
-
 @pytest.mark.parametrize("how", ["folder", "record", "garbage", "cut short", "zeros"])
 def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: str) -> None:
     folder = Path(store.claims_dir, TOKEN)
@@ -121,26 +94,6 @@ def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore, copied: str
     assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
 
 
-@pytest.mark.parametrize("killed_at", ["create", "write"])
-def test_a_lock_without_owner_or_record_goes(store: LockStore, killed_at: str) -> None:
-    os.mkdir(f"{store.locks_dir}/{bus(3)}")
-    if killed_at == "write":
-        Path(store.locks_dir, bus(3), "owner").touch()
-    assert holders(repair_locks(store, BOOT)) == ALL
-    assert bus(3) not in os.listdir(store.locks_dir)
-
-
-@pytest.mark.parametrize("text", ["garbage", "gpulock-owner 2\n"])
-def test_a_lock_that_cannot_be_understood_and_no_record_names_is_held(
-    store: LockStore, text: str
-) -> None:
-    folder = Path(store.locks_dir, bus(3))
-    folder.mkdir()
-    (folder / "owner").write_text(text)
-    found = repair_locks(store, BOOT)[bus(3)]
-    assert (found.fault != "", found.owner) == (True, None)
-
-
 def test_a_link_in_the_place_of_a_lock_goes_and_the_lock_it_leads_to_stays_whole(
     store: LockStore,
 ) -> None:
@@ -148,21 +101,6 @@ def test_a_link_in_the_place_of_a_lock_goes_and_the_lock_it_leads_to_stays_whole
     repaired(store)
     assert sorted(os.listdir(store.locks_dir)) == [*ALL]
     assert Path(store.locks_dir, bus(2), "owner").exists()
-
-
-def test_a_file_in_the_place_of_a_lock_is_held(store: LockStore) -> None:
-    Path(store.locks_dir, bus(3)).write_text("a file")
-    assert repair_locks(store, BOOT)[bus(3)].fault != ""
-
-
-def test_a_record_without_any_copy_that_cannot_be_read_stops_all_claims(store: LockStore) -> None:
-    """Nobody knows which devices it names."""
-    for name in TWO.devices:
-        shutil.rmtree(f"{store.locks_dir}/{name}")
-    Path(store.claims_dir, TOKEN, "record").write_text("garbage")
-    told = refused(store)
-    assert told.kind == UNKNOWN
-    assert f"remove {store.claims_dir}/{TOKEN} if no job is left" in told.do
 
 
 def test_a_claim_that_was_killed_while_it_was_made_is_whole_or_gone(store: LockStore) -> None:
@@ -176,21 +114,6 @@ def test_a_claim_that_was_killed_while_it_was_made_is_whole_or_gone(store: LockS
     shutil.copytree(f"{store.claims_dir}/half", f"{store.claims_dir}/.other.1.0123456789ab")
     assert holders(repair_locks(store, BOOT)) == whole, "also where no lock is amiss"
     assert sorted(os.listdir(store.claims_dir)) == sorted(["cafe", "half", TOKEN])
-
-
-def test_claims_of_another_boot_are_finished_and_their_locks_go(store: LockStore) -> None:
-    old = record(token="old", boot_id=OTHER_BOOT, devices=(bus(5),))
-    grants.make_claim(store, old)
-    os.mkdir(f"{store.locks_dir}/{bus(6)}")
-    shutil.copy(f"{store.locks_dir}/{bus(5)}/owner", f"{store.locks_dir}/{bus(6)}/owner")
-    assert holders(repair_locks(store, BOOT)) == ALL
-    assert os.listdir(store.finished_dir) == ["old"]
-    assert sorted(os.listdir(store.locks_dir)) == sorted(ALL)
-
-
-def test_a_record_in_the_folder_of_another_claim_is_no_claim(store: LockStore) -> None:
-    os.rename(f"{store.claims_dir}/cafe", f"{store.claims_dir}/beef")
-    assert "claim beef" in refused(store).why
 
 
 def test_two_records_that_name_one_device_both_hold_it_until_both_are_over(
@@ -209,16 +132,6 @@ def test_two_records_that_name_one_device_both_hold_it_until_both_are_over(
     assert holders(repair_locks(store, BOOT))[bus(2)] == ({"cafe", "both"} - {holder}).pop()
 
 
-@pytest.mark.parametrize("number", [13, 5])
-def test_what_cannot_be_put_back_is_told(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    shutil.rmtree(f"{store.locks_dir}/{bus(1)}")
-    monkeypatch.setattr(atomic, "replace_file", raising(OSError(number, "no")))
-    told = refused(store)
-    assert (told.kind, "cannot be made to agree" in told.why) == (BROKEN, True)
-
-
 def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockStore) -> None:
     for token in ("copied", "garbage", "folder", "none"):
         os.mkdir(f"{store.claims_dir}/{token}")
@@ -232,13 +145,6 @@ def test_a_record_that_stops_every_claim_is_named_with_its_reason(store: LockSto
     unreadable: dict[str, str] = {}
     store.read_all_locks(unreadable)
     assert sorted(unreadable) == ["folder", "garbage"]
-
-
-def test_a_hidden_stray_file_among_the_claims_goes(store: LockStore) -> None:
-    hidden = Path(store.claims_dir, ".note.swp")
-    hidden.touch()
-    assert_whole(store)
-    assert not hidden.exists()
 
 
 def test_a_record_that_the_disk_cannot_read_is_a_fault_and_no_claim_is_over(

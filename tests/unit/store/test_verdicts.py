@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
@@ -24,17 +22,6 @@ def fresh(folder: Path, now: float) -> dict[str, Verdict] | None:
         return None
 
 
-def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
-    strange = {"a=b\n": Verdict(DEAD, "gone")}
-    verdicts.write_verdicts(str(tmp_path), {**FOUND, **strange}, BOOT)
-    read = fresh(tmp_path, clock_boottime())
-    assert read is not None
-    assert {t: (v.state, v.proof, v.orphans) for t, v in read.items()} == {
-        token: (v.state, v.proof, v.orphans) for token, v in FOUND.items()
-    }
-    assert (tmp_path / "verdicts").stat().st_mode & 0o777 == 0o644
-
-
 def test_a_state_that_no_reconcile_writes_is_unknown(tmp_path: Path) -> None:
     now = 1000.0
     (tmp_path / "verdicts").write_text(
@@ -48,44 +35,6 @@ def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
     assert fresh(tmp_path, clock_boottime()) is None
     verdicts.write_verdicts(str(tmp_path), {}, BOOT)
     assert fresh(tmp_path, clock_boottime()) == {}
-
-
-@pytest.mark.parametrize(
-    ("age", "known"),
-    [(0, True), (verdicts.FRESH - 1, True), (verdicts.FRESH + 1, False), (-5, False)],
-)
-def test_an_old_verdict_and_one_of_the_future_are_not_known(
-    tmp_path: Path, age: float, known: bool
-) -> None:
-    now = 1000.0
-    (tmp_path / "verdicts").write_text(
-        f"{verdicts.VERSION_LINE}\nboot_id={BOOT}\nchecked_boottime={now - age:.3f}\naa=alive x\n"
-    )
-    assert (fresh(tmp_path, now) is not None) is known
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "gpulock-verdicts 2\nboot_id=this-boot\nchecked_boottime=1000\n",
-        "gpulock-verdicts 1\naa=dead x\n",
-        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=nan\naa=dead x\n",
-        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=inf\n",
-        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=soon\n",
-        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=\n",
-        "gpulock-verdicts 1\nboot_id=this-boot\nchecked_boottime=1000\naa\n",
-    ],
-)
-def test_a_file_that_is_none_makes_nothing_known(tmp_path: Path, text: str) -> None:
-    (tmp_path / "verdicts").write_text(text)
-    assert fresh(tmp_path, 1000.0) is None
-
-
-def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
-    verdicts.write_verdicts(str(tmp_path), FOUND, "an-earlier-boot")
-    assert fresh(tmp_path, clock_boottime()) is None
-    assert verdicts.read_dated_verdicts(str(tmp_path), clock_boottime(), BOOT) == (None, None)
 
 
 def test_the_time_of_verdicts_is_told_beside_them_and_when_they_are_old(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
@@ -53,12 +50,3 @@ def holder(box: Box, number: int) -> Owner:
 def totals(box: Box) -> dict[str, str]:
     counted = count_events(read_events(str(box.lock)))
     return {key: f"{value:g}" for key, value in counted.items()}
-
-
-def empty_all(locks: Path) -> None:
-    shutil.rmtree(locks)
-    locks.mkdir()
-
-
-def lose_one(locks: Path) -> None:
-    shutil.rmtree(locks / bus(1))

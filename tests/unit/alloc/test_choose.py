@@ -64,20 +64,6 @@ def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     assert links[a.bus, b.bus] == 2
 
 
-def graph(seed: int, size: int = 16) -> list[list[int]]:
-    """Return a random machine's scores: a ring or mesh of NVLinks, switches, NUMA nodes."""
-    dice = random.Random(seed)
-    density = dice.choice([0.1, 0.2, 0.4, 0.7])
-    scores = [[0] * size for _ in range(size)]
-    for i, j in itertools.combinations(range(size), 2):
-        score = choose.SWITCH if i // 2 == j // 2 else choose.OTHER
-        score = choose.NUMA if score == choose.OTHER and i // 8 == j // 8 else score
-        if dice.random() < density:
-            score = choose.NVLINK * dice.choice([1, 1, 2, 4])
-        scores[i][j] = scores[j][i] = score
-    return scores
-
-
 def test_all_sets_of_half_of_sixteen_are_tried() -> None:
     """The last one of them is the best here."""
     scores = [[int(a > 7 and b > 7 and a != b) for b in range(16)] for a in range(16)]
@@ -103,14 +89,6 @@ def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     assert len(chosen) == (count if count <= size else 0)
     assert [d.index for d in chosen] == sorted({d.index for d in chosen})
     assert choose.choose_devices(list(free), count, dict(links)) == chosen
-
-
-@pytest.mark.parametrize(("numa", "chosen"), [(0, [0, 2]), (1, [0, 2]), (-1, [0, 1])])
-def test_cards_of_one_numa_node_that_is_known_are_nearer(numa: int, chosen: list[int]) -> None:
-    cards = [Device(f"0000:{number}b:00.0", number) for number in range(3)]
-    cards[0].numa = cards[2].numa = numa
-    cards[1].numa = 5
-    assert [card.index for card in choose.choose_devices(cards, 2)] == chosen
 
 
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:

@@ -15,10 +15,12 @@ import pytest
 from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.errors import BROKEN, BUSY, UNKNOWN, Refusal
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
 from gpulock.store import atomic, grants
+from gpulock.store.gate import Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
-from tests.support.claims import ask, refused
+from tests.support.claims import ask, never, refused
 from tests.support.clock import VirtualClock
 from tests.support.faults import Failing, disk_full, returning
 from tests.support.locks import place_lock
@@ -133,6 +135,16 @@ def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.Monk
 def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:
     assert refused(box, user="alice\nuid=0").kind == UNKNOWN
     assert box.locks() == []
+
+
+def test_a_gate_that_stays_shut_is_told_although_it_cannot_be_noted(box: Box) -> None:
+    ask(box)
+    (box.lock / "events").unlink()
+    (box.lock / "events").mkdir()
+    with Gate(box.node().store, soon()), pytest.raises(LockTimeout):
+        claim_devices(
+            box.node(), record(token="", devices=()), ClaimRequest(1), never, Deadline(0.0)
+        )
 
 
 def test_a_health_check_that_cannot_be_asked_to_end_keeps_its_device(

@@ -14,7 +14,7 @@ from gpulock.errors import Refusal
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import disk_full
-from tests.support.trees import Box, bus, judge_of, judging, record, soon
+from tests.support.trees import Box, bus, judging, record, soon
 
 FIRST, SECOND, THIRD = 600, 601, 602
 
@@ -32,15 +32,6 @@ def task(box: Box, pid: int, **changes: object) -> Grant:
     node = box.node()
     one = record(token="", devices=(), pid=pid, add_grp_id=65000 + pid, **changes)
     return claim_devices(node, one, ClaimRequest(2, join=True), judging(node), soon())
-
-
-def states(box: Box) -> set[str]:
-    node = box.node()
-    locks = node.store.read_all_locks()
-    for lock in locks.values():
-        node.store.read_details([lock])
-    judge = judge_of(node)
-    return {judge.verdict(lock).state for lock in locks.values()}
 
 
 def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box) -> None:

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.alloc.release import release_locks
-from gpulock.errors import BUSY, INVALID_REQUEST, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
-from tests.support.claims import ask, ids, pick, refused
+from tests.support.claims import ask, ids, refused
 from tests.support.trees import Box, bus, judging, record, soon
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
@@ -33,21 +32,6 @@ def two_models(tmp_path: Path) -> Box:
     for number in range(5):
         made.gpu(bus(number), number, Model=A100 if number < 2 else H200)
     return made
-
-
-@pytest.fixture
-def split(tmp_path: Path) -> Box:
-    """Three A100, of which the first has two MIG instances."""
-    made = Box(tmp_path, 3)
-    for number in range(3):
-        made.gpu(bus(number), number, Model=A100)
-    made.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
-    return made
-
-
-def give_back(box: Box, grant: Grant) -> None:
-    node, token = box.node(), grant.owner.token
-    release_locks(node, lambda o: o.token == token, judging(node)(), soon(), "epilog")
 
 
 def ask_kinds(box: Box, *kinds: tuple[str, int], job_id: str = "12") -> Grant:
@@ -76,21 +60,14 @@ def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:
     assert ids(ask(two_models, 1)) == [bus(4)], "two A100 are left to a job of two"
 
 
-def test_a_plain_request_of_more_than_one_models_cards_is_invalid(two_models: Box) -> None:
-    refusal = refused(two_models, 4)
-    assert refusal.kind == INVALID_REQUEST
-    assert refusal.why == f"4 GPUs asked for, all of one model: this node has {THERE}"
-    two_models.settings["PLAIN_REQUEST"] = "mixed"
-    assert len(ask(two_models, 4).devices) == 4
-    assert refused(two_models, 6, job_id="13").kind == INVALID_REQUEST
-
-
-def test_a_node_of_instances_alone_has_no_card_for_a_plain_request(tmp_path: Path) -> None:
-    box = Box(tmp_path, 1)
-    box.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-a")
-    assert refused(box, 1).kind == INVALID_REQUEST
-    assert refused_kinds(box, ("mig:3g.40gb", 1)).kind == INVALID_REQUEST
-    assert ids(pick(box, f"{bus(0)}.gi1.ci0")) == [f"{bus(0)}.gi1.ci0"]  # by its own name
+def test_a_broken_card_of_a_model_is_the_nodes_fault(two_models: Box) -> None:
+    (two_models.driver / "gpus" / bus(4) / "information").write_text("garbage")
+    assert refused_kinds(two_models, ("model:h200", 3)).kind == BROKEN
+    assert refused_kinds(two_models, ("model:a100*", 3)).kind == BROKEN  # it may be one
+    assert refused_kinds(two_models, ("model:h100", 1)).kind == INVALID_REQUEST
+    two_models.settings["EXPECTED_GPUS"] = "6"
+    assert refused(two_models, 4).kind == BROKEN
+    assert refused(two_models, 5).kind == INVALID_REQUEST
 
 
 def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_path: Path) -> None:

@@ -53,19 +53,6 @@ def test_a_faulty_card_asked_for_by_id_sends_the_job_back_and_breaks_no_node(box
     assert caught.value.why.startswith("GPU 0: ") and "here" not in caught.value.why
 
 
-def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
-    node = box.node()
-    with pytest.raises(Refusal):
-        claim_devices(
-            node,
-            record(token=""),
-            ClaimRequest(2, check=raising(Refusal(UNKNOWN, "no UUID", "wait"))),
-            never,
-            soon(),
-        )
-    assert box.locks() == []
-
-
 def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
     box.proc.shepherd(500, box.root)
     ask(box, 4)

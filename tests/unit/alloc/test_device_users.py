@@ -138,6 +138,14 @@ def test_the_files_of_threads_count_when_the_leader_has_ended(stage: Stage) -> N
     assert stage.who() == [700]
 
 
+def test_a_thread_that_ends_while_it_is_looked_at_hides_no_other(stage: Stage) -> None:
+    stage.fake.add(700, state="Z", threads={700: "Z", 701: "S", 702: "S"})
+    (stage.fake.root / "700/task/702/fd/9").symlink_to(stage.node)
+    for thread in (700, 701):
+        (stage.fake.root / f"700/task/{thread}/fd").rmdir()
+    assert stage.who() == [700]
+
+
 def test_the_clock_is_looked_at_before_each_file_that_may_be_a_node(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,13 @@ def left_in_group(fake: FakeProc, lock: Lock) -> str:
     return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).reason()
 
 
+def test_a_task_that_runs_is_left(fake: FakeProc) -> None:
+    lock = Lock("x", record(), "")
+    lock.anchors = [(600, 5, 0)]
+    fake.add(600, "sge_shepherd", start=5)
+    assert "600" in left_in_group(fake, lock)
+
+
 def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: FakeProc) -> None:
     """A number comes round: anybody may wait for it, fork, and lead a session of it."""
     lock = Lock("x", record(scheduler="process", add_grp_id=0, sid=500, uid=1000), "")

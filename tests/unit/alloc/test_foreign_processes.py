@@ -76,18 +76,6 @@ def test_another_users_process_of_no_claim_keeps_no_lock(fake: FakeProc, restric
     assert left(fake, restrict=restrict) == ""
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
-    """Let the kernel hide the files of these processes."""
-    real = os.listdir
-
-    def guarded(path: str) -> list[str]:
-        if path.endswith(tuple(f"/{pid}/fd" for pid in pids)):
-            raise PermissionError(13, "denied", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", guarded)
-
-
 def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,31 +3,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from gpulock.alloc.node_view import are_records_lost, read_node_view
+from gpulock.alloc.node_view import read_node_view
 from gpulock.deadline import clock_boottime
-from tests.support.trees import BOOT, OTHER_BOOT, Box
-
-
-@pytest.mark.parametrize(
-    ("lock", "state", "lost"),
-    [
-        (BOOT, BOOT, False),
-        ("", BOOT, True),
-        (OTHER_BOOT, BOOT, True),  # a LOCK_DIR of an earlier boot that was put back
-        (OTHER_BOOT, OTHER_BOOT, False),
-        ("", "", False),
-    ],
-)
-def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
-    box: Box, lock: str, state: str, lost: bool
-) -> None:
-    box.records.mkdir()
-    for folder, boot_id in ((box.records, lock), (box.state, state)):
-        if boot_id:
-            (folder / "boot_id").write_text(f"{boot_id}\n")
-    assert are_records_lost(box.node()) == lost
+from tests.support.trees import BOOT, Box
 
 
 def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:

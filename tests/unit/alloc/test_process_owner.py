@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
 
-from gpulock.alloc import process_owner
 from gpulock.alloc.process_owner import (
     FOREIGN,
     GONE,
@@ -27,7 +25,7 @@ from tests.support.faults import raising
 from tests.support.trees import HOST_NS, FakeProc, bus, record
 
 ROOT = (0, 0, 0, 0)
-SHEPHERD, STEPD, JOB = 500, 600, 700
+SHEPHERD, JOB = 500, 700
 SERVICES = ("nvidia-persistenced", "Xorg", "gpulock-exporter")
 SLURM: dict[str, Any] = {
     "scheduler": "slurm",
@@ -138,12 +136,6 @@ def test_what_a_scheduler_started_is_no_service(proc: FakeProc) -> None:
     assert judged(proc, JOB) == FOREIGN
 
 
-def test_a_process_that_ended_is_gone_and_one_that_hides_is_not_seen(proc: FakeProc) -> None:
-    assert judged(proc, JOB) == GONE
-    shutil.rmtree(proc.root / "1")  # hidepid: not even init is to be seen
-    assert judged(proc, JOB) == UNSEEN
-
-
 def test_a_zombie_is_gone_unless_a_thread_of_it_goes_on(proc: FakeProc) -> None:
     """It has no memory of the driver's any more, and nobody can end it."""
     proc.add(JOB, state="Z")
@@ -184,22 +176,6 @@ def test_a_session_that_both_claims_have_or_none_proves_nothing(proc: FakeProc, 
     tree = ProcessScan(Proc(str(proc.root)))
     held = Lock("y", record(token="b", pid=999, add_grp_id=0, sid=sid), "")
     assert not belongs_to_other_claim(700, held, record(sid=300), tree)
-
-
-def test_the_command_of_a_claim_runs_elsewhere_where_it_lives_and_is_not_above_us(
-    proc: FakeProc,
-) -> None:
-    proc.add(600, start=1000)
-    proc.add(700, ppid=600)
-    proc.add(800)
-    tree = ProcessScan(Proc(str(proc.root)))
-    command = record(scheduler="process", pid=600, comment=process_owner.RUN)
-    elsewhere = process_owner.is_command_running_elsewhere
-    assert elsewhere(command, 800, tree)
-    assert not elsewhere(command, 700, tree)
-    assert not elsewhere(command, 600, tree)
-    assert not elsewhere(command.copy(start=999), 800, tree)
-    assert not elsewhere(command.copy(comment=""), 800, tree)
 
 
 @pytest.mark.parametrize(

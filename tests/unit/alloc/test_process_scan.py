@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from gpulock.alloc import environs, process_reader, process_scan
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_owner import FOREIGN, UNSEEN, classify_process
+from gpulock.alloc.process_reader import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.node import procfs
+from gpulock.node import procfs, subordinate
 from gpulock.node.devices import Device
 from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.node.settings import Settings
@@ -78,6 +81,16 @@ def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
     assert asked == [HERE, GONE, GONE]
 
 
+@pytest.mark.parametrize("unread", ["subuid", "nsswitch"])
+def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_some(
+    tmp_path: Path, unread: str
+) -> None:
+    paths = {name: str(tmp_path / name) for name in ("subuid", "nsswitch")}
+    assert not subordinate.may_have_subordinate_uids(1000, "alice", **paths)
+    (tmp_path / unread).mkdir()
+    assert subordinate.may_have_subordinate_uids(1000, "alice", **paths)
+
+
 def test_who_has_no_process_is_not_the_one_who_forks(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,16 +103,6 @@ def test_who_has_no_process_is_not_the_one_who_forks(
     assert scan.why_blind_about(HERE) == scan.blind
     monkeypatch.setattr(ProcessScan, "may_run", returning(False))
     assert scan.why_blind_about(HERE) == ""
-
-
-def test_a_process_of_a_user_who_is_not_asked_for_is_not_read(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stat = os.stat_result((0, 0, 0, 0, GONE, 0, 0, 0, 0, 0))
-    scan = look(proc)
-    monkeypatch.setattr(os, "stat", returning(stat))
-    monkeypatch.setattr(Proc, "namespace_owner", returning(0))
-    assert not scan.is_process_of(700, HERE)
 
 
 def owned(
@@ -136,6 +139,15 @@ def test_one_that_is_gone_before_it_is_known_whose_it_was_is_not_left_out(
     scan = look(proc)
     scan.restrict({HERE: "here"})
     assert 702 in scan.statuses()
+
+
+def test_programs_that_may_not_be_seen_are_believed(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = ProcessScan(Proc(str(proc.root)))
+    assert tree.sees_all() and tree.sees_all()
+    monkeypatch.setattr(Proc, "link", raising(PermissionError(13, "denied")))
+    assert is_root_program(tree.proc, 700, "slurmd")
 
 
 CROWD, HONEST = range(700, 800), range(800, 810)  # processes of GONE and of HERE
@@ -246,6 +258,16 @@ def test_who_forks_processes_that_are_slow_to_read_is_told_from_others(
     assert (scan.may_fork(GONE), len(slow) < len(CROWD)) == (True, True)
     monkeypatch.setattr(ProcessScan, "may_fork", returning(False))
     assert scan.why_blind_about(GONE) == process_reader.too_much_of(GONE)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOTTY])  # before Linux 4.11 none tells
+def test_where_namespaces_are_hidden_each_uid_answers_for_its_time(
+    proc: FakeProc, slow: list[int], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(Proc, "namespace_owner", raising(OSError(code, "denied")))
+    scan = look(proc)
+    assert {*HONEST} < {*scan.statuses()}
+    assert (scan.why_blind_about(HERE), scan.why_blind_about(GONE) != "") == ("", True)
 
 
 @pytest.mark.attack

@@ -19,9 +19,7 @@ from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, UNKNOWN
 from tests.support.faults import raising
 from tests.support.locks import place_lock, say_mps
-from tests.support.trees import Box, box_at_work, bus, judge_of, record
-
-GID = 65400
+from tests.support.trees import OTHER_BOOT, Box, box_at_work, bus, judge_of, record
 
 
 @pytest.fixture
@@ -48,8 +46,43 @@ def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
     return {outcome.lock.id: outcome for outcome in found}
 
 
+@pytest.mark.parametrize(
+    ("name", "inventory"),
+    [
+        (bus(0), ()),
+        (f"{bus(0)}.gi1.ci0", ()),
+        (bus(0), (f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-a")),
+        (bus(9), ()),
+    ],
+    ids=["a card", "an instance", "a card that is split", "a card that is gone"],
+)
+def test_the_last_guard_stops_a_reap_also_of_what_the_node_does_not_show_any_more(
+    box: Box, name: str, inventory: tuple[str, ...]
+) -> None:
+    box.inventory(*inventory)
+    place_lock(box.node().store, name, record(devices=(name,), minors=("0",)))
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    outcome = reap_all(box)[name]
+    assert (outcome.act, outcome.reason) == (ORPHANS, f"process 700 has {name} open")
+    assert outcome.verdict.orphans == outcome.reason
+    box.proc.remove(700)
+    assert reap_all(box)[name].act == FREED
+
+
 def act(box: Box, number: int = 0) -> str:
     return reap_all(box)[bus(number)].act
+
+
+def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> None:
+    owner = lock(box, boot_id=OTHER_BOOT)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    assert act(box) == ORPHANS
+    look = make_reaper(box)
+    look.files.seconds = -1.0
+    (outcome,) = look.finish([*look.held.values()])
+    assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
+    box.proc.remove(700)
+    assert act(box) == FREED
 
 
 @pytest.mark.parametrize(
@@ -61,6 +94,13 @@ def test_a_record_that_cannot_be_understood_is_held(box: Box, text: str) -> None
     found = reap_all(box)[bus(0)]
     assert (found.act, "owner record" in found.reason) == (HELD, True)
     assert box.locks() == [bus(0)]
+
+
+def test_what_an_interrupted_anchor_left_is_no_anchor(box: Box) -> None:
+    folder = box.records / "claims" / lock(box).token / "anchors"
+    folder.mkdir()
+    (folder / ".600.5.0f0f0f").write_text("")
+    assert act(box) == FREED
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
-from tests.support.locks import change_record, write_record
+from tests.support.locks import change_record
 from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
 
 GID = 65400
@@ -45,6 +45,16 @@ def let_go(box: Box, one: Owner, seconds: float = 5) -> ReleaseResult:
 def test_a_release_where_nothing_was_ever_claimed_makes_nothing(box: Box) -> None:
     assert let_go(box, record()).freed == []
     assert not box.lock.exists()
+
+
+def test_a_process_that_is_left_keeps_the_lock_draining(box: Box) -> None:
+    one = hold(box)
+    box.proc.add(700, groups=[GID])
+    found = let_go(box, one)
+    assert [name for name, _ in found.kept] == box.locks() == [bus(0), bus(1)]
+    assert all("700" in why for _, why in found.kept)
+    for lock in box.node().store.read_detailed_locks().values():
+        assert lock.owner is not None and lock.owner.draining == 1
 
 
 def test_what_is_left_is_looked_for_before_the_gate_and_among_the_owners_alone(
@@ -81,16 +91,6 @@ def test_a_rename_that_fails_leaves_each_lock_and_says_why(
     kept = let_go(box, one).kept
     assert [why for _, why in kept] == ["it cannot be freed: [Errno 30] read-only file system"] * 2
     assert len(box.node().store.read_all_locks()) == 2
-
-
-@pytest.mark.parametrize("minor", ["", "x", "-1", "²"])
-def test_a_record_that_does_not_tell_the_minor_is_guarded_as_well(box: Box, minor: str) -> None:
-    one = hold(box)
-    found = box.node().store.read(bus(0)).owner
-    assert found is not None and found.minors == ("0", "1")
-    write_record(box.node().store, found.copy(minors=(minor, minor)))
-    box.proc.add(700, fds={9: box.dev / "nvidia1"})
-    assert let_go(box, one).freed == [bus(0)]
 
 
 def test_a_lock_that_is_another_claims_by_now_is_not_marked_as_released(

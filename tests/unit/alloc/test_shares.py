@@ -7,9 +7,7 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.release import release_locks
-from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.job import environment
 from gpulock.store import quarantine
@@ -70,22 +68,6 @@ def variables(box: Box, grant: Grant) -> dict[str, str]:
     return dict(environment.grant_variables(grant.devices, box.node().settings))
 
 
-def test_shares_fill_the_fullest_card_first(box: Box) -> None:
-    assert ids(take(box, 1)) == [place(2, 1)]
-    assert ids(take(box, 2)) == [place(2, 2)]
-    assert ids(take(box, 3, uid=1001)) == [place(3, 1)]
-    assert ids(take(box, 4, uid=1001)) == [place(3, 2)]
-    assert ids(take(box, 5)) == [place(2, 3)]
-    assert ids(take(box, 6)) == [place(2, 4)]
-    assert fails(box, 7).kind == BUSY
-    free(box, 2)
-    assert ids(take(box, 7)) == [place(2, 2)]
-    for job in (1, 5, 6, 7):
-        free(box, job)
-    free(box, 4)
-    assert ids(take(box, 8, uid=1001)) == [place(3, 2)], "the other card is empty"
-
-
 def test_wanted_cards_give_a_place_each_or_none(box: Box) -> None:
     grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
     assert ids(grant) == [place(2, 1), place(3, 1)]
@@ -128,6 +110,16 @@ def test_a_card_is_one_users_at_a_time(box: Box) -> None:
     assert fails(box, 3).kind == BUSY
 
 
+@pytest.mark.parametrize("users", ["one", "many"])
+def test_beside_an_owner_that_cannot_be_read_nobody_gets_a_place(box: Box, users: str) -> None:
+    box.settings |= {"SHARES": "2:4", "SHARE_USERS": users}
+    take(box, 1)
+    folder = box.lock / "locks" / place(2, 2)
+    folder.mkdir()
+    (folder / "owner").write_text("gpulock-owner 9\n")
+    assert fails(box, 2).kind == BUSY
+
+
 def test_who_has_the_places_is_said_once_and_how_many_are_free(box: Box) -> None:
     take(box, 1, 2)
     take(box, 2)
@@ -137,6 +129,27 @@ def test_who_has_the_places_is_said_once_and_how_many_are_free(box: Box) -> None
     assert ", 3 of 6 free, a card is one user's at a time (" in other
     take(box, 4, share=False, wanted=(bus(3),))
     assert ", 1 of 6 free (2: job 1 and job 2; 3: job 4)" in fails(box, 3, 2).why
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "wanted", "kind", "why"),
+    [
+        ("", 1, (), INVALID_REQUEST, "no shares of a GPU"),
+        ("9:4", 1, (), INVALID_REQUEST, "no shares of a GPU"),
+        ("2:4", 5, (), INVALID_REQUEST, "5 shares asked for, a claim gets at most 4"),
+        ("2:4", 1, (bus(1),), INVALID_REQUEST, "GPU 1 has no shares: GPU 2 has"),
+        ("3:4", 1, (), BROKEN, "1 share asked for, 0 of 4 work"),
+        ("2:4 3:4", 1, (bus(3),), BROKEN, "0 of 1 work"),
+        ("1:2 2:4 3:4", 5, (), BROKEN, "5 shares asked for, 4 of 8 work"),
+    ],
+)
+def test_what_the_node_can_never_give_is_told(
+    box: Box, shares: str, count: int, wanted: tuple[str, ...], kind: str, why: str
+) -> None:
+    (box.driver / "gpus" / bus(3) / "information").write_text("garbage\n")
+    box.settings["SHARES"] = shares
+    told = fails(box, 1, count, wanted=wanted)
+    assert (told.kind, why in told.why) == (kind, True), told.why
 
 
 @pytest.mark.parametrize(
@@ -155,14 +168,6 @@ def test_places_of_a_card_that_fell_off_the_bus_are_the_nodes_fault(
     assert (told.kind, told.why) == (kind, why)
 
 
-@pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
-def test_a_card_that_is_out_of_service_gives_no_more_places(box: Box, kind: str) -> None:
-    take(box, 1)
-    quarantine.write_device_note(str(box.state), kind, bus(2), "root", "its fan died")
-    assert ids(take(box, 2)) == [place(3, 1)]
-    assert place(2, 1) in box.locks()
-
-
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 def test_while_a_place_is_held_a_card_has_as_many_as_before(
     box: Box, before: int, after: int
@@ -178,12 +183,14 @@ def test_while_a_place_is_held_a_card_has_as_many_as_before(
     assert variables(box, take(box, 9))["GPULOCK_SHARE"] == f"1/{after}"
 
 
-def test_a_card_that_is_no_more_in_shares_stays_closed_to_whole_claims(box: Box) -> None:
-    take(box, 1)
-    box.settings["SHARES"] = ""
-    assert fails(box, 2, share=False, wanted=(bus(2),)).kind == BUSY
-    free(box, 1)
-    assert ids(take(box, 2, share=False, wanted=(bus(2),))) == [bus(2)]
+def test_a_run_keeps_its_places_and_its_part_when_the_setting_changes(box: Box) -> None:
+    first = take(box, 1, 2)
+    for words in ("2:2", "2:8"):
+        box.settings["SHARES"] = words
+        again = take(box, 1, 2)
+        assert (ids(again), again.fresh) == (ids(first), False)
+        assert variables(box, again) == variables(box, first)
+        assert again.owner.places == 4
 
 
 # --- what cannot be -------------------------------------------------------------------------------
@@ -205,18 +212,6 @@ def test_a_place_that_the_scheduler_counted_is_no_second_users_and_the_first_is_
         claim_devices(node, other, want, judging(node), soon())
     assert caught.value.why == "the job needs GPU 2, not free: 2: job 1"
     assert caught.value.do == "see gpulock why 2"
-
-
-def test_users_who_share_a_card_keep_their_places_when_it_becomes_one_users(box: Box) -> None:
-    box.settings |= {"SHARES": "2:4", "SHARE_USERS": "many"}
-    take(box, 1)
-    take(box, 2, uid=1001)
-    box.settings["SHARE_USERS"] = "one"
-    assert box.locks() == [place(2, 1), place(2, 2)]
-    assert fails(box, 3).kind == fails(box, 3, uid=1001).kind == BUSY
-    free(box, 1)
-    assert fails(box, 3).kind == BUSY
-    assert ids(take(box, 3, uid=1001)) == [place(2, 1)]
 
 
 # --- the MIG mode changes -------------------------------------------------------------------------
@@ -259,13 +254,3 @@ def test_no_place_is_confined_beside_an_mps_that_was_started_before_isolation(bo
     box.settings["ISOLATION"] = "cgroup"
     leave_mps(box.node(), bus(2), 1001)
     assert "2: MPS of uid 1001 ends on it" in fails(box, 1, 3, uid=1001).why
-
-
-def test_a_card_whose_mps_ends_is_closed_although_it_has_no_places_any_more(box: Box) -> None:
-    box.settings["SHARES"] = ""
-    leave_mps(box.node(), bus(2), 1001)
-    assert bus(2) not in ids(take(box, 1, 3, share=False))
-    assert "2: MPS of uid 1001 ends on it" in fails(box, 2, share=False).why
-    assert read_node_view(box.node(), clock_boottime()).closed == {
-        bus(2): "MPS of uid 1001 ends on it"
-    }

@@ -71,57 +71,15 @@ def test_a_shared_card_that_is_gone_is_missing_once() -> None:
     ]
 
 
-def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger() -> None:
-    closed = {bus(0): "MPS of uid 1001 ends on it"}
-
-    def row(held: dict[str, Lock], *foreign: str) -> tuple[str, str]:
-        cards = [card(0), card(1)]
-        seen = view(held)
-        seen.closed = closed
-        found = states.device_states(cards, seen, 0, frozenset(foreign))
-        assert found[1].state == "free"
-        return found[0].state, found[0].reason
-
-    assert row({}) == ("held", "MPS of uid 1001 ends on it")
-    assert row(shares("12")) == ("held", "")
-    assert row({}, bus(0)) == ("foreign", "MPS of uid 1001 ends on it, but in use by a process")
-
-
 def test_idle_is_said_only_of_what_is_held() -> None:
     assert one(locked(), ALIVE, idle=bus(0)).state == "held_idle"
     assert one(locked(), DEAD, idle=bus(0)).state == "stale"
     assert one({}, idle=bus(0)).state == "free"
 
 
-def test_each_word_gives_way_to_those_before_it() -> None:
-    fallen = card(0)
-    fallen.fault = "garbage"
-    out = {bus(0): "ECC"}
-    assert states.classify_device(fallen, locked()[bus(0)], out, None)[0] == "missing"
-    assert states.classify_device(card(0), locked()[bus(0)], out, None) == ("quarantined", "ECC")
-
-
-def test_orphans_are_a_quarantine() -> None:
-    left = Verdict(DEAD, "gone")
-    left.orphans = "process 7 has it open"
-    seen = view(locked(), {}, {record().token: left})
-    (row,) = states.device_states([card(0)], seen)
-    assert (row.state, row.orphans) == ("quarantined", left.orphans)
-
-
 def test_a_lock_that_cannot_be_read_is_unknown() -> None:
     for fault in ("its owner record: begins with 'v2'", ""):
         assert one({bus(0): Lock(bus(0), None, fault)}).state == "unknown"
-
-
-def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
-    seen = view(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
-    rows = states.device_states([card(0, ".gi1.ci0")], seen, expected=4)
-    assert [(row.id, row.noted) for row in rows if row.state == "missing"] == [
-        (bus(1), ""),
-        (bus(3), bus(3)),
-        ("missing-1", ""),
-    ]
 
 
 def test_instances_of_one_card_are_one_expected_gpu() -> None:

@@ -73,6 +73,15 @@ def test_a_program_that_spares_root_closes_to_everybody_else(uid: int, allowed: 
     assert run(code, CHARACTER, 195, 3, uid) == 1
 
 
+def test_a_machine_whose_bpf_has_no_known_number_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bpf, "SYSCALL", dict[str, int]())
+
+    with pytest.raises(OSError, match="no known number"):
+        bpf.bpf_syscall(bpf.QUERY, b"")
+
+
 def test_a_program_that_another_hook_replaces_meanwhile_is_replaced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

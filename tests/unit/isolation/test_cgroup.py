@@ -14,12 +14,6 @@ from gpulock.node.procfs import Proc
 from tests.support.faults import raising
 from tests.support.trees import Box
 
-HYBRID = """13:devices:/system.slice/sgeexecd.service
-12:cpu,cpuacct:/
-1:name=systemd:/system.slice/sgeexecd.service
-0::/system.slice/sgeexecd.service/sub
-"""
-
 
 def make(top: Path, *files: str) -> str:
     """Make empty files below sys/fs/cgroup; return SYS_ROOT."""
@@ -133,3 +127,14 @@ def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(
     assert closed == [str(step.parent)]
     assert marks == {str(step): b"gpulock-12.0-500-1000"}
     assert list((step / "slurm").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/slurmstepd.scope/job_12/step_0/user/gpulock-12.0-500-1000",
+        "/execd.service/slurm/gpulock-12.0-500-1000",
+    ],
+)
+def test_no_other_cgroup_is_taken_for_that_of_a_step_daemon(folder: str) -> None:
+    assert job.slurm_step_folder(folder) == ""

@@ -16,7 +16,7 @@ from tests.support.execd import SpooledJob
 from tests.support.jobs import Site, child_of, gpus
 from tests.support.trees import bus
 
-RUN, QUEUE_ERROR = 0, 1
+RUN = 0
 MASK = "CUDA_VISIBLE_DEVICES"
 NVIDIA = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.5.1  Thu\n"
 HOSTILE = (

@@ -22,7 +22,7 @@ from gpulock.sge import claim, epilog, prolog, slave, verdict
 from gpulock.sge.members import SgeMembers
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.execd import SpooledJob
-from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 from tests.support.packed_job import ResourceRequest
 from tests.support.trees import bus
 
@@ -126,23 +126,6 @@ def test_each_job_with_a_place_is_confined_to_its_card_and_freed_alone(
 
     assert kernel.ends == [("13.1", places)]
     assert site.locks() == places[1:]
-
-
-@pytest.mark.parametrize(
-    ("kind", "code"), [(BROKEN, QUEUE_ERROR), (UNKNOWN, REQUEUE)], ids=["broken", "unknown"]
-)
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_job_that_cannot_be_confined_does_not_start_and_keeps_nothing(
-    site: Site, kernel: Kernel, kind: str, code: int, count: int
-) -> None:
-    kernel.refusal = Refusal(kind, "no cgroups", "mount them")
-    spooled = site.run(gpus(count))
-    before = variables(spooled.folder)
-
-    assert start(site, spooled, **CGROUP) == code
-
-    assert site.locks() == []
-    assert variables(spooled.folder) == before
 
 
 FIRST, SECOND = 600, 601

@@ -66,6 +66,16 @@ def run(site: Site, environ: dict[str, str] = OPEN) -> int:
     return session.main(environ, site.config())
 
 
+@pytest.mark.parametrize("step", ["0", "batch", "interactive", "extern"])
+def test_a_step_is_confined_to_what_its_job_was_granted(
+    site: Site, kernel: Kernel, step: str
+) -> None:
+    site.stepd(STEPD, f"12.{step}")
+
+    assert run(site) == 0
+    assert kernel.confined == [(f"12.{step}", [0, 1])]
+
+
 def test_the_minors_are_the_locks_and_not_the_positions(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,15 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
     assert cgroups.closed() == {USERS, CRON}
 
 
+def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
+    cgroups.faults[USERS] = [errno.EPERM]
+
+    with pytest.raises(PermissionError):
+        sessions.close_login_cgroups(str(cgroups.top))
+
+    assert cgroups.closed() == {SSH, CRON}
+
+
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
 def test_a_service_that_is_back_in_a_new_cgroup_is_to_be_tried_again(
     cgroups: Cgroups, number: int

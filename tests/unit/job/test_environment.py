@@ -35,13 +35,6 @@ def test_the_mask_is_the_indexes_and_all_else_the_uuids() -> None:
     assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-@pytest.mark.parametrize("key", ["index", "uuid"])
-def test_a_job_without_gpus_sees_none(key: str) -> None:
-    found = variables([], VISIBLE_DEVICES=key)
-    assert [found[name] for name in MASKS] == ["", ""]
-    assert (found["NVIDIA_VISIBLE_DEVICES"], found["GPULOCK_DEVICES"]) == ("void", "")
-
-
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
     dropped = environment.grant_variable_names(("SGE_GPU",))
     of_shares = {name for name in environment.OPTIONAL_VARIABLES if "SHARE" in name}
@@ -51,17 +44,6 @@ def test_every_name_that_may_be_set_is_dropped_first() -> None:
     place.places = 4
     assert set(variables([place], CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
-
-
-def test_podman_is_told_nvidias_names_where_a_spec_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "NVIDIA_SPECS", (str(tmp_path),))
-    granted = [card(2, "GPU-b"), card(3, "GPU-c")]
-    told = variables(granted)["GPULOCK_CDI"]
-    assert told == "--device=nvidia.com/gpu=GPU-b --device=nvidia.com/gpu=GPU-c"
-    assert "GPULOCK_CDI" not in variables([card(2)]), "its UUID is not known yet"
-    assert variables(granted, CDI_DIR="/run/cdi")["GPULOCK_CDI"].startswith("--device=gpulock.io/")
 
 
 def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, Refusal
-from gpulock.node import device_list, devices
+from gpulock.node import devices
 from gpulock.node.devices import Device
 from tests.support.faults import plant_fifo, plant_link, replace_text
-from tests.support.trees import BOOT, Box
-
-UNREAD = "GPU-????????-????-????-????-????????????"
+from tests.support.trees import Box
 
 
 @pytest.fixture
@@ -30,23 +27,6 @@ def read(box: Box) -> list[Device]:
 
 def ids(box: Box) -> list[str]:
     return [device.id for device in read(box)]
-
-
-def test_more_than_ten_gpus_are_in_the_order_of_their_bus_not_of_its_text(box: Box) -> None:
-    slots = [
-        "0000:9:00.0",
-        "0000:10:00.0",
-        "0000:0a:00.0",
-        "10000:01:00.0",
-        "0001:00:00.0",
-        "0000:9:1f.7",
-    ]
-    slots += [f"0000:{n:02x}:00.0" for n in range(0x80, 0x88)]
-    for minor, slot in enumerate(slots):
-        box.gpu(slot, minor)
-    assert ids(box)[:4] == ["0000:9:00.0", "0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0"]
-    assert ids(box)[-2:] == ["0001:00:00.0", "10000:01:00.0"]
-    assert [device.index for device in read(box)] == list(range(14))
 
 
 @pytest.mark.parametrize("uuid", ["GPU-1,GPU-2", "MIG-1", "0", "\x1b[0m"])
@@ -111,39 +91,6 @@ def test_what_is_no_bus_id_is_no_card(box: Box) -> None:
     assert ids(box) == ["0000:1b:00.0"]
 
 
-def test_a_node_without_a_driver_is_broken(box: Box) -> None:
-    shutil.rmtree(box.driver)
-    with pytest.raises(Refusal) as caught:
-        read(box)
-    assert caught.value.kind == BROKEN
-
-
-def test_the_place_of_a_card_comes_from_the_kernel_and_may_be_missing(box: Box) -> None:
-    box.gpu("0000:1b:00.0", 0)
-    box.gpu("0000:43:00.0", 1)
-    real = box.root / "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"
-    real.mkdir(parents=True)
-    (real / "numa_node").write_text("1\n")
-    folder = box.root / "sys/bus/pci/devices"
-    folder.mkdir(parents=True)
-    (folder / "0000:1b:00.0").symlink_to(os.path.relpath(real, folder))
-    found = read(box)
-    assert (found[0].numa, found[1].numa, found[1].path) == (1, -1, ())
-    assert found[0].path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0")
-
-
-def test_a_card_in_mig_mode_is_its_instances_and_never_granted_whole(box: Box) -> None:
-    box.gpu("0000:1b:00.0", 5)
-    box.gpu("0000:43:00.0", 1)
-    box.inventory(*MIG)
-    found = read(box)
-    order = ["gi2.ci0", "gi2.ci1", "gi10.ci0", "0000:43:00.0"]
-    assert [d.id.removeprefix("0000:1b:00.0.") for d in found] == order
-    assert (found[0].parent, found[0].minor, found[0].uuid) == ("0000:1b:00.0", 5, "MIG-a")
-    assert (found[0].profile, found[0].memory_mib) == ("3g.40gb", 40192)
-    assert found[3].parent == ""
-
-
 MIG = (
     "gpu.0000:1b:00.0.mig=1",
     "mig.0000:1b:00.0.gi10.ci0.uuid=MIG-c",
@@ -185,9 +132,3 @@ def test_a_card_overlaps_its_parts_and_they_not_each_other_but_a_share_an_instan
     a: str, b: str, same: bool
 ) -> None:
     assert devices.lock_ids_overlap(a, b) is devices.lock_ids_overlap(b, a) is same
-
-
-def test_links_hold_both_ways_round(box: Box) -> None:
-    box.inventory("link.0000:1b:00.0.0000:43:00.0=4")
-    found = device_list.nvlink_counts(device_list.read_nvml_inventory(str(box.lock), BOOT))
-    assert found["0000:1b:00.0", "0000:43:00.0"] == found["0000:43:00.0", "0000:1b:00.0"] == 4

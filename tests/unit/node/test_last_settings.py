@@ -355,6 +355,11 @@ def test_a_file_that_changes_while_it_is_read_has_its_copy_the_next_time(
     assert file.read().expected_gpus == 6
 
 
+def test_settings_made_by_hand_still_refuse_an_unknown_key() -> None:
+    with pytest.raises(ValueError, match="unknown key GUPS"):
+        Settings({"GUPS": "8"})
+
+
 def test_the_copy_is_the_whole_file(file: File) -> None:
     text = "# of caf\udce9\nPROMETHEUS_URL=' \"x '\nALLOWED_PROCESSES=a\tb\n\nSGE_CELL=x"
     file.path.write_bytes(f"STATE_DIR={file.state}\n{text}".encode("utf-8", "surrogateescape"))

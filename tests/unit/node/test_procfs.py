@@ -64,34 +64,6 @@ def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
         proc.running(7, 1000)
 
 
-@pytest.mark.parametrize(
-    ("state", "threads", "running"),
-    [
-        ("S", {7: "S"}, True),
-        ("Z", {7: "Z"}, False),
-        ("X", {7: "X"}, False),
-        ("Z", {}, False),
-        ("Z", {7: "Z", 8: "S"}, True),
-        ("Z", {7: "Z", 8: "X", 9: "D"}, True),
-        ("T", {7: "T"}, True),
-    ],
-)
-def test_a_zombie_is_over_only_when_all_its_threads_are(
-    tmp_path: Path, state: str, threads: dict[int, str], running: bool
-) -> None:
-    fake = FakeProc(tmp_path / "proc")
-    fake.add(7, state=state, threads=threads)
-    assert Proc(str(fake.root)).running(7, 1000) is running
-
-
-def test_only_numbers_are_processes(tmp_path: Path) -> None:
-    fake = FakeProc(tmp_path / "proc")
-    fake.add(7)
-    (fake.root / "7x").mkdir()
-    (fake.root / "loadavg").touch()
-    assert sorted(Proc(str(fake.root)).pids()) == [1, 7]
-
-
 def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     proc = Proc(str(fake.root))
@@ -100,13 +72,6 @@ def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Pa
     assert proc.pid_namespace("") == ""
     with pytest.raises(OSError):
         proc.pid_namespace()
-
-
-def test_a_thread_of_the_kernel_is_told_from_a_helper_it_started() -> None:
-    helper = status_text("modprobe", "S", 2, (0,) * 4, ())
-    thread = helper.replace(b"VmSize:\t    1000 kB\n", b"")
-    assert parse_status(thread).kernel
-    assert not parse_status(helper).kernel
 
 
 def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_path: Path) -> None:

@@ -36,6 +36,13 @@ def refusal(path: str, uid: int | None = None) -> Refusal:
     return caught.value
 
 
+def test_a_number_of_seconds_that_is_too_small_is_told_the_bound_that_it_missed() -> None:
+    with pytest.raises(ValueError, match="must be more than 0 and at most 10,000,000 seconds"):
+        parse_settings("SLURM_WAIT=0\n", "x")
+    with pytest.raises(ValueError, match="must be 0, or more than 0 and at most 10,000,000"):
+        parse_settings("IDLE_KILL=-1\n", "x")
+
+
 def test_every_key_is_an_attribute_and_every_attribute_a_key() -> None:
     names = [name for name, _, _, _ in KEYS + SEAMS]
     assert len(set(names)) == len(names)
@@ -178,11 +185,6 @@ def simulation(tmp_path: Path) -> tuple[str, Path]:
     marker = tmp_path / "marker"
     marker.write_text(GOOD)
     return write(tmp_path, f"SIMULATION={marker}\n"), marker
-
-
-def test_a_simulations_marker_of_ones_own_is_obeyed(tmp_path: Path) -> None:
-    path, marker = simulation(tmp_path)
-    assert read_settings(path).simulation == str(marker)
 
 
 @pytest.mark.parametrize(

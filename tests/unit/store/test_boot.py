@@ -123,6 +123,13 @@ def test_folders_that_cannot_be_written_are_told(
     assert "state cannot be written" in place.refusal().why
 
 
+def test_a_file_system_that_cannot_be_seen_is_unknown(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot, "file_system_type", raising(PermissionError(13, "denied")))
+    assert place.refusal().kind == UNKNOWN
+
+
 def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(place: Place) -> None:
     place.reserve(0)
     place_lock(place.store, bus(0), record(boot_id=OTHER_BOOT))

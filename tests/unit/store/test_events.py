@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.streaks import is_timeout_streak, is_unknown_streak
-from gpulock.store import atomic, event_kinds, events
+from gpulock.store import atomic, event_kinds, event_log, events
 from gpulock.store.event_kinds import (
     CLAIM,
     DROPPED,
-    OPEN,
     REAPED,
     REFUSED,
     TIMEOUT,
@@ -25,7 +24,6 @@ from gpulock.store.event_log import (
     count_dropped_claims,
     count_events,
     fold_events,
-    is_gate_in_doubt,
     parse_events,
     read_events,
 )
@@ -81,14 +79,6 @@ def test_who_has_the_gate_folds_sooner_than_others(
     assert ("totals" in log(lock_dir).read_text()) is (kind in (CLAIM, REAPED))
 
 
-def test_events_add_up(lock_dir: str) -> None:
-    assert (counted(lock_dir), count_dropped_claims(lock_dir)) == ({}, 0)
-    one_of_each(lock_dir)
-    assert (counted(lock_dir), count_dropped_claims(lock_dir)) == (SUMS, 3)
-    one_of_each(lock_dir)
-    assert counted(lock_dir) == {key: 2 * value for key, value in SUMS.items()}
-
-
 def test_a_log_that_is_too_long_keeps_its_sums_and_its_last_events(
     lock_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +101,15 @@ def test_a_log_that_is_too_long_keeps_its_sums_and_its_last_events(
     assert [kind for _, kind, _ in read_events(lock_dir)][-1] == UNKNOWN_REQUEST
 
 
+def test_a_log_that_cannot_be_read_begins_anew_once_it_is_too_long(
+    lock_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_of_each(lock_dir)
+    monkeypatch.setattr(event_log, "LIMIT", 10)
+    fold_events(lock_dir)
+    assert not log(lock_dir).exists()
+
+
 def test_a_full_disk_stops_nobody_and_costs_no_event_that_is_there(
     lock_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +123,21 @@ def test_a_full_disk_stops_nobody_and_costs_no_event_that_is_there(
 
 def test_a_line_that_was_cut_short_costs_no_other(lock_dir: str) -> None:
     log(lock_dir).write_text("12.5 claim gran")
+    one_of_each(lock_dir)
+    assert counted(lock_dir) == SUMS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("garbage", "\0\0", "x claim granted 1 a:1", "nan reaped shepherd", "-1 reaped shepherd"),
+        *("1 claim granted", "1 claim granted inf a:1", "1 dropped -3", "1 dropped many"),
+        *("1 totals a=nan", "1 totals a", "1 of_a_later_version 7", "1e300 reaped shepherd"),
+    ],
+)
+def test_what_is_no_event_counts_nothing(lock_dir: str, line: str) -> None:
+    log(lock_dir).write_text(f"{line}\n")
+    assert counted(lock_dir) == {}
     one_of_each(lock_dir)
     assert counted(lock_dir) == SUMS
 
@@ -161,17 +175,25 @@ def test_a_streak_is_three_jobs_of_two_owners(asked: list[str], broken: bool) ->
     assert is_timeout_streak(timeouts) is broken
 
 
+@pytest.mark.parametrize(
+    ("between", "broken"),
+    [
+        ("1 claim granted 0 d:4", False),
+        ("1 claim granted 0 c:3", False),
+        ("1 claim busy 0 d:4", True),
+        ("1 claim granted 0 d:4\n2 undone d:4", True),
+        ("1 claim granted 0 d:4\n2 unknown d:4", False),
+        ("1 reaped shepherd", True),
+    ],
+)
+def test_a_grant_ends_a_streak_of_unknowns_unless_it_is_undone(between: str, broken: bool) -> None:
+    found = parse_events(f"0 unknown a:1\n0 unknown b:2\n{between}\n")
+    assert is_unknown_streak(found, "c:3", granted=False) is broken
+
+
 def test_of_a_job_that_was_granted_devices_the_grant_ends_no_streak() -> None:
     found = parse_events("0 unknown a:1\n0 unknown b:2\n1 claim granted 0 c:3\n")
     assert is_unknown_streak(found, "c:3", granted=True)
-
-
-def test_the_gate_is_in_doubt_from_a_timeout_until_somebody_gets_in(lock_dir: str) -> None:
-    said = [is_gate_in_doubt(lock_dir)]
-    for kind in (TIMEOUT, REFUSED, OPEN, TIMEOUT, CLAIM):
-        note_event(lock_dir, kind, "busy", "0", "a:1")
-        said.append(is_gate_in_doubt(lock_dir))
-    assert said == [False, True, True, False, True, False]
 
 
 def test_every_verdict_of_death_says_by_what() -> None:

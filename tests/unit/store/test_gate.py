@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -226,3 +227,15 @@ def test_a_lock_file_that_cannot_be_opened_is_named_with_its_folder(tmp_path: Pa
 
     assert refused.value.why == f"{tmp_path}/lock cannot be opened: Is a directory"
     assert refused.value.do == f"look at {tmp_path}"
+
+
+def test_a_lock_that_the_kernel_cannot_give_is_a_refusal_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(_fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(Refusal, match="cannot be locked: No locks available"):
+        Gate(str(tmp_path), Deadline(5)).__enter__()

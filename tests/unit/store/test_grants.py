@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.errors import Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner, parse_owner
 from tests.support.faults import disk_full, raising, returning
-from tests.support.trees import BOOT, OTHER_BOOT, bus, record
+from tests.support.trees import BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)), uuids=("GPU-0", "GPU-1"), minors=("0", "1"))
@@ -36,12 +37,6 @@ def released_lines(store: LockStore, folder: str = "finished") -> list[str]:
     return [line for line in path.read_text().splitlines() if line]
 
 
-def test_the_folder_of_owed_lines_is_made_again(store: LockStore, tmp_path: Path) -> None:
-    for _ in range(2):
-        grants.note_owed_line(str(tmp_path), store, TWO)
-        assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
-
-
 def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     store: LockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,20 +47,24 @@ def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     assert list_names(store.claims_dir) == []
 
 
-def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
-    store: LockStore,
-) -> None:
-    grants.make_claim(store, TWO)
-    release(store, *TWO.devices, boot_id=OTHER_BOOT)
-    assert {line.split(" ")[2] for line in released_lines(store)} == {"-"}
-
-
 def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> None:
     grants.make_claim(store, TWO)
     grants.remove_lock(store, bus(1))
     grants.remove_lock(store, bus(0))
     release(store, bus(0))
     assert sorted(holders(store)) == [bus(1)]
+
+
+def test_a_claim_that_is_gone_is_not_released(store: LockStore) -> None:
+    with pytest.raises(Refusal):
+        release(store, bus(0))
+
+
+def test_a_record_that_cannot_be_understood_is_not_released(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    Path(store.claims_dir, TOKEN, "record").write_text("gpulock-owner 2\n")
+    with pytest.raises(OSError):
+        release(store, bus(0))
 
 
 def test_a_release_that_cannot_note_when_has_released(
@@ -90,6 +89,18 @@ def finish(store: LockStore, token: str) -> None:
     own: Owner = record(token=token)
     grants.make_claim(store, own)
     grants.release_devices(store, token, own.devices, "epilog", BOOT)
+
+
+def test_finished_claims_do_not_pile_up_and_the_oldest_go_first(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grants, "FINISHED_CAP", 6)
+    monkeypatch.setattr(grants, "FINISHED_PRUNE", 4)
+    for number in range(6):
+        finish(store, f"t{number}")
+        os.utime(f"{store.finished_dir}/t{number}", (number, number))
+    assert sorted(os.listdir(store.finished_dir)) == ["t4", "t5"]
+    assert count_dropped_claims(store.path) == 4
 
 
 def test_a_finished_claim_that_is_dropped_is_counted_first(

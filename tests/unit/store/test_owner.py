@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,6 @@ STRATEGIES: dict[object, st.SearchStrategy[object]] = {
     REAL: st.integers(0, 10**12).map(lambda n: n / 1000),
     LIST: st.lists(IDS, min_size=1).map(tuple),
 }
-REQUIRED = ("scheduler", "node", "job_id", "token", "boot_id", "devices")
 ANY = st.fixed_dictionaries({key: STRATEGIES[kind] for key, kind in TYPES.items()})
 
 
@@ -100,3 +101,7 @@ def test_a_field_that_does_not_exist_is_a_mistake_of_the_program() -> None:
 )
 def test_people_read_a_job_as_they_name_it(changes: dict[str, object], said: str) -> None:
     assert record(**changes).job() == said
+
+
+def test_an_anchor_that_was_forgotten_since_it_was_listed_is_none(tmp_path: Path) -> None:
+    assert owner.read_anchor(str(tmp_path / "65401")) is None

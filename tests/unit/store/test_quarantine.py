@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.errors import Refusal
 from gpulock.store import kv, quarantine
 from gpulock.store.quarantine import FOLDER, QUARANTINE, RESERVE
 from tests.support.trees import bus
@@ -68,3 +69,12 @@ def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: li
     synced.clear()
     quarantine.remove_device_note(state, QUARANTINE, bus(0))
     assert synced == [f"{state}/{FOLDER}"]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(state: str) -> None:
+    folder = Path(state, FOLDER)
+    if folder.exists():
+        folder.rmdir()
+    folder.write_text("")
+    with pytest.raises(Refusal, match="Not a directory"):
+        quarantine.list_noted_devices(state, QUARANTINE)

@@ -74,14 +74,6 @@ def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: 
     assert_whole(store)
 
 
-def test_all_records_that_are_lost_are_written_back(store: LockStore) -> None:
-    shutil.rmtree(store.claims_dir)
-    shutil.rmtree(store.finished_dir)
-    assert holders(repair_locks(store, BOOT)) == ALL
-    assert os.path.isdir(store.finished_dir)
-    assert_whole(store)
-
-
 @pytest.mark.parametrize("copied", ["before", "after"])
 def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore, copied: str) -> None:
     """So a release of a part that was killed is completed."""
@@ -92,6 +84,15 @@ def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore, copied: str
     Path(store.locks_dir, bus(0), "owner").write_text(text)
     assert holders(repair_locks(store, BOOT)) == {bus(1): TOKEN, bus(2): "cafe"}
     assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
+
+
+@pytest.mark.parametrize("killed_at", ["create", "write"])
+def test_a_lock_without_owner_or_record_goes(store: LockStore, killed_at: str) -> None:
+    os.mkdir(f"{store.locks_dir}/{bus(3)}")
+    if killed_at == "write":
+        Path(store.locks_dir, bus(3), "owner").touch()
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert bus(3) not in os.listdir(store.locks_dir)
 
 
 def test_a_link_in_the_place_of_a_lock_goes_and_the_lock_it_leads_to_stays_whole(

@@ -37,11 +37,7 @@ def test_none_is_not_the_same_as_no_locks(tmp_path: Path) -> None:
     assert fresh(tmp_path, clock_boottime()) == {}
 
 
-def test_the_time_of_verdicts_is_told_beside_them_and_when_they_are_old(tmp_path: Path) -> None:
-    assert verdicts.read_dated_verdicts(str(tmp_path), 1.0, BOOT) == (None, None)
-    verdicts.write_verdicts(str(tmp_path), FOUND, BOOT)
-    now = clock_boottime() + 2 * verdicts.ROUNDING
-    found, at = verdicts.read_dated_verdicts(str(tmp_path), now, BOOT)
-    assert found is not None and found.keys() == FOUND.keys()
-    assert at is not None and now - 5 < at <= now
-    assert verdicts.read_dated_verdicts(str(tmp_path), now + 2 * verdicts.FRESH, BOOT) == (None, at)
+def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
+    verdicts.write_verdicts(str(tmp_path), FOUND, "an-earlier-boot")
+    assert fresh(tmp_path, clock_boottime()) is None
+    assert verdicts.read_dated_verdicts(str(tmp_path), clock_boottime(), BOOT) == (None, None)

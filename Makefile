@@ -102,8 +102,8 @@ coverage: $(DEV)  ## which part of the hot code's lines and branches the quick u
 	@for package in alloc hooks isolation job node sge slurm store '*'; do printf '%-13s %s %%\n' "$$package" \
 	    "$$($(BIN)/coverage report --format total --precision 1 --include "gpulock/$$package/*")"; done
 
-bench: $(DEV)  ## how long a hook takes as a process, beside a bare interpreter and a hook in shell
-	@$(BIN)/python -m tests.bench.hooks
+bench: $(DEV)  ## how long a hook takes as a process, and a release's look among up to 30,000 processes
+	@code=0; $(BIN)/python -m tests.bench.hooks || code=1; $(BIN)/python -m tests.bench.release || code=1; exit $$code
 
 bench-paired: $(DEV)  ## the hooks of another commit and of this tree in turns (BEFORE=HEAD~1)
 	@$(BIN)/python -m tests.bench.paired $(or $(BEFORE),HEAD~1) $(or $(ROUNDS),400)

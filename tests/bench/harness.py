@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
@@ -27,6 +27,7 @@ WAITED = 1.4  # times its processor time: on an idle machine a program takes 1.1
 TRIES = 10
 Samples = dict[str, list[float]]  # milliseconds by row
 Act = Callable[[], None]
+Result = TypeVar("Result")
 DISTURBED: Counter[str] = Counter()  # why something was measured again, and how often
 
 
@@ -70,8 +71,8 @@ def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, restore: Act)
             undisturbed(act, undo)
 
 
-def undisturbed(act: Act, undo: Act) -> None:
-    """Act; where that raises RuntimeError undo it, and try again.
+def undisturbed(act: Callable[[], Result], undo: Act) -> Result:
+    """Return what `act` returns; where it raises RuntimeError undo it, and try again.
 
     Raises RuntimeError, with what else runs here, when it failed so many times.
     """

@@ -47,8 +47,8 @@ HOT_ONE_OF = ("contextlib", "functools")
 # pynvml is nobody's here: gpulock_exporter.nvml alone imports it.
 THIRD_PARTY = {
     "hot": frozenset[str](),
-    "warm": frozenset[str](),
-    "cold": frozenset({"click", "prometheus_client"}),
+    "warm": frozenset({"psutil"}),
+    "cold": frozenset({"click", "filelock", "prometheus_client", "psutil"}),
 }
 
 # The packages of gpulock_exporter in their order, and what each may import that is not ours.

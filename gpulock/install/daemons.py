@@ -8,21 +8,19 @@ where no other user could have put it there.
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.files import InstallError
-from gpulock.node.procfs import TICKS, Proc
-from gpulock.store import atomic
+from gpulock.node.procfs import Proc
 
 _NAMESPACES = ("uts", "mnt")  # a daemon in a container is another machine's
-LARGEST = 1 << 22  # bytes of /proc/stat: a machine of thousands of processors has a few 100 KB
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,8 @@ def find_scheduler_daemons(name: str, proc: Path = Path("/proc")) -> list[Schedu
 def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | None:
     """Return one process as a daemon, None where it is none, is gone, or cannot be seen.
 
-    Its uid first: what a process of a user's says of itself is not even read, it may hang. A
-    process may be called `Uid:<tab>0<tab>0<tab>0`.
+    Its uid first: what a process of a user's says of itself is not even read, it may hang. Not by
+    psutil, which takes the uids from the name of a process that is called `Uid:<tab>0<tab>0<tab>0`.
     """
     processes, entry = Proc(str(proc)), proc / str(pid)
     try:
@@ -120,8 +118,7 @@ def _started_by_its_owner(name: str, entry: Path) -> bool:
 
 def process_start_time(pid: int) -> float:
     """Return when a process was started, in seconds of the epoch; raise OSError."""
-    table = atomic.read_text("/proc/stat", LARGEST)
-    found = re.search(r"(?m)^btime (\d+)$", table)
-    if found is None:
-        raise OSError(errno.ENODATA, "/proc/stat does not say when this machine started")
-    return int(found[1]) + Proc("/proc").start(pid) / TICKS
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error as fault:
+        raise ProcessLookupError(str(fault)) from fault

@@ -6,7 +6,6 @@ Nothing earlier is kept, and so nothing is ever put back over what an administra
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import subprocess
@@ -14,6 +13,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 import gpulock
 from gpulock.store import atomic
@@ -126,16 +127,17 @@ def lock_installation(state_dir: Path) -> Generator[None, None, None]:
     No user can open the file, and so block us.
     """
     path = state_dir / LOCK
+    lock = FileLock(str(path), timeout=0, mode=0o600)
     try:
         make_public_folder(state_dir)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        lock.acquire()
+    except Timeout as busy:
+        raise InstallError(
+            f"gpulock install or uninstall runs already (fuser -v {path}); wait until it ends"
+        ) from busy
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
-    with os.fdopen(file):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as busy:
-            raise InstallError(
-                f"gpulock install or uninstall runs already (fuser -v {path}); wait until it ends"
-            ) from busy
+    try:
         yield
+    finally:
+        lock.release()

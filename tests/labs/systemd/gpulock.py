@@ -34,7 +34,7 @@ CONFIG: Final = "/etc/gpulock/gpulock.conf"
 GPUS: Final = 8
 UNITS: Final = (DAEMON, SOCKET, EXPORTER)
 NVIDIA: Final = 195  # major number of /dev/nvidiaN
-MODULES: Final = ("click", "prometheus_client", "pynvml")
+MODULES: Final = ("click", "filelock", "prometheus_client", "psutil", "pynvml")
 _HTTP_ERROR: Final = 22  # of curl(1) with -f
 _SCRIPT: Final = """#!{python}
 import sys

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import DaemonNode
-from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.node.settings_file import read_settings
 from tests.exporter.whole import UTILISATION, Scrape, Whole, on_double

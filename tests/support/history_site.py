@@ -44,8 +44,15 @@ def public_place() -> Generator[Path]:
 
 def write_history(history: HistoryWriter, node: Node, devices: Sequence[Device] = ()) -> int:
     """Let an author write what is over, where no claim stands; return how many lines."""
+    before = count_lines(node)
     history.run(node, ReconcileReport([], [], devices=list(devices)), 0.0)
-    return history.written
+    return count_lines(node) - before
+
+
+def count_lines(node: Node) -> int:
+    """Return how many lines the history of a node has."""
+    files = Path(node.settings.state_dir, "history").glob("*.jsonl")
+    return sum([path.read_bytes().count(b"\n") for path in files if path.is_file()])
 
 
 class Ended(Box):

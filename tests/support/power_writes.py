@@ -163,7 +163,6 @@ def write_history(root: Path, kept: bool, left: str = "") -> Case:
     powered.boot()
     with recording(*powered.roots(), told=due) as disk:
         powered.reconcile()
-    assert powered.history.written == MANY
     return Case(disk.finish(), powered.check)
 
 
@@ -229,5 +228,4 @@ def killed_and_nothing_new(root: Path, kept: bool) -> Case:
             powered.reconcile()
         powered.history = HistoryWriter(powered.told.append)
         powered.reconcile()
-        assert powered.history.written == 0
     return Case(disk.finish(), powered.check)

@@ -33,8 +33,8 @@ def go_round(config: str) -> int:
     from gpulock.daemon.app import make_daemon_chores
     from gpulock.daemon.core.instance_lock import AlreadyRunningError
     from gpulock.daemon.core.journal import DaemonJournal
+    from gpulock.daemon.main_loop import Rounds
     from gpulock.daemon.reconcile.reconcile import DaemonNode
-    from gpulock.daemon.rounds import Rounds
 
     journal = DaemonJournal(quiet=True)
     try:

@@ -23,8 +23,8 @@ from gpulock.daemon.health.health_command import (
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, CLEAN_CHECKS
 from gpulock.daemon.history.writer import HistoryWriter
+from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
-from gpulock.daemon.rounds import Rounds
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
 from gpulock.node.sample import SAMPLE, SAMPLE_LINE

@@ -14,8 +14,8 @@ from pathlib import Path
 from gpulock.alloc.claim import Grant
 from gpulock.daemon.core.journal import DaemonJournal
 from gpulock.daemon.history.writer import HistoryWriter
+from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import DaemonNode
-from gpulock.daemon.rounds import Rounds
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device, card_bus_id, lock_ids_overlap

@@ -18,7 +18,6 @@ from types import FrameType
 from gpulock.deadline import clock_boottime
 
 READABLE = select.POLLIN
-LONGEST = 3600.0  # seconds; poll(2) counts milliseconds in an int
 
 
 class EventLoop:
@@ -45,7 +44,7 @@ class EventLoop:
 
     def wait(self, until: float) -> None:
         """Sleep until something is ready, at most until then (CLOCK_BOOTTIME seconds); act."""
-        left = min(max(0.0, until - clock_boottime()), LONGEST)
+        left = max(0.0, until - clock_boottime())
         # a millisecond more: one less would turn the loop in vain until the time has come
         ready = self._poll.poll(int(left * 1000) + (1 if left else 0))
         for fd, events, act in [(fd, events, self._acts.get(fd)) for fd, events in ready]:

@@ -61,7 +61,14 @@ def findings_from_sample(
     """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
-        yield from find_ecc_errors(name, seen)
+        counts = [
+            parse_first_counter(n) for key, n in seen.own.items() if key.startswith(UNCORRECTED)
+        ]
+        if times := min(sum(counts), MOST_TIMES):
+            words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
+            yield HealthFinding(name, ECC, ECC, times, words)
+        if seen.remap_failure:
+            yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
         if seen.recovery_action:
             words = describe_recovery_action(seen.recovery_action)
             yield HealthFinding(name, XID, "recovery", seen.recovery_action, words)
@@ -77,18 +84,6 @@ def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterato
         if card in here and number in HARDWARE and at >= cards.loaded:
             words = f"XID {number} ({HARDWARE[number]})"
             yield HealthFinding(card, XID, f"{XID_KEY}{number}", times, words)
-
-
-def find_ecc_errors(name: str, seen: sample.DeviceSample) -> Iterator[HealthFinding]:
-    """Yield the uncorrected ECC errors of a device, and a row that could not be remapped."""
-    counts = [
-        parse_first_counter(text) for key, text in seen.own.items() if key.startswith(UNCORRECTED)
-    ]
-    if times := min(sum(counts), MOST_TIMES):
-        words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
-        yield HealthFinding(name, ECC, ECC, times, words)
-    if seen.remap_failure:
-        yield HealthFinding(name, ECC, "remap", 1, "a row of its memory could not be remapped")
 
 
 def find_missing_cards(

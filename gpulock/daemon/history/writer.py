@@ -49,12 +49,10 @@ class HistoryWriter(Chore):
         self._said: set[str] = set()
         self._written: set[str] = set()  # claims that have their line, and cannot be removed
         self._sizes: dict[str, int] = {}  # of the files as this process left them
-        self.written = 0  # lines, by the last run
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Write what is over; `now` is CLOCK_BOOTTIME in seconds."""
         faults: set[str] = set()
-        self.written = 0
         left = [one.lock.owner for one in report.outcomes if one.act != FREED]
         standing = {record.token: record for record in left if record}
         here = [one for one in standing.values() if one.boot_id == node.boot_id]
@@ -102,7 +100,6 @@ class HistoryWriter(Chore):
                     faults.add(f"claim {token} has no line: {fault}; remove it from finished")
             if lines:
                 append_history_lines(f"{folder}/{name_month(now)}", b"".join(lines.values()))
-            self.written = len(lines)
             done |= lines.keys()
             pending.remove_written_claims(node, done)
             for name in expired_months(list_months(folder), node.settings.history_days, now):

@@ -102,19 +102,6 @@ def cards_of_entry(entry: re.Match[str] | None) -> list[str]:
     return [bus for bus in entry.group("gpu", "parent", "from", "to") if bus] if entry else []
 
 
-def select_untold(before: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of a card, or of a link of one, of which nothing is told any more.
-
-    NVML tells nothing of a card that it has lost, which is linked to its peers as before.
-    """
-    named = {key.removeprefix("gpu.").rpartition(".")[0] for key in told if key.startswith("gpu.")}
-    return {
-        key: value
-        for key, value in before.items()
-        if not named.issuperset(cards_of_entry(ENTRY.fullmatch(f"{key}={value}")))
-    }
-
-
 def read_inventory_file(path: str, boot_id: str) -> tuple[dict[str, str], str]:
     """Return the entries of an inventory of this boot, and what is wrong with the file."""
     try:
@@ -181,9 +168,8 @@ class InventoryPublisher(Chore):
     def run(self, node: DaemonNode, report: ReconcileReport, now: float) -> None:
         """Publish what can be; raise OSError.
 
-        Of a card of which the exporter tells nothing, or without its file, what was published is
-        checked again: an instance may have gone meanwhile, which is no fault. Where the driver
-        shows no card nothing can be checked.
+        Without the exporter's file what was published is checked again: an instance may have gone
+        meanwhile, which is no fault. Where the driver shows no card nothing can be checked.
         """
         if not node.cards:
             return
@@ -194,10 +180,9 @@ class InventoryPublisher(Chore):
             bus: driver_mig_instances(settings.driver_root, card.minor)
             for bus, card in node.cards.items()
         }
-        untold = select_untold(before, told)
         out = read_cards_out(node, node.cards)
         pairs, wrong = check_inventory(
-            {**untold, **told}, node.cards, instances, out, settings.expected_gpus
+            told or before, node.cards, instances, out, settings.expected_gpus
         )
         lines = {"file": fault} if fault else {}
         text = format_inventory(pairs, node.boot_id).encode("utf-8", "surrogateescape")
@@ -205,6 +190,6 @@ class InventoryPublisher(Chore):
             lines["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
         elif pairs != before:
             atomic.replace_file(place, text)
-        lines.update([(key, why) for key, why in wrong.items() if key not in untold][:MOST])
+        lines.update([*wrong.items()][: MOST if told else 0])
         lines = {key: f"left out of the inventory: {why}" for key, why in lines.items()}
         self._journal.log_changes("inventory", lines)

@@ -19,31 +19,27 @@ NAME: Final = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # atomic.rep
 
 
 class TemporaryRemover(Chore):
-    """The chore of gpulockd."""
-
-    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-        """Look once where processes can be seen."""
-        if not report.blind:
-            remove_dead_temporaries(node)
-
-
-def remove_dead_temporaries(node: Node) -> None:
-    """Remove what processes left half written that are gone, as far as that is possible.
+    """The chore of gpulockd.
 
     A writer that lives, or may live, keeps its file. Where one of another pid namespace loses it,
     its rename fails, and so does what it was about. What is in a job's spool directory or in a
     lock goes with that; the exporter looks after its own folder.
     """
-    settings = node.settings
-    tops = (settings.lock_dir, node.store.root, settings.state_dir)
-    folders = {*tops, settings.cdi_dir} - {""}
-    for top in tops:
-        with suppress(OSError), os.scandir(top) as entries:
-            folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
-    ours = {node.store.locks_dir, node.store.claims_dir, node.store.finished_dir}
-    for folder in sorted(folders - ours):
-        with suppress(OSError):
-            for name in os.listdir(folder):
-                writer = NAME.fullmatch(name)
-                if writer and not os.path.lexists(f"{node.proc.root}/{writer[1]}"):
-                    atomic.remove_quietly(f"{folder}/{name}")
+
+    def run(self, node: Node, report: ReconcileReport, now: float) -> None:
+        """Remove what is left, where processes can be seen."""
+        if report.blind:
+            return
+        settings = node.settings
+        tops = (settings.lock_dir, node.store.root, settings.state_dir)
+        folders = {*tops, settings.cdi_dir} - {""}
+        for top in tops:
+            with suppress(OSError), os.scandir(top) as entries:
+                folders |= {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+        ours = {node.store.locks_dir, node.store.claims_dir, node.store.finished_dir}
+        for folder in sorted(folders - ours):
+            with suppress(OSError):
+                for name in os.listdir(folder):
+                    writer = NAME.fullmatch(name)
+                    if writer and not os.path.lexists(f"{node.proc.root}/{writer[1]}"):
+                        atomic.remove_quietly(f"{folder}/{name}")

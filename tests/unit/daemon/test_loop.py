@@ -17,10 +17,9 @@ import pytest
 from gpulock.daemon import main_loop
 from gpulock.daemon.core.journal import SystemdNotifier
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop
-from gpulock.daemon.main_loop import SETTLING, SPACING, GpulockDaemon, ReconcileSchedule
+from gpulock.daemon.main_loop import SETTLING, SPACING, GpulockDaemon, ReconcileSchedule, Rounds
 from gpulock.daemon.reconcile.lock_watch import OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.daemon.rounds import Rounds
 from gpulock.daemon.serve_policy import why_users_are_not_served
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon import rounds
+from gpulock.daemon import main_loop
 from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import AlreadyRunningError, InstanceLock
+from gpulock.daemon.main_loop import ASK_AGAIN, Rounds
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport
-from gpulock.daemon.rounds import AGAIN, Rounds
 from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.node.context import Node
@@ -120,7 +120,7 @@ def test_a_gate_that_stays_shut_is_said_once_and_tried_again(
     one: Round, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one.go()
-    monkeypatch.setattr(rounds, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(main_loop, "ROUND_SECONDS", 0.01)
     with Gate(str(one.box.records), soon()):
         assert one.go(3) is None
     said = one.said()
@@ -181,7 +181,7 @@ def test_gpulockd_frees_in_the_round_in_which_slurmctld_is_back(
     for minute in range(3):
         for _ in range(2):
             made.run_round(clock.now)
-            clock.now += AGAIN / 2
+            clock.now += ASK_AGAIN / 2
         assert [call[0] for call in slurm.calls()] == ["squeue"] * (minute + 1)
     slurm.fails(INVALID)
     report = made.run_round(clock.now)

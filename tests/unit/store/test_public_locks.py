@@ -25,9 +25,9 @@ from gpulock.cli import command_group
 from gpulock.daemon.app import make_daemon_chores
 from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.daemon.history.files import name_month
+from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.inventory_file import read_inventory_file
 from gpulock.daemon.reconcile.reconcile import DaemonNode
-from gpulock.daemon.rounds import Rounds
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.install.files import lock_installation
 from gpulock.node import sample

@@ -153,34 +153,18 @@ def test_behind_a_silent_driver_nothing_is_taken_back(site: Site) -> None:
     assert read_inventory(str(site.box.lock), BOOT) == before
 
 
-def test_what_was_told_of_a_card_stands_while_nothing_is_told_of_it(site: Site) -> None:
-    """NVML tells nothing of a card that it has lost, and that is reset first of all."""
-    first = [f"gpu.{bus(0)}.mig=0", f"gpu.{bus(0)}.memory_mib=32768", f"gpu.{bus(0)}.nvswitch=1"]
-    joined = f"link.{bus(0)}.{bus(1)}=4"
-    site.tell(*first, f"gpu.{bus(1)}.mig=0", joined)
-    before = site.run()
-    site.tell(f"gpu.{bus(1)}.mig=0")
-    assert site.run() == before
-    site.tell()
-    assert site.run() == before
-    site.tell(f"gpu.{bus(0)}.mig=0", f"gpu.{bus(1)}.mig=0")
-    assert site.run().keys() == {"boot_id", f"gpu.{bus(0)}.mig", f"gpu.{bus(1)}.mig"}
-    assert site.said() == []
-
-
-def test_what_was_told_of_a_card_goes_with_the_card_and_its_instances_with_them(
-    site: Site,
-) -> None:
+def test_without_an_exporters_word_what_was_told_stands_and_goes_with_the_card(site: Site) -> None:
     part = f"mig.{bus(0)}.gi1.ci0"
     access = site.box.driver / "capabilities/gpu0/mig/gi1/ci0"
     access.mkdir(parents=True)
     (access / "access").write_text("")
     site.tell(f"gpu.{bus(0)}.mig=1", f"{part}.uuid=MIG-1234", f"gpu.{bus(1)}.mig=0")
     site.run()
-    site.tell(f"gpu.{bus(1)}.mig=0")
+    (site.exporter / "inventory").unlink()
     assert site.run()[f"{part}.uuid"] == "MIG-1234"
     (access / "access").unlink()
     access.rmdir()
     assert f"{part}.uuid" not in site.run()
     (site.box.driver / "gpus" / bus(0)).rename(site.box.root / "fell-out")
     assert site.run().keys() == {"boot_id", f"gpu.{bus(1)}.mig"}
+    assert site.said() == []

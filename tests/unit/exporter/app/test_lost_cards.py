@@ -21,8 +21,8 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
+from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import DaemonNode
-from gpulock.daemon.rounds import Rounds
 from gpulock.node.context import Node
 from gpulock.node.sample import read_sample
 from gpulock.node.settings_file import read_settings

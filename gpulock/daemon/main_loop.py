@@ -187,9 +187,6 @@ class GpulockDaemon:
                 self._server.run_due(clock_boottime())
         self._notify.send("STOPPING=1", "STATUS=stopping")
         self._server.close()
-        self._owners.close()
-        self.loop.forget(self._watch.fd)
-        self._watch.close()
         self.rounds.close()
 
     def reconcile_due(self) -> float:

@@ -13,7 +13,6 @@ free nothing. A killed daemon leaves a note, or none; the next round goes on fro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -110,7 +109,7 @@ class HealthPolicy(Chore):
         parts: dict[str, Callable[[], object]] = {
             "kernel log": lambda: self._read_kernel_log(node, cards),
             "checks of cards": lambda: self._check_cards(look),
-            "suspects": lambda: self._name_suspects(node, report, look.sample, cards),
+            "suspects": lambda: self._name_suspects(report, look.sample, cards),
             "policy": lambda: self._judge_cards(look),
             "cards": lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
         }
@@ -126,7 +125,7 @@ class HealthPolicy(Chore):
         if sample is None:
             return  # what was told last stands
         cards = read_cards(node.settings.state_dir, node.boot_id)
-        self._name_suspects(node, report, sample, cards)
+        self._name_suspects(report, sample, cards)
         with suppress(Refusal):  # the gate is held: it is looked at again
             save_changed_cards(node.store, node.settings.state_dir, cards)
 
@@ -175,7 +174,7 @@ class HealthPolicy(Chore):
         self._journal.log_changes("checks", failed)
 
     def _name_suspects(
-        self, node: Node, report: ReconcileReport, sample: Sample | None, cards: NodeCards
+        self, report: ReconcileReport, sample: Sample | None, cards: NodeCards
     ) -> None:
         """Name the cards that claims take last; without the exporter's word the last one stands."""
         if sample is None:
@@ -183,7 +182,6 @@ class HealthPolicy(Chore):
         lost = {
             bus: why[:LONGEST_WORDS]
             for bus, why in findings.read_lost_cards(sample, report.devices).items()
-            if os.path.lexists(f"{node.settings.driver_root}/gpus/{bus}")
         }
         lines = {
             bus: f"{bus} does not answer: {why}; claims take it last; see dmesg for NVRM and Xid"

@@ -27,7 +27,6 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.user_release import release_unused
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
-SHORT: Final = 90.0  # seconds: what is left is told in seconds
 AGAIN: Final = 2.0  # seconds until a claim that is still used is tried again, or so many
 SPARING: Final = 20  # times as long as the look at its user's files took
 GATE_SECONDS: Final = 2.0
@@ -63,10 +62,9 @@ class ClaimEnds(Chore):
                     held[token] = f"pid {record.pid} ({record.user}) holds {self._name(record)}"
             elif now >= record.until - BEFORE > record.claimed_boottime and token not in self._told:
                 self._told.add(token)
-                left = record.until - now
-                time = f"{left / 60:.0f} min" if left > SHORT else f"{left:.0f} s"
+                left = f"{(record.until - now) / 60:.0f} min"
                 keeps = "what still runs keeps it"
-                words = f"your claim of {self._name(record)} ends in {time}; {keeps}"
+                words = f"your claim of {self._name(record)} ends in {left}; {keeps}"
                 tell_terminal(node, record, words)
                 self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
         over = {token: f"{text} beyond its end" for token, text in held.items()}

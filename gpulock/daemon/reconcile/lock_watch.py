@@ -77,12 +77,6 @@ class LockDirWatch:
                 data = data[EVENT.size + length :]
         return lost
 
-    def close(self) -> None:
-        """Watch nothing any more."""
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
-
 
 MOST = 512  # descriptors; a service has 1,024
 
@@ -107,11 +101,6 @@ class OwnerWatcher:
             self._unwatch(owner)
         for owner in sorted(wanted - self.known.keys()):
             self._add(owner, proc)
-
-    def close(self) -> None:
-        """Watch nobody any more."""
-        for owner in list(self.known):
-            self._unwatch(owner)
 
     def _add(self, owner: OwnerProcess, proc: Proc) -> None:
         if len(self.known) >= MOST:

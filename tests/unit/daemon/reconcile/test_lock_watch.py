@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def watch(store: LockStore) -> Iterator[LockDirWatch]:
     made = LockDirWatch()
     made.follow(store)
     yield made
-    made.close()
+    os.close(made.fd)
 
 
 def write_what_wakes_nobody(store: LockStore) -> None:
@@ -82,7 +83,7 @@ def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
     watch = LockDirWatch()
     watch.follow(LockStore(str(tmp_path / "run")))
     assert fault in watch.fault and bool(watch.fault) == bool(fault)
-    watch.close()
+    os.close(watch.fd)
 
 
 def test_events_that_the_kernel_dropped_are_a_change(
@@ -140,7 +141,7 @@ class Field:
 def field() -> Iterator[Field]:
     made = Field()
     yield made
-    made.owners.close()
+    made.follow()
     for process in made.processes:
         process.kill()
         process.communicate()

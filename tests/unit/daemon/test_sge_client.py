@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.core import sge_client
 from gpulock.daemon.core.sge_client import ask_qmaster, sge_environment
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
@@ -41,15 +40,6 @@ def test_one_that_fails_is_not_believed_and_its_last_words_are_the_reason(tmp_pa
     with pytest.raises(Refusal, match=r"qconf -se failed: .*denied") as caught:
         ask_qmaster(settings_of(tmp_path), "qconf", "-se", "node1")
     assert caught.value.kind == UNKNOWN
-
-
-def test_one_that_hangs_is_ended_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sge_client, "ANSWER_SECONDS", 0.1)
-    write_client(tmp_path, "exec sleep 600")
-    with pytest.raises(Refusal, match="in time"):
-        ask_qmaster(settings_of(tmp_path), "qconf", "-sel")
 
 
 def test_without_sge_binaries_the_clients_are_below_sge_root(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
     format_inventory,
-    is_limited_note,
 )
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
 from gpulock.node import sample
@@ -128,21 +127,6 @@ def test_mig_mode_of_every_card_is_believed_of_half_and_none_is_missing(node: Ho
     assert node.out() == [], "no card is quarantined: the driver shows each"
     assert node.usable() == CARDS // 2
     assert states.MISSING not in node.states()
-
-
-@pytest.mark.parametrize(
-    ("by", "reason", "counts"),
-    [
-        ("gpulock", "health: 300 MiB", True),
-        ("gpulock", "missing: not there; xid: XID 79", True),
-        ("gpulock", "missing: not there", False),
-        ("root", "health: a module is to be replaced", False),
-    ],
-)
-def test_only_what_the_policy_put_out_on_the_exporters_word_counts_for_that_half(
-    by: str, reason: str, counts: bool
-) -> None:
-    assert is_limited_note({"by": by, "reason": reason}) is counts
 
 
 @pytest.mark.parametrize("policy", ["missing", "missing xid ecc"])

@@ -15,7 +15,7 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids
 from tests.support.faults import disk_full, raising
-from tests.support.health_site import SHEPHERD, Ward
+from tests.support.health_site import GIB, ROUND, SHEPHERD, Ward
 from tests.support.trees import bus
 
 
@@ -363,12 +363,7 @@ def test_a_comeback_that_did_not_happen_is_not_counted_and_does_at_the_next_roun
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        ("KernelLog.read",),
-        ("findings.check_links",),
-        ("HealthPolicy._name_suspects",),
-        ("KernelLog.read", "HealthPolicy._name_suspects"),
-    ],
+    [("findings.check_links",), ("KernelLog.read", "HealthPolicy._name_suspects")],
 )
 def test_a_part_that_fails_is_told_and_stops_no_other(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
@@ -382,3 +377,67 @@ def test_a_part_that_fails_is_told_and_stops_no_other(
     assert [part for part in parts if f"RuntimeError: {part}" not in said] == []
     assert ward.out() == [bus(1)]
     assert ward.cards().marks == {(bus(1), "recovery"): 1}
+
+
+# --- without QUARANTINE_ON ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", ["card", "any"])
+@pytest.mark.parametrize(("shares", "count"), [("", 3), ("3:2", 2), ("3:2", 3)])
+def test_without_any_policy_a_job_gets_no_lost_card_while_a_good_one_is_free(
+    tmp_path: Path, plain: str, shares: str, count: int
+) -> None:
+    ward = Ward(tmp_path, 4, PLAIN_REQUEST=plain, SHARES=shares, QUARANTINE_ON="")
+    ward.lose(0)
+    ward.lose(1)
+    ward.round()
+    granted = ids(ask(ward, count))
+    assert {bus(2), bus(3)} <= {*granted}
+    assert (len(granted), ward.out()) == (count, [])
+    ward.now += 3600
+    ward.round(sampled=False)
+    assert ward.suspects() == dict.fromkeys([bus(0), bus(1)], "GPU is lost"), "nothing else is told"
+    ward.lost.clear()
+    ward.round()
+    assert ward.suspects() == {}
+
+
+def test_what_is_no_card_of_this_node_or_no_reason_is_no_loss(ward: Ward) -> None:
+    del ward.settings["QUARANTINE_ON"]
+    ward.lose(2)
+    ward.sample("lost ../x 1 GPU is lost", f"lost {bus(1)}", f"lost {bus(1)} x y")
+    ward.now -= ROUND
+    ward.round(sampled=False)
+    assert ward.suspects() == {bus(2): "GPU is lost"}
+
+
+def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(ward: Ward) -> None:
+    del ward.settings["QUARANTINE_ON"]
+    ward.lose(1)
+    ward.tell(2, f"memory_used={GIB}")
+    ward.round()
+    for _ in range(4):
+        ward.now += 8 * 3600  # the machine was suspended
+        ward.round()
+    assert (ward.out(), ward.cards().of(bus(2)).failed()) == ([], {})
+    ward.now += 5  # a round that took its time
+    ward.round()
+    assert "memory" in ward.cards().of(bus(2)).failed()
+    ward.round()
+    assert ward.out() == [bus(1)]
+
+
+def test_a_split_card_is_neither_missing_nor_lost(ward: Ward) -> None:
+    del ward.settings["QUARANTINE_ON"]
+    ward.inventory(f"gpu.{bus(0)}.mig=1", f"mig.{bus(0)}.gi1.ci0.uuid=MIG-1", f"gpu.{bus(1)}.mig=1")
+    ward.round(9)
+    assert ward.out() == []
+
+
+def test_a_card_that_fell_off_the_bus_still_counts_for_half_of_the_node(ward: Ward) -> None:
+    del ward.settings["QUARANTINE_ON"]
+    (ward.driver / "gpus" / bus(3)).rename(ward.root / "fell-off")
+    for number in (0, 1):
+        ward.log_xid(number)
+    ward.round()
+    assert ward.out() == [bus(0), bus(1)]

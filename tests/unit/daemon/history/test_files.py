@@ -144,15 +144,10 @@ def test_a_release_whose_note_was_cut_short_is_written_with_what_is_known(
     found = site.lines()[0]
     assert found["how"] == "unknown"
     assert found["held_seconds"] == pytest.approx(100, abs=2)
-
-
-def test_what_follows_a_line_that_was_cut_short_counts(site: Ended) -> None:
-    site.hold(0)
-    (site.records / "claims/feed/released").write_text(f"{bus(0)} 1000.0 1.0 0 GPU-0 ep")
-    site.end(0, how="reap: its shepherd is gone")
-    assert site.write() == 1
-    (found,) = site.lines()
-    assert (found["how"], found["proof"]) == ("reap", "its shepherd is gone")
+    site.hold(1, token="beef")
+    (site.records / "claims/beef/released").write_text(f"{bus(1)} 1000.0 1.0 0 GPU-0 ep")
+    site.end(1, how="reap: its shepherd is gone")
+    assert (site.write(), site.lines()[1]["how"]) == (1, "reap"), "what follows it counts"
 
 
 def test_a_history_that_cannot_be_written_keeps_the_claims_and_is_told_once(site: Ended) -> None:

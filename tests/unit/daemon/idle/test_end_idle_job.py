@@ -74,18 +74,6 @@ def test_a_slurm_job_is_cancelled_by_the_name_of_the_one_task(
     assert (code == 0, site.told()) == (bool(told), [told] if told else [])
 
 
-@pytest.mark.parametrize(("task", "words"), [("", "12"), ("3", "12 -t 3")])
-def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
-    site: Site, task: str, words: str
-) -> None:
-    owner = record(scheduler="sge", job_id="12", task_id=task)
-
-    assert (site.kill(owner), site.told()) == (0, [f"qdel {words}"])
-
-    site.program("qdel", "exit 1")
-    assert site.kill(owner) == 1
-
-
 def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(site: Site) -> None:
     site.settings["PROC_ROOT"] = "/proc"
     child = subprocess.Popen(["sleep", "1000"])

@@ -235,17 +235,6 @@ def test_a_job_is_refused_with_the_reason_when_mps_does_not_start(
     desk.ready(desk.claim(desk.start().pid))
 
 
-@pytest.mark.another_user
-def test_that_one_users_mps_failed_is_no_other_users_refusal(desk: Desk) -> None:
-    first = desk.claim(desk.start_nobody().pid)
-    desk.ready(first)
-    os.kill(desk.daemon(), signal.SIGKILL)
-    desk.wait_for(lambda: "its daemon died" in str(desk.journal.said()))
-    desk.end(first)
-    desk.wait_for(desk.gone)
-    desk.ready(desk.claim(desk.start().pid))
-
-
 def test_no_test_of_a_gpu_begins_while_an_mps_ends_on_it(desk: Desk) -> None:
     grant = desk.claim(desk.start().pid)
     desk.ready(grant)

@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.daemon.slots import rsmap
@@ -228,16 +226,3 @@ def test_without_a_map_nobody_is_asked(site: Site) -> None:
     site.out(1)
     site.round()
     assert not (site.root / "asked").exists()
-
-
-IDS = st.frozensets(st.sampled_from(["GPU1", "GPU2", "GPU3", "GPU4"]))
-
-
-@given(st.lists(IDS, min_size=1, max_size=5))
-def test_any_changes_of_service_end_where_they_began(steps: list[frozenset[str]]) -> None:
-    value, note = NAMED, dict[str, str]()
-    for bad in [*steps, frozenset[str]()]:
-        value, note = next_rsmap(value, note, bad)
-        assert parse_rsmap(value).keys() == parse_rsmap(NAMED).keys() - bad
-        assert next_rsmap(value, note, bad) == (value, note)
-    assert (value, note) == (NAMED, {})

@@ -225,12 +225,11 @@ class HealthPolicy(Chore):
     ) -> dict[str, str]:
         """Put out the devices that something new speaks against; return what could not be done.
 
-        Beyond the half, in which what is in service comes first, a device is noted for its other
-        causes alone. What an administrator took out does not count.
+        Beyond the half a device is noted for its other causes alone. What an administrator took out
+        does not count.
         """
         kept = {name for name, note in out.items() if not recovery.is_policy_note(note)}
         new = [one.device for one in news if one.cause in LIMITED_CAUSES and one.device not in kept]
-        new.sort(key=out.__contains__)
         already = find_limited_cards(out, look.devices)
         allowed = limit_quarantine(new, already, look.count_cards())
         failed: dict[str, str] = {}

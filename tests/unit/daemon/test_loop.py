@@ -312,3 +312,31 @@ def test_the_next_is_due_after_a_period_or_a_change_or_when_a_chore_has_work(
     if changed:
         pace.request_reconcile(changed)
     assert pace.due == due
+
+
+def test_a_chore_brings_the_next_reconcile_forward(field: Field) -> None:
+    """As the end of a claim does: its card was held half a minute longer."""
+    at = clock_boottime() + PERIOD / 2
+
+    def ask() -> None:
+        script.reports[0].next_at = at
+        field.signals.ending = True
+
+    script = Script(field.signals, ask)
+    gpulockd = field.daemon(script)
+    gpulockd.run()
+    assert gpulockd.pace.due == at
+
+
+def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
+    def change() -> None:
+        with open(field.config, "a") as file:
+            file.write("COLOUR=green\n")
+        field.signals.reload = True
+
+    reports = field.run(change)
+    assert [len(report.devices) for report in reports] == [8, 8]
+    said = field.said()
+    assert "unknown key 'COLOUR'" in said
+    assert "the settings were read again" in said
+    assert "RELOADING=1" in field.told()

@@ -169,3 +169,17 @@ def test_the_most_that_a_card_had_outlives_gpulockd_and_no_boot(tmp_path: Path) 
         ward.round()
         assert ward.cards().of(bus(0)).failed() == said
         act()
+
+
+def test_a_check_that_nobody_wants_any_more_is_no_finding(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, 1, HEALTH_COMMAND="/bin/true")
+    ward.tell(0, *WORDS)
+    cards = ward.cards()
+    one = cards.of(bus(0))
+    one.found, one.tested = {"command": "HEALTH_COMMAND: it ended with 1"}, ward.now
+    ward.save(cards)
+    ward.round(tests=False)
+    assert "command" in ward.cards().of(bus(0)).failed()
+    del ward.settings["HEALTH_COMMAND"]
+    ward.round()
+    assert ward.cards().of(bus(0)).failed() == {}

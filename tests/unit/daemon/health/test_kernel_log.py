@@ -146,3 +146,11 @@ def test_a_log_that_cannot_be_read_is_told_once_and_when_it_can_be_read_again(
     begun, over = ward.said()
     assert "XIDs are not known: the kernel's log cannot be read" in begun
     assert "no longer: XIDs are not known" in over
+
+
+def test_counts_that_were_lost_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(f"3,7,1,-;{XID}\n")
+    log, again = KernelLog(), NodeCards("")
+    log.read(str(tmp_path), NodeCards(""))
+    log.read(str(tmp_path), again)
+    assert again.xids[CARD, 79][0] == 1

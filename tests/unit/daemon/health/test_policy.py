@@ -441,3 +441,13 @@ def test_a_card_that_fell_off_the_bus_still_counts_for_half_of_the_node(ward: Wa
         ward.log_xid(number)
     ward.round()
     assert ward.out() == [bus(0), bus(1)]
+
+
+def test_what_an_administrator_put_out_stays(ward: Ward) -> None:
+    ward.by_hand(0, "health: I do not trust it")
+    ward.by_hand(1)
+    ward.log_xid(1)
+    ward.round(2)
+    ward.reboot()
+    ward.round(9)
+    assert (ward.out(), ward.reason(1)) == ([bus(0), bus(1)], "its fan died")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ from gpulock.daemon.history.files import (
     find_written_tokens,
     name_month,
 )
-from gpulock.daemon.history.record import parse_release_reason
+from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
@@ -282,3 +283,22 @@ def test_where_a_new_file_is_not_made_durable_nothing_was_added(
         patch.setattr(atomic, "fsync_path", raising(OSError(errno.EIO, "worn out")))
         assert (site.write(), site.lines()) == (0, [])
     assert site.write() == 1
+
+
+def test_a_folder_that_is_a_link_to_a_larger_disk_is_as_good(site: Ended) -> None:
+    (site.root / "large").mkdir()
+    (site.state / "history").symlink_to(site.root / "large")
+    for token in "ab":
+        site.claim(0, token=token)
+        assert site.write() == 1
+    assert (site.tokens(), site.waiting(), site.told) == (["a", "b"], [], [])
+
+
+def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_well(
+    site: Ended,
+) -> None:
+    own = site.hold(0)
+    site.sample(site.account(own, 0))
+    now = time.time()
+    assert ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 0.0005, now)
+    assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)

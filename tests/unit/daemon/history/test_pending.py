@@ -21,9 +21,9 @@ from gpulock.report.sources import find_local_claims
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
-from gpulock.store.verdicts import ALIVE, Verdict
+from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
 from tests.support.history_site import Ended
-from tests.support.trees import BOOT, bus, record, soon
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
 
 DAY = 86400.0
 
@@ -255,3 +255,22 @@ def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(site: Ended, torn
     os.utime(place, (1, 1))
     site.write()
     assert (site.owed(), site.told) == (["feed"], [])
+
+
+def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: Ended) -> None:
+    site.run_job(0, ago=DAY)
+    (site.state / "owed/feed").unlink()
+    site.reboot(wiped=False)
+    node = site.node()
+    site.history.run(node, reconcile_locks(node, make_liveness_judge(node), soon()), 1e6)
+    (found,) = site.lines()
+    assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
+    assert found["devices"][0]["held_seconds"] is None
+
+
+def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
+    own = site.run_job(0)
+    os.utime(site.state / "owed/feed", (1, 1))
+    site.proc.boot(OTHER_BOOT)
+    see_held(site, Verdict(UNKNOWN, ""))
+    assert (site.state / "owed" / own.token).stat().st_mtime == 1

@@ -88,3 +88,23 @@ def test_a_process_is_told_to_end_and_one_that_took_its_number_is_not(site: Site
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("name", ["squeue", "scancel"])
+def test_a_slurmctld_that_is_away_is_a_failure(site: Site, name: str) -> None:
+    site.program("squeue", "printf '%-20s' 12 12 N/A 1000 0")
+    site.program(name, "exit 1")
+
+    assert site.kill(record(scheduler="slurm", job_id="12", uid=1000, restart=0)) == 1
+
+
+@pytest.mark.parametrize(("task", "words"), [("", "12"), ("3", "12 -t 3")])
+def test_a_grid_engine_job_is_deleted_of_an_array_the_one_task(
+    site: Site, task: str, words: str
+) -> None:
+    owner = record(scheduler="sge", job_id="12", task_id=task)
+
+    assert (site.kill(owner), site.told()) == (0, [f"qdel {words}"])
+
+    site.program("qdel", "exit 1")
+    assert site.kill(owner) == 1

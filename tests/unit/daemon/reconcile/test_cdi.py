@@ -190,3 +190,17 @@ def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
 
     assert ["no longer" in line for line in chore.go()] == [True]
     assert (tmp_path / "cdi" / cdi.NAME).exists()
+
+
+def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
+    site = Site(tmp_path, "a100-mig")
+    whole = nodes(told(site))
+    (driver_of(site).parent / "nvidia-caps/mig-minors").unlink()
+
+    left = nodes(told(site))
+    assert {name for name in whole if ".gi" in name} == set(whole) - set(left)
+
+
+def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
+    assert Chore(Site(tmp_path)).go() == []
+    assert list(tmp_path.rglob(cdi.NAME)) == []

@@ -88,3 +88,17 @@ def test_a_card_that_fell_off_the_bus_and_is_open_is_not_freed(box: Box) -> None
     box.proc.add(900, fds={3: box.dev / "nvidia3"})
     report = reconcile_locks(box.node(), judge_of(box.node()), soon())
     assert [outcome.act for outcome in report.outcomes] == ["orphans"]
+
+
+def test_what_only_nvml_tells_is_added_but_is_no_word_of_the_driver(
+    node: Hanging, box: Box
+) -> None:
+    box.gpu(bus(0), 0, "GPU-????????-????-????-????-????????????")
+    box.inventory(f"gpu.{bus(0)}.uuid=GPU-1234", f"gpu.{bus(0)}.memory_mib=32768")
+    node.answer()
+    found = node.devices()[0]
+    assert (found.uuid, found.memory_mib) == ("GPU-1234", 32768)
+    assert node.cards[bus(0)].uuid == ""
+    node.answer(b"!")
+    silent(node)
+    assert node.cards == {}, "what cannot be asked confirms nothing"

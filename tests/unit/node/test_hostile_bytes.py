@@ -52,7 +52,7 @@ from gpulock.workstation.wire import (
 from tests.layers import HOT, WARM
 from tests.support.mutations import WORDS, mixed, try_a_million
 from tests.support.packed_job import REAL
-from tests.support.trees import BOOT, record
+from tests.support.trees import BOOT, bus, record
 
 ROOT = Path(__file__).resolve().parents[3]
 SGE = ROOT / "tests/support/data/sge-8.1.9"
@@ -236,7 +236,7 @@ SAMPLE = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\ndevice 0000:3b:00.0 x.79=1 idle
 WAITING = encode_waiting(
     [WaitingCaller(7, 99, 9, 1000, 5.0, "alice", "2 GPUs", "0 of 8; free")], "b"
 )
-REQUEST = encode_packet(SocketRequest(CLAIM, 4711, 99, 2, ("a", "b"), 60.0, "run"))
+REQUEST = encode_packet(SocketRequest(CLAIM, 4711, 99, 2, (bus(0), bus(1)), 60.0, "run"))
 PARSERS = {
     "execd's packed job": Parser(
         packed_job,

@@ -95,7 +95,8 @@ def test_a_shepherd_that_may_not_be_seen_is_unknown(
 ) -> None:
     host.fake.shepherd(500, host.spool("12.1"))
     fail_at(monkeypatch, "open", "/500/stat", PermissionError(1, "not permitted"))
-    assert host.verdict().state == UNKNOWN
+    found = host.verdict()
+    assert (found.state, "its shepherd 500 cannot be seen" in found.proof) == (UNKNOWN, True)
 
 
 def test_a_group_that_is_another_jobs_now_does_not_keep_the_lock(host: Host) -> None:

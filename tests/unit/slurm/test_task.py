@@ -15,7 +15,7 @@ from gpulock.slurm import note, task
 from tests.support.faults import fail_at, raising
 from tests.support.locks import retire_lock
 from tests.support.slurm_site import OTHER_UID, RUN, STEPD, UID, row
-from tests.support.slurm_tasks import TWINS, TaskSite, Told, stopped
+from tests.support.slurm_tasks import TWINS, TaskSite, stopped
 from tests.support.trees import bus
 
 OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
@@ -322,19 +322,6 @@ def test_a_fault_nobody_foresaw_stops_the_task(
 ) -> None:
     monkeypatch.setattr(note, "find_task_note", raising(fault))
     assert type(fault).__name__ in stopped(site.run())
-
-
-def test_settings_that_are_wrong_stop_the_task(
-    site: TaskSite, capfd: pytest.CaptureFixture[str]
-) -> None:
-    environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
-    for path in (
-        str(site.root / "gone"),
-        site.config(EXPECTED_GPUS="x"),
-        site.config(SLURM_WAIT="0"),
-    ):
-        code = task.main(environ, path)
-        assert stopped(Told(code, capfd.readouterr().out), 213) != ""
 
 
 def test_a_request_that_is_refused_the_next_time_too_is_not_tried_again(site: TaskSite) -> None:

@@ -155,11 +155,6 @@ def test_a_mask_that_contradicts_the_steps_positions_names_no_device() -> None:
     assert see(note("0", "1"), environ, "batch") == ([100], "0")  # there it is the user's
 
 
-def test_a_uuid_that_is_not_known_is_not_taken_for_an_unknown_devices() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-    assert refusal(lambda: see(note("1", uuids=False), environ)).kind == UNKNOWN
-
-
 def test_a_step_without_a_mask_asked_for_none_but_a_shell_has_all() -> None:
     assert see(note("1", "3"), {}) == ([], None)
     for step in ("batch", "interactive", "extern"):

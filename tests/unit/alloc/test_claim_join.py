@@ -10,7 +10,7 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.alloc.same_job import whole_grant
-from gpulock.errors import Refusal
+from gpulock.errors import BUSY, Refusal
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import disk_full
@@ -39,6 +39,15 @@ def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box)
     task(box, SECOND)
     box.proc.remove(FIRST)
     assert task(box, THIRD).owner.token == first.owner.token
+
+
+def test_a_task_does_not_share_with_an_owner_that_cannot_be_judged(box: Box) -> None:
+    task(box, FIRST)
+    box.proc.remove(FIRST)
+    box.proc.remove(50)
+    with pytest.raises(Refusal) as caught:
+        task(box, SECOND)
+    assert caught.value.kind == BUSY
 
 
 def test_another_users_job_of_that_number_is_not_joined(box: Box) -> None:

@@ -14,7 +14,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
-from tests.support.claims import ask, ids, refused
+from tests.support.claims import ask, ids, pick, refused
 from tests.support.trees import Box, bus, judging, record, soon
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
@@ -31,6 +31,16 @@ def two_models(tmp_path: Path) -> Box:
     made = Box(tmp_path, 5)
     for number in range(5):
         made.gpu(bus(number), number, Model=A100 if number < 2 else H200)
+    return made
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Box:
+    """Three A100, of which the first has two MIG instances."""
+    made = Box(tmp_path, 3)
+    for number in range(3):
+        made.gpu(bus(number), number, Model=A100)
+    made.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
     return made
 
 
@@ -55,9 +65,23 @@ def test_a_model_is_what_is_given(two_models: Box) -> None:
     assert busy.why == "1 of model a100* asked for, 0 of 2 free (0: job 13; 1: job 13)"
 
 
+def test_several_kinds_are_given_to_one_job(two_models: Box) -> None:
+    grant = ask_kinds(two_models, ("", 2), ("model:h200", 2))
+    assert ids(grant) == [bus(0), bus(1), bus(2), bus(3)]
+    assert refused_kinds(two_models, ("model:h200", 3), ("model:*", 3)).kind == INVALID_REQUEST
+
+
 def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:
     ask_kinds(two_models, ("model:h200", 2), job_id="13")
     assert ids(ask(two_models, 1)) == [bus(4)], "two A100 are left to a job of two"
+
+
+def test_a_plain_request_waits_for_cards_of_one_model(two_models: Box) -> None:
+    pick(two_models, bus(0))
+    pick(two_models, bus(2), "13")
+    pick(two_models, bus(3), "14")
+    assert refused(two_models, 2, job_id="15").kind == BUSY
+    assert ids(ask(two_models, 1, job_id="15")) == [bus(1)]
 
 
 def test_a_broken_card_of_a_model_is_the_nodes_fault(two_models: Box) -> None:
@@ -68,6 +92,11 @@ def test_a_broken_card_of_a_model_is_the_nodes_fault(two_models: Box) -> None:
     two_models.settings["EXPECTED_GPUS"] = "6"
     assert refused(two_models, 4).kind == BROKEN
     assert refused(two_models, 5).kind == INVALID_REQUEST
+
+
+def test_a_plain_request_may_get_an_instance_where_the_site_says_so(split: Box) -> None:
+    split.settings["PLAIN_REQUEST"] = "any"
+    assert len(ask(split, 4).devices) == 4
 
 
 def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_path: Path) -> None:

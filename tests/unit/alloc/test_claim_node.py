@@ -151,3 +151,12 @@ def test_where_nobody_can_say_what_came_before_an_unknown_stays_one(
     monkeypatch.setattr(streaks, "read_events", raising(OSError(errno.EIO, "broken")))
     kinds = {refused(box, 1, job_id=str(job), user=f"u{job}").kind for job in range(20, 26)}
     assert kinds == {UNKNOWN}
+
+
+def test_a_folder_of_notes_that_is_no_folder_is_not_made_again(box: Box) -> None:
+    ask(box)
+    quarantined = box.state / quarantine.FOLDER
+    quarantined.rmdir()
+    quarantined.write_text("")
+    assert refused(box, 1, job_id="20").kind == BROKEN
+    assert quarantined.is_file()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpulock.alloc import device_users
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
@@ -58,3 +60,20 @@ def test_an_instance_is_recognised_by_its_own_access_nodes(tmp_path: Path) -> No
     table = "config 1\ngpu7/gi2/access 21\ngpu7/gi2/ci0/access 22\ngpu7/gi1/access 12\n"
     caps = tmp_path / "dev/nvidia-caps"
     assert mig(tmp_path, table) == [key(caps / "nvidia-cap21"), key(caps / "nvidia-cap22")]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "gpu7/gi2/access 21\n",
+        "gpu7/gi2/access 21\ngpu7/gi2/ci0/access 99\n",
+        "gpu7/gi2/access 21\ngpu7/gi2/access 12\ngpu7/gi2/ci0/access 22\n",
+        "gpu17/gi2/access 21\ngpu7/gi12/access 21\ngpu7/gi2/ci0/access 22\n",
+    ],
+)
+def test_an_instance_without_known_nodes_is_recognised_by_its_card(
+    tmp_path: Path, table: str
+) -> None:
+    found = mig(tmp_path, table)
+    assert key(tmp_path / "dev/nvidia7") in found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -134,6 +135,12 @@ def test_what_a_scheduler_started_is_no_service(proc: FakeProc) -> None:
     proc.add(SHEPHERD, "sge_shepherd", uids=ROOT)
     proc.add(JOB, "Xorg", uids=ROOT, ppid=SHEPHERD)
     assert judged(proc, JOB) == FOREIGN
+
+
+def test_a_process_that_ended_is_gone_and_one_that_hides_is_not_seen(proc: FakeProc) -> None:
+    assert judged(proc, JOB) == GONE
+    shutil.rmtree(proc.root / "1")  # hidepid: not even init is to be seen
+    assert judged(proc, JOB) == UNSEEN
 
 
 def test_a_zombie_is_gone_unless_a_thread_of_it_goes_on(proc: FakeProc) -> None:

@@ -91,6 +91,20 @@ def test_where_the_files_of_subordinate_uids_cannot_be_read_anybody_may_have_som
     assert subordinate.may_have_subordinate_uids(1000, "alice", **paths)
 
 
+def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_scan, "ROUNDS", 1)
+    scan = look(proc)
+    scan.statuses()
+    assert (scan.restless, "faster than" in scan.blind) == (True, True)
+    proc.add(700)
+    (proc.root / "700/status").write_text("garbage")
+    scan = look(proc)
+    scan.statuses()
+    assert (scan.restless, "process 700 cannot be seen" in scan.blind) == (False, True)
+
+
 def test_who_has_no_process_is_not_the_one_who_forks(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +117,16 @@ def test_who_has_no_process_is_not_the_one_who_forks(
     assert scan.why_blind_about(HERE) == scan.blind
     monkeypatch.setattr(ProcessScan, "may_run", returning(False))
     assert scan.why_blind_about(HERE) == ""
+
+
+def test_a_process_of_a_user_who_is_not_asked_for_is_not_read(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat_result((0, 0, 0, 0, GONE, 0, 0, 0, 0, 0))
+    scan = look(proc)
+    monkeypatch.setattr(os, "stat", returning(stat))
+    monkeypatch.setattr(Proc, "namespace_owner", returning(0))
+    assert not scan.is_process_of(700, HERE)
 
 
 def owned(

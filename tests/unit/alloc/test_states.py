@@ -77,6 +77,14 @@ def test_idle_is_said_only_of_what_is_held() -> None:
     assert one({}, idle=bus(0)).state == "free"
 
 
+def test_orphans_are_a_quarantine() -> None:
+    left = Verdict(DEAD, "gone")
+    left.orphans = "process 7 has it open"
+    seen = view(locked(), {}, {record().token: left})
+    (row,) = states.device_states([card(0)], seen)
+    assert (row.state, row.orphans) == ("quarantined", left.orphans)
+
+
 def test_a_lock_that_cannot_be_read_is_unknown() -> None:
     for fault in ("its owner record: begins with 'v2'", ""):
         assert one({bus(0): Lock(bus(0), None, fault)}).state == "unknown"

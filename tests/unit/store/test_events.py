@@ -15,6 +15,7 @@ from gpulock.store import atomic, event_kinds, event_log, events
 from gpulock.store.event_kinds import (
     CLAIM,
     DROPPED,
+    OPEN,
     REAPED,
     REFUSED,
     TIMEOUT,
@@ -194,6 +195,12 @@ def test_a_grant_ends_a_streak_of_unknowns_unless_it_is_undone(between: str, bro
 def test_of_a_job_that_was_granted_devices_the_grant_ends_no_streak() -> None:
     found = parse_events("0 unknown a:1\n0 unknown b:2\n1 claim granted 0 c:3\n")
     assert is_unknown_streak(found, "c:3", granted=True)
+
+
+@pytest.mark.parametrize(("between", "broken"), [(CLAIM, False), (OPEN, False), (REFUSED, True)])
+def test_who_gets_in_ends_a_streak_of_timeouts(between: str, broken: bool) -> None:
+    found = parse_events(f"0 timeout a:1\n0 timeout b:2\n1 {between} x\n2 timeout c:3\n")
+    assert is_timeout_streak(found) is broken
 
 
 def test_every_verdict_of_death_says_by_what() -> None:

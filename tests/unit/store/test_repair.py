@@ -58,6 +58,19 @@ def assert_whole(store: LockStore) -> None:
         assert text == store.read_record(token)
 
 
+@pytest.mark.parametrize("text", [None, "", "gpulock-owner 2\n", "garbage"])
+def test_an_owner_that_is_lost_or_spoilt_is_written_again(
+    store: LockStore, text: str | None
+) -> None:
+    owner = Path(store.locks_dir, bus(0), "owner")
+    owner.unlink()
+    if text is not None:
+        owner.write_text(text)
+    assert holders(repair_locks(store, BOOT)) == ALL, "by its record"
+    assert repaired(store) == (ALL, {} if text else {TOKEN: {bus(0)}})
+    assert_whole(store)
+
+
 @pytest.mark.parametrize("how", ["folder", "record", "garbage", "cut short", "zeros"])
 def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: str) -> None:
     folder = Path(store.claims_dir, TOKEN)

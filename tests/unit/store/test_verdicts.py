@@ -22,6 +22,17 @@ def fresh(folder: Path, now: float) -> dict[str, Verdict] | None:
         return None
 
 
+def test_what_is_written_is_read_by_everybody(tmp_path: Path) -> None:
+    strange = {"a=b\n": Verdict(DEAD, "gone")}
+    verdicts.write_verdicts(str(tmp_path), {**FOUND, **strange}, BOOT)
+    read = fresh(tmp_path, clock_boottime())
+    assert read is not None
+    assert {t: (v.state, v.proof, v.orphans) for t, v in read.items()} == {
+        token: (v.state, v.proof, v.orphans) for token, v in FOUND.items()
+    }
+    assert (tmp_path / "verdicts").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_state_that_no_reconcile_writes_is_unknown(tmp_path: Path) -> None:
     now = 1000.0
     (tmp_path / "verdicts").write_text(

@@ -76,6 +76,15 @@ def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:
     assert ids(ask(two_models, 1)) == [bus(4)], "two A100 are left to a job of two"
 
 
+def test_a_plain_request_of_more_than_one_models_cards_is_invalid(two_models: Box) -> None:
+    refusal = refused(two_models, 4)
+    assert refusal.kind == INVALID_REQUEST
+    assert refusal.why == f"4 GPUs asked for, all of one model: this node has {THERE}"
+    two_models.settings["PLAIN_REQUEST"] = "mixed"
+    assert len(ask(two_models, 4).devices) == 4
+    assert refused(two_models, 6, job_id="13").kind == INVALID_REQUEST
+
+
 def test_a_plain_request_waits_for_cards_of_one_model(two_models: Box) -> None:
     pick(two_models, bus(0))
     pick(two_models, bus(2), "13")

@@ -124,3 +124,13 @@ def test_how_a_claim_ended_is_noted_and_its_record_shrinks_before_a_lock_goes(
         release(store, bus(0))
     assert Path(store.claims_dir, TOKEN, "released").read_text().count("epilog") == 1
     assert parse_owner(store.read_record(TOKEN)).devices == (bus(1),)
+
+
+def test_a_line_that_cannot_be_owed_stops_no_job_and_lost_records_keep_no_copy_back(
+    store: LockStore, tmp_path: Path
+) -> None:
+    os.rmdir(store.finished_dir)
+    grants.note_owed_line(str(tmp_path), store, TWO)
+    assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
+    grants.note_owed_line(str(tmp_path / grants.OWED / TOKEN), store, TWO)
+    assert os.listdir(tmp_path / grants.OWED) == [TOKEN]

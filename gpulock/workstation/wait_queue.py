@@ -8,7 +8,6 @@ the numbers of those who come back.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from gpulock.deadline import clock_boottime
@@ -135,8 +134,10 @@ class WaitQueue:
             own = find_own_devices(view.reservations, view.now, client.peer.account)
             others = {name: whose for name, whose in kept.items() if name not in own}
             tried = not why and self._try_claim(view, client, first is None, others)
-            if not why and others and client.answer.state == WAITING:
-                why = self._why_beside_kept(view, client, others)
+            if not why and others and client.want and client.answer.state == WAITING:
+                client.want.kept = dict(client.want.kept.items() - others.items())
+                refusal = backfill.find_shortage(view, client.want)
+                why = refusal.why if refusal else f"free GPUs are {next(iter(others.values()))}"
             if client.answer.state == WAITING and not client.reaped:
                 client.reaped = True
                 if self._claims.reap_own(view, client.peer.account):
@@ -166,15 +167,6 @@ class WaitQueue:
                 self._next = now + RETRY_DELAY
                 return False
         return True
-
-    def _why_beside_kept(self, view: QueueView, client: Client, others: dict[str, str]) -> str:
-        """Return why a caller is not served while free devices are kept for another."""
-        if client.want is None:
-            return client.answer.why
-        want = copy.copy(client.want)
-        want.kept = find_reserved_devices(view.reservations, view.now, client.peer.account)
-        refusal = backfill.find_shortage(view, want)
-        return refusal.why if refusal else f"free GPUs are {next(iter(others.values()))}"
 
     def _why_not_yet(self, view: QueueView, client: Client, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""

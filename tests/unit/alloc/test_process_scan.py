@@ -342,3 +342,12 @@ def test_one_that_is_gone_when_it_is_asked_whose_it_is_was_not_read(
     scan = look(proc)
     scan.statuses()
     assert CROWD[-1] not in slow
+
+
+def test_one_that_ends_while_it_is_asked_whose_it_is_is_gone(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.add(700, uids=(HERE,) * 4)
+    monkeypatch.setattr(Proc, "namespace_owner", raising(ProcessLookupError(3, "gone")))
+    with pytest.raises(ProcessLookupError):
+        look(proc).status(700)

@@ -60,8 +60,14 @@ class Gate:
             if self._guarded and kind is None and not self._checked and not self.is_named():
                 raise self.replaced_refusal()
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child before its exec has it open too
-            os.close(self._fd)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child before its exec has it open too
+            except OSError:
+                pass  # close(2) unlocks it as well
+            try:
+                os.close(self._fd)
+            except OSError:
+                pass  # Linux lets go of it, whatever close(2) says
 
     def is_named(self) -> bool:
         """Return whether the gate still is the one that we are in."""

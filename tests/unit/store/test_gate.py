@@ -239,3 +239,10 @@ def test_a_lock_that_the_kernel_cannot_give_is_a_refusal_at_once(
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(Refusal, match="cannot be locked: No locks available"):
         Gate(str(tmp_path), Deadline(5)).__enter__()
+
+
+def test_a_gate_that_cannot_be_unlocked_or_closed_is_left(tmp_path: Path) -> None:
+    """Else a claim that is made would be refused, and keep its devices: the sweep saw it."""
+    with Gate(str(tmp_path), Deadline(1)) as gate:
+        os.close(gate._fd)
+    enter(tmp_path)

@@ -61,6 +61,7 @@ class ServerLimits:
     write_seconds: float = 10.0
     linger_seconds: float = 1.0  # for a client to read why it is refused
     stop_seconds: float = 5.0
+    new_seconds: float = 0.5  # at a stop, for a request that has not come yet
     header_bytes: int = 16 * 1024
     send_buffer_bytes: int = 128 * 1024  # the kernel's, for each connection
 
@@ -184,16 +185,24 @@ class HttpServer:
                 self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def stop(self) -> None:
-        """Accept no more, let the answers under way be written, and end the rest."""
+        """Accept no more, let the answers under way be written, and end the rest.
+
+        One that was accepted is answered, where its request comes soon: had it waited in systemd's
+        socket, the next exporter would have answered it.
+        """
         with self._changed:
             self._is_stopping = True
         self._thread.join()
         self._selector.close()
         for listener in self._listeners:
             listener.close()
-        end, at_work = time.monotonic() + self._limits.stop_seconds, (Phase.HANDLING, Phase.WRITING)
+        begun = time.monotonic()
+        patience = dict.fromkeys((Phase.HANDLING, Phase.WRITING), self._limits.stop_seconds)
+        patience[Phase.ARRIVING] = self._limits.new_seconds
         with self._changed:
-            while time.monotonic() < end and any(one.phase in at_work for one in self._connections):
+            while any(
+                time.monotonic() < begun + patience.get(one.phase, 0.0) for one in self._connections
+            ):
                 self._changed.wait(_PAUSE_SECONDS)
             for one in self._connections:
                 one.cut()

@@ -12,9 +12,10 @@ from collections.abc import Generator
 
 import pytest
 from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, takes_gzip
+from gpulock_exporter.web.server import ServerLimits
 
 from tests.exporter.servers import SOUND, Running, dial, exchange, greet, running
-from tests.support.wait import let_work
+from tests.support.wait import let_work, wait_until
 
 HOST = b"Host: node\r\n"
 SECOND = b"GET /smuggled HTTP/1.1\r\nHost: node\r\n\r\n"
@@ -153,3 +154,15 @@ def test_each_body_is_made_once_however_many_ask_at_once() -> None:
     assert len({id(answer.body) for answer in answers}) == 1
     assert gzip.decompress(answers[0].body) == sample.response(HttpRequest("/metrics")).body
     assert written == [1]
+
+
+def test_a_stop_answers_a_connection_whose_request_is_still_to_come() -> None:
+    limits = ServerLimits(new_seconds=60, stop_seconds=60)
+    with running(limits=limits) as one, dial(one.port) as client:
+        client.sendall(SOUND[:20])
+        wait_until(lambda: one.server.connections == 1, why="it to be accepted")
+        stopping = threading.Thread(target=one.server.stop)
+        stopping.start()
+        wait_until(lambda: not one.server.is_serving, why="the stop")
+        assert exchange(client, SOUND[20:])[0].startswith(b"HTTP/1.0 200 ")
+        stopping.join()

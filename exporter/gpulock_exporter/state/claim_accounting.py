@@ -130,7 +130,7 @@ class LedgerAccount:
             self.seen = look.at
         if look.worked:
             self.last_busy = look.at
-        if look.energy is not None:
+        if look.energy is not None and look.energy_since >= min(self.since, look.since):
             self.energy = (self.energy or 0.0) + look.energy
         if foreign:
             self.foreign += min(look.at - look.since, FOREIGN_LOOK)

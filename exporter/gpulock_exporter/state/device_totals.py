@@ -136,7 +136,10 @@ def counter_growth(
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """What one device did from `since` until `at`; None is not known."""
+    """What one device did from `since` until `at`; None is not known.
+
+    `energy` is what it took from `energy_since` on: from longer ago, where it was not read then.
+    """
 
     since: float
     at: float
@@ -144,6 +147,7 @@ class DeviceActivity:
     observed: float = 0.0
     energy: float | None = None
     memory: int | None = None
+    energy_since: float = 0.0
 
     @property
     def worked(self) -> bool:
@@ -177,6 +181,7 @@ class DeviceTotals:
         busy, observed = self._observe(device.busy, device.observed, at - since)
         restarted = restarted or self._fell(device.energy)
         grown: float | None = None
+        energy_since = since
         for name, kind, value in counter_readings(device):
             counter = self.counters.get(name)
             if counter is None:
@@ -185,9 +190,9 @@ class DeviceTotals:
                 counter = self.counters[name] = MonotonicCounter()
             before = counter.last
             step = counter.advance(value, at, kind, restarted)
-            if name == "energy" and before and before.at >= since:  # else of more than this look
-                grown = step
-        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used)
+            if name == "energy" and before:
+                grown, energy_since = step, before.at
+        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, energy_since)
         if look.worked:
             self.last_busy = at
         return look

@@ -97,12 +97,26 @@ def test_a_claim_that_comes_while_the_driver_hangs_is_not_billed_for_the_hang() 
     assert (account(node).busy, account(node).energy) == (0.0, None)
 
 
-def test_energy_that_was_taken_while_it_could_not_be_read_is_nobodys() -> None:
-    node = Node()
-    held(node, lock(0, A))
-    for energy in (100.0, 100.0, None, 900.0, 1000.0):
-        node.tick(card(energy=energy))
-    assert account(node).energy == 100.0
+@pytest.mark.parametrize("unread", [None, 9e15])
+def test_energy_that_could_not_be_read_is_billed_to_who_held_all_the_time(
+    unread: float | None,
+) -> None:
+    node, late = Node(), "c" * 16
+
+    def tick(energy: float | None, times: int = 1) -> None:
+        for _ in range(times):
+            node.tick(card(0, energy=energy), card(1, energy=energy))
+
+    held(node, lock(0, A), lock(1, B))
+    tick(100.0, 2)
+    tick(unread)
+    held(node, lock(0, A), lock(1, late, claimed_boottime=node.now + 1))
+    tick(unread, 3)
+    tick(900.0)
+    assert account(node).energy == 800.0
+    assert account(node, late, 1).energy is None, "the most of it was another's"
+    tick(1000.0)
+    assert account(node, late, 1).energy == 100.0
 
 
 def test_locks_that_cannot_be_read_end_no_claim() -> None:

@@ -18,7 +18,7 @@ MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, LAST = 1, 2  # after all others; after these as well: it may not work, or not long
-CHECK_SECONDS = 2.0  # gpulockd ends a health check in a tenth of that, but in a round at work
+CHECK_SECONDS = 2.0  # gpulockd ends a health check in a tenth of that, but not in a round
 SHARED_BRIDGES = 3  # host bridge, root port, switch: from there on the way is a PCIe switch's
 
 

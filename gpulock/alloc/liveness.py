@@ -101,7 +101,8 @@ class Judge:
 def find_late_end(lock: Lock, scan: ProcessScan) -> int:
     """Return a process of a dead owner that was there when the processes were listed, or 0.
 
-    What it started since is in no list. A number that is another process's by now was so then.
+    What it started since is in no list. A process with another start time is another one: the owner
+    had ended before.
     """
     for pid, start in lock.shepherds() if scan.complete else ():
         try:

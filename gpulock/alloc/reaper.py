@@ -2,9 +2,9 @@
 """The one engine that decides whether a lock may go, and that frees it.
 
 Hot, loaded when devices are short, by every release and by every reconcile. A claim is over in
-one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then no process of its user that is of no
-other claim may have the device open, and none of its job may be left: but for GIVEN_BACK, whose
-owner goes on. A process that has the device of a user's claim open is that claim's as well.
+one of four ways (DIED, ENDED, CUT_SHORT, GIVEN_BACK). Then a process of its user keeps the device
+that it has open, unless another claim explains that. So does one of its job, but for GIVEN_BACK,
+whose owner goes on. A process that has the device of a user's claim open is that claim's as well.
 """
 
 from gpulock.alloc.device_users import OpenFiles, remaining_device_user

@@ -102,6 +102,9 @@ def release_previous_run(engine: "Reaper", mine: list[Lock], template: Owner) ->
 
 
 def is_cut_short(record: Owner, template: Owner) -> bool:
-    """Return whether a record is what a killed claim of this very run left."""
+    """Return whether a record is what a killed claim of this run left.
+
+    Of a Slurm job each earlier run counts: no two run at the same time.
+    """
     own = record.run() == template.run() or record.scheduler == "slurm"
     return own and record.boot_id == template.boot_id

@@ -70,10 +70,11 @@ def shortage_refusal(
 def wanted_device_refusal(
     found: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
 ) -> Refusal:
-    """Return the refusal of a job that may have certain devices alone."""
+    """Return the refusal of a job that may have only certain devices."""
     wanted = [d for d in found if d.id in want.wanted]
     gone: list[tuple[Device, str]] = []
-    for locks in [whole_claims(held), held] if want.share else [held]:  # or the places of others
+    # For a share whole claims are in the way first, then other shares.
+    for locks in [whole_claims(held), held] if want.share else [held]:
         gone = gone or [(d, who) for d in wanted if (who := lock_holder(locks, d.id, out))]
     names = "; ".join([f"{d.label()}: {who}" for d, who in gone])
     return Refusal(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the refusals that say nothing of the job: several in a row mean a broken node.
 
-Hot, loaded where a claim is refused as unknown, or found the gate shut.
+Hot, loaded where a claim is refused.
 """
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
@@ -15,26 +15,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.store.event_kinds import Event
 
-STREAK_JOBS, STREAK_OWNERS = 3, 2  # unknowns of so many jobs and owners in a row: a broken node
+STREAK_JOBS, STREAK_USERS = 3, 2  # unknowns of so many jobs and users in a row: a broken node
 
 
 def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
     """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
     who = format_claimant(template.user, template.job())
     if refusal.kind == UNKNOWN:
-        granted = bool(template.token)
+        # The hook has set it once its claim was made: this refusal undoes a grant.
+        undone = bool(template.token)
         try:
-            if is_unknown_streak(read_events(node.store.path), who, granted):
+            if is_unknown_streak(read_events(node.store.path), who, undone):
                 escalate_refusal(refusal)
         except OSError:
             pass  # nobody can say what came before
-        kind = UNDONE if granted else UNKNOWN_REQUEST
+        kind = UNDONE if undone else UNKNOWN_REQUEST
         note_event(node.store.path, kind, who)
     note_claim(node.store.path, refusal.kind, who, waited)
 
 
 def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
-    """Note that the gate stayed shut; for several owners in a row it is a fault of the node."""
+    """Note that the gate stayed shut; for several users in a row it is a fault of the node."""
     who = format_claimant(template.user, template.job())
     note_event(node.store.path, TIMEOUT, who)
     try:
@@ -45,17 +46,17 @@ def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
 
 
 def escalate_refusal(refusal: Refusal) -> None:
-    """Make an unknown that several jobs of several owners met a fault of the node."""
+    """Make an unknown that several jobs of several users met a fault of the node."""
     refusal.kind = BROKEN
     refusal.why += " (for several jobs in a row)"
 
 
-def is_unknown_streak(found: "list[Event]", who: str, granted: bool) -> bool:
-    """Return whether another unknown, of `who`, makes jobs of several owners in a row. Pure.
+def is_unknown_streak(found: "list[Event]", who: str, is_undone: bool) -> bool:
+    """Return whether another unknown, of `who`, makes jobs of several users in a row. Pure.
 
-    A grant ends the row, unless it is one that was undone: `granted` says so of this job's.
+    A grant ends the row, unless it was undone: `is_undone` says so of this job's.
     """
-    claimants, undone = {who}, {who} if granted else set[str]()
+    claimants, undone = {who}, {who} if is_undone else set[str]()
     for _, kind, words in reversed(found):
         if kind in (UNKNOWN_REQUEST, UNDONE):
             claimants.add(words)
@@ -69,7 +70,7 @@ def is_unknown_streak(found: "list[Event]", who: str, granted: bool) -> bool:
 
 
 def is_timeout_streak(found: "list[Event]") -> bool:
-    """Return whether jobs of several owners found the gate shut since somebody got in. Pure."""
+    """Return whether jobs of several users found the gate shut since somebody got in. Pure."""
     claimants: set[str] = set()
     for _, kind, words in reversed(found):
         if kind in ENTERED:
@@ -80,6 +81,6 @@ def is_timeout_streak(found: "list[Event]") -> bool:
 
 
 def is_streak(claimants: set[str]) -> bool:
-    """Return whether jobs of several owners, each `USER:JOB`, mean a broken node. Pure."""
-    owners = {one.partition(":")[0] for one in claimants}
-    return len(claimants) >= STREAK_JOBS and len(owners) >= STREAK_OWNERS
+    """Return whether jobs of several users, each `USER:JOB`, mean a broken node. Pure."""
+    users = {one.partition(":")[0] for one in claimants}
+    return len(claimants) >= STREAK_JOBS and len(users) >= STREAK_USERS

@@ -45,7 +45,7 @@ class HookRun:
     def attempt(self, work: "Callable[[], Result]", who: "Owner | None" = None) -> "Result | None":
         """Return what a part of the work gives, None where it is refused or fails.
 
-        `who` is whose failure, which nobody foresaw, counts towards a broken node.
+        An unforeseen failure counts against `who` in the look for a broken node.
         """
         try:
             return work()

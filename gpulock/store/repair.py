@@ -22,8 +22,8 @@ def repair_locks(
 ) -> dict[str, Lock]:
     """Put back what is missing, clear what is half done, and return what is held, by id.
 
-    Where records name just the locks that are there, their copies are read only for who asks what
-    was `restored`: by token the record, with the devices that were put back.
+    Where records name just the locks that are there, copies are compared only if `restored` is
+    given. It gets the records, by token, with the devices that were put back.
     The gate is held, and the boot is this one's. Raises Refusal.
     """
     try:

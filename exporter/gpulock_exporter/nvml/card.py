@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One card: who it is, its NVLinks, its MIG devices, and what it keeps from look to look.
 
-Only the worker imports this. What a look finds is not kept here: it is in the records.
+Only the worker imports this. Measured values are not kept here: they are in the records.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class NvmlMigDevice(NvmlDevice):
 def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
     """Return the number of active NVLinks to each card's bus id and to switches.
 
-    None where the card has no NVLink, or (in MIG mode) does not use it.
+    None where the card has no NVLink, does not use it (MIG mode), or its state is not known.
     """
     found: Counter[str] = Counter()
     for link in range(MOST_LINKS):
@@ -173,12 +173,12 @@ def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
 
 
 def is_numa_node(handle: pynvml.c_nvmlDevice_t) -> bool:
-    """Return whether a card's memory is a NUMA node of the kernel's (GH200, GB200); 550."""
+    """Return whether a card's memory is a NUMA node (GH200, GB200). Since driver 550."""
     return calls.nvmlDeviceGetNumaNodeId(handle) >= 0
 
 
 def is_addressed_by_ats(handle: pynvml.c_nvmlDevice_t) -> bool:
-    """Return whether processor and card share their page tables; 580."""
+    """Return whether processor and card share their page tables. Since driver 580."""
     return calls.nvmlDeviceGetAddressingMode(handle) == ATS
 
 

@@ -116,7 +116,7 @@ class OwnerWatcher:
         except (OSError, ValueError):
             if fd < 0:
                 return  # no descriptor is left
-        self.known[owner] = fd  # one that cannot be seen is what the kernel says of it
+        self.known[owner] = fd  # also of an owner that cannot be seen: its pidfd tells the end
         if fd >= 0:
             self._loop.watch(fd, lambda _: self._owner_ended(owner))
         else:

@@ -171,7 +171,7 @@ def test_what_is_planted_in_the_place_of_the_log_is_not_written_to(
 )
 def test_a_streak_is_three_jobs_of_two_owners(asked: list[str], broken: bool) -> None:
     unknowns = [(0.0, UNKNOWN_REQUEST, who) for who in asked[:-1]]
-    assert is_unknown_streak(unknowns, asked[-1], granted=False) is broken
+    assert is_unknown_streak(unknowns, asked[-1], is_undone=False) is broken
     timeouts = [(0.0, TIMEOUT, who) for who in asked]
     assert is_timeout_streak(timeouts) is broken
 
@@ -189,12 +189,12 @@ def test_a_streak_is_three_jobs_of_two_owners(asked: list[str], broken: bool) ->
 )
 def test_a_grant_ends_a_streak_of_unknowns_unless_it_is_undone(between: str, broken: bool) -> None:
     found = parse_events(f"0 unknown a:1\n0 unknown b:2\n{between}\n")
-    assert is_unknown_streak(found, "c:3", granted=False) is broken
+    assert is_unknown_streak(found, "c:3", is_undone=False) is broken
 
 
 def test_of_a_job_that_was_granted_devices_the_grant_ends_no_streak() -> None:
     found = parse_events("0 unknown a:1\n0 unknown b:2\n1 claim granted 0 c:3\n")
-    assert is_unknown_streak(found, "c:3", granted=True)
+    assert is_unknown_streak(found, "c:3", is_undone=True)
 
 
 @pytest.mark.parametrize(("between", "broken"), [(CLAIM, False), (OPEN, False), (REFUSED, True)])

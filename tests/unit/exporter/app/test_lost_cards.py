@@ -172,6 +172,8 @@ def test_a_lost_card_stays_lost_while_the_driver_does_not_answer_and_over_a_rest
     site.nvml.reset()
     site.tick()
     assert site.lost() == {}
+    site.pass_rounds(1)
+    assert site.suspects() == set()
 
 
 def test_a_card_that_is_pulled_on_purpose_is_missing_and_not_lost(site: Site) -> None:

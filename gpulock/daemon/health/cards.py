@@ -26,9 +26,10 @@ FIRST_SXID = 10_000  # an NVSwitch's numbers have five digits, a GPU's XIDs less
 class CardState:
     """One device. `found` has why each check failed, and nothing for one that is good.
 
-    A check that could not be made is not there. `most` are the lanes and the NVLinks that it had at
-    most, 0 where that is not known. `tested` is when the last test by HEALTH_COMMAND began that had
-    an outcome, None without one in this boot. `suspect` is why claims take it last.
+    A check that could not be made is not there, but memory that was left in use stays until it is
+    looked at again. `most` are the lanes and the NVLinks that it had at most, 0 where that is not
+    known. `tested` is when the last test by HEALTH_COMMAND began that had an outcome, None without
+    one in this boot. `suspect` is why claims take it last.
     """
 
     def __init__(self) -> None:

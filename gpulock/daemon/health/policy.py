@@ -160,10 +160,12 @@ class HealthPolicy(Chore):
             state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
             others = [one for other, one in look.fresh.items() if other != name]
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
+            if left := state.found.get(MEMORY_CHECK):
+                kept[MEMORY_CHECK] = left  # until it is looked at again: while it is held it is not
             state.found = {
                 **findings.check_links(seen, others, state.most),
-                **memory.get(name, {}),
                 **kept,
+                **memory.get(name, {}),
             }
         failed = {
             f"{name} {check}": f"{name}: {why}"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.health import policy
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import MIB
-from gpulock.errors import Refusal
+from gpulock.errors import LockTimeout, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids
@@ -119,6 +120,28 @@ def test_memory_in_use_with_nobody_there_puts_a_free_device_out_until_it_is_clea
     ward.round(2)
     assert ward.out() == [bus(0)]  # clean checks in a row
     ward.round()
+    assert ward.out() == []
+
+
+@pytest.mark.parametrize("meanwhile", ["processes=1", "processes=unknown", "held"])
+def test_memory_that_was_left_in_use_counts_until_it_can_be_looked_at_again(
+    ward: Ward, meanwhile: str
+) -> None:
+    """A HEALTH_COMMAND of a minute or two holds the device, and passes: that cleans no memory."""
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round(2)
+    if meanwhile == "held":
+        ward.hold(0)
+    ward.tell(0, f"memory_used={300 * MIB}", meanwhile.replace("held", ""))
+    ward.round(4)
+    assert ward.out() == [bus(0)]
+    if meanwhile == "held":
+        ward.proc.remove(SHEPHERD)
+    ward.tell(0, f"memory_used={300 * MIB}")
+    ward.round()
+    assert ward.out() == [bus(0)]
+    ward.tell(0)
+    ward.round(4)
     assert ward.out() == []
 
 
@@ -379,6 +402,39 @@ def test_a_part_that_fails_is_told_and_stops_no_other(
     assert ward.cards().marks == {(bus(1), "recovery"): 1}
 
 
+class ShutOnce(Gate):
+    """A gate that is shut for the first who comes, where it is `shut`."""
+
+    shut = False
+
+    def __enter__(self) -> Gate:
+        if ShutOnce.shut:
+            ShutOnce.shut = False
+            raise LockTimeout("the gate")
+        return super().__enter__()
+
+
+def test_a_gate_that_was_shut_for_one_card_leaves_the_others_their_turn(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "Gate", ShutOnce)
+    ward.log_xid(0)
+    ward.log_xid(1)
+    ShutOnce.shut = True
+    ward.round()
+    assert ward.out() == [bus(1)]
+    assert f"{bus(0)} cannot be put out of service: timed out" in "\n".join(ward.said())
+    ward.round()
+    assert ward.out() == [bus(0), bus(1)]
+    ward.reload()
+    ward.round(2)
+    ShutOnce.shut = True
+    ward.round()
+    assert ward.out() == [bus(0)]
+    ward.round()
+    assert ward.out() == []
+
+
 # --- without QUARANTINE_ON ------------------------------------------------------------------------
 
 
@@ -425,6 +481,16 @@ def test_two_looks_before_and_after_a_long_pause_are_no_lasting_loss(ward: Ward)
     assert "memory" in ward.cards().of(bus(2)).failed()
     ward.round()
     assert ward.out() == [bus(1)]
+
+
+def test_a_loss_that_comes_and_goes_is_no_lasting_one(ward: Ward) -> None:
+    """As cards do while a driver is loaded anew for each job: a minute is one in a row."""
+    for _ in range(9):
+        for act in (ward.lose, ward.lost.pop):
+            act(1)
+            ward.now -= ROUND / 2
+            ward.round()
+    assert ward.out() == []
 
 
 def test_a_split_card_is_neither_missing_nor_lost(ward: Ward) -> None:

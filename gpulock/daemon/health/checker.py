@@ -83,8 +83,10 @@ class CardChecker(Chore):
             self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end}")
         else:
             if fault is not None:
-                self._end_command(bus, AGAIN if fault else 0.0)
+                self._end_command(bus, AGAIN)  # also where its outcome cannot be noted
                 self._note_outcome(node, command, f"HEALTH_COMMAND: {fault}" if fault else "")
+                if not fault:
+                    del self._again[bus]
 
     def _end_command(self, bus: str, pause: float) -> None:
         self.command = None

@@ -40,6 +40,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     assert again.text() == cards.text() == again.stored
     assert read_suspect_cards(str(tmp_path), BOOT) == {bus(0): "it = does not answer"}
     assert (tmp_path / CARDS).stat().st_mode & 0o777 == 0o644, "everybody may read it"
+    assert read_cards(str(tmp_path), OTHER_BOOT).backs == cards.backs, "of any boot"
 
 
 def test_suspects_of_another_boot_are_none(tmp_path: Path) -> None:
@@ -48,7 +49,21 @@ def test_suspects_of_another_boot_are_none(tmp_path: Path) -> None:
     assert read_suspect_cards(str(tmp_path / "nowhere"), BOOT) == {}
 
 
-@pytest.mark.parametrize("text", ["", "gpulock-cards 1\nmost x=1\n", "gpulock-cards 2\n", "log="])
+EMPTY = '{"backs": [], "known": [], "sequence": 0, "loaded": 0, "xids": [], "marks": [], '
+HEAD = f"gpulock-cards 1\nboot_id={BOOT}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpulock-cards 1\nmost x=1\n",
+        "gpulock-cards 2\n",
+        "log=",
+        f'{HEAD}{{"backs": 7}}\n',
+        f'{HEAD}{EMPTY}"states": []}}\n',
+    ],
+)
 def test_garbage_is_not_known_and_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / CARDS).write_text(text)
     cards = read_cards(str(tmp_path), BOOT)

@@ -19,6 +19,7 @@ from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
+from gpulock.daemon.health import checker
 from gpulock.daemon.health.cards import COMMAND, CardState
 from gpulock.daemon.health.checker import AGAIN
 from gpulock.daemon.health.health_command import (
@@ -37,6 +38,7 @@ from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
 from gpulock.workstation.waiting import WaitingCaller, encode_waiting, write_waiting
+from tests.support.faults import disk_full
 from tests.support.health_site import Ward
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
@@ -203,6 +205,21 @@ def test_a_card_that_fails_is_told_with_what_the_command_said_last_and_tested_ag
     site.now += AGAIN + 1
     site.test()
     assert site.said()[-1] == f"<5>{bus(0)} passed HEALTH_COMMAND"
+
+
+def test_a_test_whose_outcome_cannot_be_noted_is_not_run_again_at_once(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make("", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(checker, "save_changed_cards", disk_full)
+        with pytest.raises(OSError, match="No space left"):
+            site.test()
+    site.go_round()
+    assert site.checker.command is None
+    site.now += AGAIN
+    site.test()
+    assert site.is_tested(0)
 
 
 def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Clinic]) -> None:

@@ -13,6 +13,7 @@ from gpulock.daemon.health.recovery import (
     describe_recovery,
     is_end_known,
     is_policy_note,
+    merge_note_reasons,
     parse_note_causes,
     was_card_restarted,
 )
@@ -103,6 +104,11 @@ AFTER = "a reboot or a reload of the driver, then 3 clean checks"
 )
 def test_why_says_what_brings_a_device_back(reason: str, back: str) -> None:
     assert quarantine_end_condition(reason).startswith(back)
+
+
+def test_what_a_test_wrote_names_no_further_cause() -> None:
+    one = HealthFinding("a", "health", "health", 1, "it ended with 3: bad; xid: XID 79")
+    assert merge_note_reasons(None, [one], False) == ["health: it ended with 3: bad, xid: XID 79"]
 
 
 def test_a_cause_that_is_not_known_is_nobodys_to_lift() -> None:

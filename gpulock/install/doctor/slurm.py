@@ -40,8 +40,10 @@ from gpulock.install.slurm.texts import wanted_setting_lines
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import current_hooks
 from gpulock.node import device_list
+from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
+from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
@@ -81,6 +83,7 @@ class SlurmChecks:
             "ConstrainDevices": self.constrained,
             "gres.conf": self.flags,
             "order of gres.conf": self.order,
+            "uncounted GPUs": self.uncounted,
         }
         own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
         return [
@@ -129,7 +132,8 @@ class SlurmChecks:
     def own_file(self) -> Iterator[Finding]:
         """Look whether this node's slurm.conf is the one that slurmctld has read.
 
-        slurmd goes by its own. One that has not read its file since it changed is not seen.
+        slurmd goes by its own. One that has not read its file since it changed is not seen. A site
+        with NO_CONF_HASH has such files on purpose: there only hooks that are missing are told.
         """
         if not self.conf.get("HASH_VAL").startswith("Different"):
             return
@@ -140,7 +144,7 @@ class SlurmChecks:
         do = "put the controller's there, then scontrol reconfigure"
         if lacks:
             yield fault(f"{what}: it lacks {' and '.join(lacks)}, so jobs here get no lock", do)
-        else:
+        elif not self.conf.has("DebugFlags", "NO_CONF_HASH"):
             yield warning(what, do)
 
     def installation(self) -> Iterator[Finding]:
@@ -256,3 +260,14 @@ class SlurmChecks:
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
         do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
         yield fault(what, f"{do}; restart slurmd, then gpulock install slurm")
+
+    def uncounted(self) -> Iterator[Finding]:
+        """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
+        if not self.by_slurm:
+            return
+        places = gres.devices_of_positions(self.settings, self.listed.positions)
+        shown = Node(self.settings).devices_if_driver()
+        names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
+        if places and (left := sorted(names - {*places})):
+            what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
+            yield warning(what, "name it in gres.conf and Gres=; restart all daemons")

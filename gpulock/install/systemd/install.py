@@ -176,8 +176,13 @@ class SystemdInstaller(NodePart):
 
 def check_own_node(settings: Settings) -> None:
     """Raise InstallError for settings of a simulated node, or of one with folders of its own."""
-    if settings.simulation or not {*FIXED}.isdisjoint(settings.given):
+    if settings.simulation:
         raise InstallError(f"{settings.path} is a simulated node's: its services are no system's")
+    if own := [name for name in FIXED if name in settings.given]:
+        what = (
+            f"{settings.path} sets {' and '.join(own)}, where the units do not let services write"
+        )
+        raise InstallError(f"{what}; take that out")
 
 
 def check_exporter_python(python: str) -> None:

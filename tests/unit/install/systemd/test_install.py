@@ -14,12 +14,14 @@ from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import Services, SystemdInstaller
 from gpulock.install.systemd.manager import ON, unit_state
 from gpulock.install.systemd.units import DAEMON, EXPORTER, PACKAGE_PYTHON, SOCKET, UNITS
+from gpulock.node.settings import FIXED
 from tests.support.faults import raising
 from tests.support.systemd_site import SystemdNode, driver, make_systemd_node
 
 Plant = Callable[[SystemdNode], None]
 STARTED = ["restart gpulock-exporter.socket gpulock-exporter.service gpulockd.service"]
 REAL_PROGRAM = manager.run_systemd_program
+REAL_CHECK = install.check_exporter_python
 DROP_IN = "etc/systemd/system/{}.d/10-gpulock.conf"
 
 
@@ -163,6 +165,24 @@ def test_what_keeps_a_service_from_running_is_told(
     plant(node)
 
     with pytest.raises(InstallError, match=says):
+        node.install()
+
+
+def test_what_services_do_not_see_is_refused_also_where_a_link_leads_there(
+    node: SystemdNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the environment of a user's own Python has one; and settings with other folders."""
+    hidden, link = node.root / "home/python3", node.root / "python3"
+    link.symlink_to(hidden)
+    monkeypatch.setattr(install, "_HIDDEN", (f"{node.root}/home/",))
+    REAL_CHECK(sys.executable)
+    with pytest.raises(InstallError, match=f"{hidden} is in a folder that services do not see"):
+        REAL_CHECK(str(link))
+    monkeypatch.setattr(install, "PACKAGE", hidden)
+    with pytest.raises(InstallError, match=f"{hidden} is in .*; install gpulock into"):
+        REAL_CHECK(sys.executable)
+    monkeypatch.setattr(install, "FIXED", FIXED)
+    with pytest.raises(InstallError, match=r"sets LOCK_DIR and STATE_DIR, where .*; take that out"):
         node.install()
 
 

@@ -22,6 +22,7 @@ from gpulock_exporter.app.program import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
+from gpulock.node.sample import read_finished_claim
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
@@ -72,8 +73,13 @@ def test_no_label_holds_a_command_an_environment_or_a_comment(tmp_path: Path) ->
             nvml.set("gpu0.name", 'Tesla "V100" \\ {x="y"}')
             exporter.up(2)
             store = LockStore(str(nvml.node / "run/gpulock"))
-            exporter.claim(1)  # the first one makes the folders
+            token = exporter.claim(1)  # the first one makes the folders
+            exporter.wait_until(lambda s: s.all("gpulock_gpu_lock_info", gpu="1"))
             exporter.release()
+            left = wait_until(
+                lambda: read_finished_claim(str(exporter.folder), token), why="the claim's account"
+            )
+            assert [*left.tokens] == [token], "gpulockd writes the history from it"
             bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[0]
             written = record(user=USER, queue='all"q\\n', comment=SECRET, spool_dir=f"/x/{SECRET}")
             place_lock(store, bus, written)

@@ -67,7 +67,8 @@ def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
         executable = path.is_dir() or path.parent.name in ("prolog", "epilog")
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert mode == (0o755 if executable else 0o644), path
-    assert list(paths.library.rglob("*.pyc"))
+    compiled = {path.read_bytes()[4] for path in paths.library.rglob("__pycache__/*.pyc")}
+    assert compiled == {1}, "by a hash that is not compared (PEP 552)"
     assert not {"cli", "install"} & {path.name for path in (paths.library / "gpulock").iterdir()}
     assert {str(p.relative_to(paths.library)) for p in paths.library.rglob("*.py")} == set(
         hook_modules()
@@ -87,6 +88,16 @@ def test_the_distributions_python_has_the_name_that_its_upgrades_keep(
     assert hooks_python() == str(link)
     monkeypatch.setattr(sys, "executable", str(other))
     assert hooks_python() == str(other)
+
+
+def test_what_the_interpreter_cannot_compile_is_told(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that a hook loads only when it needs it, too."""
+    broken = {**hook_modules(), "gpulock/alloc/kinds.py": b"def\n"}
+    monkeypatch.setattr("gpulock.install.hooks.hook_modules", lambda: broken)
+    with pytest.raises(InstallError, match=r"(?s)cannot compile .*alloc/kinds\.py.*SyntaxError"):
+        render_hooks(tmp_path / "hooks", config)
 
 
 def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config: Path) -> None:

@@ -145,6 +145,19 @@ def test_a_dashboard_speaks_of_series_that_there_are(board: dict[str, Any]) -> N
     assert spoken - families() - set(named("record")) - {"ALERTS"} == set()
 
 
+def test_a_dashboard_shows_what_idles_draws_use_from_counters_and_obeys_its_choices(
+    board: dict[str, Any],
+) -> None:
+    assert any("gpu_hold:idle_seconds" in text for text in board_queries(board))
+    drawn = [one for one in board["panels"] if one["title"].startswith("GPU utilization")]
+    assert drawn
+    for text in [target["expr"] for panel in drawn for target in panel["targets"]]:
+        assert text.count("rate(") == 2 and "utilization_ratio" not in text
+    for choice in board["templating"]["list"]:
+        text = str([*board_queries(board), board["panels"], board["templating"]])
+        assert re.search(rf"\$\{{?{choice['name']}\b", text), choice["name"]
+
+
 def test_panels_have_names_of_their_own_and_ask_the_source_that_is_chosen(
     board: dict[str, Any],
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"bus": "x"}, "devices"),
         # of another type
         ({"index": True}, "devices"),
+        ({"index": 1.0}, "devices"),
         ({"mig": 1}, "mig"),
         ({"utilization": True}, "utilization"),
         ({"memory_used": 0.5}, "memory"),
@@ -76,6 +77,11 @@ def test_an_impossible_value_is_a_failure_of_its_source(
     ((field, value),) = told.items()
     assert field in frame.failures[collector] and len(frame.failures[collector]) < 200
     assert value not in [getattr(one, field) for one in frame.devices[1:]]
+
+
+def test_a_failure_that_the_driver_told_is_not_forgotten_for_one_of_ours() -> None:
+    frame = decoded(card(power=-1.0), failures={"power": "Unknown Error"})
+    assert frame.failures == {"power": "Unknown Error"}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,9 @@ def test_a_claim_that_could_not_be_written_is_written_later(tmp_path: Path) -> N
     os.rmdir(run / "finished")
     with pytest.raises(FileNotFoundError):
         folder.write_finished({A: {}}, BOOT, Node().moment)
-    (run / ".sample.0a1b").touch()  # an interrupted write leaves that
+    folder.open()
+    for left in (".sample.0a1b", f"{FINISHED}/.feed.0a1b"):
+        (run / left).touch()  # an interrupted write leaves that
     folder.open()
     folder.write_finished({}, BOOT, Node().moment)
     assert [path.name for path in sorted(run.rglob("*"))] == ["finished", A]

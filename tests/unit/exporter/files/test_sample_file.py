@@ -83,6 +83,9 @@ def test_a_restarted_exporter_goes_on_where_it_was(tmp_path: Path) -> None:
     text = node.text()
     node.book.memory = again(node)
     assert node.text() == text
+    node.tick(card(0, energy=1000.0), unknown(1))
+    account = node.book.memory.ledger.accounts[A][bus(0)]
+    assert (account.energy, account.observed) == (900.0, 4.0), "billed to who held it before"
 
 
 def test_a_sample_that_could_not_be_replaced_is_gone(

@@ -145,6 +145,16 @@ def test_the_peak_of_memory_is_of_its_own_time() -> None:
     assert over[A][bus(0)].memory_peak == 9 * GIB
 
 
+def test_a_claim_that_was_there_before_the_exporter_shows_when_it_was_not_observed() -> None:
+    node = Node()
+    held(node, lock(0, A, claimed_boottime=node.now - 30))
+    for _ in range(3):
+        node.tick(working(1.0))
+    buckets = account(node).buckets
+    assert buckets.since == 970.0
+    assert (sum(buckets.covered), buckets.covered[0], len(buckets.covered)) == (2.0, 0.0, 33)
+
+
 def filled(seconds: int, use: float = 0.5) -> Buckets:
     """Return the buckets of a claim that was looked at each second."""
     buckets = Buckets(100.0)

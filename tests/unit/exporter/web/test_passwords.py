@@ -10,7 +10,9 @@ import bcrypt
 import pytest
 from gpulock_exporter.web.http import HttpRequest
 from gpulock_exporter.web.listen import peer_address
+from gpulock_exporter.web.server import ServerLimits
 from gpulock_exporter.web.webconfig import (
+    PLACES,
     PLACES_OF_ONE,
     Passwords,
     client_network,
@@ -81,7 +83,8 @@ def test_what_bcrypt_would_cut_short_is_wrong_and_takes_as_long(password: bytes)
 
 def test_the_same_digest_does_not_stand_for_another_user() -> None:
     users = Users(ab=hashed(b"c"), a=hashed(b"x"))
-    assert [users.accepts("ab", b"c"), users.accepts("a", b"bc")] == [True, False]
+    pairs = (("a", b"bc"), ("ab", b"c"), ("a", b"bc"))
+    assert [users.accepts(*pair) for pair in pairs] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +159,9 @@ class Crowd:
 def test_who_fills_all_places_keeps_nobody_else_out() -> None:
     """Tried: as many wrong passwords at once as may wait, from the address of a user or another.
 
-    Stopped by: few of one address wait, and checks come in their order.
+    Stopped by: few of one address wait, of all fewer than connections, checks in their order.
     """
+    assert 16 * PLACES_OF_ONE <= PLACES <= ServerLimits.connections - 32
     crowd = Crowd()
     for _ in range(PLACES_OF_ONE + 1):
         crowd.ask("flood")

@@ -76,6 +76,7 @@ WRONG: list[tuple[str, str]] = [
     (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
     # Certificate and key.
     ("tls_server_config:\n  cert_file: server.pem\n", "needs cert_file and key_file"),
+    ("tls_server_config:\n  key_file: server.key\n", "needs cert_file and key_file"),
     (TLS.replace("server.pem", ""), "tls_server_config.cert_file is not a text: write one"),
     (TLS.replace("server.pem", "gone.pem"), "No such file or directory: '{folder}/gone.pem'"),
     (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
@@ -92,11 +93,13 @@ WRONG: list[tuple[str, str]] = [
     (f"{TLS}  min_version: TLS11\n", "'TLS11' is not served: TLS12 or TLS13"),
     # Users.
     ("basic_auth_users:\n  alice: secret\n", "basic_auth_users.alice has no bcrypt hash"),
+    (f"basic_auth_users:\n  alice: {HASH}x\n", "alice has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$2y', '$2x')}\n", "has no bcrypt hash"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$03')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  alice: {HASH.replace('$04', '$16')}\n", "of cost 4 to 15"),
     (f"basic_auth_users:\n  'al:ice': {HASH}\n", "is no name"),
     (f'basic_auth_users:\n  "al\\nice": {HASH}\n', "is no name"),
+    ("basic_auth_users:\n  cipher_suites: [a]\n", "basic_auth_users.cipher_suites is not a text"),
     ('"a\\nb": 1\n', "this file: a?b is not supported"),
     ('basic_auth_users:\n  "a\\nb": [1]\n', "basic_auth_users.a?b is not a text"),
 ]

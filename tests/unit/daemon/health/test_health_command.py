@@ -19,7 +19,7 @@ from gpulock.alloc import checks
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
-from gpulock.daemon.health import checker
+from gpulock.daemon.health import checker, health_command
 from gpulock.daemon.health.cards import COMMAND, CardState
 from gpulock.daemon.health.checker import AGAIN
 from gpulock.daemon.health.health_command import (
@@ -30,7 +30,7 @@ from gpulock.daemon.health.health_command import (
 )
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
-from gpulock.errors import BUSY, Refusal
+from gpulock.errors import BUSY, LockTimeout, Refusal
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
@@ -176,10 +176,11 @@ def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
     site.now += 1
     site.go_round()
     assert site.locks() == [bus(0)]
+    begun, site.now = site.now, site.now + 1
     site.finish_check()
     site.go_round_without_next()
     assert site.outcome(0).found["command"] == ""
-    assert site.outcome(0).tested == pytest.approx(site.now, abs=0.001)
+    assert site.outcome(0).tested == pytest.approx(begun, abs=0.001), "what came since counts"
     assert site.locks() == []
     assert (site.root / "check.said").read_text().split() == ["nobody", bus(0), "GPU-00000000-aaaa"]
     site.tell(0)
@@ -220,6 +221,29 @@ def test_a_test_whose_outcome_cannot_be_noted_is_not_run_again_at_once(
     site.now += AGAIN
     site.test()
     assert site.is_tested(0)
+
+
+def test_what_a_test_leaves_behind_is_ended_and_only_then_is_the_card_free(
+    make: Callable[..., Clinic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make("sleep 1000 >/dev/null 2>&1 &\n", 1)
+    site.go_round()
+    with monkeypatch.context() as patch:
+        looked = list[str]()
+
+        def runs(_: object, token: str) -> bool:
+            looked.append(token)
+            if len(looked) == 1:
+                raise LockTimeout("the gate")
+            return False
+
+        patch.setattr(health_command, "release_check", runs)
+        site.wait_for(lambda: len(looked) == 3, lambda: site.checker.run_due(site.now))
+    assert site.checker.command is not None
+    assert not site.is_tested(0)
+    site.finish_check()
+    assert site.is_tested(0)
+    assert site.locks() == []
 
 
 def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Clinic]) -> None:

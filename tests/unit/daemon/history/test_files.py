@@ -6,15 +6,23 @@ from __future__ import annotations
 import errno
 import os
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpulock.daemon.history.files import (
+    append_history_lines,
     expired_months,
     find_written_tokens,
     name_month,
 )
-from gpulock.daemon.history.record import ExporterSamples, parse_release_reason
+from gpulock.daemon.history.record import (
+    ClaimedDevice,
+    ExporterSamples,
+    build_history_record,
+    parse_release_reason,
+)
 from gpulock.store import atomic, grants
 from tests.support.faults import raising
 from tests.support.history_site import GIB, Ended
@@ -113,6 +121,41 @@ def test_a_finished_claim_that_cannot_be_read_is_told_once_and_holds_up_nobody(s
     site.write()
     assert (site.tokens(), site.waiting()) == (["beef"], ["feed"])
     assert len(site.told) == 1 and "cannot be read" in site.told[0]
+
+
+@pytest.mark.parametrize("fault", [ValueError, OverflowError])
+def test_a_claim_of_which_no_line_can_be_made_holds_up_nobody(
+    site: Ended, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    def fail(parts: list[ClaimedDevice], *rest: Any) -> dict[str, Any]:
+        if parts[0].owner.token == "feed":
+            raise fault("no number")
+        return build_history_record(parts, *rest)
+
+    monkeypatch.setattr("gpulock.daemon.history.writer.build_history_record", fail)
+    site.claim(0)
+    site.claim(1, token="beef")
+    site.write()
+    assert (site.tokens(), site.waiting()) == (["beef"], ["feed"])
+    assert site.told == ["claim feed has no line: no number; remove it from finished"]
+
+
+def test_a_claim_of_which_it_cannot_be_read_what_was_released_waits(
+    site: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record names only the device that was released last."""
+    site.claim(0, 1)
+    real = atomic.read_text
+
+    def read(path: str, *rest: int) -> str:
+        if path.endswith("/released"):
+            raise OSError(errno.EIO, "input/output error")
+        return real(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "read_text", read)
+        assert (site.write(), site.waiting()) == (0, ["feed"])
+    assert (site.write(), site.lines()[0]["gpus"]) == (1, 2)
 
 
 @pytest.mark.parametrize("text", ["gpulock-owner 1\nscheduler=sge\n", "\0" * 300])
@@ -302,3 +345,10 @@ def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_wel
     now = time.time()
     assert ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 0.0005, now)
     assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)
+
+
+def test_a_line_that_was_cut_short_goes_before_the_next_one_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "2026-11.jsonl"
+    path.write_bytes(b'{"whole":1}\n{"to')
+    append_history_lines(str(path), b'{"next":1}\n')
+    assert path.read_bytes() == b'{"whole":1}\n{"next":1}\n'

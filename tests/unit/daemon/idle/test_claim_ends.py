@@ -95,6 +95,20 @@ def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> No
     assert site.go(site.next_at) == []
 
 
+@pytest.mark.parametrize(
+    ("sid", "environ"), [(SHELL, b""), (1, b"GPULOCK_CLAIM=t1\0")], ids=["its group", "its mark"]
+)
+def test_what_was_started_in_it_keeps_it_without_an_open_device(
+    tmp_path: Path, sid: int, environ: bytes
+) -> None:
+    site = Site(tmp_path, sid=SHELL)
+    site.box.proc.add(902, uids=(ALICE,) * 4, session=sid)
+    (site.box.proc.root / "902/environ").write_bytes(environ)
+    assert site.go(END) == [bus(0)]
+    site.box.proc.remove(902)
+    assert site.go(site.next_at) == []
+
+
 @pytest.mark.parametrize("comment", [RUN, NAMED])
 def test_a_process_that_is_the_work_keeps_its_claim(tmp_path: Path, comment: str) -> None:
     site = Site(tmp_path, comment=comment)

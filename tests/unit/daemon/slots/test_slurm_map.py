@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpulock.daemon.slots import slurm_map
 from gpulock.daemon.slots.slurm_map import AGAIN, EVERY, SlurmMapRenewal
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
+from tests.support.faults import fail_at
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import Site
 
@@ -124,6 +126,32 @@ def test_a_node_without_a_map_starts_no_program(compared: Compared) -> None:
     (compared.site.state / "slurm-map").unlink()
     compared.round()
     assert (compared.later(), compared.chore.asking) == ([], None)
+
+
+def test_a_map_that_is_made_while_gpulockd_runs_is_compared_within_seconds(
+    compared: Compared,
+) -> None:
+    """As by `gpulock install slurm`: gres.conf gets its lines after that, and slurmd starts."""
+    (compared.site.state / "slurm-map").unlink()
+    compared.round()
+    compared.map()
+    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-3] Flags=no_gpu_env\n")
+    assert compared.chore.due <= compared.now + EVERY
+    assert compared.later() == [False]
+
+
+def test_a_comparison_that_cannot_be_started_is_told_and_tried_again(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared.round()
+    compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_map, "renew_map", RENEW_MAP)
+        fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
+        compared.later()
+        assert "Too many open files" in compared.journal.said()[0]
+    assert compared.later() == []
+    assert compared.later(AGAIN) == [False]
 
 
 def test_the_program_tells_why_it_could_not(tmp_path: Path) -> None:

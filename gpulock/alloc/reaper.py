@@ -146,8 +146,8 @@ class Reaper:
         """Return what is to become of locks whose claims are `over`; nothing is changed.
 
         Their details are read anew. Before the gate, which is held briefly: processes and open
-        files that were looked at then are not looked at again. A claim is judged once, and its
-        locks have one verdict.
+        files that were looked at then are not looked at again. A claim is judged once, each
+        of its locks then by who has that device open.
         """
         self.node.store.read_details(locks)
         judged: dict[str, tuple[Verdict, str]] = {}
@@ -168,7 +168,7 @@ class Reaper:
                 elif left and over == DIED and lock.owner.scheduler != "process":
                     act, verdict.orphans = ORPHANS, left
                 elif over == DIED:
-                    verdict.state, verdict.proof = ALIVE if left else UNKNOWN, reason
+                    verdict = Verdict(ALIVE if left else UNKNOWN, reason)
             outcomes.append(ReapOutcome(lock, act, verdict, reason))
         return outcomes
 

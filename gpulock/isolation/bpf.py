@@ -34,7 +34,6 @@ LOAD_WORD, AND, JUMP_UNLESS, MOVE, MOVE_LOW, CALL, EXIT = 0x61, 0x57, 0x55, 0xB7
 BYTES = 8  # of an instruction
 CHARACTER, TYPE_BITS = 2, 0xFFFF  # struct bpf_cgroup_dev_ctx: access << 16 | type, major, minor
 GET_UID = 15  # the caller's uid as the first user namespace sees it: no namespace makes it root's
-ALLOW, DENY = "allow", "deny"
 
 
 def encode_bpf_instruction(

@@ -16,7 +16,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.store import grants
 from gpulock.store.locks import LockStore
 from gpulock.store.owner import Owner
-from gpulock.store.verdicts import ALIVE, UNKNOWN
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN
 from tests.support.faults import raising
 from tests.support.locks import place_lock, say_mps
 from tests.support.trees import OTHER_BOOT, Box, box_at_work, bus, judge_of, record
@@ -185,3 +185,16 @@ def test_a_users_process_that_has_the_device_open_keeps_the_claim_of_a_process_a
     outcome = reap_all(box)[bus(0)]
     assert (outcome.act, outcome.verdict.state, outcome.verdict.orphans) == (HELD, ALIVE, "")
     assert outcome.verdict.proof == outcome.reason == f"process 700 has {bus(0)} open"
+
+
+def test_a_claim_of_which_one_device_is_open_is_freed_of_the_others_by_the_proof_of_its_death(
+    box: Box,
+) -> None:
+    both = record(devices=(bus(0), bus(1)), minors=("0", "1"), scheduler="process", add_grp_id=0)
+    for name in both.devices:
+        place_lock(box.node().store, name, both)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    kept, freed = reap_all(box).values()
+    assert (kept.act, kept.verdict.state) == (HELD, ALIVE)
+    assert (freed.act, freed.verdict.state) == (FREED, DEAD)
+    assert freed.reason == "process 500 is gone, and all that is of its claim"

@@ -24,6 +24,13 @@ def make(top: Path, *files: str) -> str:
     return str(top)
 
 
+@pytest.mark.parametrize("place", ["", "unified/"])
+def test_version_2_is_where_it_is_mounted_also_beside_version_1(tmp_path: Path, place: str) -> None:
+    files = [f"{place}{name}" for name in ("cgroup.procs", "cgroup.controllers")]
+    top = make(tmp_path, "devices/devices.deny", *files)
+    assert tree.find_cgroup_top(top) == f"{top}/fs/cgroup/{place}".rstrip("/")
+
+
 @pytest.mark.parametrize("end", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(end: str) -> None:
     """The kernel refuses a newline in a name (cgroup_mkdir), and nothing else."""
@@ -77,14 +84,17 @@ def test_a_process_is_moved_where_all_but_its_devices_is_closed_already_after_lo
 ) -> None:
     own = service_of(confining, "/execd.service") / "gpulock-12.1-500-1000"
     done: list[tuple[str, object]] = []
-    monkeypatch.setattr(sessions, "close_login_cgroups", lambda _: done.append(("logins", "")))
+    mark = confining.records / tree.MARK  # or nobody would open them again
+    monkeypatch.setattr(
+        sessions, "close_login_cgroups", lambda _: done.append(("logins", mark.exists()))
+    )
     monkeypatch.setattr(bpf, "attach_device_program", lambda folder, _: done.append((folder, "")))
     monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
 
     node = confining.node()
     job.begin_job_isolation(node, job.IsolatedJob("12.1", 500, 1000), [])
 
-    assert done == [("logins", ""), (str(own), ""), (str(own), 500)]
+    assert done == [("logins", True), (str(own), ""), (str(own), 500)]
     assert tree.read_cgroup_folders(node.store) == [str(own.parent)]
 
 

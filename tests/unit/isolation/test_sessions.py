@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.isolation import bpf, job, sessions, tree
+from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from tests.support.faults import raising
 from tests.support.trees import Box
 
 USERS, SSH, CRON = "user.slice", "system.slice/ssh.service", "system.slice/cron.service"
+OTHERS = {f"system.slice/{name}.service" for name in ("sshd", "crond", "atd")}
+SPARES_ROOT = bpf.assemble_device_program(CLOSE_ALL_GPUS, spare_root=True)
 
 
 class Cgroups:
@@ -25,7 +28,7 @@ class Cgroups:
         self.attached: set[str] = set()
         self.faults: dict[str, list[int]] = {}
         self.vanishing: set[str] = set()
-        for place in (USERS, SSH, CRON):
+        for place in (USERS, SSH, CRON, *OTHERS):
             (top / place).mkdir(parents=True)
 
     def closed(self) -> set[str]:
@@ -37,8 +40,9 @@ class Cgroups:
         self._fail(folder)
         return folder in self.attached
 
-    def attach(self, folder: str, _: bytes) -> None:
+    def attach(self, folder: str, code: bytes) -> None:
         """Stand for bpf.attach."""
+        assert code == SPARES_ROOT, "an administrator's nvidia-smi is closed out"
         self._fail(folder)
         self.attached.add(folder)
 
@@ -69,10 +73,10 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
 def test_all_that_are_there_are_closed_and_opened_again(
     cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(sessions.unclosed_login_cgroups(str(cgroups.top))) == 3
+    assert len(sessions.unclosed_login_cgroups(str(cgroups.top))) == 6
 
     sessions.close_login_cgroups(str(cgroups.top))
-    assert cgroups.closed() == {USERS, SSH, CRON}
+    assert cgroups.closed() == {USERS, SSH, CRON, *OTHERS}
     assert sessions.unclosed_login_cgroups(str(cgroups.top)) == []
     twice = raising(AssertionError("each job would attach one program more"))
     monkeypatch.setattr(bpf, "attach_device_program", twice)
@@ -87,7 +91,7 @@ def test_a_service_that_stops_at_this_moment_is_nothing_to_close(cgroups: Cgroup
 
     sessions.close_login_cgroups(str(cgroups.top))
 
-    assert cgroups.closed() == {USERS, CRON}
+    assert cgroups.closed() == {USERS, CRON, *OTHERS}
 
 
 def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None:
@@ -96,7 +100,7 @@ def test_one_that_cannot_be_closed_keeps_no_other_open(cgroups: Cgroups) -> None
     with pytest.raises(PermissionError):
         sessions.close_login_cgroups(str(cgroups.top))
 
-    assert cgroups.closed() == {SSH, CRON}
+    assert cgroups.closed() == {SSH, CRON, *OTHERS}
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
@@ -107,9 +111,9 @@ def test_a_service_that_is_back_in_a_new_cgroup_is_to_be_tried_again(
 
     with pytest.raises(FileNotFoundError):
         sessions.close_login_cgroups(str(cgroups.top))
-    assert cgroups.closed() == {USERS, CRON}
+    assert cgroups.closed() == {USERS, CRON, *OTHERS}
     sessions.close_login_cgroups(str(cgroups.top))
-    assert cgroups.closed() == {USERS, SSH, CRON}
+    assert cgroups.closed() == {USERS, SSH, CRON, *OTHERS}
 
 
 # --- slurmd, which runs users' login files --------------------------------------------------------
@@ -127,6 +131,7 @@ class Node(Box):
         for name in ("cgroup.procs", "cgroup.controllers"):
             (top / name).touch()
         cgroups.top = top
+        self.closed = cgroups.attached
         self.service = top / "system.slice/slurmd.service"
         self.service.mkdir(parents=True)
         self.moved: list[tuple[int, str]] = []
@@ -144,6 +149,7 @@ class Node(Box):
 
     def move(self, pid: int, folder: str) -> None:
         """Stand for tree.move_to_cgroup."""
+        assert folder in self.closed, "it is moved before that is closed"
         self.moved.append((pid, folder))
         self.slurmd(folder.removeprefix(str(self.root / "sys/fs/cgroup")), pid)
 

@@ -108,7 +108,7 @@ def test_what_is_left_of_a_job_is_in_its_own_cgroup_and_in_those_of_tasks_that_a
     for number, (label, pid) in enumerate(tasks, 700):
         folder = cell.cgroups / "system.slice/sgeexecd.service" / cgroup_name(label, pid, 1000)
         folder.mkdir(exist_ok=True)
-        (folder / "cgroup.procs").write_text(f"{number}\n")
+        (folder / "cgroup.procs").write_text(f"0\n{number}\n")  # 0: of another pid namespace
     assert job.confined_pids(cell.node(), "12.1", 500) == [700, 702]
 
 
@@ -168,6 +168,17 @@ def test_a_site_that_gave_isolation_up_has_its_logins_and_slurmds_opened(
     assert cell.reconcile("off").fault == ""
 
     assert opened == [str(cell.cgroups / "user.slice"), str(launcher)]
+
+
+def test_a_site_that_gave_isolation_up_is_looked_after_until_the_last_job_is_over(
+    cell: Cell,
+) -> None:
+    cell.reconcile("off")
+    assert (cell.jobs(), cell.mark.exists()) == ({JOB}, True)
+
+    cell.proc.remove(500)
+    cell.reconcile("off")
+    assert (cell.jobs(), cell.mark.exists()) == (set(), False)
 
 
 def test_a_cgroup_that_cannot_be_removed_is_told_and_harms_nothing_else(

@@ -95,6 +95,16 @@ def test_a_malformed_file_leaves_the_settings_as_root_obeyed_them_last(
     assert f"the settings obeyed last stay in force ({file.copy})" in found.faults[0]
 
 
+def test_a_copy_is_written_once_and_by_who_keeps_it_alone(file: File) -> None:
+    file.write("EXPECTED_GPUS=4\n")
+    file.read(keep=False)
+    assert not file.copy.exists()
+    file.read()
+    first = file.copy.stat()
+    file.read()
+    assert file.copy.stat().st_ino == first.st_ino
+
+
 def test_a_file_that_changed_a_moment_ago_may_change_again_unseen(file: File) -> None:
     """Two changes within one tick of the clock leave the same time."""
     file.write("EXPECTED_GPUS=4\n")
@@ -127,9 +137,12 @@ def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_who_may_not_read_the_file_may_not_read_the_copy(file: File, mode: int) -> None:
     file.write("PROMETHEUS_URL=http://a:password@b\n", mode)
+    if os.geteuid() == 0:
+        os.chown(file.path, -1, 12345)
     file.read()
 
-    assert file.copy.stat().st_mode & 0o777 == mode
+    copy = file.copy.stat()
+    assert (copy.st_mode & 0o777, copy.st_gid) == (mode, file.path.stat().st_gid)
 
 
 def of_a_user(file: File, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ class GpulockDaemon:
             self._users_first_until = 2 * clock_boottime() - begun
 
     def _serve(self, report: ReconcileReport | None) -> None:
-        """Open the socket, or close it where a scheduler owns the node by now."""
+        """Open the socket, or close it where gpulock is installed into a scheduler by now."""
         why_not = why_users_are_not_served(self.rounds.node)
         failed = ""
         if why_not and why_not != self._why_closed:

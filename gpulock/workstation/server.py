@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve `gpulock run`, `claim` and `release` to ordinary users, on LOCK_DIR/socket.
 
-For a shared workstation (USER_CLAIMS=yes), never where a scheduler owns the node. A client can ask
-for no more than a place in line (gpulock.workstation.wait_queue).
+For a shared workstation (USER_CLAIMS=yes), never where gpulock is installed into a scheduler. A
+client can ask for no more than a place in line (gpulock.workstation.wait_queue).
 """
 
 from __future__ import annotations

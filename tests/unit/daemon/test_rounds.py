@@ -164,6 +164,15 @@ def test_what_a_chore_writes_the_later_ones_see_in_the_same_round() -> None:
     assert {"CardChecker", "RsmapSync"} <= {*after}
 
 
+def test_an_unforeseen_fault_in_a_round_is_said_with_its_place(
+    one: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_loop, "reconcile_locks", raising(KeyError("surprise")))
+    assert one.go(2) is None
+    (line,) = one.said()
+    assert "KeyError: 'surprise' (faults.py:" in line
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an answer take as long as this machine needs."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
 from tests.support.journal import HeardJournal
+from tests.support.wait import wait_until
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
 PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
@@ -190,6 +192,30 @@ def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
 
     assert ["no longer" in line for line in chore.go()] == [True]
     assert (tmp_path / "cdi" / cdi.NAME).exists()
+
+
+def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
+    answered = threading.Event()
+    asked = list[Settings]()
+
+    def hangs(settings: Settings) -> str:
+        asked.append(settings)
+        answered.wait()
+        return ""
+
+    monkeypatch.setattr(cdi, "driver_binds", hangs)
+    monkeypatch.setattr(cdi, "SECONDS", 0.05)
+    chore = Chore(site)
+    (line,) = [*chore.go(), *chore.go()]
+    assert f"no CDI spec: {tmp_path}/sets does not answer; see its mount" in line
+    assert len(asked) == 1
+    answered.set()
+    (line,) = wait_until(chore.go, why="the file")
+    assert "no longer" in line and (tmp_path / "cdi" / cdi.NAME).exists()
 
 
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ def test_a_driver_that_hangs_leaves_what_it_listed_and_one_that_is_gone_nothing(
     monkeypatch.setattr(Node, "devices", raising(Refusal(BROKEN, "no driver", "load it")))
     wait_until(lambda: ids() == [], why="no driver")
     assert ticking.exporter.devices == [], "which is known, unlike before the first answer"
+    monkeypatch.setattr(Node, "devices", hang)
+    ticking.tick()
+    assert asked == [1], "it is not asked again at once"
 
 
 # --- the journal: what fails is told with its reason, once, and not in a flood -----------------

@@ -22,7 +22,7 @@ from gpulock_exporter.web.utilisation_history import (
 from gpulock.store.owner import Owner
 from gpulock.store.reservations import Reservation
 from gpulock.workstation.waiting import WaitingCaller
-from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock
+from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, listed, lock
 from tests.support.trees import BOOT
 from tests.unit.exporter.metrics.test_rules import named
 
@@ -243,6 +243,14 @@ def test_of_a_shared_device_each_holder_is_named_once() -> None:
     text = html(node.snapshot([listed(0)]))
     assert ">shared by job 12, pid 99 · alice, bob<" in text
     assert "1 held</title>" in text
+
+
+def test_a_lock_of_an_earlier_boot_is_as_old_as_the_wall_clock_says() -> None:
+    node = Node()
+    claimed = EPOCH + node.now - 7200
+    node.facts = facts(lock(0, claimed_at=claimed, claimed_boottime=9e8, boot_id="other"))
+    node.tick(card(0))
+    assert "<time>2h00m</time>" in html(node.snapshot([listed(0)]))
 
 
 def test_who_waits_and_what_is_reserved_is_listed_and_is_no_markup() -> None:

@@ -72,6 +72,7 @@ WRONG: list[tuple[str, str]] = [
     (TLS + TLS, "a key comes twice"),
     # Keys that the exporter-toolkit has and this exporter has not, or nobody.
     ("tls_config:\n  cert_file: x\n", "this file: tls_config is not supported; there are tls_serv"),
+    ("http_server_config:\n  headers: x\n", "http_server_config: headers is not supported"),
     (f"{TLS}  cert: x\n", "tls_server_config: cert is not supported; there are cert_file, key_"),
     (f"{TLS}  min_version: [TLS13]\n", "tls_server_config.min_version is not a text"),
     # Certificate and key.

@@ -85,7 +85,11 @@ def answers(handle: Any) -> dict[str, Any]:
 def fields(handle: Any) -> dict[str, Any]:
     """Return each field value that there is as [type, number], each other one as its error."""
     found: dict[str, Any] = {}
-    for value in pynvml.nvmlDeviceGetFieldValues(handle, [(n, 0) for n in range(1, FIELDS + 1)]):
+    try:
+        values = pynvml.nvmlDeviceGetFieldValues(handle, [(n, 0) for n in range(1, FIELDS + 1)])
+    except pynvml.NVMLError as fault:
+        return {"error": fault.value}
+    for value in values:
         kind = value.valueType
         if value.nvmlReturn or kind >= len(MEMBERS):
             found[str(value.fieldId)] = f"error {value.nvmlReturn}"

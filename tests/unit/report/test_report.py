@@ -180,7 +180,7 @@ def test_several_runs_are_told_one_after_another_and_the_advice_is_of_the_last()
         "Job 12 of alice on node1 (gpu), run 2",
     ]
     assert "never" not in "\n".join(found)
-    assert "never" in text_of(again, first._replace(begun=BEGUN + 3 * DAY))[-1]
+    assert "never" in text_of(first._replace(begun=BEGUN + 3 * DAY), again)[-1]
     tasks = [claim(card(0, use=0), task_id=number, token=number) for number in "12"]
     assert "never" not in text_of(*tasks)[-1]
 

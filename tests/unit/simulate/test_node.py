@@ -131,6 +131,11 @@ def test_hooks_of_root_get_no_folder_below_one_that_others_may_write(tmp_path: P
     with pytest.raises(SimulationError, match="writable by others"):
         write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)
     assert not list(shared.iterdir())
+    (tmp_path / "way").symlink_to(shared / "own")
+    (shared / "own").mkdir()
+    with pytest.raises(SimulationError, match="writable by others"):
+        write_simulated_node(tmp_path / "way", "dgx1", 2, for_scheduler=True)
+    assert not list((shared / "own").iterdir())
 
     shared.chmod(0o1777)  # others may add there, and replace nothing
     node = write_simulated_node(shared / "n", "dgx1", 2, for_scheduler=True)

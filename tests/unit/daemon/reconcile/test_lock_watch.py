@@ -74,6 +74,20 @@ def test_what_concerns_a_claim_is_seen_once(
     assert (watch.changed(), watch.changed(), watch.fault) == (seen, False, "")
 
 
+def test_in_a_recreated_directory_locks_are_seen_and_in_the_old_one_no_longer(
+    watch: LockDirWatch, store: LockStore
+) -> None:
+    old = LockStore(f"{store.path}.old")
+    Path(store.path).rename(old.path)
+    make_folders(store)
+    watch.follow(store)
+    assert watch.changed(), "it is another one"
+    place_lock(old, bus(1), record())
+    assert not watch.changed()
+    place_lock(store, bus(1), record())
+    assert watch.changed()
+
+
 @pytest.mark.parametrize(("kind", "fault"), [("missing", ""), ("a file", "Not a directory")])
 def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
     tmp_path: Path, kind: str, fault: str

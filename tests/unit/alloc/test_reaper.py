@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc import process_reader, reaper
+from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.alloc.release import ReleaseResult
 from gpulock.errors import BROKEN, Refusal
 from gpulock.store import grants
-from gpulock.store.locks import LockStore
+from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN
 from tests.support.faults import raising
@@ -83,6 +85,21 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
     assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
     box.proc.remove(700)
     assert act(box) == FREED
+
+
+def test_what_a_scheduler_has_of_a_job_now_is_not_left_of_its_claim_before_the_boot(
+    box: Box,
+) -> None:
+    """The job may have been requeued, and run here again."""
+
+    def left(_: Lock, __: ProcessScan, job: JobProcesses) -> None:
+        job.add((700,), "is in the job's cgroup")
+
+    lock(box, 0, boot_id=OTHER_BOOT, token="old")
+    node = box.node()
+    judge = Judge(node.boot_id, ProcessScan(node.proc), {}, {"sge": left})
+    (outcome,) = make_reaper(box, judge).finish([*node.store.read_all_locks().values()])
+    assert outcome.act == FREED
 
 
 @pytest.mark.parametrize(

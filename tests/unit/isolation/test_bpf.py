@@ -3,6 +3,7 @@
 
 import errno
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import bpf, policy
 from gpulock.node.devices import Device
+from tests.support.faults import raising
 
 CHARACTER, BLOCK = 2, 1
 READ_WRITE = 6
@@ -105,6 +107,29 @@ def test_a_program_that_another_hook_replaces_meanwhile_is_replaced_again(
     bpf.attach_device_program(str(tmp_path), b"")
 
     assert attached not in ([7], [8])
+    monkeypatch.setattr(bpf, "replace_device_program", raising(FileNotFoundError()))
+    with pytest.raises(FileNotFoundError):  # or its job would open every card
+        bpf.attach_device_program(str(tmp_path), b"")
+
+
+def test_where_programs_count_as_locked_memory_that_limit_is_lifted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before Linux 5.11, as on RHEL 8: EPERM says nothing else."""
+    lifted: list[int] = []
+
+    class Libc:
+        def setrlimit(self, which: int, _: object) -> None:
+            lifted.append(which)
+
+    def load(*_: object) -> tuple[int, bytes]:
+        if not lifted:
+            raise PermissionError
+        return 9, b""
+
+    monkeypatch.setattr(bpf, "LIBC", Libc())
+    monkeypatch.setattr(bpf, "bpf_syscall", load)
+    assert (bpf.load_device_program(b""), lifted) == (9, [resource.RLIMIT_MEMLOCK])
 
 
 # --- the rules: what a job may open follows from its grant alone ----------------------------------

@@ -74,6 +74,24 @@ def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Pa
         proc.pid_namespace()
 
 
+def test_a_thread_of_the_kernel_is_told_from_a_helper_it_started() -> None:
+    helper = status_text("modprobe", "S", 2, (0,) * 4, ())
+    thread = helper.replace(b"VmSize:\t    1000 kB\n", b"")
+    assert (parse_status(thread).kernel, parse_status(helper).kernel) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "running"),
+    [("Z", {7: "Z"}, False), ("Z", {7: "Z", 8: "S"}, True), ("T", {7: "T"}, True)],
+)
+def test_a_zombie_is_over_only_when_all_its_threads_are(
+    tmp_path: Path, state: str, threads: dict[int, str], running: bool
+) -> None:
+    fake = FakeProc(tmp_path / "proc")
+    fake.add(7, state=state, threads=threads)
+    assert Proc(str(fake.root)).running(7, 1000) is running
+
+
 def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "environ").write_bytes(b"x" * (3 << 20))

@@ -121,7 +121,10 @@ def check_programs(machine: Machine) -> None:
     machine.run(f"code=0; {start} || code=$?; test $code = 100; {start} /bin/true 1 0 gpu.q")
     spank = (ROOT / "prolog/spank/spank_gpulock.c").read_text()
     assert machine.run(f"cat {share}/spank/spank_gpulock.c") == spank
-    machine.run("ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service")
+    machine.run(
+        "ls /usr/share/man/man1/gpulock-run.1.gz /usr/lib/systemd/system/gpulockd.service"
+        " /usr/share/zsh/site-functions/_gpulock"
+    )
     started = machine.run("find /etc /usr/local -path '*systemd*gpulock*'")
     assert started == "", "nothing is started"
     machine.run("test ! -e /usr/lib/gpulock/hooks")

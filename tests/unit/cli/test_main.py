@@ -152,6 +152,18 @@ def test_config_check_says_file_and_line_of_the_first_fault_if_any(
     assert not fault or f"{path}{fault}" in error
 
 
+def test_config_check_names_a_program_that_is_not_run_as_others_may_write_it(
+    tmp_path: Path,
+) -> None:
+    program, path = tmp_path / "check", tmp_path / "gpulock.conf"
+    program.touch()
+    program.chmod(0o777)
+    path.write_text(f"HEALTH_COMMAND={program}\n")
+    code, _, error = call("config", "--check", str(path))
+    assert code == 1
+    assert f"HEALTH_COMMAND={program}: not run, {program} is writable" in " ".join(error.split())
+
+
 def test_config_check_takes_the_two_folders_in_a_file_that_is_named_alone(site: Site) -> None:
     code, _, error = call("config", "--check", site.config)
     assert (code, "LOCK_DIR cannot be set here: it is /run/gpulock" in error) == (1, True)

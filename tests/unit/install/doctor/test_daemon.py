@@ -176,11 +176,18 @@ def test_nothing_is_said_where_nothing_was_installed_or_nothing_runs(
     tmp_path: Path, node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.ctl.mark("active", DAEMON, "")
+    node.ctl.properties[DAEMON] = {"NeedDaemonReload": "yes"}
     assert look(node) == [], "the checks of both programs say so"
     with monkeypatch.context() as patch:
         patch.setattr(manager, "RUNNING", node.root / "nowhere")
         assert look(node) == []
     assert look(make_systemd_node(tmp_path / "other", monkeypatch)) == []
+
+
+def turned_off_with_other_settings(node: SystemdNode) -> None:
+    for state in ("enabled", "active"):
+        node.ctl.mark(state, DAEMON, "")
+    node.set(CDI_DIR="/srv/cdi")
 
 
 @pytest.mark.parametrize(
@@ -201,6 +208,10 @@ def test_nothing_is_said_where_nothing_was_installed_or_nothing_runs(
         (
             lambda node: node.ctl.properties.update({DAEMON: {"NeedDaemonReload": "yes"}}),
             *("gpulockd.service was changed since systemd read it", "install systemd"),
+        ),
+        (
+            turned_off_with_other_settings,
+            *("/gpulockd.service.d/10-gpulock.conf", "install systemd"),
         ),
     ],
 )

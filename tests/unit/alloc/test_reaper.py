@@ -14,7 +14,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS, ReapOutcome
 from gpulock.alloc.release import ReleaseResult
-from gpulock.errors import BROKEN, Refusal
+from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.store import grants
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
@@ -202,6 +202,16 @@ def test_a_users_process_that_has_the_device_open_keeps_the_claim_of_a_process_a
     outcome = reap_all(box)[bus(0)]
     assert (outcome.act, outcome.verdict.state, outcome.verdict.orphans) == (HELD, ALIVE, "")
     assert outcome.verdict.proof == outcome.reason == f"process 700 has {bus(0)} open"
+
+
+def test_what_a_process_has_open_is_not_given_back(box: Box) -> None:
+    lock(box)
+    box.proc.add(700, fds={9: box.dev / "nvidia0"})
+    engine = make_reaper(box)
+    with pytest.raises(Refusal, match=f"process 700 has {bus(0)} open") as caught:
+        engine.give_back([*engine.held.values()], "release")
+    assert caught.value.kind == BUSY
+    assert [*box.node().store.read_all_locks()] == [bus(0)]
 
 
 def test_a_claim_of_which_one_device_is_open_is_freed_of_the_others_by_the_proof_of_its_death(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
 from gpulock.store.owner import Owner, parse_owner
 from tests.support.faults import disk_full, raising, returning
-from tests.support.trees import BOOT, bus, record
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)), uuids=("GPU-0", "GPU-1"), minors=("0", "1"))
@@ -53,6 +54,34 @@ def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> N
     grants.remove_lock(store, bus(0))
     release(store, bus(0))
     assert sorted(holders(store)) == [bus(1)]
+
+
+def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
+    store: LockStore,
+) -> None:
+    grants.make_claim(store, TWO)
+    Path(store.claims_dir, TOKEN, "released").write_text("cut short")
+    release(store, *TWO.devices, how="of two\nlines", boot_id=OTHER_BOOT)
+    short, *lines = released_lines(store)
+    words = [f"- {n} GPU-{n} of two?lines" for n in (0, 1)]
+    assert (short, [line.split(" ", 2)[2] for line in lines]) == ("cut short", words)
+
+
+def test_what_a_claim_does_not_have_is_not_released(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    with pytest.raises(Refusal, match="changed meanwhile"):
+        release(store, bus(0), bus(2))
+    assert sorted(holders(store)) == [bus(0), bus(1)]
+
+
+def test_a_finish_that_fails_keeps_the_record_of_what_the_history_is_owed(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(os, "rename", raising(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(OSError, match="I/O error"):
+        grants.finish_claim(store, TOKEN)
+    assert os.listdir(store.claims_dir) == [TOKEN]
 
 
 def test_a_claim_that_is_gone_is_not_released(store: LockStore) -> None:
@@ -97,10 +126,22 @@ def test_finished_claims_do_not_pile_up_and_the_oldest_go_first(
     monkeypatch.setattr(grants, "FINISHED_CAP", 6)
     monkeypatch.setattr(grants, "FINISHED_PRUNE", 4)
     for number in range(6):
-        finish(store, f"t{number}")
-        os.utime(f"{store.finished_dir}/t{number}", (number, number))
+        finish(store, f"t{9 - number}")  # not in the order of their names
+        os.utime(f"{store.finished_dir}/t{9 - number}", (number, number))
     assert sorted(os.listdir(store.finished_dir)) == ["t4", "t5"]
     assert count_dropped_claims(store.path) == 4
+
+
+def test_where_nobody_writes_a_history_no_lines_are_owed(
+    store: LockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would fill STATE_DIR, one file a claim."""
+    monkeypatch.setattr(grants, "FINISHED_PRUNE", 1)
+    grants.note_owed_line(str(tmp_path), store, TWO)
+    assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
+    finish(store, "t")
+    grants.note_owed_line(str(tmp_path), store, TWO.copy(token="u"))
+    assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
 
 
 def test_a_finished_claim_that_is_dropped_is_counted_first(

@@ -17,7 +17,7 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import repair_locks
 from tests.support.faults import raising
-from tests.support.trees import BOOT, bus, record
+from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)))
@@ -115,6 +115,42 @@ def test_a_link_in_the_place_of_a_lock_goes_and_the_lock_it_leads_to_stays_whole
     repaired(store)
     assert sorted(os.listdir(store.locks_dir)) == [*ALL]
     assert Path(store.locks_dir, bus(2), "owner").exists()
+
+
+@pytest.mark.parametrize("text", ["garbage", "gpulock-owner 2\n"])
+def test_a_lock_that_cannot_be_understood_and_no_record_names_is_held(
+    store: LockStore, text: str
+) -> None:
+    folder = Path(store.locks_dir, bus(3))
+    folder.mkdir()
+    (folder / "owner").write_text(text)
+    found = repair_locks(store, BOOT)[bus(3)]
+    assert (found.fault != "", found.owner) == (True, None)
+
+
+def test_a_record_without_any_copy_that_cannot_be_read_stops_all_claims(store: LockStore) -> None:
+    """Nobody knows which devices it names."""
+    for name in TWO.devices:
+        shutil.rmtree(f"{store.locks_dir}/{name}")
+    Path(store.claims_dir, TOKEN, "record").write_text("garbage")
+    told = refused(store)
+    assert told.kind == UNKNOWN
+    assert f"remove {store.claims_dir}/{TOKEN} if no job is left" in told.do
+
+
+def test_claims_of_another_boot_are_finished_and_their_locks_go(store: LockStore) -> None:
+    grants.make_claim(store, record(token="old", boot_id=OTHER_BOOT, devices=(bus(5),)))
+    Path(store.claims_dir, ".note.swp").touch()
+    os.mkdir(f"{store.locks_dir}/{bus(6)}")
+    shutil.copy(f"{store.locks_dir}/{bus(5)}/owner", f"{store.locks_dir}/{bus(6)}/owner")
+    assert holders(repair_locks(store, BOOT)) == ALL
+    assert os.listdir(store.finished_dir) == ["old"]
+    assert sorted(os.listdir(store.locks_dir)) == sorted(ALL)
+
+
+def test_a_record_in_the_folder_of_another_claim_is_no_claim(store: LockStore) -> None:
+    os.rename(f"{store.claims_dir}/cafe", f"{store.claims_dir}/beef")
+    assert "claim beef" in refused(store).why
 
 
 def test_a_claim_that_was_killed_while_it_was_made_is_whole_or_gone(store: LockStore) -> None:

@@ -254,6 +254,16 @@ def test_an_exporter_without_room_for_its_files_serves_without_them_and_names_on
     assert f"gpulock-exporter: files: {where}\n" in exporter.errors.read_text()
 
 
+def test_an_exporter_that_is_killed_goes_on_where_it_was(exporter: Whole) -> None:
+    observed = "gpulock_gpu_observed_seconds_total"
+    counted = exporter.wait_until(lambda s: min(s.all(observed), default=0.0) > 3).totals()
+    exporter.process.kill()
+    exporter.process.wait()
+    exporter.start()
+    after = exporter.wait_until(lambda s: s.totals().keys() >= counted.keys()).totals()
+    assert {key for key, value in counted.items() if after[key] < value} == set()
+
+
 def test_a_folder_that_is_removed_is_made_again(exporter: Whole) -> None:
     exporter.process.send_signal(signal.SIGHUP)  # which ends none that no terminal runs
     shutil.rmtree(exporter.folder)

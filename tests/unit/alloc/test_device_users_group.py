@@ -16,6 +16,7 @@ from gpulock.node.procfs import device_file_key
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
+from tests.support.faults import returning
 from tests.support.trees import FakeProc, record
 
 
@@ -38,6 +39,17 @@ def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: F
     assert left_in_group(fake, lock) == ""
     fake.add(701, session=500, uids=(0, 1000, 0, 0))  # a set-user-id program of the owner's
     assert "701" in left_in_group(fake, lock)
+
+
+def test_who_cannot_see_finds_something_left(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessScan, "why_blind_about", returning("too dark"))
+    assert left_in_group(fake, Lock("x", record(), "")) == "too dark"
+
+
+def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> None:
+    assert left_in_group(fake, Lock("x", record(), "its anchors: garbage")) != ""
 
 
 def mig(root: Path, table: str) -> list[tuple[int, int, int]]:

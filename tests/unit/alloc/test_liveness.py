@@ -35,6 +35,46 @@ def common(fake: FakeProc, one: Owner) -> str:
     return judge.verdict(Lock("x", one, "")).state
 
 
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"node": "gpu01"}, NOT_JUDGED),  # from before the host's name changed
+        ({"boot_id": OTHER_BOOT}, DEAD),
+        ({"scheduler": "admin", "boot_id": OTHER_BOOT}, ALIVE),
+    ],
+)
+def test_a_record_of_another_boot_is_dead_but_for_an_administrators(
+    fake: FakeProc, changes: dict[str, object], state: str
+) -> None:
+    assert common(fake, record(**changes)) == state
+
+
+def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
+    """Start times shift in a time namespace: the same process looks like another one."""
+    (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
+    claimed = Proc(str(fake.root)).pid_namespace()
+    assert common(fake, record(pid_ns=claimed)) == NOT_JUDGED
+    (fake.root / "self/ns/time").unlink()
+    assert common(fake, record(pid_ns=claimed)) == UNKNOWN
+
+
+def test_a_process_lives_by_its_pid_and_start_time_and_by_its_session(fake: FakeProc) -> None:
+    fake.add(500, start=1001, session=1)
+    assert verdict(fake, process()) == DEAD
+    fake.add(700, session=500)
+    assert verdict(fake, process()) == ALIVE
+    assert verdict(fake, process(sid=0)) == DEAD
+
+
+@pytest.mark.parametrize("name", ["stat", "status"])
+def test_a_process_that_may_not_be_looked_at_is_unknown(
+    fake: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake.add(500 if name == "stat" else 700)
+    hide(monkeypatch, name)
+    assert verdict(fake, process()) == UNKNOWN
+
+
 def test_a_namespace_that_is_another_or_cannot_be_seen_is_unknown(fake: FakeProc) -> None:
     assert common(fake, record(pid_ns="pid:[99]")) == UNKNOWN
     (fake.root / "self/ns/pid").unlink()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.node import devices
+from gpulock.node import device_list, devices
 from gpulock.node.devices import Device
 from tests.support.faults import plant_fifo, plant_link, replace_text
-from tests.support.trees import Box
+from tests.support.trees import BOOT, OTHER_BOOT, Box
 
 
 @pytest.fixture
@@ -27,6 +27,35 @@ def read(box: Box) -> list[Device]:
 
 def ids(box: Box) -> list[str]:
     return [device.id for device in read(box)]
+
+
+def test_gpus_are_in_the_order_of_their_bus_not_of_its_text_and_named_in_lower_case(
+    box: Box,
+) -> None:
+    """The index is CUDA's: in another order jobs get each other's cards."""
+    for minor, slot in enumerate(("0000:10:00.0", "10000:01:00.0", "0001:00:00.0", "0000:9:1f.7")):
+        box.gpu(slot, minor)
+    box.gpu("0000:0A:00.0", 4)
+    order = ["0000:9:1f.7", "0000:0a:00.0", "0000:10:00.0", "0001:00:00.0", "10000:01:00.0"]
+    assert ids(box) == order
+    assert [(device.index, device.fault) for device in read(box)] == [(n, "") for n in range(5)]
+
+
+def test_a_uuid_not_read_yet_is_taken_from_this_boots_inventory_only(box: Box) -> None:
+    box.gpu("0000:3b:00.0", 0, "GPU-????????-????-????-????-????????????")
+    box.inventory("gpu.0000:3b:00.0.uuid=GPU-old", boot_id=OTHER_BOOT)
+    assert read(box)[0].uuid == ""
+    box.inventory("gpu.0000:3b:00.0.uuid=GPU-0123")
+    assert read(box)[0].uuid == "GPU-0123"
+    box.gpu("0000:43:00.0", 1, "GPU-4567")
+    box.inventory("gpu.0000:43:00.0.uuid=GPU-old")
+    assert read(box)[1].uuid == "GPU-4567"
+
+
+def test_links_hold_both_ways_round(box: Box) -> None:
+    box.inventory("link.0000:1b:00.0.0000:43:00.0=4")
+    found = device_list.nvlink_counts(device_list.read_nvml_inventory(str(box.lock), BOOT))
+    assert found["0000:1b:00.0", "0000:43:00.0"] == found["0000:43:00.0", "0000:1b:00.0"] == 4
 
 
 @pytest.mark.parametrize("uuid", ["GPU-1,GPU-2", "MIG-1", "0", "\x1b[0m"])
@@ -106,6 +135,7 @@ def test_a_card_in_mig_mode_without_instances_or_information_gives_nothing(box: 
     box.inventory("gpu.0000:1b:00.0.mig=1")
     assert [(d.id, bool(d.withheld)) for d in read(box)] == [("0000:1b:00.0", True)]
     box.inventory(*MIG)
+    assert [d.id[len("0000:1b:00.0.") :] for d in read(box)] == ["gi2.ci0", "gi2.ci1", "gi10.ci0"]
     path.write_text("garbage")
     assert [bool(d.fault) for d in read(box)] == [True] * 3
 

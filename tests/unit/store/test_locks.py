@@ -96,3 +96,28 @@ def test_both_folders_are_made_and_checked(tmp_path: Path) -> None:
     Path(made.root).write_text("a file")
     with pytest.raises(Refusal):
         made.check(make=True)
+
+
+def test_of_the_tasks_of_a_group_the_last_is_the_anchor(store: LockStore) -> None:
+    place_lock(store, ONE, record())
+    for pid in (600, 601):
+        store.anchor(record().token, pid, 2000, 65401)
+    lock = store.read(ONE)
+    store.read_details([lock])
+    assert (lock.anchors, lock.groups()) == ([(601, 2000, 65401)], [65400, 65401])
+
+
+@pytest.mark.parametrize("text", ["600", "x 1 0", "600 5 6 7", "9" * 5000 + " 1 0", ""])
+def test_anchors_that_cannot_be_read_are_a_fault(store: LockStore, text: str) -> None:
+    place_lock(store, ONE, record())
+    store.anchor(record().token, 601, 2000, 0)
+    Path(store.claims_dir, record().token, "anchors", "65401").write_text(text)
+    lock = store.read(ONE)
+    store.read_details([lock])
+    assert lock.fault.startswith("its anchors: ")
+
+
+def test_an_owner_that_names_other_devices_is_a_fault(store: LockStore) -> None:
+    place_lock(store, ONE, record())
+    os.rename(f"{store.locks_dir}/{ONE}", f"{store.locks_dir}/{bus(1)}")
+    assert store.read(bus(1)).fault == "its owner record names other devices"

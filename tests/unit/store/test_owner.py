@@ -57,6 +57,23 @@ def test_a_record_that_is_cut_anywhere_is_not_believed() -> None:
             owner.parse_owner(text[:length])
 
 
+@pytest.mark.parametrize("key", ["scheduler", "node", "job_id", "token", "boot_id", "devices"])
+def test_a_record_without_a_key_field_is_malformed_and_an_unknown_key_is_ignored(key: str) -> None:
+    text = (
+        f"{owner.VERSION_LINE}\ncolour=blue\n{owner.encode_owner(record()).partition(chr(10))[2]}"
+    )
+    assert fields(owner.parse_owner(text)) == fields(record())
+    lines = [line for line in text.splitlines() if not line.startswith(f"{key}=")]
+    with pytest.raises(kv.MalformedError, match=key):
+        owner.parse_owner("\n".join([*lines, ""]))
+
+
+def test_the_key_tells_two_slurmds_of_one_machine_apart_and_not_its_names() -> None:
+    one = record()
+    assert one.copy(node="another", start=2).key() == one.key()
+    assert one.copy(slurmd="another").key() != one.key()
+
+
 def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
     """A power cut leaves a file of the right length, in which the last blocks are zeros."""
     text = owner.encode_owner(record(uuids=("GPU-1",), minors=("3",)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.reaper import HELD, ReapOutcome
 from gpulock.daemon.history import pending
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -22,13 +24,24 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.verdicts import ALIVE, UNKNOWN, Verdict
+from gpulock.workstation.process_claims import claim_for_process, make_process_owner
 from tests.support.history_site import Ended
-from tests.support.trees import BOOT, OTHER_BOOT, bus, record, soon
+from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record, soon
 
 DAY = 86400.0
 
 
 # --- a record is made with each claim -------------------------------------------------------------
+
+
+def test_a_record_is_made_with_the_claim_of_a_process(tmp_path: Path) -> None:
+    box = Box(tmp_path, 1)
+    node = box.node()
+    box.proc.add(900, "python")
+    own = make_process_owner(node, 900, "alice")
+    grant = claim_for_process(node, own, ClaimRequest(1), soon())
+    (kept,) = (box.state / "owed").iterdir()
+    assert owner.parse_owner(kept.read_text()).devices == grant.owner.devices == (bus(0),)
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:

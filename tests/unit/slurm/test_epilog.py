@@ -34,6 +34,22 @@ def test_the_grant_is_given_back_and_a_second_epilog_does_no_harm(site: Site) ->
     assert len((finished / "released").read_text().split("epilog\n")) == 3
 
 
+def test_the_cgroups_of_its_own_steps_go_and_of_no_job_whose_number_begins_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def end(_: object, prefix: str) -> str:
+        ended.append(prefix)
+        return ""
+
+    monkeypatch.setattr("gpulock.isolation.job.end_job_isolation", end)
+    site.prolog()
+    site.set(ISOLATION="cgroup")
+    site.epilog()
+    assert (site.locks(), ended) == ([], ["12."])
+
+
 @pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])
 def test_which_devices_slurm_names_does_not_matter(site: Site, gpus: str | None) -> None:
     """slurmctld was down when the job ended: the variable is missing (docs/facts/slurm.md)."""

@@ -12,7 +12,10 @@ import os
 import select
 import socket
 import struct
+from _thread import start_new_thread
+from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpulock.alloc.choose import ClaimRequest
@@ -22,7 +25,8 @@ from gpulock.node.subordinate import SubordinateUids
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
-PEERPIDFD = 77  # SO_PEERPIDFD, asm-generic/socket.h
+PEERPIDFD, PASSRIGHTS = 77, 83  # SO_PEERPIDFD, SO_PASSRIGHTS, asm-generic/socket.h
+RIGHTS = socket.CMSG_SPACE(4 * 253)  # bytes of the descriptors of one packet: SCM_MAX_FD
 CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
@@ -51,14 +55,20 @@ class Peer:
         return bool(poll.poll(0))
 
 
+def read_peer_ids(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of who connected; raise OSError."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    return pid, uid
+
+
 def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[int], bool]) -> Peer:
     """Return who connected, by the kernel's word; raise Refusal or OSError.
 
     Refused is one that is gone, or of another pid namespace. `is_account` says of a uid that it is
     a user's own although it is in another user's range of subordinate uids.
     """
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, _ = CREDENTIALS.unpack(data)
+    pid, uid = read_peer_ids(connection)
     if pid <= 0:
         raise Refusal(
             UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
@@ -82,6 +92,40 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
         peer.close()
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
     return peer
+
+
+def refuse_descriptors(listening: socket.socket) -> None:
+    """Let no client send descriptors, where the kernel can refuse them (from Linux 6.16 on)."""
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, PASSRIGHTS, 0)
+
+
+def receive_packet(connection: socket.socket, largest: int) -> bytes:
+    """Return the next packet of a client, without the descriptors in it; raise OSError."""
+    data, beside, _, _ = connection.recvmsg(largest, RIGHTS, socket.MSG_CMSG_CLOEXEC)
+    for _, _, packed in beside:
+        numbers = array("i", packed)
+        close_aside(*numbers)
+    return data
+
+
+def close_aside(*descriptors: int) -> None:
+    """Close what a client sent, or may have sent packets with descriptors to.
+
+    close(2) waits for whoever made such a file (SO_LINGER, FUSE), and nobody else may.
+    """
+
+    def close() -> None:
+        for one in descriptors:
+            with suppress(OSError):
+                os.close(one)
+
+    if not descriptors:
+        return
+    try:
+        start_new_thread(close, ())
+    except RuntimeError:  # no thread is to be had
+        close()
 
 
 def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
@@ -149,4 +193,6 @@ class Client:
     def close(self) -> None:
         """End the connection."""
         self.peer.close()
-        self.connection.close()
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # at once for its other end
+        close_aside(self.connection.detach())

@@ -19,10 +19,19 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
-from gpulock.workstation.peer import Client, check_peer_may_hold, identify_peer
+from gpulock.workstation.peer import (
+    Client,
+    check_peer_may_hold,
+    close_aside,
+    identify_peer,
+    read_peer_ids,
+    receive_packet,
+    refuse_descriptors,
+)
 from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
     PERIOD,
+    Allowance,
     SocketClaims,
     has_name,
     refuse_request,
@@ -49,6 +58,8 @@ from gpulock.workstation.wire import (
 
 MOST, MOST_OF_USER = 200, 16  # calls that wait in the queue; half of them may give back
 UNREAD = 64  # connections whose request is yet to come
+# seconds for each connection of a user, and how many at once: 200, then 20 a second
+ARRIVAL, ARRIVALS_AHEAD = 0.05, 10.0
 SILENCE = 10.0  # seconds until the request must be there
 BACKLOG = 64
 GONE = select.POLLHUP | select.POLLERR | select.POLLRDHUP
@@ -67,6 +78,7 @@ class ClaimServer:
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.claims, node, self._end)
         self._calls: list[Client] = []  # that neither claim nor cancel
+        self._arrivals = Allowance(ARRIVALS_AHEAD)
 
     def open(self) -> None:
         """Listen, or go on listening where the socket is still there; raise OSError.
@@ -141,12 +153,17 @@ class ClaimServer:
     def _let_in(self, connection: socket.socket) -> None:
         """Let one more in; where too many say nothing, the oldest of who has most of them goes."""
         connection.setblocking(False)
+        now = clock_boottime()
         try:
+            uid = read_peer_ids(connection)[1]
+            if uid and self._arrivals.due(uid) > now:
+                raise Refusal(BUSY, "too many connections", "run several commands in one claim")
+            self._arrivals.charge(uid, ARRIVAL, now)
             peer = identify_peer(connection, self._node().proc, has_name)
         except (Refusal, OSError):
-            connection.close()
+            close_aside(connection.detach())
             return
-        client = Client(connection, peer, clock_boottime())
+        client = Client(connection, peer, now)
         silent = [one for one in self.clients.values() if one.request is None]
         if len(silent) >= UNREAD:
             accounts = [one.peer.account for one in silent]
@@ -169,7 +186,8 @@ class ClaimServer:
     def _ready(self, client: Client, events: int) -> None:
         """Read what a client sent; one that has gone is forgotten."""
         try:
-            data = client.connection.recv(LARGEST + 1) if events & select.POLLIN else b""
+            readable = events & select.POLLIN
+            data = receive_packet(client.connection, LARGEST + 1) if readable else b""
         except BlockingIOError:
             return
         except OSError:
@@ -293,6 +311,7 @@ class ClaimServer:
 def listen_at(path: str) -> socket.socket:
     """Return a socket that listens at a path, and that all may connect to; raise OSError."""
     listening = new_packet_socket(socket.SOCK_NONBLOCK)
+    refuse_descriptors(listening)
     folder, beside = -1, atomic.name_temporary(SOCKET)
     try:
         folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)

@@ -87,7 +87,7 @@ def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
     found = decode_packet(SocketRequest(), data.decode("utf-8", "replace"))
     count, devices, kind = found.number, found.devices, found.device_kind
-    if not all([DEVICE_ID.fullmatch(one) for one in (*devices, *found.preferred)]):
+    if not all(DEVICE_ID.fullmatch(one) for one in (*devices, *found.preferred)):
         raise ValueError("a device that is no id of one")
     if found.act not in ACTS:
         raise ValueError("no such act")

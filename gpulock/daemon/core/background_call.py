@@ -28,7 +28,11 @@ class BackgroundCall(Generic[T]):
         self._fault: BaseException | None = None
         self._done = _thread.allocate_lock()
         self._done.acquire()
-        _thread.start_new_thread(self._ask, (question,))
+        try:
+            _thread.start_new_thread(self._ask, (question,))
+        except RuntimeError:  # users' processes fill the node
+            self._fault = NoAnswerError()
+            self._done.release()
 
     def _ask(self, question: Callable[[], T]) -> None:
         try:

@@ -7,6 +7,8 @@ import pwd
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -20,7 +22,8 @@ from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
-from gpulock.workstation import backfill, server, socket_claims, wait_queue
+from gpulock.workstation import backfill, peer, server, socket_claims, wait_queue
+from gpulock.workstation.peer import receive_packet
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
 from gpulock.workstation.wait_queue import PAUSE, REJOIN_SECONDS, RETRY_DELAY
@@ -46,6 +49,58 @@ ALICE, BOB, CAROL = 2001, 2002, 2003
 def later(desk: Desk) -> None:
     """Let the pause after an attempt be over."""
     desk.go(clock_boottime() + RETRY_DELAY)
+
+
+@pytest.mark.attack
+def test_what_a_client_hands_over_is_closed_by_no_thread_that_serves(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: send a TCP socket whose last close waits an hour (SO_LINGER), in a packet.
+
+    Stopped by: from Linux 6.16 on nobody can send descriptors; a thread closes those of before,
+    and each connection, in which unread ones may be.
+    """
+    aside: list[Callable[[], None]] = []
+    monkeypatch.setattr(peer, "start_new_thread", lambda act, _: aside.append(act))
+    with socket.socket() as sent:
+        caller = desk.come()
+        with suppress(PermissionError):
+            socket.send_fds(caller, [b"junk"], [sent.fileno()])
+        caller.send(b"junk")
+        older, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with older, other:  # which no kernel refuses
+            socket.send_fds(other, [b"junk"], [sent.fileno()])
+            before = len(aside)
+            assert receive_packet(older, 99) == b"junk"
+            assert len(aside) == before + 1
+    desk.go()
+    assert not desk.server.clients
+    assert len(aside) > before + 1, "the connection as well"
+    for close in aside:
+        close()
+
+
+@pytest.mark.attack
+def test_who_connects_without_end_is_not_let_in(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: connect with 3,000 threads, ask for nothing sensible, close, and begin again.
+
+    Stopped by: who connected 200 times is let in 20 times a second; root is not counted.
+    """
+    for uid, known in ((0, True), (ALICE, False)):
+        monkeypatch.setattr(server, "read_peer_ids", returning((1, uid)))
+        for _ in range(250):
+            desk.come().close()
+        desk.go()
+        caller = desk.come()
+        assert (desk.server.clients != {}) == known, uid
+        caller.close()
+        desk.go()
+    desk.go(clock_boottime() + 1.0)
+    monkeypatch.setattr(server, "read_peer_ids", returning((1, BOB)))
+    desk.come()
+    assert desk.server.clients, "others are"
 
 
 @pytest.mark.attack

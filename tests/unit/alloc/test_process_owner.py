@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpulock.alloc import process_owner
 from gpulock.alloc.process_owner import (
     FOREIGN,
     GONE,
@@ -17,6 +18,7 @@ from gpulock.alloc.process_owner import (
     belongs_to_other_claim,
     classify_process,
 )
+from gpulock.alloc.process_reader import is_root_program
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
 from gpulock.slurm.steps import is_slurm_job_process
@@ -174,6 +176,40 @@ def test_a_process_of_the_claim_itself_is_not_of_another(proc: FakeProc) -> None
     assert not belongs(proc, 700, add_grp_id=65400)
     proc.add(701, groups=[65401])  # a task of the same grant
     assert not belongs(proc, 701, token=record().token, add_grp_id=65401)
+
+
+def test_the_token_in_its_environment_tells_what_a_claim_started_of_its_user_alone(
+    proc: FakeProc,
+) -> None:
+    claim = lock(scheduler="process", pid=300, sid=0, add_grp_id=0, uid=1000, token="t")
+    for uid, words, whose in (
+        (1000, b"GPULOCK_CLAIM=t\0", OWNERS),
+        (1000, b"GPULOCK_CLAIM=u\0", FOREIGN),
+        (1001, b"GPULOCK_CLAIM=t\0", FOREIGN),
+    ):
+        (proc.root / str(proc.add(JOB, uids=(uid,) * 4)) / "environ").write_bytes(words)
+        assert judged(proc, JOB, claim) == whose
+
+
+def test_the_command_of_a_claim_runs_elsewhere_where_it_lives_and_is_not_above_us(
+    proc: FakeProc,
+) -> None:
+    proc.add(600, start=1000)
+    proc.add(700, ppid=600)
+    proc.add(800)
+    tree = ProcessScan(Proc(str(proc.root)))
+    command = record(scheduler="process", pid=600, comment=process_owner.RUN)
+    seen = [process_owner.is_command_running_elsewhere(command, pid, tree) for pid in (800, 700)]
+    assert seen == [True, False]
+    assert not process_owner.is_command_running_elsewhere(command.copy(start=999), 800, tree)
+
+
+@pytest.mark.parametrize("ending", ["", "-wlm", " (deleted)"])  # the last after an upgrade
+def test_a_daemon_is_told_by_its_program(proc: FakeProc, ending: str) -> None:
+    (proc.root / str(proc.add(JOB)) / "exe").symlink_to(f"/usr/sbin/slurmd{ending}")
+    node = Proc(str(proc.root))
+    named = [is_root_program(node, JOB, name) for name in ("slurmd", "slurm")]
+    assert named == [True, False]
 
 
 @pytest.mark.parametrize("sid", [0, 300])

@@ -74,6 +74,17 @@ def test_the_key_tells_two_slurmds_of_one_machine_apart_and_not_its_names() -> N
     assert one.copy(slurmd="another").key() != one.key()
 
 
+def test_a_part_of_a_record_tells_its_own_devices() -> None:
+    one = record(devices=("a", "b"), uuids=("GPU-a", "GPU-b"), minors=("0", "1"))
+    left = one.of_devices(["b"])
+    assert (left.devices, left.uuids, left.minors) == (("b",), ("GPU-b",), ("1",))
+
+
+def test_what_an_administrator_calls_a_health_check_gives_way_to_nobody() -> None:
+    assert not record(scheduler="admin", comment=owner.HEALTH_COMMENT).gives_way()
+    assert record(user=owner.HEALTH_USER, comment=owner.HEALTH_COMMENT).gives_way()
+
+
 def test_a_record_whose_end_was_never_written_is_not_believed() -> None:
     """A power cut leaves a file of the right length, in which the last blocks are zeros."""
     text = owner.encode_owner(record(uuids=("GPU-1",), minors=("3",)))

@@ -71,6 +71,16 @@ def test_a_note_that_was_taken_back_is_gone_from_the_disk(state: str, synced: li
     assert synced == [f"{state}/{FOLDER}"]
 
 
+def test_what_an_interrupted_note_left_does_not_count(state: str) -> None:
+    Path(state, FOLDER, f".{bus(0)}.abc").touch()
+    assert quarantine.list_noted_devices(state, QUARANTINE) == []
+
+
+def test_a_folder_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="GPUs that were out of service may be granted"):
+        quarantine.list_noted_devices(str(tmp_path), QUARANTINE)
+
+
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(state: str) -> None:
     folder = Path(state, FOLDER)
     if folder.exists():

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpulock.deadline import clock_boottime
 from gpulock.store import verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
@@ -52,3 +54,20 @@ def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
     verdicts.write_verdicts(str(tmp_path), FOUND, "an-earlier-boot")
     assert fresh(tmp_path, clock_boottime()) is None
     assert verdicts.read_dated_verdicts(str(tmp_path), clock_boottime(), BOOT) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("boot", "age", "known"),
+    [
+        *((BOOT, age, True) for age in (0, verdicts.FRESH - 1)),
+        *((BOOT, age, False) for age in (verdicts.FRESH + 1, -5, float("nan"), float("-inf"))),
+        ("another", 0, False),
+    ],
+)
+def test_an_old_verdict_and_one_of_the_future_or_another_boot_are_not_known(
+    tmp_path: Path, boot: str, age: float, known: bool
+) -> None:
+    (tmp_path / "verdicts").write_text(
+        f"{verdicts.VERSION_LINE}\nboot_id={boot}\nchecked_boottime={1000 - age:.3f}\naa=alive x\n"
+    )
+    assert (fresh(tmp_path, 1000.0) is not None) is known

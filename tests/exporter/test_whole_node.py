@@ -267,7 +267,7 @@ def test_an_exporter_that_is_killed_goes_on_where_it_was(exporter: Whole) -> Non
 def test_a_folder_that_is_removed_is_made_again(exporter: Whole) -> None:
     exporter.process.send_signal(signal.SIGHUP)  # which ends none that no terminal runs
     shutil.rmtree(exporter.folder)
-    wait_until((exporter.folder / "sample").exists, why="a sample")
+    wait_until((exporter.folder / "inventory").exists, why="what is written last")
     assert (exporter.folder / "sample").read_text().startswith("gpulock-sample 1\n")
     exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [1])
     assert call(exporter.config, "--listen", "127.0.0.1:0").returncode == 3, "it is held as before"

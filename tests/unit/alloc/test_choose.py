@@ -64,6 +64,19 @@ def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     assert links[a.bus, b.bus] == 2
 
 
+def test_a_single_on_a_k80_node_breaks_no_whole_board() -> None:
+    found, links = machine("k80-node")
+    (single,) = choose.choose_devices(found[1:], 1, links)
+    assert single.index == 1
+
+
+def test_too_many_or_none_is_nothing() -> None:
+    found, links = machine("dgx1")
+    for count in (0, -1, len(found) + 1):
+        assert choose.choose_devices(found, count, links) == []
+    assert choose.choose_devices([], 1) == []
+
+
 def test_all_sets_of_half_of_sixteen_are_tried() -> None:
     """The last one of them is the best here."""
     scores = [[int(a > 7 and b > 7 and a != b) for b in range(16)] for a in range(16)]

@@ -10,8 +10,10 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.alloc.same_job import select_own_locks
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.errors import BUSY
+from gpulock.store.locks import Lock
 from tests.support.claims import ask, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
 from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
@@ -114,6 +116,17 @@ def test_a_second_prolog_of_a_slurm_job_is_granted_afresh(box: Box) -> None:
     assert box.locks() == [bus(0)]
 
 
+def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_short(
+    box: Box,
+) -> None:
+    """Then what this run has already started would be taken for what is left of that one."""
+    ask(box, 1, job_id="7", pid=999)
+    place_lock(box.node().store, bus(3), record(boot_id=OTHER_BOOT, devices=(bus(3),)))
+    box.proc.add(700, groups=[65400])
+    assert ids(ask(box, 1)) == [bus(1)]
+    assert bus(3) not in box.locks()
+
+
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:
     node = box.node()
     node.store.check(make=True)
@@ -150,3 +163,9 @@ def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
     grant = ask(box, 1, job_id="123", pid=501)
     assert loaded <= before
     assert ids(grant) == [bus(2)]
+
+
+def test_a_slurm_job_whose_id_another_users_had_frees_nothing_of_that_one() -> None:
+    mine = record(scheduler="slurm")
+    held = Lock(bus(0), mine.copy(uid=1001), "")
+    assert select_own_locks([held], mine) == []

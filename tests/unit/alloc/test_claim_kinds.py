@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulock.alloc.choose import ClaimRequest
+from gpulock.alloc.choose import LAST, LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
+from gpulock.alloc.release import release_locks
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
 from tests.support.claims import ask, ids, pick, refused
@@ -42,6 +43,11 @@ def split(tmp_path: Path) -> Box:
         made.gpu(bus(number), number, Model=A100)
     made.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
     return made
+
+
+def give_back(box: Box, grant: Grant) -> None:
+    node, token = box.node(), grant.owner.token
+    release_locks(node, lambda o: o.token == token, judging(node)(), soon(), "epilog")
 
 
 def ask_kinds(box: Box, *kinds: tuple[str, int], job_id: str = "12") -> Grant:
@@ -103,9 +109,33 @@ def test_a_broken_card_of_a_model_is_the_nodes_fault(two_models: Box) -> None:
     assert refused(two_models, 5).kind == INVALID_REQUEST
 
 
+def test_a_plain_request_gets_no_instance(split: Box) -> None:
+    assert ids(ask(split, 1)) == [bus(1)]
+    assert ids(ask(split, 1, job_id="13")) == [bus(2)]
+    assert refused(split, 1, job_id="14").kind == BUSY
+    too_many = refused(split, 3, job_id="14")
+    assert too_many.kind == INVALID_REQUEST
+    assert too_many.why.endswith("this node has 3g.40gb (1), 1g.10gb (1), a100-sxm4-80gb (2)")
+
+
 def test_a_plain_request_may_get_an_instance_where_the_site_says_so(split: Box) -> None:
     split.settings["PLAIN_REQUEST"] = "any"
     assert len(ask(split, 4).devices) == 4
+
+
+def test_mig_mode_counts_for_what_is_free(split: Box) -> None:
+    instance = ask_kinds(split, ("mig:3g.40gb", 1), job_id="12")
+    split.inventory()
+    assert refused_kinds(split, ("model:a100*", 3)).kind == BUSY
+    assert ids(ask_kinds(split, ("model:a100*", 1), job_id="13")) == [bus(1)]
+    assert split.locks() == [f"{bus(0)}.gi1.ci0", bus(1)]
+    give_back(split, instance)
+    whole = ask_kinds(split, ("model:a100*", 2), job_id="14")
+    assert ids(whole) == [bus(0), bus(2)]
+    split.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
+    assert refused_kinds(split, ("mig:3g.40gb", 1)).kind == BUSY
+    give_back(split, whole)
+    assert ids(ask_kinds(split, ("mig:3g.40gb", 1), job_id="15")) == [f"{bus(0)}.gi1.ci0"]
 
 
 def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_path: Path) -> None:
@@ -116,6 +146,15 @@ def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_pa
     box.inventory(f"gpu.{bus(0)}.mig=1", f"{told}.uuid=MIG-a", f"{told}.profile=3g.40gb")
     assert refused_kinds(box, ("mig:7g.80gb", 1)).kind == INVALID_REQUEST
     assert ids(ask_kinds(box, ("mig:3g.40gb", 1))) == [told.removeprefix("mig.")]
+
+
+def test_cards_that_are_taken_last_are_so_within_a_kind(two_models: Box) -> None:
+    node = two_models.node()
+    want = ClaimRequest(1, kinds=(("model:h200", 1),))
+    want.last = {bus(2): LATE, bus(3): LAST}
+    one = record(token="", devices=())
+    assert ids(claim_devices(node, one, want, judging(node), soon())) == [bus(4)]
+    assert ids(ask_kinds(two_models, ("model:h200", 2), job_id="13")) == [bus(2), bus(3)]
 
 
 KINDS = st.sampled_from(["", "", "model:a100*", "model:*", "mig:3g.40gb", "mig:1g.*", "any"])

@@ -81,3 +81,11 @@ def test_a_claim_under_which_a_lock_is_lost_takes_no_device_of_another(
     monkeypatch.undo()
     assert "0 of 4 free" in refused(box, 1, job_id="13", pid=501).why
     assert holder(box, 1).token == token
+
+
+def test_where_all_records_are_lost_nothing_is_granted(box: Box) -> None:
+    ask(box)
+    shutil.rmtree(box.records)
+    found = refused(box, 1, job_id="13", pid=501)
+    assert (found.kind, "forget-locks" in found.do) == (UNKNOWN, True)
+    assert refused(box).kind == UNKNOWN  # nor does the same run get others

@@ -18,6 +18,7 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused
 from tests.support.faults import raising
+from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 
@@ -37,6 +38,18 @@ def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
     assert refused(box, 1, job_id="14").kind == BUSY
 
 
+def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
+    pick(box, bus(3))
+    place_lock(box.node().store, f"{bus(0)}.gi1.ci0", record(token="mig", job_id="9", pid=501))
+    box.proc.shepherd(501, box.root)
+    quarantine.write_device_note(
+        str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC"
+    )
+    box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")
+    assert [d.id for d in box.node().devices()][3] == f"{bus(3)}.gi1.ci0"
+    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
+
+
 def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(box: Box) -> None:
     box.settings["EXPECTED_GPUS"] = "6"
     assert refused(box, 5).kind == BROKEN
@@ -51,6 +64,33 @@ def test_a_faulty_card_asked_for_by_id_sends_the_job_back_and_breaks_no_node(box
         pick(box, bus(0))
     assert (caught.value.kind, refused(box, 4).kind) == (UNKNOWN, BROKEN)
     assert caught.value.why.startswith("GPU 0: ") and "here" not in caught.value.why
+
+
+@pytest.mark.parametrize("count", [0, -1, -(10**30)])
+def test_a_count_that_is_none_locks_nothing(box: Box, count: int) -> None:
+    with pytest.raises(Refusal):
+        ask(box, count)
+    assert box.locks() == []
+
+
+def test_a_card_that_cannot_be_read_is_not_granted(box: Box) -> None:
+    (box.driver / "gpus" / bus(0) / "information").write_text("garbage")
+    assert refused(box, 4, job_id="13").kind == BROKEN
+    assert ids(ask(box, 1)) == [bus(1)]
+    assert ids(ask(box, 2, job_id="13")) == [bus(2), bus(3)]
+
+
+def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
+    node = box.node()
+    with pytest.raises(Refusal):
+        claim_devices(
+            node,
+            record(token=""),
+            ClaimRequest(2, check=raising(Refusal(UNKNOWN, "no UUID", "wait"))),
+            never,
+            soon(),
+        )
+    assert box.locks() == []
 
 
 def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
@@ -160,3 +200,8 @@ def test_a_folder_of_notes_that_is_no_folder_is_not_made_again(box: Box) -> None
     quarantined.write_text("")
     assert refused(box, 1, job_id="20").kind == BROKEN
     assert quarantined.is_file()
+
+
+def test_a_card_in_mig_mode_of_which_no_instance_is_known_is_not_granted(box: Box) -> None:
+    box.inventory(f"gpu.{bus(0)}.mig=1")
+    assert ids(ask(box, 1)) == [bus(1)]

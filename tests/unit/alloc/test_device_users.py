@@ -82,6 +82,20 @@ def test_a_node_that_was_deleted_and_made_again_is_still_the_device(
     assert numbered.who() == [700]
 
 
+def test_a_device_that_is_added_after_a_look_is_looked_for_as_well(stage: Stage) -> None:
+    """As of a card that fell off the bus: only a record tells its number."""
+    stage.fake.add(700, fds={9: stage.node})
+    files = OpenFiles(ProcessScan(Proc(str(stage.fake.root))), [Device("x", 1)], stage.settings)
+    assert files.pids_with_open("x", 1000) == []
+    files.add(stage.device)
+    assert files.pids_with_open(stage.device.id, 1000) == [700]
+
+
+def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
+    stage.fake.add(700, SERVICES[0][:15], uids=(0,) * 4, fds={9: stage.node})
+    assert stage.holders().pids_with_open(stage.device.id, 0) == stage.who() == []
+
+
 def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

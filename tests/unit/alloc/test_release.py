@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -118,6 +119,18 @@ def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
     one = hold(box, sid=300)
     box.proc.add(700, session=300)
     assert let_go(box, one).freed == [bus(0), bus(1)]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["run", "run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"],
+)
+def test_what_somebody_removed_of_a_claim_is_released_all_the_same(box: Box, what: str) -> None:
+    one = hold(box)
+    for path in box.root.glob(what):
+        shutil.rmtree(path)
+    assert let_go(box, one).freed == [bus(0), bus(1)]
+    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])
 
 
 def test_a_release_of_a_part_that_was_killed_holds_up_no_later_one(

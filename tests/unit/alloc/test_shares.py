@@ -94,6 +94,29 @@ def test_who_asks_for_shares_of_quarantined_cards_is_told_to_wait_for_their_retu
     assert fails(box, 5, 2).do == "the job can run when others have ended"
 
 
+def test_a_card_with_a_share_held_is_closed_to_whole_claims(box: Box) -> None:
+    take(box, 1)
+    assert ids(take(box, 2, 3, share=False)) == [bus(0), bus(1), bus(3)]
+    assert fails(box, 3, share=False).kind == BUSY
+    free(box, 1)
+    assert ids(take(box, 3, share=False)) == [bus(2)]
+
+
+def test_a_card_that_is_held_whole_is_closed_to_shares(box: Box) -> None:
+    take(box, 1, share=False, wanted=(bus(2),))
+    assert ids(take(box, 2)) == [place(3, 1)]
+    take(box, 3)
+    assert "2: job 1" in fails(box, 4).why
+    free(box, 1)
+    assert ids(take(box, 4)) == [place(2, 1)]
+
+
+def test_whole_claims_take_cards_of_shares_last(box: Box) -> None:
+    box.settings["SHARES"] = "0:4 2:2"
+    granted = [ids(take(box, job, share=False)) for job in (1, 2, 3)]
+    assert granted == [[bus(1)], [bus(3)], [bus(0)]]
+
+
 # --- whole cards and shares -----------------------------------------------------------------------
 
 
@@ -223,6 +246,16 @@ def in_mig_mode(card: int) -> tuple[str, ...]:
     return f"gpu.{bus(card)}.mig=1", f"{name}.uuid=MIG-a", f"{name}.profile=3g.40gb"
 
 
+def test_while_a_place_is_held_nobody_gets_an_instance_of_its_card(box: Box) -> None:
+    take(box, 1)
+    box.inventory(*in_mig_mode(2))
+    instance = f"{bus(2)}.gi1.ci0"
+    assert fails(box, 2, share=False, wanted=(instance,)).kind == BUSY
+    assert box.locks() == [place(2, 1)]
+    free(box, 1)
+    assert ids(take(box, 2, share=False, wanted=(instance,))) == [instance]
+
+
 def test_a_card_in_mig_mode_gives_no_more_places(box: Box) -> None:
     box.settings["SHARES"] = "2:4"
     take(box, 1)
@@ -230,6 +263,16 @@ def test_a_card_in_mig_mode_gives_no_more_places(box: Box) -> None:
     for job in (1, 2):
         assert "no shares of a GPU" in fails(box, job).why
     assert box.locks() == [place(2, 1)]
+
+
+def test_while_an_instance_is_held_nobody_gets_a_place_on_its_card(box: Box) -> None:
+    box.settings["SHARES"] = "2:4"
+    box.inventory(*in_mig_mode(2))
+    take(box, 1, share=False, wanted=(f"{bus(2)}.gi1.ci0",))
+    box.inventory()
+    assert fails(box, 2).kind == BUSY
+    free(box, 1)
+    assert ids(take(box, 2)) == [place(2, 1)]
 
 
 def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.sample import (
+    FINISHED_LINE,
     SAMPLE_LINE,
     parse_sample,
     read_finished_claim,
     read_sample,
 )
-from tests.support.trees import BOOT, bus
+from tests.support.trees import BOOT, OTHER_BOOT, bus
 
 NOW = 1000.0
 HEAD = f"{SAMPLE_LINE}\nboot_id={BOOT}\nsequence=7\nboottime=999.5\nwall=1700000999.5\ndriver=a b\n"
@@ -40,6 +41,27 @@ def test_a_sample_is_read_whole(tmp_path: Path) -> None:
     assert account.covered == (1000, 1000, 0)
 
 
+def test_what_is_not_observed_any_more_is_not_said_to_be_idle() -> None:
+    text = f"{HEAD}looked=1000.0\ntoken feed {bus(0)} seen=990.0 idle=500.0\n"
+    found = parse_sample(text, SAMPLE_LINE)
+    assert [found.idle(bus(0), "feed", oldest) for oldest in (11.0, 9.0)] == [500.0, None]
+
+
+@pytest.mark.parametrize(
+    ("now", "boot", "fresh"),
+    [
+        (NOW + 9, BOOT, True),
+        (NOW + 11, BOOT, False),
+        (NOW - 100, BOOT, False),
+        (NOW, OTHER_BOOT, False),
+    ],
+)
+def test_only_a_fresh_sample_of_this_boot_is_taken(
+    now: float, boot: str, fresh: bool, tmp_path: Path
+) -> None:
+    assert (read_sample(written(tmp_path, HEAD), now, boot) is not None) is fresh
+
+
 def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
     text = HEAD + "future thing=1\n=\n\ndevice\ndevice x\ntoken feed\ntoken ../../x a since=1\n"
     text += (
@@ -57,4 +79,9 @@ def test_unknown_lines_keys_and_bad_values_are_passed_over() -> None:
 
 @pytest.mark.parametrize("token", ["", "../sample", "a/b", "x" * 65, "a.b", "ä"])
 def test_a_token_that_could_be_a_path_is_none(token: str, tmp_path: Path) -> None:
-    assert read_finished_claim(written(tmp_path, HEAD, "finished/x"), token) is None
+    (tmp_path / "finished/a").mkdir(parents=True)
+    text = f"{FINISHED_LINE}\nboot_id={BOOT}\nboottime=999.5\n{TOKEN}"
+    for name in ("sample", "finished/feed", "finished/a.b", "finished/a/b"):
+        written(tmp_path, text, name)
+    assert read_finished_claim(str(tmp_path), token) is None
+    assert read_finished_claim(str(tmp_path), "feed") is not None

@@ -122,6 +122,12 @@ def test_a_full_disk_stops_nobody_and_costs_no_event_that_is_there(
     assert counted(lock_dir) == SUMS
 
 
+def test_an_event_is_one_line_of_limited_length(lock_dir: str) -> None:
+    note_event(lock_dir, "refused", "12", "a\nb" + "x" * 100_000)
+    text = Path(lock_dir, event_kinds.NAME).read_text()
+    assert ("a?b" in text, text.count("\n"), len(text) < 1300) == (True, 1, True)
+
+
 def test_a_line_that_was_cut_short_costs_no_other(lock_dir: str) -> None:
     log(lock_dir).write_text("12.5 claim gran")
     one_of_each(lock_dir)
@@ -216,3 +222,11 @@ def test_every_verdict_of_death_says_by_what() -> None:
     assert said == {
         *("REBOOT", "RELEASED", "PROCESS", "SHEPHERD", "STEPS", "SLURMCTLD"),
     }
+
+
+def test_the_gate_is_in_doubt_from_a_timeout_until_somebody_gets_in(lock_dir: str) -> None:
+    said = [event_log.is_gate_in_doubt(lock_dir)]
+    for kind in (TIMEOUT, UNKNOWN_REQUEST, TIMEOUT, CLAIM):
+        note_event(lock_dir, kind, "busy", "0", "a:1")
+        said.append(event_log.is_gate_in_doubt(lock_dir))
+    assert said == [False, True, True, True, False]

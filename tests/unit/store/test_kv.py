@@ -40,3 +40,14 @@ def test_a_control_character_is_not_written(bad: str) -> None:
 def test_another_version_line_is_malformed(head: str) -> None:
     with pytest.raises(kv.MalformedError, match="begins with"):
         kv.decode_pairs(f"{head}\na=b\n", "gpulock-owner 1")
+
+
+@pytest.mark.parametrize("key", ["", "a=b"])
+def test_a_key_that_could_not_be_read_back_is_not_written(key: str) -> None:
+    with pytest.raises(kv.MalformedError):
+        kv.encode_pairs([(key, "value")])
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "²", "9" * 31, "9" * 5000])
+def test_what_is_no_number_counts_as_0(text: str) -> None:
+    assert kv.int_or_zero(text) == 0

@@ -104,6 +104,14 @@ def test_a_choice_is_a_subset_of_just_that_size_in_order_and_always_the_same(
     assert choose.choose_devices(list(free), count, dict(links)) == chosen
 
 
+@pytest.mark.parametrize(("numa", "chosen"), [(0, [0, 2]), (1, [0, 2]), (-1, [0, 1])])
+def test_cards_of_one_numa_node_that_is_known_are_nearer(numa: int, chosen: list[int]) -> None:
+    cards = [Device(f"0000:{number}b:00.0", number) for number in range(3)]
+    cards[0].numa = cards[2].numa = numa
+    cards[1].numa = 5
+    assert [card.index for card in choose.choose_devices(cards, 2)] == chosen
+
+
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:
     """CUDA shows a process one MIG instance, however many it was granted."""
     slices = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in range(2)]

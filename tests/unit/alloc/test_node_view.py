@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from gpulock.alloc.node_view import read_node_view
+import pytest
+
+from gpulock.alloc.node_view import are_records_lost, read_node_verdicts, read_node_view
 from gpulock.deadline import clock_boottime
-from tests.support.trees import BOOT, Box
+from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
+from tests.support.trees import BOOT, OTHER_BOOT, Box
 
 
 def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:
@@ -15,3 +18,33 @@ def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:
     (box.lock / "verdicts").write_text("garbage")
     view = read_node_view(box.node(), clock_boottime())
     assert (view.verdicts, view.fault) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("lock", "state", "lost"),
+    [
+        (BOOT, BOOT, False),
+        ("", BOOT, True),
+        (OTHER_BOOT, BOOT, True),  # a LOCK_DIR of an earlier boot that was put back
+        (OTHER_BOOT, OTHER_BOOT, False),
+        ("", "", False),
+    ],
+)
+def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
+    box: Box, lock: str, state: str, lost: bool
+) -> None:
+    box.records.mkdir()
+    for folder, boot_id in ((box.records, lock), (box.state, state)):
+        if boot_id:
+            (folder / "boot_id").write_text(f"{boot_id}\n")
+    assert are_records_lost(box.node()) == lost
+
+
+def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:
+    for folder in (box.lock, box.records):
+        folder.mkdir()
+    write_verdicts(str(box.lock), {"feed": Verdict(ALIVE, "its shepherd runs")}, BOOT)
+    assert read_node_verdicts(box.node(), clock_boottime()) == (None, None)
+    (box.records / "boot_id").write_text(f"{BOOT}\n")
+    found, _ = read_node_verdicts(box.node(), clock_boottime())
+    assert found is not None and list(found) == ["feed"]

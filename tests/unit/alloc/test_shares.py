@@ -68,6 +68,22 @@ def variables(box: Box, grant: Grant) -> dict[str, str]:
     return dict(environment.grant_variables(grant.devices, box.node().settings))
 
 
+def test_shares_fill_the_fullest_card_first(box: Box) -> None:
+    assert ids(take(box, 1)) == [place(2, 1)]
+    assert ids(take(box, 2)) == [place(2, 2)]
+    assert ids(take(box, 3, uid=1001)) == [place(3, 1)]
+    assert ids(take(box, 4, uid=1001)) == [place(3, 2)]
+    assert ids(take(box, 5)) == [place(2, 3)]
+    assert ids(take(box, 6)) == [place(2, 4)]
+    assert fails(box, 7).kind == BUSY
+    free(box, 2)
+    assert ids(take(box, 7)) == [place(2, 2)]
+    for job in (1, 5, 6, 7):
+        free(box, job)
+    free(box, 4)
+    assert ids(take(box, 8, uid=1001)) == [place(3, 2)], "the other card is empty"
+
+
 def test_wanted_cards_give_a_place_each_or_none(box: Box) -> None:
     grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
     assert ids(grant) == [place(2, 1), place(3, 1)]
@@ -189,6 +205,14 @@ def test_places_of_a_card_that_fell_off_the_bus_are_the_nodes_fault(
     box.settings |= {"SHARES": shares, "EXPECTED_GPUS": "5"}
     told = fails(box, 1, count)
     assert (told.kind, told.why) == (kind, why)
+
+
+@pytest.mark.parametrize("kind", [quarantine.QUARANTINE, quarantine.RESERVE])
+def test_a_card_that_is_out_of_service_gives_no_more_places(box: Box, kind: str) -> None:
+    take(box, 1)
+    quarantine.write_device_note(str(box.state), kind, bus(2), "root", "its fan died")
+    assert ids(take(box, 2)) == [place(3, 1)]
+    assert place(2, 1) in box.locks()
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpulock.alloc import states
 from gpulock.alloc.states import STATES, DeviceState, NodeView
 from gpulock.node.devices import Device
 from gpulock.store import verdicts
 from gpulock.store.locks import Lock
-from gpulock.store.verdicts import ALIVE, DEAD, Verdict
+from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.pairs import zip_equal
 from tests.support.trees import bus, record
 
@@ -57,6 +59,14 @@ def test_the_words_and_their_order_are_the_contracts() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [(ALIVE, "held"), (DEAD, "stale"), (UNKNOWN, "unknown"), (None, "held")],
+)
+def test_a_lock_is_what_its_verdict_says(verdict: verdicts.State | None, expected: str) -> None:
+    assert one(locked(), verdict).state == expected
+
+
 def shares(*jobs: str) -> dict[str, Lock]:
     names = [f"{bus(0)}.share{number}" for number, _ in enumerate(jobs, 1)]
     owners = [record(job_id=job, token=f"t{job}") for job in jobs]
@@ -77,6 +87,21 @@ def test_idle_is_said_only_of_what_is_held() -> None:
     assert one({}, idle=bus(0)).state == "free"
 
 
+def test_a_shared_card_is_idle_when_all_its_shares_are() -> None:
+    first, second = held = shares("12", "13")
+    assert one(held, idle=f"{first} {second}").state == "held_idle"
+    assert one(held, idle=first).state == "held"
+    assert one(held).state == "held"
+
+
+def test_each_word_gives_way_to_those_before_it() -> None:
+    fallen = card(0)
+    fallen.fault = "garbage"
+    out = {bus(0): "ECC"}
+    assert states.classify_device(fallen, locked()[bus(0)], out, None)[0] == "missing"
+    assert states.classify_device(card(0), locked()[bus(0)], out, None) == ("quarantined", "ECC")
+
+
 def test_orphans_are_a_quarantine() -> None:
     left = Verdict(DEAD, "gone")
     left.orphans = "process 7 has it open"
@@ -88,6 +113,28 @@ def test_orphans_are_a_quarantine() -> None:
 def test_a_lock_that_cannot_be_read_is_unknown() -> None:
     for fault in ("its owner record: begins with 'v2'", ""):
         assert one({bus(0): Lock(bus(0), None, fault)}).state == "unknown"
+
+
+@pytest.mark.parametrize("present", [0, 1, 5, 8])
+@pytest.mark.parametrize("lost_lock", [False, True])
+def test_the_eight_states_add_up_to_what_the_node_must_have(present: int, lost_lock: bool) -> None:
+    cards = [card(n) for n in range(present)]
+    held = locked(7) if lost_lock else {}
+    rows = states.device_states(cards, view(held), expected=8)
+    counted = states.count_device_states(rows)
+    assert tuple(counted) == STATES
+    assert sum(counted.values()) == 8
+    assert counted["missing"] == 8 - present
+
+
+def test_a_missing_card_that_was_put_out_has_its_bus_id() -> None:
+    seen = view(locked(1), {bus(0): "hot", bus(1): "xid", f"{bus(3)}.gi1.ci0": "missing"})
+    rows = states.device_states([card(0, ".gi1.ci0")], seen, expected=4)
+    assert [(row.id, row.noted) for row in rows if row.state == "missing"] == [
+        (bus(1), ""),
+        (bus(3), bus(3)),
+        ("missing-1", ""),
+    ]
 
 
 def test_instances_of_one_card_are_one_expected_gpu() -> None:

@@ -56,6 +56,29 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.parametrize("state", ["empty", "missing"])
+def test_the_first_claim_of_a_boot_makes_ready(place: Place, state: str) -> None:
+    if state == "missing":
+        place.state.rmdir()
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+    assert sorted(os.listdir(place.state)) == ["boot_id", "quarantine"]
+    assert sorted(os.listdir(place.records)) == ["boot_id", "claims", "finished"]
+    assert os.listdir(place.lock) == ["locks"]
+
+
+def test_after_a_reboot_it_is_made_ready_again(place: Place) -> None:
+    place.ready(OTHER_BOOT)
+    (place.lock / "events").write_text("1.0 claim granted 0 alice:12\n")  # of one boot
+    place.ready()
+    assert place.ids() == (BOOT, BOOT)
+    assert os.listdir(place.lock) == ["locks"]
+    shutil.rmtree(place.lock)
+    place.lock.mkdir()
+    place.lose_records()
+    place.ready("00000000-0000-4000-8000-000000000003")
+
+
 def test_claims_on_folders_that_outlived_a_boot_are_finished(place: Place) -> None:
     place.ready(OTHER_BOOT)
     place_lock(place.store, bus(0), record(boot_id=OTHER_BOOT))
@@ -78,6 +101,15 @@ def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> N
     assert place.store.boot_id() == ""
     boot.begin_boot(place.store, str(place.state), BOOT, NAME)
     assert place.ids() == (BOOT, BOOT)
+
+
+def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:
+    place.ready()
+    place_lock(place.store, bus(0), record())
+    (place.records / "boot_id").unlink()
+    assert place.refusal().kind == UNKNOWN
+    boot.begin_boot(place.store, str(place.state), BOOT, NAME)
+    assert place.holder(0) == "sge"
 
 
 @pytest.mark.parametrize("writes", [0, 1])
@@ -127,6 +159,11 @@ def test_a_file_system_that_cannot_be_seen_is_unknown(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boot, "file_system_type", raising(PermissionError(13, "denied")))
+    assert place.refusal().kind == UNKNOWN
+
+
+def test_a_boot_id_in_state_that_cannot_be_read_is_unknown(place: Place) -> None:
+    os.mkfifo(place.state / "boot_id")
     assert place.refusal().kind == UNKNOWN
 
 
@@ -244,3 +281,13 @@ def test_only_on_a_full_disk_a_boot_id_of_the_same_length_is_written_over(
     with pytest.raises(OSError, match="it fails") as caught:
         boot.write_boot_id(str(path), f"{BOOT}\n".encode())
     assert (caught.value.errno, path.read_text()) == (number, before)
+
+
+def test_the_boot_id_is_on_the_disk_before_there_is_a_claim(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut one that is garbage would close the node."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    boot.write_boot_id(str(place.state / "boot_id"), f"{BOOT}\n".encode())
+    assert len(synced) == 2  # the file, and the folder that has its name

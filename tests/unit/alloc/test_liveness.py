@@ -183,3 +183,13 @@ def test_a_process_of_its_session_that_cannot_be_seen_is_a_doubt(
     scan = ProcessScan(Proc(str(fake.root)))
     found = find_job_processes(process(pid=499, sid=499), scan)
     assert (found.pids, found.doubt.partition(":")[0]) == ({}, doubt)
+
+
+def test_what_was_not_looked_at_before_the_gate_is_unknown(fake: FakeProc) -> None:
+    """Under the gate no environment is read: it may take long."""
+    fake.add(700)
+    scan = ProcessScan(Proc(str(fake.root)))
+    scan.statuses()
+    scan.sealed = True
+    found = Judge(BOOT, scan, {"process": liveness.process_verdict}).verdict(process())
+    assert (found.state, "was not looked at before the gate" in found.proof) == (UNKNOWN, True)

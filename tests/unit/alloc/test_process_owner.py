@@ -62,6 +62,7 @@ SHEPHERDS: dict[str, Any] = {"pid": SHEPHERD, "add_grp_id": 0}
         ({**SHEPHERDS, "start": 999}, {"ppid": SHEPHERD}, FOREIGN),
         ({**PROCESS, "sid": 300}, {"session": 300}, OWNERS),
         ({**PROCESS, "sid": 301}, {"session": 300}, FOREIGN),
+        ({**PROCESS, "sid": 300}, {"session": 300, "uids": (1001,) * 4}, FOREIGN),
         ({"add_grp_id": 0, "sid": 0}, {"session": 0, "groups": (0,)}, FOREIGN),
     ],
 )

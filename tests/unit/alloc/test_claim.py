@@ -13,8 +13,9 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.same_job import select_own_locks
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.errors import BUSY
+from gpulock.store import boot, quarantine
 from gpulock.store.locks import Lock
-from tests.support.claims import ask, ids, never, refused, totals
+from tests.support.claims import ask, holder, ids, never, refused, totals
 from tests.support.locks import change_record, place_lock, retire_lock
 from tests.support.trees import OTHER_BOOT, Box, bus, record, soon
 
@@ -34,6 +35,14 @@ def test_part_of_a_grant_that_somebody_uses_is_not_given_up(box: Box) -> None:
     box.proc.add(700, fds={9: box.dev / "nvidia1"})
     assert refused(box).kind == BUSY
     assert box.locks() == [bus(1)]
+
+
+def test_a_grant_that_is_being_released_is_not_given_again(box: Box) -> None:
+    first = ask(box)
+    store = box.node().store
+    for number in (0, 1):
+        change_record(store, bus(number), holder(box, number).copy(draining=1))
+    assert ask(box).owner.token != first.owner.token
 
 
 def test_a_refusal_names_a_job_that_has_ended_while_its_processes_have_not(box: Box) -> None:
@@ -125,6 +134,17 @@ def test_a_claim_of_an_earlier_boot_by_the_same_pid_and_start_is_no_claim_cut_sh
     box.proc.add(700, groups=[65400])
     assert ids(ask(box, 1)) == [bus(1)]
     assert bus(3) not in box.locks()
+
+
+def test_a_refusal_tells_what_is_quarantined_from_what_is_reserved_or_in_mig_mode(box: Box) -> None:
+    box.inventory(f"gpu.{bus(1)}.mig=1")
+    box.node().store.check(make=True)
+    boot.make_claim_folders(box.node().store, str(box.state), box.node().boot_id)
+    for number, kind in ((0, quarantine.RESERVE), (2, quarantine.QUARANTINE)):
+        quarantine.write_device_note(str(box.state), kind, bus(number), "root", "its fan died")
+    said = refused(box, 2)
+    assert "1 of 4 free (0: reserve; 1: no MIG instance; 2: quarantined; 3: free)" in said.why
+    assert said.do.startswith("the job can run when enough are back in service")
 
 
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:

@@ -14,6 +14,7 @@ from gpulock.errors import BUSY, Refusal
 from gpulock.node.devices import Device
 from gpulock.store.locks import Lock, LockStore
 from tests.support.faults import disk_full
+from tests.support.locks import change_record
 from tests.support.trees import Box, bus, judging, record, soon
 
 FIRST, SECOND, THIRD = 600, 601, 602
@@ -41,6 +42,14 @@ def test_a_task_after_the_first_has_ended_shares_what_the_second_keeps(box: Box)
     assert task(box, THIRD).owner.token == first.owner.token
 
 
+def test_a_task_after_all_have_ended_claims_afresh(box: Box) -> None:
+    first = task(box, FIRST)
+    box.proc.remove(FIRST)
+    again = task(box, SECOND)
+    assert (again.fresh, again.owner.token == first.owner.token) == (True, False)
+    assert len(box.locks()) == 2
+
+
 def test_a_task_does_not_share_with_an_owner_that_cannot_be_judged(box: Box) -> None:
     task(box, FIRST)
     box.proc.remove(FIRST)
@@ -54,6 +63,17 @@ def test_another_users_job_of_that_number_is_not_joined(box: Box) -> None:
     task(box, FIRST)
     with pytest.raises(Refusal):
         task(box, SECOND, uid=1001)
+
+
+def test_a_grant_that_is_being_released_is_not_joined(box: Box) -> None:
+    task(box, FIRST)
+    store = box.node().store
+    for name, lock in store.read_all_locks().items():
+        assert lock.owner is not None
+        change_record(store, name, lock.owner.copy(draining=1))
+    box.proc.add(700, groups=[65000 + FIRST])
+    with pytest.raises(Refusal):
+        task(box, SECOND)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,11 @@ def test_one_that_ended_since_it_was_listed_has_no_files_though_the_kernel_hides
     assert stage.left() == ""
 
 
+def test_init_alone_may_hide_its_files(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, "listdir", "/1/fd", PermissionError(13, "denied"))
+    assert stage.left() == ""
+
+
 @pytest.mark.parametrize(("second", "held"), [("kthreadd", []), ("bash", [700])])
 def test_a_thread_of_the_kernel_has_no_files(stage: Stage, second: str, held: list[int]) -> None:
     stage.fake.add(2, second, ppid=0, uids=ROOT)

@@ -84,6 +84,15 @@ def test_shares_fill_the_fullest_card_first(box: Box) -> None:
     assert ids(take(box, 8, uid=1001)) == [place(3, 2)], "the other card is empty"
 
 
+def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> None:
+    take(box, 1)
+    grant = take(box, 2, 3)
+    assert ids(grant) == [place(2, 2), place(2, 3), place(2, 4)]
+    told = variables(box, grant)
+    assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2", "3/4")
+    assert told["GPULOCK_DEVICES"] == grant.devices[0].uuid
+
+
 def test_wanted_cards_give_a_place_each_or_none(box: Box) -> None:
     grant = take(box, 1, 2, wanted=(bus(2), bus(3)))
     assert ids(grant) == [place(2, 1), place(3, 1)]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places on a card that several owners hold at a time: which places a claim gets, or why none.
 
-Hot, loaded where SHARES is set or a share is asked for. The gate is held, but for
-`check_share_request`. While a place of a card is held, the card has as many places as it had when
-that was claimed; where one claim has places of unlike cards, as the one that had fewest.
+Hot, loaded where SHARES is set or a share is asked for. `choose_share_places` is called with the
+gate held. While a place of a card is held, the card has as many places as it had when that was
+claimed. A claim records one number, the smallest of its cards'. Where the locks of a card differ,
+the last by id counts.
 """
 
 from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal
@@ -103,7 +104,7 @@ def count_free_places(card: CardPlaces, uid: "int | None" = None) -> int:
 def card_share_room(
     rows: "list[DeviceState]", held: dict[str, Lock], words: tuple[str, ...]
 ) -> dict[str, tuple[int, int]]:
-    """Return (places, how many of them are free for one user) of each card that has some."""
+    """Return (places, how many of them nobody holds) of each card that has some."""
     cards = list_card_places([row.device for row in rows if row.device], held, words)
     found: dict[str, tuple[int, int]] = {}
     for row in [row for row in rows if row.id in cards]:
@@ -126,8 +127,8 @@ def choose_share_places(
     `free` are the cards that nobody holds whole, of the wanted ones alone where there are some:
     then it is one place on each. Else it is one card's places if that is possible, the fullest
     card's first. Cards with unlike numbers of places are never mixed, unless they are
-    wanted by name. Where the caller counts places itself (`counted`), a card that SHARES does not
-    name has as many as it takes.
+    wanted by name. Where the scheduler counts places itself (`counted`), a card that SHARES
+    does not name has as many as it takes.
     """
     uid = want.uid if settings.share_users == "one" else None
     there = list_card_places(free, held, settings.shares)

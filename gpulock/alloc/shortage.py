@@ -44,7 +44,10 @@ def shortage_refusal(
     want: ClaimRequest,
     settings: "Settings",
 ) -> Refusal:
-    """Return the refusal that says who has the devices."""
+    """Return the refusal that says who has the devices.
+
+    `out` has why a device gives none, a LastingReason where no other job's end helps.
+    """
     if want.share and not want.counted:
         return share_shortage_refusal(found, held, out, want, settings)
     if want.wanted:

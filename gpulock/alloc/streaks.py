@@ -54,7 +54,7 @@ def escalate_refusal(refusal: Refusal) -> None:
 def is_unknown_streak(found: "list[Event]", who: str, is_undone: bool) -> bool:
     """Return whether another unknown, of `who`, makes jobs of several users in a row. Pure.
 
-    A grant ends the row, unless it was undone: `is_undone` says so of this job's.
+    A grant ends the row, unless it was undone. `is_undone`: this refusal takes back one of `who`.
     """
     claimants, undone = {who}, {who} if is_undone else set[str]()
     for _, kind, words in reversed(found):

@@ -3,6 +3,8 @@
 
 A failure prints the shortest schedule that fails as well. `make world SEED=n SCHEDULES=1` plays the
 seed of a random one again; of another `explorer.check(Planned(plan), "")` plays its plan.
+What must hold is in `Site.begin`, `Site.check` (after each step) and `Site.finish`. `casts.py` has
+what a cast, a pair and a point are.
 """
 
 from __future__ import annotations

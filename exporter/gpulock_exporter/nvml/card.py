@@ -27,7 +27,7 @@ Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of
 
 
 class NvmlCard(NvmlDevice):
-    """A GPU as NVML's index finds it; raise NVMLError or GpuLostError where it does not answer."""
+    """A GPU as NVML's index finds it; raise as `query` does where it does not answer."""
 
     def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
         handle = calls.nvmlDeviceGetHandleByIndex(index)
@@ -41,7 +41,7 @@ class NvmlCard(NvmlDevice):
         self.links = read_nvlinks(self, look)
         self.mig: bool | None = None  # None: the card cannot be split
         self.instances: list[NvmlMigDevice] = []
-        self._places = 0  # of instances
+        self._mig_slots = 0  # NVML's indices of MIG devices
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
         self.process_memory: int | None = None  # bytes of all that were listed last
@@ -78,7 +78,7 @@ class NvmlCard(NvmlDevice):
             self.forget()  # what there is in MIG mode, and out of it, is not the same
             records[0].links = self.links = read_nvlinks(self, look)  # off in MIG mode
             most = calls.nvmlDeviceGetMaxMigDeviceCount
-            self._places = (self.query(look, "mig", most) or 0) if self.mig else 0
+            self._mig_slots = (self.query(look, "mig", most) or 0) if self.mig else 0
         self._list_instances(look)
         records[0].mig = self.mig
         for instance in self.instances:
@@ -97,7 +97,7 @@ class NvmlCard(NvmlDevice):
         """
         known = {instance.uuid: instance for instance in self.instances}
         found: list[NvmlMigDevice] = []  # a card that is lost meanwhile keeps what it had
-        for place in range(self._places):
+        for place in range(self._mig_slots):
             try:
                 handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, place)
                 uuid = calls.nvmlDeviceGetUUID(handle)

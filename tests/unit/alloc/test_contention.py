@@ -40,7 +40,7 @@ from tests.support.wait import let_work
 pytestmark = pytest.mark.slow
 
 GPUS, MOST, WORKERS = 8, 4, 64
-PLACES = 6  # more locks than GPUs, where three of them have 10 places
+PLACES = 6  # locks more than GPUs: three of them have 10 places, and one is spare
 BOLD = 0.02  # how often a worker asks although it sees that too few are free
 GIANT = pytest.mark.giant
 SOAK = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -103,7 +103,8 @@ class Field:
     def work(self, seed: int, claims: int) -> None:
         """Claim, log, log, release, so many times; a worker's whole life.
 
-        A link to a process that is gone would come and go in every look of the others, for good.
+        Its link in the simulated /proc goes with it: one that leads nowhere would be to every look
+        a process that is just ending.
         """
         luck = random.Random(seed)
         try:

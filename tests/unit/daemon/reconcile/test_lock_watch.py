@@ -103,7 +103,7 @@ def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
 def test_events_that_the_kernel_dropped_are_a_change(
     watch: LockDirWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind one without a name comes one of a watch whose number begins with a dot's code."""
+    """An event without a name takes the first byte of the next one for no hidden name."""
     dropped = EVENT.pack(-1, OVERFLOW, 0, 0) + EVENT.pack(ord("."), 0, 0, 0)
     reads = iter([dropped])
 

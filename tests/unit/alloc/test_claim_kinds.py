@@ -71,10 +71,25 @@ def test_a_model_is_what_is_given(two_models: Box) -> None:
     assert busy.why == "1 of model a100* asked for, 0 of 2 free (0: job 13; 1: job 13)"
 
 
+def test_a_model_that_is_not_here_is_told_with_what_is(two_models: Box) -> None:
+    refusal = refused_kinds(two_models, ("model:h100", 1))
+    assert refusal.kind == INVALID_REQUEST
+    assert refusal.why == f"model h100: this node has {THERE}"
+    refusal = refused_kinds(two_models, ("model:a100*", 3))
+    assert refusal.kind == INVALID_REQUEST
+    assert refusal.why == f"3 of model a100* asked for: this node has {THERE}"
+    assert two_models.locks() == []
+
+
 def test_several_kinds_are_given_to_one_job(two_models: Box) -> None:
     grant = ask_kinds(two_models, ("", 2), ("model:h200", 2))
     assert ids(grant) == [bus(0), bus(1), bus(2), bus(3)]
     assert refused_kinds(two_models, ("model:h200", 3), ("model:*", 3)).kind == INVALID_REQUEST
+
+
+def test_a_plain_request_gets_cards_of_one_model(two_models: Box) -> None:
+    assert ids(ask(two_models, 2)) == [bus(0), bus(1)]
+    assert ids(ask(two_models, 3, job_id="13")) == [bus(2), bus(3), bus(4)]
 
 
 def test_one_card_is_of_the_model_with_the_fewest_free(two_models: Box) -> None:

@@ -84,6 +84,15 @@ def test_shares_fill_the_fullest_card_first(box: Box) -> None:
     assert ids(take(box, 8, uid=1001)) == [place(3, 2)], "the other card is empty"
 
 
+def test_a_record_tells_into_how_many_places_the_card_was_parted(box: Box) -> None:
+    grant = take(box, 1)
+    found = box.node().store.read(place(2, 1)).owner
+    assert found is not None
+    assert (found.places, found.devices, found.minors) == (4, (place(2, 1),), ("2",))
+    assert variables(box, grant)["GPULOCK_SHARE"] == "1/4"
+    assert variables(box, grant)["CUDA_VISIBLE_DEVICES"] == "2"
+
+
 def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> None:
     take(box, 1)
     grant = take(box, 2, 3)
@@ -91,6 +100,18 @@ def test_several_places_are_of_one_card_and_the_mask_names_it_once(box: Box) -> 
     told = variables(box, grant)
     assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2", "3/4")
     assert told["GPULOCK_DEVICES"] == grant.devices[0].uuid
+
+
+def test_one_claim_is_never_of_cards_with_unlike_numbers_of_places(box: Box) -> None:
+    refusal = fails(box, 1, 5)
+    assert refusal.kind == INVALID_REQUEST, "else the job waits for ever"
+    assert refusal.why == "5 shares asked for, a claim gets at most 4"
+    box.settings["SHARES"] = "2:4 3:4"
+    take(box, 1, 2)
+    grant = take(box, 2, 6)
+    assert ids(grant) == [place(2, 3), place(2, 4), *[place(3, n) for n in range(1, 5)]]
+    told = variables(box, grant)
+    assert (told["CUDA_VISIBLE_DEVICES"], told["GPULOCK_SHARE"]) == ("2,3", "2/4,4/4")
 
 
 def test_wanted_cards_give_a_place_each_or_none(box: Box) -> None:

@@ -81,6 +81,28 @@ def test_a_shared_card_that_is_gone_is_missing_once() -> None:
     ]
 
 
+def test_a_device_without_a_lock_is_free_or_used_by_a_stranger() -> None:
+    assert one({}).state == "free"
+    assert one({}, foreign=bus(0)).state == "foreign"
+    assert one(locked(), foreign=bus(0)).state == "held"
+
+
+def test_a_card_that_its_mps_closes_is_held_without_a_lock_or_used_by_a_stranger() -> None:
+    closed = {bus(0): "MPS of uid 1001 ends on it"}
+
+    def row(held: dict[str, Lock], *foreign: str) -> tuple[str, str]:
+        cards = [card(0), card(1)]
+        seen = view(held)
+        seen.closed = closed
+        found = states.device_states(cards, seen, 0, frozenset(foreign))
+        assert found[1].state == "free"
+        return found[0].state, found[0].reason
+
+    assert row({}) == ("held", "MPS of uid 1001 ends on it")
+    assert row(shares("12")) == ("held", "")
+    assert row({}, bus(0)) == ("foreign", "MPS of uid 1001 ends on it, but in use by a process")
+
+
 def test_idle_is_said_only_of_what_is_held() -> None:
     assert one(locked(), ALIVE, idle=bus(0)).state == "held_idle"
     assert one(locked(), DEAD, idle=bus(0)).state == "stale"

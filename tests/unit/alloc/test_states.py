@@ -165,3 +165,14 @@ def test_instances_of_one_card_are_one_expected_gpu() -> None:
         states.count_device_states(states.device_states(cards, view({}), expected=3))["missing"]
         == 1
     )
+
+
+def test_a_card_in_mig_mode_without_a_known_instance_is_out_of_service() -> None:
+    device = card(0)
+    device.withheld = True
+    row = states.shown_device_state(device, view({}))
+    assert (row.state, row.reason, row.lacks_instance()) == (
+        "quarantined",
+        states.NO_INSTANCE,
+        True,
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.environs import StartingProgramError, read_environ
-from gpulock.node.procfs import Proc, parse_stat, parse_status
+from gpulock.node.procfs import CHUNK, UNREAD, Proc, parse_stat, parse_status
 from tests.support.faults import fail_at, raising
 from tests.support.trees import HOST_NS, FakeProc, stat_line, status_text
 
@@ -46,6 +46,19 @@ def test_our_own_process_reads_as_the_kernel_knows_it() -> None:
     assert status.groups == set(os.getgroups())
     assert not status.kernel
     assert proc.running(pid, proc.start(pid))
+
+
+@pytest.mark.parametrize("count", [4_000, 65_536])
+def test_a_process_with_many_groups_shows_all_and_one_with_very_many_that_they_are_not_read(
+    tmp_path: Path, count: int
+) -> None:
+    """A frozenset of all that there may be is 6 MiB, and a process may have each its own."""
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(7, groups=range(100_000, 100_000 + count))
+    found = Proc(str(proc.root)).status(7)
+    assert found.groups == (UNREAD if count > 4_000 else {*range(100_000, 104_000)})
+    assert found.session == 7
+    assert (proc.root / "7/status").stat().st_size > 3 * CHUNK
 
 
 def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(

@@ -13,6 +13,7 @@ from gpulock.alloc.reaper import Reaper
 from gpulock.alloc.release import ReleaseResult
 from gpulock.deadline import Deadline
 from gpulock.hooks.frame import HookRun
+from gpulock.isolation import job
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.slurm import epilog
 from gpulock.store import gate
@@ -43,7 +44,7 @@ def test_the_cgroups_of_its_own_steps_go_and_of_no_job_whose_number_begins_so(
         ended.append(prefix)
         return ""
 
-    monkeypatch.setattr("gpulock.isolation.job.end_job_isolation", end)
+    monkeypatch.setattr(job, "end_job_isolation", end)
     site.prolog()
     site.set(ISOLATION="cgroup")
     site.epilog()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION_LINE = "gpulock-owner 1"
+LONGEST = 4300  # digits of a number, as newer Pythons have it
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
 NO_CLUSTER = "default"  # in a record that no scheduler's cluster has
 ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
@@ -116,11 +117,18 @@ class Owner:
         return f"{self.job_id}.{self.task_id}" if self.task_id else self.job_id
 
 
+def parse_number(text: str) -> int:
+    """Return a whole number; raise ValueError, also where a Python of before 3.9.14 would not."""
+    if len(text) > LONGEST:
+        raise ValueError("too long a number")
+    return int(text)
+
+
 TEXT, NUMBER, REAL, LIST = str, int, float, tuple[str, ...]
 FIELDS = Owner.__annotations__.keys()
 TYPES = {key: kind for key, kind in Owner.__annotations__.items() if key != "draining"}
 CONVERT: "dict[object, Callable[[str], object]]" = {
-    NUMBER: int,
+    NUMBER: parse_number,
     REAL: float,
     LIST: lambda text: tuple(text.split(",")) if text else (),
 }
@@ -188,7 +196,7 @@ def read_anchor(path: str) -> "tuple[int, int, int] | None":
     Raises OSError or ValueError.
     """
     try:
-        pid, start, gid = map(int, atomic.read_text(path).split())
+        pid, start, gid = map(parse_number, atomic.read_text(path).split())
     except FileNotFoundError:
         return None
     return pid, start, gid

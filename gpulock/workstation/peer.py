@@ -120,8 +120,6 @@ def close_aside(*descriptors: int) -> None:
             with suppress(OSError):
                 os.close(one)
 
-    if not descriptors:
-        return
     try:
         start_new_thread(close, ())
     except RuntimeError:  # no thread is to be had

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node is: its settings, devices, processes, mounts and the exporter's sample.
+"""What this node is: its settings, devices, processes and mounts.
 
 Hot. Modules here read and never write. Nothing here knows of claims or schedulers.
 """

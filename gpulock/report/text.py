@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from gpulock.node.sample import MILLI
+from gpulock.daemon.core.sample import MILLI
 from gpulock.report.claims import ReportedClaim, ReportedDevice, sum_times
 from gpulock.text import table
 from gpulock.text.table import Cell, Column

@@ -22,7 +22,7 @@ from gpulock_exporter.app.program import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
-from gpulock.node.sample import read_finished_claim
+from gpulock.daemon.core.sample import read_finished_claim
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpulock.alloc.process_owner import RUN
+from gpulock.daemon.core import sample
+from gpulock.daemon.core.sample import FINISHED_LINE, SAMPLE_LINE, parse_sample
 from gpulock.daemon.health.cards import NodeCards, parse_cards
 from gpulock.daemon.history.record import (
     ClaimedDevice,
@@ -27,10 +29,9 @@ from gpulock.daemon.history.record import (
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, save_withdrawn_ids
 from gpulock.install.slurm.gres import slurm_map_text
-from gpulock.node import sample, settings
+from gpulock.node import settings
 from gpulock.node.device_list import read_nvml_inventory
 from gpulock.node.devices import Device
-from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE, parse_sample
 from gpulock.report.claims import parse_reported_claim
 from gpulock.sge.card_map import format_card_map, read_card_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres

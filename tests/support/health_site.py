@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from gpulock.daemon.core.sample import SAMPLE_LINE
 from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import clock_boottime
-from gpulock.node.sample import SAMPLE_LINE
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpulock.daemon.core.sample import FINISHED_LINE, SAMPLE_LINE
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.node.sample import FINISHED_LINE, SAMPLE_LINE
 from gpulock.store import boot, grants
 from gpulock.store.owner import Owner
 from tests.support.locks import retire_lock

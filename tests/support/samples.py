@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gpulock.node.sample import SAMPLE_LINE
+from gpulock.daemon.core.sample import SAMPLE_LINE
 
 GIB = 1 << 30
 HERE = Path("/proc/sys/kernel/random/boot_id")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpulock.daemon.core.journal import WARNING
+from gpulock.daemon.core.sample import SAMPLE, SAMPLE_LINE
 from gpulock.daemon.health.cards import read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.health_command import (
@@ -27,7 +28,6 @@ from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BUSY, Refusal
 from gpulock.node.context import Node
-from gpulock.node.sample import SAMPLE, SAMPLE_LINE
 from gpulock.store import atomic
 from gpulock.store.quarantine import QUARANTINE, read_device_notes, read_suspect_cards
 from tests.support.trees import bus

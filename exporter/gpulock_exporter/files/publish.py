@@ -12,16 +12,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from gpulock.deadline import Deadline
-from gpulock.errors import BROKEN, LockTimeout, Refusal
-from gpulock.node.device_list import INVENTORY_LINE
-from gpulock.node.sample import (
+from gpulock.daemon.core.sample import (
     FINISHED,
     SAMPLE,
     SAMPLE_LINE,
     Sample,
     load_sample_file,
 )
+from gpulock.deadline import Deadline
+from gpulock.errors import BROKEN, LockTimeout, Refusal
+from gpulock.node.device_list import INVENTORY_LINE
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
 from gpulock_exporter.files.sample_file import finished_text

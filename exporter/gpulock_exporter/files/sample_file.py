@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of `sample` and of `finished/TOKEN`, and the exporter's memory back out of it.
 
-`gpulock.node.sample` has the table of fields and the reader. Beside the fields, a device's line has
-what the exporter itself goes on from after a restart: `c.<counter>` with total, last reading and
-its time. Numbers are written in full, so that a counter read back is never below what was served.
+`gpulock.daemon.core.sample` has the table of fields and the reader. Beside the fields, a device's
+line has what the exporter itself goes on from after a restart: `c.<counter>` with total, last
+reading and its time. Numbers are written in full, so that a counter read back is never below what
+was served.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from gpulock.errors import one_line
-from gpulock.node.sample import (
+from gpulock.daemon.core.sample import (
     COUNT,
     FINISHED_LINE,
     LIST,
@@ -27,6 +27,7 @@ from gpulock.node.sample import (
     DeviceSample,
     Sample,
 )
+from gpulock.errors import one_line
 from gpulock_exporter.frame import UUID, DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, restore_buckets
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpulock.node.sample import BUCKETS, MILLI
+from gpulock.daemon.core.sample import BUCKETS, MILLI
 from gpulock_exporter.state.device_totals import DeviceActivity
 
 FIRST_WIDTH = 1.0  # seconds

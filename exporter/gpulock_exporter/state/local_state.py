@@ -13,10 +13,10 @@ from typing import Optional, TypeVar
 
 from gpulock.alloc import node_view
 from gpulock.alloc.states import NodeView
+from gpulock.daemon.core.sample import is_claim_token
 from gpulock.daemon.health.cards import NodeCards, read_cards
 from gpulock.errors import Refusal, lost_records_refusal, one_line
 from gpulock.node.context import Node
-from gpulock.node.sample import is_claim_token
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import QUARANTINE, note_reason, read_device_notes

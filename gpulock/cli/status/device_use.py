@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from gpulock.daemon.core import sample
+from gpulock.daemon.core.sample import ClaimUsage, DeviceSample, Sample
 from gpulock.errors import one_line
-from gpulock.node import sample
-from gpulock.node.sample import ClaimUsage, DeviceSample, Sample
 from gpulock.store.locks import Lock
 from gpulock.text.words import format_duration
 

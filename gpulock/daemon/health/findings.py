@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from gpulock.daemon.core import sample
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.errors import one_line
-from gpulock.node import sample
 from gpulock.node.device_list import EXCLUDED
 from gpulock.node.devices import Device
 

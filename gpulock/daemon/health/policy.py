@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from gpulock.daemon.core.journal import ERROR, NOTICE, WARNING, DaemonJournal, run_each
+from gpulock.daemon.core.sample import Sample
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.cards import (
     COMMAND,
@@ -53,7 +54,6 @@ from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
-from gpulock.node.sample import Sample
 from gpulock.store import kv
 from gpulock.store import quarantine as notes
 from gpulock.store.gate import Gate

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulock.alloc import reaper
+from gpulock.daemon.core import sample
 from gpulock.daemon.health import findings, recovery
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.daemon.health.findings import HEALTH, HealthFinding
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import Refusal
-from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.devices import card_bus_id, lock_ids_overlap
 from gpulock.store import quarantine

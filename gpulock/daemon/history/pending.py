@@ -13,10 +13,10 @@ import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
+from gpulock.daemon.core.sample import is_claim_token, parse_sample_real
 from gpulock.daemon.history.record import ClaimedDevice
 from gpulock.deadline import clock_boottime
 from gpulock.node.context import Node
-from gpulock.node.sample import is_claim_token, parse_sample_real
 from gpulock.store import atomic, kv, owner
 from gpulock.store.grants import OWED
 from gpulock.store.locks import RECORD, RELEASED, LockStore, list_names

@@ -18,10 +18,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from gpulock.daemon.core import sample
+from gpulock.daemon.core.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.errors import one_line
-from gpulock.node import sample
 from gpulock.node.devices import SHARE, Device
-from gpulock.node.sample import BUCKETS, MILLI, ClaimUsage
 from gpulock.store.owner import Owner
 
 VERSION: Final = 1

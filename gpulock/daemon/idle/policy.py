@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpulock.alloc.reaper import HELD
+from gpulock.daemon.core import sample
+from gpulock.daemon.core.sample import ClaimUsage
 from gpulock.daemon.idle.command import IdleClaim, IdleCommand
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
-from gpulock.node import sample
 from gpulock.node.context import Node
-from gpulock.node.sample import ClaimUsage
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import ALIVE

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from gpulock.daemon.core import sample
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
 from gpulock.deadline import clock_boottime
@@ -16,7 +17,6 @@ from gpulock.install.items import Wanted
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.manager import ON, UNUSED
-from gpulock.node import sample
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts

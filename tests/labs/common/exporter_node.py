@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpulock.node.sample import SAMPLE, SAMPLE_LINE, load_sample_file
+from gpulock.daemon.core.sample import SAMPLE, SAMPLE_LINE, load_sample_file
 from tests.labs.common.installed import CONFIG, Installed
 from tests.nvml.double import Double
 from tests.support.wait import wait_exit, wait_until

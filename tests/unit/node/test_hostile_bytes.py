@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
+from gpulock.daemon.core import sample
 from gpulock.daemon.history.pending import read_record
 from gpulock.daemon.mps.unit import read_control_log
 from gpulock.daemon.slots.rsmap import next_rsmap, parse_complex_values
@@ -25,7 +26,6 @@ from gpulock.errors import Refusal
 from gpulock.isolation.tree import parse_cgroup_path
 from gpulock.job import environment
 from gpulock.job.mps import LOGS
-from gpulock.node import sample
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, parse_stat, parse_status
 from gpulock.node.settings import Settings

@@ -23,6 +23,7 @@ from gpulock_exporter.state.claim_accounting import LedgerAccount
 
 from gpulock.cli import command_group
 from gpulock.daemon.app import make_daemon_chores
+from gpulock.daemon.core import sample
 from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.daemon.history.files import name_month
 from gpulock.daemon.main_loop import Rounds
@@ -30,7 +31,6 @@ from gpulock.daemon.reconcile.inventory_file import read_inventory_file
 from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.install.files import lock_installation
-from gpulock.node import sample
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node

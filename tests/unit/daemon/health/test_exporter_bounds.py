@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
+from gpulock.daemon.core import sample
 from gpulock.daemon.health.findings import findings_from_sample
 from gpulock.daemon.history.files import LINE_LIMIT
 from gpulock.daemon.history.record import (
@@ -35,7 +36,6 @@ from gpulock.daemon.reconcile.inventory_file import (
     is_limited_note,
 )
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
-from gpulock.node import sample
 from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
 from hypothesis import strategies as st
 
+from gpulock.daemon.core.sample import SAMPLE_LINE, parse_sample
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
-from gpulock.node.sample import SAMPLE_LINE, parse_sample
 from tests.support.trees import BOOT, bus, record
 
 DAY = 86400.0

@@ -19,12 +19,12 @@ from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
+from gpulock.daemon.core.sample import read_sample
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
 from gpulock.daemon.main_loop import Rounds
 from gpulock.daemon.reconcile.reconcile import DaemonNode
 from gpulock.node.context import Node
-from gpulock.node.sample import read_sample
 from gpulock.node.settings_file import read_settings
 from gpulock.store.quarantine import QUARANTINE, list_noted_devices, read_suspect_cards
 from tests.nvml.double import ERROR_UNKNOWN, Double

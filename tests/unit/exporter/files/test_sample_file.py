@@ -18,10 +18,11 @@ from gpulock_exporter.files.sample_file import restore_exporter_memory
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import ExporterMemory
 
+from gpulock.daemon.core import sample
+from gpulock.daemon.core.sample import FINISHED, SAMPLE_LINE, parse_sample
 from gpulock.errors import Refusal
-from gpulock.node import device_list, sample
+from gpulock.node import device_list
 from gpulock.node.devices import Device as DriverDevice
-from gpulock.node.sample import FINISHED, SAMPLE_LINE, parse_sample
 from gpulock.store import atomic
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, full_card, instance, lock, uuid
 from tests.support.faults import disk_full

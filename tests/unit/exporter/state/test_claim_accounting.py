@@ -16,8 +16,8 @@ from gpulock_exporter.state.claim_accounting import Buckets, LedgerAccount, rest
 from gpulock_exporter.state.collector_state import classify_device_processes
 
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.daemon.core.sample import BUCKETS
 from gpulock.node.procfs import Proc
-from gpulock.node.sample import BUCKETS
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
 from tests.support.trees import FakeProc, bus

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.core import sample
 from gpulock.daemon.mps import unit
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
@@ -19,7 +20,6 @@ from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.doctor.node import UNREADABLE, check_mps, check_settings, node_checks
 from gpulock.install.systemd import install, manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON
-from gpulock.node import sample
 from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulock.daemon.core import sample
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon, doctor
 from gpulock.install.doctor.check import (
@@ -29,7 +30,6 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.files import InstallError
 from gpulock.install.systemd import manager
-from gpulock.node import sample
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot

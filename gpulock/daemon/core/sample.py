@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the exporter saw, once a second: the reader of its files, for the rest of gpulock.
 
-Hot. Written by an ordinary user, so it is advice: it may quarantine, never free. `sample` is how
+Warm. Written by an ordinary user, so it is advice: it may quarantine, never free. `sample` is how
 things stand, `finished/TOKEN` what is left of one claim. Both are a version line, `key=value`
 lines, then a line for each device and each device of a claim:
 
@@ -16,11 +16,9 @@ value that is not of its type: the rest of the file still counts.
 
 from __future__ import annotations
 
-from gpulock.store import atomic, kv
+from collections.abc import Iterable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from gpulock.store import atomic, kv
 
 SAMPLE_LINE, FINISHED_LINE = "gpulock-sample 1", "gpulock-finished 1"
 SAMPLE, FINISHED = "sample", "finished"  # names in the exporter's folder

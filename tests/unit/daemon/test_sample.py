@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.node.sample import (
+from gpulock.daemon.core.sample import (
     FINISHED_LINE,
     SAMPLE_LINE,
     parse_sample,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 
@@ -35,10 +36,9 @@ from tests.labs.daemon.daemon_lab import (
 from tests.labs.daemon.daemon_witness import Claim, Witness
 from tests.labs.sge.jobs import on
 from tests.labs.sge.lab import JobId as SgeJobId
-from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.lab import JobId, Slurm
 from tests.labs.slurm.modes import EXTRA, MORE, NODE, by_gpulock
 from tests.labs.slurm.processes import hook_runs
-from tests.labs.slurm.test_faults import forget
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -192,13 +192,23 @@ def test_a_job_that_ends_while_slurmctld_is_down_is_held_until_it_is_back(
         witness.never_free_too_soon(assert_over(daemon, claim, "", "epilog"))
 
 
+def forget(slurm: Slurm, job: int) -> None:
+    """Start slurmctld without its state; the next job gets the id of `job`."""
+    slurm.stop_slurmctld(kill=True)
+    place = slurm.lab / "etc/slurm.conf"
+    place.write_text(re.sub("(?m)^FirstJobId=.*", f"FirstJobId={job}", place.read_text()))
+    for kept in (slurm.lab / "state").glob("job_state*"):  # the last id outlives `-c`
+        kept.unlink()
+    slurm.start_slurmctld("-c")
+
+
 @ON_SLURM
 def test_a_job_that_slurmctld_forgot_is_freed_once_nothing_of_it_is_left(
     site: SlurmSite, daemon: Daemon
 ) -> None:
     job, claim = begun(site, daemon)
     with Witness(claim, site.processes(job)) as witness:
-        forget(site.gpus, JobId(job + 1))
+        forget(site.slurm, job + 1)
         daemon.goes_round()
         site.slurm.stop_slurmd(NODE)
         site.start_daemon()  # it registers, and learns of an orphan

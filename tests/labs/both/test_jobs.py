@@ -64,6 +64,7 @@ def test_tasks_of_an_array_hold_different_gpus(site: Site) -> None:
     site.wait_empty()
 
 
+@pytest.mark.short
 def test_a_job_that_its_scheduler_sends_where_all_gpus_are_locked_runs_later(site: Site) -> None:
     """The scheduler's count knows no lock: the hook has the last word."""
     holder = site.start(site.count)

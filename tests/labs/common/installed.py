@@ -16,7 +16,6 @@ from typing import Final
 
 from gpulock.node.context import Node
 from gpulock.node.settings import parse_settings
-from gpulock.simulate.node import SimulatedNode, write_simulated_node
 from gpulock.store import quarantine
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.owner import Owner
@@ -69,15 +68,6 @@ class Installed(ABC):
         place = self.cluster.path_in(node, CONFIG)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("".join(f"{key}={value}\n" for key, value in all_keys.items()))
-
-    def write_machine(self, node: str, preset: str) -> SimulatedNode:
-        """Write the GPUs of another machine, and their inventory for a node."""
-        tree = self.cluster.lab / f"machine.{preset}"
-        shutil.rmtree(tree, ignore_errors=True)
-        found = write_simulated_node(tree, preset)
-        inventory = self.cluster.path_in(node, "/run/gpulock/inventory")
-        shutil.copy(found.lock_dir / "inventory", inventory)
-        return found
 
     def forget(self, node: str) -> None:
         """Leave no lock, no record and no state on a node."""

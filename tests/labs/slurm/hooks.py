@@ -23,7 +23,7 @@ here={folder}/{name}.$SLURMD_NODENAME
 stop() {{
     [ -e "$here.$1" ] || return 1
     echo $$ >"$here.$1.$SLURM_JOB_ID"
-    while [ -e "$here.$1" ] || [ -e "$here.$1.kept.$$" ]; do /bin/sleep 0.05; done
+    while [ -e "$here.$1" ]; do /bin/sleep 0.05; done
 }}
 /usr/bin/env >"$here.environ.$SLURM_JOB_ID"
 stop before
@@ -50,13 +50,6 @@ class Stops:
     def go(self, hook: Hook, node: str, when: When) -> None:
         """Let a hook that waits go on, and the next ones not wait."""
         self._file(hook, node, when).unlink()
-
-    def keep(self, hook: Hook, node: str, when: When, pid: int) -> Path:
-        """Let the next ones not wait, but the one that does; return the file that keeps it."""
-        kept = Path(f"{self._file(hook, node, when)}.kept.{pid}")
-        kept.touch()
-        self.go(hook, node, when)
-        return kept
 
     def wait(self, hook: Hook, node: str, when: When, job: JobId) -> int:
         """Wait until a job's hook has stopped; return its pid.

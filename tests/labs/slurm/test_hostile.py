@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -425,92 +425,36 @@ def wait_refused(gpus: Gpulock, job: JobId) -> None:
 # --- a TaskProlog that fails ----------------------------------------------------------------------
 
 
-def without_settings(gpus: Gpulock, _: JobId) -> None:
-    """Let ordinary users read no settings."""
-    place = gpus.slurm.path_in(NODE, CONFIG)
-    text = place.read_text()
-    place.unlink()
-    place.touch(0o600)
-    place.write_text(text)
-
-
-def with_a_typing_error(gpus: Gpulock, _: JobId) -> None:
-    """Leave the settings such that nobody understands them."""
-    place = gpus.slurm.path_in(NODE, CONFIG)
-    place.write_text(f"{place.read_text()}SLURM_WAIT=soon\n")
-    gpus.slurm.path_in(NODE, "/var/lib/gpulock/settings.obeyed").unlink()
-
-
-def without_note(gpus: Gpulock, job: JobId) -> None:
-    """Take the job's note away."""
-    note_of(gpus, job).unlink()
-
-
-def with_half_a_note(gpus: Gpulock, job: JobId) -> None:
-    """Cut the job's note short."""
-    place = note_of(gpus, job)
-    place.write_text(place.read_text()[: len(place.read_text()) // 2])
-
-
-def with_anothers_note(gpus: Gpulock, job: JobId) -> None:
-    """Let the job's note be another user's."""
-    place = note_of(gpus, job)
-    place.write_text(place.read_text().replace(f"uid={ALICE}", "uid=27012"))
-
-
-def with_a_folder(gpus: Gpulock, job: JobId) -> None:
-    """Let a folder stand where the job's note was."""
-    note_of(gpus, job).unlink()
-    note_of(gpus, job).mkdir()
-
-
-def without_its_lock(gpus: Gpulock, job: JobId) -> None:
-    """Let the job's device be somebody else's."""
-    token, other = record_of(gpus, job, NODE).token, "0123456789abcdef"
-    claims = gpus.slurm.path_in(NODE, "/run/gpulock.claims/claims")
-    (claims / token).rename(claims / other)
-    for place in (
-        claims / other / "record",
-        *gpus.slurm.path_in(NODE, "/run/gpulock/locks").glob("*/owner"),
-    ):
-        place.write_text(place.read_text().replace(f"token={token}", f"token={other}"))
-
-
-def note_of(gpus: Gpulock, job: JobId) -> Path:
-    """Return the note of a job."""
-    return gpus.slurm.path_in(NODE, f"/run/gpulock.claims/tasks/{NODE}.{job}")
-
-
-SPOILED: Mapping[Callable[[Gpulock, JobId], None], str] = {
-    without_settings: "Permission denied",
-    with_a_typing_error: "SLURM_WAIT must be a number of seconds",
-    without_note: "this node has no claim of the job",
-    with_half_a_note: "not a task's note",
-    with_anothers_note: "this node has no claim of the job",
-    with_a_folder: "not a regular file",
-    without_its_lock: "its claim is over",
+WITHOUT: Mapping[str, str] = {
+    "settings": "Permission denied",
+    "a note": "this node has no claim of the job",
 }
 
 
 @BOTH
-@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("missing", WITHOUT)
 def test_in_doubt_a_task_never_runs(
-    slurm_gpus: Gpulock, hooks: Stops, mode: Mode, spoil: Callable[[Gpulock, JobId], None]
+    slurm_gpus: Gpulock, hooks: Stops, mode: Mode, missing: str
 ) -> None:
-    """Tried: each way in which the words of root may be missing or wrong for a TaskProlog.
+    """Tried: root's words for a TaskProlog are away, or nobody else may read them.
 
-    Stopped by: a TaskProlog that doubts fails, and its task does not start.
+    Stopped by: a TaskProlog that doubts fails, and its task does not start. What else may be wrong
+    in them is in tests/unit/slurm/test_task.py.
     """
     mode(slurm_gpus, extra=EXTRA, hooks=hooks.hooks)
     slurm = slurm_gpus.slurm
     hooks.set("Prolog", NODE, "after")
     job = slurm.submit("slalice", "--no-requeue", "-w", NODE, "--gres=gpu:1", script="echo ran\n")
     hooks.wait("Prolog", NODE, "after", job)
-    spoil(slurm_gpus, job)
+    settings = slurm.path_in(NODE, CONFIG)
+    if missing == "settings":
+        settings.chmod(0o600)
+    else:
+        slurm.path_in(NODE, f"/run/gpulock.claims/tasks/{NODE}.{job}").unlink()
     hooks.go("Prolog", NODE, "after")
     wait_refused(slurm_gpus, job)
-    slurm_gpus.slurm.path_in(NODE, CONFIG).chmod(0o644)
-    assert SPOILED[spoil] in slurm.said(job)
+    settings.chmod(0o644)
+    assert WITHOUT[missing] in slurm.said(job)
     assert "ran\n" not in slurm.said(job)
     assert not slurm.is_out(NODE)
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 
-from tests.labs.common.installed import driver_settings
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
@@ -16,9 +15,7 @@ from tests.labs.slurm.modes import (
     Mode,
     by_gpulock,
     by_slurm,
-    settings,
     wait_said,
-    write_map,
 )
 
 pytestmark = pytest.mark.lab
@@ -80,25 +77,3 @@ def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpu
     whole = started(slurm_gpus, NODE, "--gres=gpu:4")
     assert len(held(slurm_gpus, whole, NODE)) == 4
     assert not slurm.is_out(NODE)
-
-
-def test_models_and_instances_are_granted_by_type(slurm_gpus: Gpulock) -> None:
-    """Of Slurm's positions gpulock takes devices of the same kinds, whichever are free."""
-    found = slurm_gpus.write_machine(NODE, "a100-mig")
-    cards = [str(gpu.minor) for gpu in found.machine.gpus if not gpu.mig]
-    parts = [f"{gpu.minor}.{one.name}" for gpu in found.machine.gpus for one in gpu.mig]
-    kinds = {n: "a100" if n < len(cards) else "3g.40gb" for n in range(len(cards + parts))}
-    by_gpulock(slurm_gpus, order={NODE: [*kinds]}, types=kinds)
-    slurm_gpus.write_machine(NODE, "a100-mig")
-    keys = {"SLURM_DEVICE_SELECTION": "gpulock", **driver_settings(found.directory)}
-    slurm_gpus.configure(NODE, **settings(slurm_gpus, **keys))
-    write_map(slurm_gpus, NODE, [*cards, *parts])
-    two = started(slurm_gpus, NODE, "--gres=gpu:a100:2")
-    part = started(slurm_gpus, NODE, "--gres=gpu:3g.40gb:1")
-    whole = places(slurm_gpus, two)
-    assert (len(whole), [name for name in whole if ".gi" in name]) == (2, [])
-    (instance,) = places(slurm_gpus, part)
-    profiles = {
-        f"{gpu.bus}.{one.name}": one.profile for gpu in found.machine.gpus for one in gpu.mig
-    }
-    assert profiles[instance] == "3g.40gb"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.labs.common.installed import gate_file, waiting_for
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import ALL, SHOW_MASK, held, notes, occupied, started, wait_requeued
+from tests.labs.slurm.jobs import ALL, held, notes, occupied, started, wait_requeued
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm
 from tests.support.wait import wait_until
@@ -22,25 +22,10 @@ SOON = {"SLURM_WAIT": "0.2"}
 GPU = "--gres=gpu:1"
 
 
-def wait_waits(gpus: Gpulock, job: JobId, why: str) -> None:
-    """Wait until a job is requeued, and Slurm's scheduler has looked at why it waits."""
-    wait_requeued(gpus, job)
-    wait_until(lambda: why in gpus.slurm.job(job)["Reason"], why=f"job {job} to wait for {why}")
-
-
 def newest_job(gpus: Gpulock, name: str) -> JobId:
     """Return the last job of a name."""
     command = ["squeue", "-h", "-t", "all", "-n", name, "-o", "%A"]
     return JobId(max(map(int, gpus.slurm.run_in(gpus.slurm.master, command).stdout.split())))
-
-
-def busy(gpus: Gpulock, job: JobId, node: str = NODE) -> str:
-    """Wait until a batch job was requeued by its own task; return what it was told."""
-    wait_waits(gpus, job, "BeginTime")  # not held, as after a failed Prolog
-    assert gpus.slurm.job_processes(job) == []
-    assert not any(gpus.held_by(job).values())
-    assert not gpus.slurm.is_out(node)
-    return gpus.slurm.said(job)
 
 
 def is_busy(text: str) -> bool:
@@ -49,33 +34,6 @@ def is_busy(text: str) -> bool:
 
 
 # --- batch jobs of one node -----------------------------------------------------------------------
-
-
-@pytest.mark.short
-@BOTH
-def test_a_batch_job_that_finds_none_free_is_requeued_told_why_and_runs_later(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, SOON)
-    slurm = slurm_gpus.slurm
-    other = started(slurm_gpus, NODE, GPU)
-    assert slurm_gpus.command(NODE, "reserve", "3", "--reason", "a talk").returncode == 0
-    with occupied(slurm_gpus, NODE, 1, 2) as pid:
-        job = slurm.submit("slbob", "-w", NODE, GPU, script=SHOW_MASK)
-        said = busy(slurm_gpus, job)
-        assert said.splitlines()[0].startswith(
-            f"gpulock: job {job}: busy: 1 GPU asked for, 0 of 4 free "
-            f"(0: job {other}; 1: pid {pid} of root; 2: pid {pid} of root; 3: reserve); "
-            if mode is by_gpulock
-            else f"gpulock: job {job}: busy: the job needs GPU 1, not free: 1: pid {pid} of root; "
-        )
-        assert slurm.state(other) == "RUNNING"
-        assert held(slurm_gpus, other, NODE) == ["0"]
-        assert notes(slurm_gpus, NODE) == [f"{NODE}.{other}"]
-    slurm.begin(job)
-    assert slurm.wait_settled(job) == "COMPLETED"
-    assert slurm.said(job).endswith("mask=1.\n")
-    assert (slurm.state(other), slurm.job(other)["Restarts"]) == ("RUNNING", "0")
 
 
 @BOTH

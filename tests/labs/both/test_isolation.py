@@ -72,7 +72,8 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(
     gpus = any_site.gpus
     machine, settings = gpus.cluster.machines[any_site.node], gpus.node(any_site.node).settings
     go, until_go = any_site.waiting("go")
-    with container_job.fitted(machine, node.dev, settings) as boxes:
+    boxes = container_job.Boxes(machine, settings)
+    with container_job.fitted(machine, node.dev):
         node.configure(LEFTOVER_PROCESSES="kill", **boxes.keys)
         any_site.command("cdi", "--write")
         script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{until_go}"

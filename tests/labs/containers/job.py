@@ -8,6 +8,7 @@ while it has sid's Apptainer, with the C library that this one needs, and NVIDIA
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Final, NamedTuple
 from gpulock.job.environment import loaded_driver_version
 from gpulock.node.settings import Settings
 from tests.labs.common.device_nodes import opened
-from tests.labs.containers.install import SID, make_image
 from tests.labs.sge.machines import Machine
 from tests.support.wait import LabError
 
+SID: Final = Path("/srv/sid")  # Apptainer is in Debian's sid alone: tests/root/packages.py
+_APPLETS: Final = ("cat", "env", "id", "ls", "mknod", "sh", "true")
 CDI: Final = "podman by CDI"
 # runc, since crun wants one version of cgroups alone.
-_PODMAN: Final = (
+PODMAN: Final = (
     "podman --root ~/podman --runroot ~/podman-run --storage-driver vfs --cgroup-manager cgroupfs"
     " --events-backend none --runtime runc run --rm --network none --ulimit host"
 )
@@ -36,11 +38,11 @@ STARTS: Final[Mapping[str, str]] = {
     "bwrap": "bwrap --bind $IMAGE / --dev-bind /dev /dev",
     "ch-run": "ch-run $IMAGE --",
     "unshare": f"unshare --map-root-user --mount sh -c '{_CHROOT}' $IMAGE",
-    "podman": f"{_PODMAN} -e CUDA_VISIBLE_DEVICES $NODES --rootfs ~/image",
-    CDI: f"{_PODMAN} -e CUDA_VISIBLE_DEVICES $GPULOCK_CDI --rootfs ~/image",
+    "podman": f"{PODMAN} -e CUDA_VISIBLE_DEVICES $NODES --rootfs ~/image",
+    CDI: f"{PODMAN} -e CUDA_VISIBLE_DEVICES $GPULOCK_CDI --rootfs ~/image",
 }
 WITH_DRIVER: Final = {name for name in STARTS if name.startswith("apptainer")} | {CDI}
-_PREPARE: Final = """
+PREPARE: Final = """
 export XDG_RUNTIME_DIR=~/run
 mkdir -p ~/run
 [ -d ~/image ] || cp -r $IMAGE ~/image
@@ -61,10 +63,10 @@ done
 echo "mask=$CUDA_VISIBLE_DEVICES"
 echo "driver=$(cat /nvlib/libcuda.so.1 2>/dev/null)"
 """
-# "$1" sid's root, "$2" the folder of nodes.
+# "$1" sid's root, "$2" the folder of nodes, "$3" a layer over /usr, if any.
 _FIT: Final = r"""
 set -eu
-mount -t overlay -o "lowerdir=$1/usr:/usr" gpulock-sid /usr
+mount -t overlay -o "lowerdir=${3:+$3:}$1/usr:/usr" gpulock-sid /usr
 cp -a "$1/etc/apptainer" /etc/
 mkdir -p /var/lib/apptainer/mnt/session /run/dev/up /run/dev/work /run/dev/before /run/dev/host
 # As on a machine that has GPUs: its nodes are there before, and must be neither seen nor opened.
@@ -78,9 +80,11 @@ mount --rbind /run/dev/before/pts /dev/pts
 mount -t tmpfs -o mode=1777,nosuid,nodev gpulock-shm /dev/shm # the machine's may be root's alone
 [ "$(stat -f -c %T /dev)" = overlayfs ]
 rm -rf /dev/nvidia* # hides them in this layer, and changes nothing below it
-for node in "$2"/*; do
-    : >"/dev/${node##*/}"
-    mount --bind "$node" "/dev/${node##*/}"
+cd "$2"
+find . -type c | while read -r node; do
+    mkdir -p "/dev/${node%/*}"
+    : >"/dev/$node"
+    mount --bind "$node" "/dev/$node"
 done
 """
 # Nothing of /dev itself may be removed, which is what is bound to /run/dev/before.
@@ -105,33 +109,47 @@ class Boxes:
 
     def __init__(self, machine: Machine, settings: Settings) -> None:
         """Make an image, and files of the node's driver, in the lab's folder."""
-        self._image = machine.lab / "container-image"
-        self._sets = machine.lab / "sets"
+        self.image = machine.lab / "container-image"
+        sets = machine.lab / "sets"
         self.version = loaded_driver_version(settings.driver_root)
-        if not self._image.exists():
-            make_image(self._image)
-            (self._image / "probe").write_text(_PROBE)
-        for name in ("lib", "bin"):  # a test before may have had another driver
-            (self._sets / self.version / name).mkdir(parents=True, exist_ok=True)
-        (self._sets / self.version / "lib/libcuda.so.1").write_text(f"{self.version}\n")
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """The settings of the node."""
-        return {"DEV_ROOT": "/dev", "DRIVER_DIR": str(self._sets), "CDI_DIR": "/run/cdi"}
+        self.keys = {"DEV_ROOT": "/dev", "DRIVER_DIR": str(sets), "CDI_DIR": "/run/cdi"}
+        if not self.image.exists():
+            make_image(self.image)
+        add_driver(sets, self.version)  # a test before may have had another one
 
     def script(self) -> str:
         """Return what a job runs to look round in each kind of container; `out` ends it."""
         lines = [f"echo in\n{start} sh /probe\n" for start in STARTS.values()]
-        return "".join([f"IMAGE={self._image}", _PREPARE, *lines, "echo out\n"])
+        return "".join([f"IMAGE={self.image}", PREPARE, *lines, "echo out\n"])
+
+
+def make_image(folder: Path) -> None:
+    """Make the root of a small container: a shell, a few programs, and a probe."""
+    for name in ("bin", "dev", "etc", "home", "mnt/0", "proc", "sys", "tmp", "var/tmp"):
+        (folder / name).mkdir(parents=True)
+    busybox = shutil.which("busybox")
+    assert busybox
+    shutil.copy(busybox, folder / "bin/busybox")
+    for name in _APPLETS:
+        (folder / "bin" / name).symlink_to("busybox")
+    for name in ("passwd", "group", "resolv.conf", "hosts", "localtime"):
+        (folder / "etc" / name).touch()
+    (folder / "probe").write_text(_PROBE)
+
+
+def add_driver(sets: Path, version: str) -> None:
+    """Put a driver's files where containers look for them."""
+    for part, name in (("bin", "nvidia-smi"), ("lib", "libcuda.so.1")):
+        (sets / version / part).mkdir(parents=True, exist_ok=True)
+        (sets / version / part / name).write_text(f"{version}\n")
 
 
 @contextmanager
-def fitted(machine: Machine, nodes: Path, settings: Settings) -> Generator[Boxes]:
+def fitted(machine: Machine, nodes: Path, layer: str = "") -> Generator[None]:
     """Let a node have container programs, and these device nodes in /dev."""
-    _run(machine, _FIT, str(SID), str(nodes))
+    _run(machine, _FIT, str(SID), str(nodes), layer)
     try:
-        yield Boxes(machine, settings)
+        yield
     finally:
         _run(machine, _STRIP)
 

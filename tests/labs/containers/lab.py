@@ -1,130 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the container tests share: a node whose jobs start containers, and those containers."""
+"""A node of a preset whose user alice runs jobs in Apptainer and podman."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import click
-
-from gpulock.install.container_hooks import (
-    PODMAN_HOOKS,
-)
+from gpulock.install.container_hooks import PODMAN_HOOKS
 from gpulock.install.files import find_share_folder
-from gpulock.job.environment import BIND_LISTS, grant_variable_names, loaded_driver_version
+from gpulock.job.environment import BIND_LISTS, grant_variable_names
+from gpulock.node.devices import MAJOR
 from gpulock.node.settings_file import read_settings
+from tests.labs.common.device_nodes import CONTROL
 from tests.labs.common.processes import remove_cgroups
-from tests.labs.containers.install import SID, make_image
-from tests.labs.containers.stage import CAPS_MAJOR, MAJOR, Stage
-from tests.support.cli_site import Site
+from tests.labs.containers.job import PODMAN, PREPARE, Boxes, fitted
+from tests.labs.sge.machines import Machine, User, end_processes
+from tests.support.cli_site import PROGRAM, ROOT, Site
 from tests.support.wait import LabError
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+CAPS_MAJOR: Final = 240  # nvidia-caps has whatever the kernel gave it
 CGROUPS: Final = Path("/sys/fs/cgroup")
-CDI_DIR: Final = "/run/cdi"
-CONTROL: Final = ("nvidiactl", "nvidia-uvm")
-# This machine may be one on which podman's own wishes (a million files) cannot be had.
-_LIMITS: Final = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=1000:1000")
-_PODMAN: Final = (
-    "podman --root /var/lib/lab --runroot /run/lab --storage-driver vfs "
-    "--cgroup-manager cgroupfs --events-backend none --runtime runc"
-)
-# "$1" the settings, "$2" the archive of the image; what follows are arguments of podman run.
-_IN_PODMAN: Final = f"""
-set -eu
-conf=$1 image=$2; shift 2
-"$PYTHON" -c 'from gpulock.cli import main; main()' --config "$conf" cdi --write >&2
-{_PODMAN} import -q "$image" lab:1 >/dev/null
-exec {_PODMAN} run --rm --network none "$@"
-"""
-# "$1" the image, which podman wants to be the user's own; what follows is for podman run.
-_AS_ALICE: Final = """
-set -eu
-export XDG_RUNTIME_DIR=~/run
-mkdir ~/run
-cp -r "$1" ~/image; shift
-exec podman --root ~/podman --runroot ~/podman-run --storage-driver vfs --cgroup-manager cgroupfs \\
-    --events-backend none --runtime runc run --rm --network none --ulimit host "$@"
-"""
-
-
-class Containers:
-    """A node of a preset with driver sets and CDI, an image, and the places to start it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.parent = f"gpulock-containers-{os.urandom(4).hex()}"
-        self.image = make_image(folder / "image")
-        folder.chmod(0o755)  # alice's containers are started from here
-
-    def node(self, preset: str, **keys: str) -> Node:
-        """Return a node of its own."""
-        return Node(self, self.folder / f"{preset}-{os.urandom(3).hex()}", preset, keys)
-
-    def podman_hooks(self) -> dict[str, str]:
-        """Return a folder with gpulock's hook, and where podman looks for it."""
-        hooks = self.folder / "hooks"
-        if not hooks.exists():
-            shutil.copytree(find_share_folder() / "prolog/podman", hooks)
-        return {str(hooks): str(PODMAN_HOOKS)}
-
-    def down(self) -> None:
-        """Remove the cgroups that podman leaves; all else went with its namespaces."""
-        remove_cgroups(self.groups)
-
-    def groups(self) -> list[Path]:
-        """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
-        walks = os.walk(CGROUPS)
-        return [Path(top, n) for top, names, _ in walks for n in names if n.startswith(self.parent)]
 
 
 class Node:
-    """One node: what a job on it is given, and its containers."""
+    """A machine with a simulated driver, what a job on it is given, and its containers."""
 
-    def __init__(self, lab: Containers, folder: Path, preset: str, keys: Mapping[str, str]) -> None:
-        folder.mkdir()
-        self.lab = lab
+    def __init__(self, folder: Path, preset: str) -> None:
+        self.folder = folder
         self.site = Site(folder, preset)
-        self.settings = read_settings(self.site.config)
-        self.version = loaded_driver_version(self.settings.driver_root)
-        self.sets = folder / "sets"
-        self.add_set(self.version)
-        own = {"DRIVER_DIR": str(self.sets), "CDI_DIR": CDI_DIR, **keys}
-        config = Path(self.site.config)
-        lines = [f"{key}={value}\n" for key, value in own.items()]
-        config.write_text(config.read_text() + "".join(lines))
-        # The same node with its devices in /dev, which a stage has: no simulated one there.
-        self.staged = folder / "staged.conf"
-        kept = [
-            line
-            for line in config.read_text().splitlines(keepends=True)
-            if not line.startswith(("SIMULATION=", "DEV_ROOT="))
-        ]
-        self.staged.write_text("".join(kept))
+        self.alice = User("alice", 3001, folder / "alice")
+        self.root = User("root", 0, folder / "root")
+        for user in (self.alice, self.root):
+            user.home.mkdir()
+            os.chown(user.home, user.uid, user.uid)
+        self.machine = Machine("box", 1, folder)
+        self.boxes = Boxes(self.machine, read_settings(self.site.config))
+        own = {name: self.boxes.keys[name] for name in ("DRIVER_DIR", "CDI_DIR")}
+        self.site.set("".join(f"{k}={v}\n" for k, v in (own | {"VISIBLE_DEVICES": "uuid"}).items()))
+        self.settings, self.version = read_settings(self.site.config), self.boxes.version
+        self._parent = f"gpulock-containers-{os.urandom(4).hex()}"
 
-    def add_set(self, version: str) -> None:
-        """Put a driver's files where this node's containers look for them."""
-        for part, name in (("bin", "nvidia-smi"), ("lib", "libcuda.so.1")):
-            (self.sets / version / part).mkdir(parents=True)
-            (self.sets / version / part / name).write_text(f"{version}\n")
+    @contextmanager
+    def up(self) -> Generator[None]:
+        """Boot the machine, with gpulock's CDI spec and its hook; leave nothing of it."""
+        try:
+            self.machine.boot([self.alice], [], "")
+            layer = self.folder / "layer"
+            hooks = layer / PODMAN_HOOKS.relative_to("/")
+            shutil.copytree(find_share_folder() / "prolog/podman", hooks)
+            with fitted(self.machine, self._make_nodes(), str(layer / "usr")):
+                staged = self.folder / "staged.conf"  # its devices are in /dev, and not simulated
+                text = re.sub(
+                    r"(?m)^(SIMULATION|DEV_ROOT)=.*\n", "", Path(self.site.config).read_text()
+                )
+                staged.write_text(f"{text}DEV_ROOT=/dev\n")
+                done = self._run([*PROGRAM, "--config", str(staged), "cdi", "--write"], self.root)
+                assert done.returncode == 0, done.stderr
+                yield
+        finally:
+            end_processes(self.folder)
+            remove_cgroups(self._groups)
 
-    @property
-    def nodes(self) -> dict[str, tuple[int, int]]:
-        """The device nodes of this node, by name in /dev."""
-        dev = Path(self.settings.dev_root)
-        minors = [gpu.minor for gpu in self.site.files.machine.gpus]
-        found = {f"nvidia{minor}": (MAJOR, minor) for minor in minors}
-        found |= {name: (MAJOR, 255 - number) for number, name in enumerate(CONTROL)}
-        for path in (dev / "nvidia-caps").glob("nvidia-cap*"):
-            minor = int(path.name.removeprefix("nvidia-cap"))
-            found[f"nvidia-caps/{path.name}"] = (CAPS_MAJOR, minor)
-        return found
+    def _make_nodes(self) -> Path:
+        dev = self.folder / "dev"
+        for path in Path(self.settings.dev_root).rglob("nvidia*"):
+            if path.is_file():
+                node = dev / path.relative_to(self.settings.dev_root)
+                node.parent.mkdir(parents=True, exist_ok=True)
+                ends = re.search(r"(\d+)$", node.name)
+                major = CAPS_MAJOR if node.parent != dev else MAJOR
+                os.mknod(node, 0o020666, os.makedev(major, int(ends[1]) if ends else CONTROL))
+                node.chmod(0o666)
+        return dev
+
+    def _groups(self) -> list[Path]:
+        """Return the cgroups that podman has made, whatever others make and remove meanwhile."""
+        walks = os.walk(CGROUPS)
+        return [Path(top, n) for top, names, _ in walks for n in names if n == self._parent]
 
     def job(self, count: int, **users: str) -> dict[str, str]:
         """Return what a job with so many GPUs finds of ours in its environment."""
@@ -140,31 +100,34 @@ class Node:
         self, script: str, env: Mapping[str, str], *flags: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell script in Apptainer as alice."""
-        stage = Stage(SID, self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        start = ["apptainer", "--quiet", "exec", *flags, str(self.lab.image), "sh", "-c", script]
-        return stage.run(start, env)
-
-    def rootless_podman(
-        self, script: str, env: Mapping[str, str], *flags: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in podman as alice, on a node that has gpulock's hook."""
-        stage = Stage(Path("/"), self.lab.folder / "mnt", (self.lab.folder,), self.nodes)
-        start = ["sh", "-c", _AS_ALICE, "podman", str(self.lab.image), *flags]
-        run = [*start, "--rootfs", "/home/alice/image", "sh", "-c", script]
-        return stage.run(run, env, mounts=self.lab.podman_hooks())
+        start = ["apptainer", "--quiet", "exec", *flags, str(self.boxes.image)]
+        return self._run([*start, "sh", "-c", script], self.alice, env)
 
     def podman(
-        self, script: str, env: Mapping[str, str], *flags: str
+        self, script: str, env: Mapping[str, str], *flags: str, as_root: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in podman as root, with gpulock's CDI spec, and its hook."""
-        archive = self.lab.folder / "image.tar"
-        if not archive.exists():
-            subprocess.run(["tar", "-C", str(self.lab.image), "-cf", str(archive), "."], check=True)
-        modules = Path(click.__file__).parents[1]  # a mount of its own in another release's root
-        shared = (self.lab.folder, ROOT, modules)
-        stage = Stage(Path("/"), self.lab.folder / "mnt", shared, self.nodes)
-        cgroup = f"--cgroup-parent=/{self.lab.parent}"
-        start = ["sh", "-c", _IN_PODMAN, "podman", str(self.staged), str(archive)]
-        run = [*_LIMITS, cgroup, *flags, "lab:1", "sh", "-c", script]
-        python = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        return stage.run([*start, *run], {**env, **python}, 0, self.lab.podman_hooks())
+        """Run a shell script in podman, as alice if not told otherwise."""
+        user = self.root if as_root else self.alice
+        start = f'IMAGE={self.boxes.image}\n{PREPARE}exec {PODMAN} "$@"'
+        parent = [f"--cgroup-parent=/{self._parent}"] if as_root else []
+        words = [*parent, *flags, "--rootfs", f"{user.home}/image", "sh", "-c", script]
+        return self._run(["sh", "-c", start, "podman", *words], user, env)
+
+    def _run(
+        self, command: list[str], user: User, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        home = {"HOME": str(user.home), "USER": user.name, "LC_ALL": "C.UTF-8"}
+        python = {"PYTHONPATH": str(ROOT)} if command[0] == sys.executable else {}
+        return self.machine.run(
+            command, env={**home, **python, **(env or {})}, uid=user.uid, seconds=180
+        )
+
+
+@contextmanager
+def booted_node(preset: str) -> Generator[Node]:
+    """Give such a node; not in pytest's own folders, which are closed to alice."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-containers-") as folder:
+        os.chmod(folder, 0o755)
+        node = Node(Path(folder), preset)
+        with node.up():
+            yield node

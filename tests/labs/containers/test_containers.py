@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import pytest
 
 from gpulock.job.environment import BIND_LISTS, CONTAINER_PREFIXES, grant_variables
 from gpulock.node.settings_file import read_settings
-from tests.labs.containers.lab import Containers, Node
+from tests.labs.containers.job import add_driver
+from tests.labs.containers.lab import Node, booted_node
 
 pytestmark = pytest.mark.lab
 SHOW = "env; echo; ls /dev /dev/nvidia-caps 2>/dev/null; cat /nvbin/nvidia-smi /nvlib/libcuda.so.1"
@@ -22,25 +21,10 @@ ABSENT, REFUSED = "No such file or directory", "Operation not permitted"
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Containers]:
-    """Bring up the containers once, and see that nothing of them stays.
-
-    Not in pytest's own folders, which are closed to alice.
-    """
-    before = Path("/etc/passwd").read_bytes()
-    with tempfile.TemporaryDirectory(prefix="gpulock-containers-") as folder:
-        made = Containers(Path(folder))
+def node() -> Iterator[Node]:
+    """Give a node of eight cards whose minors are not their indexes."""
+    with booted_node("dgx-h200") as made:
         yield made
-        made.down()
-    mounts = Path("/proc/self/mountinfo").read_text()
-    assert (Path("/etc/passwd").read_bytes(), os.path.exists(folder)) == (before, False)
-    assert (folder in mounts, made.groups()) == (False, [])
-
-
-@pytest.fixture(scope="module")
-def node(lab: Containers) -> Node:
-    """Return a node of eight cards whose minors are not their indexes."""
-    return lab.node("dgx-h200", VISIBLE_DEVICES="uuid")
 
 
 def told(text: str) -> dict[str, str]:
@@ -77,7 +61,7 @@ def test_the_names_of_singularity_alone_are_as_good_and_a_users_own_are_overwrit
 
 @pytest.mark.parametrize("name", [*BIND_LISTS, "APPTAINER_BIND", "SINGULARITY_BIND"])
 def test_a_users_own_binds_stay(node: Node, name: str) -> None:
-    own = node.lab.folder / "own"
+    own = node.folder / "own"
     own.mkdir(exist_ok=True)
     (own / "file").write_text("mine\n")
     job = node.job(1, **{name: f"{own}:/mine:ro"})
@@ -95,9 +79,9 @@ def test_a_users_own_binds_stay(node: Node, name: str) -> None:
     ],
 )
 def test_strange_binds_of_a_user_hide_none_of_ours(node: Node, binds: str) -> None:
-    if not (node.sets / "1.2.3").exists():
-        node.add_set("1.2.3")
-    job = node.job(1, **dict.fromkeys(BIND_LISTS, binds.format(sets=node.sets)))
+    sets = Path(node.settings.driver_dir)
+    add_driver(sets, "1.2.3")
+    job = node.job(1, **dict.fromkeys(BIND_LISTS, binds.format(sets=sets)))
     done = node.apptainer(SHOW, job, "--containall")
 
     assert done.stdout.splitlines()[-2:] == [node.version] * 2, done.stderr
@@ -132,11 +116,11 @@ def test_podman_gives_a_job_its_own_cards_by_the_names_it_was_told(node: Node) -
     (first, second), other = minors_of(node, job)
     look = opens(f"/dev/nvidia{first}", f"/dev/nvidia{second}", f"/dev/nvidia{other}", "/tmp/made")
     script = f"{SHOW}; mknod /tmp/made c 195 {other}; {look}"
-    done = node.podman(script, job, *job["GPULOCK_CDI"].split(), "--cap-add", "MKNOD")
+    done = node.podman(script, job, *job["GPULOCK_CDI"].split(), "--cap-add", "MKNOD", as_root=True)
 
     shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
     own = {f"nvidia{first}", f"nvidia{second}"}
-    assert set(shown) == own | {"nvidiactl", "nvidia-uvm"}, done.stderr
+    assert set(shown) == own | {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}, done.stderr
     assert answers(done.stdout) == [ALLOWED, ALLOWED, ABSENT, REFUSED]
     assert f"\n{node.version}\n{node.version}\n" in done.stdout
     seen = told(done.stdout)
@@ -161,22 +145,21 @@ def test_podman_knows_a_card_by_its_lock_id_alone_and_gives_none_where_none_is_a
 def test_podmans_hook_gives_a_container_the_jobs_mask(node: Node) -> None:
     job = node.job(2)
     image = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "GPULOCK_DEVICES=x")
-    done = node.rootless_podman("env", job, *image)
+    done = node.podman("env", job, *image)
     names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
     assert [told(done.stdout).get(name) for name in names] == [job["GPULOCK_DEVICES"]] * 3, done
     idle = dict(grant_variables([], read_settings(node.site.config)))
-    done = node.rootless_podman("env", idle, *image)
+    done = node.podman("env", idle, *image)
     assert [told(done.stdout).get(name) for name in names] == ["", "void", ""], done
-    done = node.rootless_podman("env", {}, *image)
+    done = node.podman("env", {}, *image)
     assert [told(done.stdout).get(name) for name in names] == [None, "all", "x"], done
 
 
-def test_podman_gives_an_instance_with_its_own_access_nodes(lab: Containers) -> None:
-    node = lab.node("a100-mig")
-    machine = node.site.files.machine
-    gpu = machine.gpus[0]
-    name = f"{gpu.bus}.{gpu.mig[1].name}"
-    done = node.podman("ls /dev /dev/nvidia-caps", {}, "--device", f"gpulock.io/gpu={name}")
+def test_podman_gives_an_instance_with_its_own_access_nodes() -> None:
+    with booted_node("a100-mig") as node:
+        gpu = node.site.files.machine.gpus[0]
+        name = f"{gpu.bus}.{gpu.mig[1].name}"
+        done = node.podman("ls /dev /dev/nvidia-caps", {}, "--device", f"gpulock.io/gpu={name}")
 
     shown = [line for line in done.stdout.splitlines() if line.startswith("nvidia")]
     access = [line for line in shown if line.startswith("nvidia-cap") and line[-1].isdigit()]

@@ -162,8 +162,9 @@ class ProcessScan(ProcessReader):
         """
         if self.proc.root != "/proc" or uid in self._running:
             return True
+        signed = uid - (1 << 32) if uid >> 31 else uid  # the call takes an int, the kernel a uid_t
         try:  # the kernel answers at one moment: no process can fork away from it
-            os.getpriority(os.PRIO_USER, uid)
+            os.getpriority(os.PRIO_USER, signed)
         except ProcessLookupError:
             from gpulock.node.subordinate import may_have_subordinate_uids
 

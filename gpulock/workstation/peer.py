@@ -27,7 +27,7 @@ from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode
 
 PEERPIDFD, PASSRIGHTS = 77, 83  # SO_PEERPIDFD, SO_PASSRIGHTS, asm-generic/socket.h
 RIGHTS = socket.CMSG_SPACE(4 * 253)  # bytes of the descriptors of one packet: SCM_MAX_FD
-CREDENTIALS = struct.Struct("3i")  # struct ucred
+CREDENTIALS = struct.Struct("i2I")  # struct ucred: a uid has no sign
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,18 @@ def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
     scan.restrict({GONE: "gone", HERE: "here"})
     assert [scan.may_run(uid) for uid in (HERE, HERE, GONE, GONE)] == [True, True, False, False]
     assert asked == [HERE, GONE, GONE]
+
+
+@pytest.mark.root
+def test_a_user_with_a_uid_of_32_bits_is_asked_about_as_any_other() -> None:
+    """Directories give such uids; getpriority(2) takes a signed number."""
+    uid = 3_000_000_001
+    with subprocess.Popen(["sleep", "60"], user=uid) as sleeper:
+        assert ProcessScan(Proc()).may_run(uid)
+        sleeper.kill()
+    scan = ProcessScan(Proc())
+    scan.restrict({uid: "gone"})
+    assert not scan.may_run(uid)
 
 
 @pytest.mark.parametrize("unread", ["subuid", "nsswitch"])

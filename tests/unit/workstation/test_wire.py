@@ -126,6 +126,23 @@ def test_a_process_that_ended_before_it_was_looked_at_is_nobody(
 
 
 @pytest.mark.root
+def test_a_caller_with_a_uid_of_32_bits_is_known_by_it(
+    tmp_path: Path, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = 3_000_000_001
+    monkeypatch.chdir(tmp_path)
+    os.chmod(tmp_path, 0o755)
+    os.chmod(tmp_path / "socket", 0o666)
+    with new_packet_socket() as caller:
+        os.seteuid(uid)
+        try:
+            caller.connect("socket")
+        finally:
+            os.seteuid(0)
+        assert identify(listening, Proc()).uid == uid
+
+
+@pytest.mark.root
 def test_a_subordinate_uid_is_its_users(tmp_path: Path, listening: socket.socket) -> None:
     """As newuidmap makes it, and from a namespace within that namespace."""
     ready, told = os.pipe()

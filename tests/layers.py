@@ -37,6 +37,7 @@ HOT_STANDARD = frozenset(
 )
 # What a module may load beyond that, when it is needed and not before.
 HOT_RARELY = {
+    "gpulock.node.file_tables": frozenset({"ctypes"}),
     "gpulock.node.mounts": frozenset({"ctypes"}),
     "gpulock.isolation.bpf": frozenset({"ctypes"}),
     "gpulock.sge.site_hook": frozenset({"pwd"}),

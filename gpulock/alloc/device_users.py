@@ -13,6 +13,7 @@ import time
 from gpulock.alloc.process_reader import ONE_USER, too_much_of
 from gpulock.alloc.process_scan import ROUNDS, ProcessScan
 from gpulock.node.devices import MAJOR, SHARE, Device, card_bus_id
+from gpulock.node.file_tables import list_own_tables
 from gpulock.node.procfs import INIT, OVER, device_file_key
 from gpulock.store import atomic
 from gpulock.store.locks import Lock
@@ -221,12 +222,11 @@ class OpenFiles:
         folder = f"{proc.root}/{pid}"
         exact = uid is not None
         self._add_open(pid, f"{folder}/fd", held, exact)
-        if over:  # a leader that ended shows no files, its threads do
-            for thread in os.listdir(f"{folder}/task"):
-                try:
-                    self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
+        for thread in list_own_tables(proc.root, pid, over):
+            try:
+                self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
         if held:
             from gpulock.alloc.process_owner import is_service_process
 

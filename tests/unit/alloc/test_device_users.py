@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from gpulock.alloc import device_users
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.node import file_tables
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc, ProcessStatus
@@ -343,3 +346,29 @@ def test_with_a_device_cgroup_another_claim_of_the_user_excuses_its_own_card_alo
     holders = stage.holders()
     reason, unseen = device_users.remaining_device_user(stage.device.id, record(), holders, held)
     assert (bool(reason), unseen) == (kept, "")
+
+
+@pytest.mark.parametrize("compared", [True, False], ids=["by kcmp", "where kcmp is not known"])
+def test_a_file_that_a_thread_has_for_itself_alone_is_seen(
+    numbered: Stage, monkeypatch: pytest.MonkeyPatch, compared: bool
+) -> None:
+    """unshare(2) with CLONE_FILES: the process itself shows nothing then."""
+    if not compared:
+        monkeypatch.setattr(file_tables, "KCMP", {})
+    program = (
+        "import ctypes, os, sys, threading\n"
+        "def hide():\n"
+        "    assert ctypes.CDLL(None).unshare(0x400) == 0\n"
+        "    os.open('/dev/full', os.O_RDONLY)\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.read()\n"
+        "threading.Thread(target=hide).start()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as thief:
+        assert thief.stdin is not None and thief.stdout is not None
+        thief.stdout.readline()
+        holders = numbered.holders(Proc())
+        assert thief.pid in holders.pids_with_open(numbered.device.id, os.getuid())
+        thief.stdin.close()

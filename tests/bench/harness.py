@@ -13,11 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpulock.node.context import Node
+from gpulock.node.procfs import Proc
 from tests.support.scene import folder
 
 WARM_UP = 3  # rounds that are not counted
@@ -26,6 +27,7 @@ WAITED = 1.4  # times its processor time: on an idle machine a program takes 1.1
 TRIES = 10
 Samples = dict[str, list[float]]  # milliseconds by row
 Act = Callable[[], None]
+Result = TypeVar("Result")
 DISTURBED: Counter[str] = Counter()  # why something was measured again, and how often
 
 
@@ -51,10 +53,7 @@ def run_bench(name: str, measure: Callable[[Path], Sequence[Target]]) -> int:
 
 
 def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, restore: Act) -> None:
-    """Do every act once a round, each round in another order; `restore` runs before each.
-
-    One that raises RuntimeError is tried again; raise its words when it failed so many times.
-    """
+    """Do every act once a round, each round in another order; `restore` runs before each."""
     order, mixed = random.Random(1), list(acts)
     for number in range(WARM_UP + rounds):
         if number == WARM_UP:
@@ -62,18 +61,31 @@ def run_rounds(acts: Sequence[Act], samples: Samples, rounds: int, restore: Act)
         order.shuffle(mixed)
         for act in mixed:
             lengths = {row: len(values) for row, values in samples.items()}
-            for attempt in range(1, TRIES + 1):
+
+            def undo(before: Mapping[str, int] = lengths) -> None:
+                for row, values in samples.items():
+                    del values[before.get(row, 0) :]
                 restore()
-                try:
-                    act()
-                    break
-                except RuntimeError as fault:
-                    DISTURBED[str(fault)] += 1
-                    for row, values in samples.items():
-                        del values[lengths.get(row, 0) :]
-                    if attempt == TRIES:
-                        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-                        raise RuntimeError(f"{fault}, {TRIES} times running; {load}") from fault
+
+            restore()
+            undisturbed(act, undo)
+
+
+def undisturbed(act: Callable[[], Result], undo: Act) -> Result:
+    """Return what `act` returns; where it raises RuntimeError undo it, and try again.
+
+    Raises RuntimeError, with what else runs here, when it failed so many times.
+    """
+    said = ""
+    for _ in range(TRIES):
+        try:
+            return act()
+        except RuntimeError as fault:
+            said = str(fault)
+            DISTURBED[said] += 1
+            undo()
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    raise RuntimeError(f"{said}, {TRIES} times running; {load}, {len(Proc().pids())} processes")
 
 
 def take_locks_away(node: Node) -> None:

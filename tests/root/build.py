@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def _make(layer: Layer, folder: Path, cache: Path) -> None:
     (folder / "var/lib/dpkg/status").write_text(archive.status(names))
     (folder / MARK).touch()
     if layer.extra:
-        install_python(folder, layer.extra)
+        install_python(folder, layer)
 
 
 def _merge_usr(root: Path) -> None:
@@ -201,14 +202,29 @@ def _link(path: Path, target: str) -> None:
         path.symlink_to(target)
 
 
-def install_python(root: Path, extra: str) -> None:
+def oldest_versions(project: str) -> str:
+    """Return constraints of pip: the oldest versions that a pyproject.toml admits; pure.
+
+    But of NVIDIA's binding: what later ones have is tested, and missing before.
+    """
+    needed = project[project.index("\ndependencies = [") : project.index("\ntest = [")]
+    pairs = re.findall(r'(?m)^    "([\w-]+)>=([\d.]+)', needed)
+    return "".join(f"{name}=={version}\n" for name, version in pairs if name != "nvidia-ml-py")
+
+
+def install_python(root: Path, layer: Layer) -> None:
     """Install this checkout, editable, and what its tests need, as this machine's pip would."""
+    env = {**os.environ, "HOME": "/root", "PIP_ROOT_USER_ACTION": "ignore"}
+    if layer.oldest:
+        project = (CHECKOUT / "pyproject.toml").read_text()
+        (root / "oldest.txt").write_text(oldest_versions(project))
+        env["PIP_CONSTRAINT"] = "/oldest.txt"
     shown = [place for place in index_files() if os.path.exists(place)]
     unshare = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork"]
-    words = (str(root), str(CHECKOUT), f"{PLACE}[{extra}]", VENV, *shown)
+    words = (str(root), str(CHECKOUT), f"{PLACE}[{layer.extra}]", VENV, *shown)
     done = subprocess.run(
         [*unshare, "sh", "-c", _INSTALL, "install", *words],
-        env={**os.environ, "HOME": "/root", "PIP_ROOT_USER_ACTION": "ignore"},
+        env=env,
         capture_output=True,
         text=True,
         check=False,

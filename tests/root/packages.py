@@ -23,11 +23,13 @@ class Layer(NamedTuple):
     below: str = ""
     others: tuple[Other, ...] = ()
     extra: str = "test"  # of pyproject.toml, with which gpulock is installed; empty: not at all
+    oldest: bool = False  # what gpulock needs: of the oldest versions that pyproject.toml admits
 
 
 _PYTHON = ("python3", "python3-venv", "gcc", "libc6-dev", "make", "strace", "openssl", "git")
+_NEEDED = ("python3-bcrypt", "python3-psutil", "python3-yaml")  # by gpulock's package
 _TOOLS = (
-    *("ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
+    *("apt", "ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
     *("libpam-modules", "man-db", "mawk", "mount", "netbase", "passwd", "procps", "psmisc"),
     *("tcsh", "tzdata", "util-linux", "zsh"),
 )
@@ -40,7 +42,7 @@ _SGE = ("gridengine-master", "gridengine-exec", "gridengine-client")
 _IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools", "squashfuse")
 _CONTAINERS = ("charliecloud-runtime", "podman", "runc")
 _LABS = (
-    *("apt", "dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm"),
+    *("dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm"),
     *("docker.io", "tmux"),
 )
 _NVML = ("slurm-wlm-nvml-plugin",)
@@ -52,18 +54,18 @@ _APPTAINER = (
 
 def _newer(release: str) -> Layer:
     """Return the root of a newer Slurm and Python."""
-    packages = (*_PYTHON, *_TOOLS, *_SLURM, *_IMAGES, *_CONTAINERS)
+    packages = (*_PYTHON, *_TOOLS, *_NEEDED, *_SLURM, *_IMAGES, *_CONTAINERS)
     return Layer(release, packages, others=(Other(release, "contrib", _NVML, "slurm-nvml"),))
 
 
 LAYERS = {
-    "bullseye": Layer("bullseye", (*_PYTHON, *_DISTUTILS, *_TOOLS)),
+    "bullseye": Layer("bullseye", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_NEEDED), oldest=True),
     "bookworm": Layer("bookworm", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_SLURM, *_SGE), extra="dev"),
     "trixie": _newer("trixie"),
     "sid": _newer("sid"),
     "labs": Layer(
         "bookworm",
-        (*_IMAGES, *_CONTAINERS, *_LABS),
+        (*_IMAGES, *_CONTAINERS, *_LABS, *_NEEDED),
         below="bookworm",
         others=(
             Other("bookworm", "contrib", _NVML, "slurm-nvml"),

@@ -9,8 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tomli
+from packaging.requirements import Requirement
 
 from tests.root.archive import Archive, ArchiveError, is_signed_by_a_key
+from tests.root.build import oldest_versions
+from tests.root.packages import LAYERS
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PACKAGES = "Package: slurmd\nFilename: pool/slurmd.deb\nSHA256: 00\n"
@@ -89,3 +93,14 @@ def test_a_chroot_is_no_place_for_a_private_root(
         ["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.returncode, "this is a chroot" in done.stderr) == (code, bool(code))
+
+
+def test_the_oldest_versions_are_of_all_that_gpulock_needs() -> None:
+    """What pyproject.toml admits is tried, by the root of the oldest Python."""
+    text = (CHECKOUT / "pyproject.toml").read_text()
+    project = tomli.loads(text)["project"]
+    lines = (*project["dependencies"], *project["optional-dependencies"]["web"])
+    needed = {Requirement(line).name for line in lines}
+    named = {line.partition("==")[0] for line in oldest_versions(text).splitlines()}
+    assert named == needed - {"nvidia-ml-py"}
+    assert LAYERS["bullseye"].oldest

@@ -38,7 +38,7 @@ docs: $(RUNTIME)  ## the pages as a site, below build/site; a link that leads no
 	@test -d build/mkdocs || $(BIN)/python -m pip install -qq --target build/mkdocs mkdocs==1.6.1
 	@PYTHONPATH=build/mkdocs $(STEP) "docs" $(BIN)/python -m mkdocs build --strict -f packaging/site.yml
 
-packages: $(RUNTIME)  ## a .deb and an .rpm for each machine, and wheels for pip, below build/packages
+packages: $(RUNTIME)  ## a .deb and an .rpm for each machine, sdist and wheel, below build/packages
 	@$(STEP) "packages" $(BIN)/python packaging/build.py build/packages
 
 ##@ Check

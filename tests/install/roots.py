@@ -31,9 +31,9 @@ exit $?
 """
 
 
-def copy_demo(folder: Path) -> None:
+def copy_demo(folder: Path, *more: str) -> None:
     """Copy the demo into a folder, to be run there on a gpulock that is installed."""
-    for part in ("demo", "support"):
+    for part in ("demo", "support", *more):
         leave = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "tests" / part, folder / "tests" / part, ignore=leave)
 

@@ -3,24 +3,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
+import build
 from gpulock import __version__
-from gpulock.install.trial import NO_PROCESS
 from gpulock.sge.hook import TRIAL_JOB
+from tests.install.job_load import CURRENT, NODE
 from tests.install.roots import Machine, copy_demo
+from tests.labs.common.installed import SOAK
 
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]
-CURRENT: Final = "/usr/lib/gpulock/hooks/current"
+MACHINE: Final = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+PLAY: Final = f"PYTHONPATH=/{build.LIBRARY}/site-packages python3 -m tests.install.job_load"
 # What `gpulock install sge` does to the node itself.
 INSTALL_HOOKS: Final = """
 cat >/tmp/hooks.py <<'END'
@@ -35,25 +38,21 @@ run_items([mark, Hooks(settings, SGE)], Wanted.PRESENT, Path(settings.state_dir)
 END
 /usr/lib/gpulock/bin/python3 -I /tmp/hooks.py
 """
-# A package with another module, and one whose hooks do not run.
-REPACKED: Final = """
-for name in later broken; do
-    dpkg-deb -R /mnt/gpulock_*-2_*.deb /tmp/$name
-done
-library=usr/lib/gpulock/lib/python/site-packages/gpulock
-echo '# later' >>/tmp/later/$library/errors.py
-echo 'raise RuntimeError' >>/tmp/broken/$library/sge/sensor.py
-for name in later broken; do
-    dpkg-deb -b /tmp/$name /tmp/$name.deb
-done
+# Every module of such a package has its release, and hooks note those of all that they have loaded.
+RELEASE: Final = "\nRELEASE = {!r}\n"
+NOTES: Final = """
+_main = main
+
+def main(argv, environ, config):
+    import sys
+    code = _main(argv, environ, config)
+    ours = [one for name, one in sys.modules.items() if name.partition(".")[0] == "gpulock"]
+    with open("/run/releases", "a") as file:
+        file.write(" ".join([environ["JOB_ID"], *{one.RELEASE for one in ours}]) + "\\n")
+    return code
 """
-# Each look starts a hook, as a shepherd does that is none: it must refuse, by its own words.
-LOOKS: Final = f"""
-while [ ! -e /tmp/stop ]; do
-    JOB_ID={TRIAL_JOB} {CURRENT}/prolog/sge {NO_PROCESS} 2>&1 || true
-    [ -x {CURRENT}/epilog/sge ] || echo missing
-done >/tmp/looks &
-"""
+BROKEN: Final = "raise RuntimeError\n"  # a release of which no hook runs
+LOAD: Final = (20, 500, 80) if SOAK else (4, 40, 8)  # changes of the package, short and long jobs
 # rpm's own database knows nothing of Debian's Python.
 PYTHON_RPM: Final = """
 cat >/tmp/python.spec <<'END'
@@ -65,6 +64,8 @@ License: none
 BuildArch: noarch
 Provides: python(abi) = 3.11
 Provides: /usr/bin/python3
+Provides: python3-psutil = 5.9
+Provides: util-linux = 2.38
 %description
 %files
 END
@@ -73,37 +74,70 @@ rpm -i /tmp/noarch/python3-*.rpm
 """
 
 
-def build(folder: Path, *releases: str) -> Path:
-    """Build the packages for this machine."""
-    words = [word for release in releases for word in ("--release", release)]
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-    command = [sys.executable, str(ROOT / "packaging/build.py"), str(folder), "--machine", machine]
-    done = subprocess.run(
-        [*command, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout
-    return folder
+class Built(NamedTuple):
+    """What packages are made of: the files, and what packs them."""
+
+    root: Path
+    tools: Path
+    folder: Path  # of the packages of this commit
+
+    def pack(self, folder: Path, release: str) -> None:
+        """Make the packages of a release."""
+        folder.mkdir(exist_ok=True)
+        build.pack_root(self.root, MACHINE, release, self.tools, folder)
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two releases of the packages."""
-    return build(tmp_path_factory.mktemp("packages") / "built", "1", "2")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """Two releases of the packages of this machine, which differ by their number."""
+    top = tmp_path_factory.mktemp("packages")
+    made = Built(top / "root", top / "tools", top / "built")
+    made.folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(build.EPOCH, os.environ.get(build.EPOCH, ""))
+        build.set_source_time()
+        build.fetch_tools(made.tools)
+        wheel = build.build_distributions(made.folder, made.tools)
+        build.write_root(made.root, MACHINE, wheel, made.tools)
+        for release in ("1", "2"):
+            made.pack(made.folder, release)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def packages(built: Built) -> Path:
+    """The folder of these packages."""
+    return built.folder
+
+
+@pytest.fixture(scope="module")
+def marked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two releases whose hooks note what they load, and a third whose hooks do not run."""
+    folder = tmp_path_factory.mktemp("marked")
+    library = built.root / build.LIBRARY / "site-packages/gpulock"
+    texts = {path: path.read_text() for path in library.rglob("*.py")}
+    hooks = (library / "sge/prolog.py", library / "sge/epilog.py")
+    for release, more in (("1", NOTES), ("2", NOTES), ("3", BROKEN)):
+        for path, text in texts.items():
+            path.write_text(text + RELEASE.format(release) + (more if path in hooks else ""))
+        built.pack(folder, release)
+    for path, text in texts.items():
+        path.write_text(text)
+    return folder
+
+
+def new_machine(top: Path, packages: Path) -> Machine:
+    """Return a machine of this Debian, which has the package managers of Fedora too."""
+    top.mkdir()
+    made = Machine(top, packages)
+    copy_demo(top / "upper/opt", "install")
+    return made
 
 
 @pytest.fixture
-def machine(packages: Path, tmp_path: Path) -> Iterator[Machine]:
-    """A machine of this Debian, which has the package managers of Fedora too."""
-    top = tmp_path / "machine"
-    top.mkdir()
-    made = Machine(top, packages)
-    copy_demo(top / "upper/opt")
-    yield made
+def machine(packages: Path, tmp_path: Path) -> Machine:
+    """A machine with the packages of this commit."""
+    return new_machine(tmp_path / "machine", packages)
 
 
 def check_programs(machine: Machine) -> None:
@@ -115,7 +149,8 @@ def check_programs(machine: Machine) -> None:
     assert "8 GPUs: 8 free" in shown, "hooks of the package run jobs"
     machine.run("! gpulock demo")
     machine.run("gpulock config --check /etc/gpulock/gpulock.conf")
-    machine.run("/usr/lib/gpulock/bin/python3 -I -c 'import bcrypt, pynvml, yaml'")
+    machine.run("/usr/lib/gpulock/bin/python3 -I -c 'import bcrypt, psutil, pynvml, yaml'")
+    assert machine.run("find /usr/lib/gpulock -name '*.so'") == "", "compiled: the distribution's"
     share = "/usr/lib/gpulock/lib/python/site-packages/gpulock/share/prolog"
     start = f"{share}/drop-env"
     machine.run(f"code=0; {start} || code=$?; test $code = 100; {start} /bin/true 1 0 gpu.q")
@@ -185,25 +220,43 @@ def test_a_deb_asks_nothing_and_keeps_what_stood_before_it_and_what_was_taken_aw
     machine.run(f"gpulock config --check {own}")
 
 
-def test_hooks_that_run_follow_the_package_and_outlive_it_and_none_is_missing_meanwhile(
-    machine: Machine,
+@pytest.mark.parametrize(
+    ("prepare", "install", "back"),
+    [
+        pytest.param("true", "dpkg -i /mnt/gpulock_*-{}_*.deb", "", id="dpkg"),
+        pytest.param(PYTHON_RPM, "rpm -U /mnt/gpulock-*-{}.*.rpm", " --oldpackage", id="rpm"),
+    ],
+)
+def test_no_hook_is_missing_or_mixed_while_packages_change_under_jobs(
+    marked: Path, tmp_path: Path, prepare: str, install: str, back: str
 ) -> None:
-    machine.run("dpkg -i /mnt/gpulock_*-1_*.deb")
-    machine.run(f"{INSTALL_HOOKS}{REPACKED}")
+    machine = new_machine(tmp_path / "machine", marked)
+    machine.run(prepare)
+    machine.run(install.format(1))
+    machine.run(f"gpulock simulate {NODE} --for-scheduler; cp {NODE}/*.conf /etc/gpulock")
+    machine.run(INSTALL_HOOKS)
     first = machine.run(f"readlink {CURRENT}")
-    upgrade, downgrade = "dpkg -i /tmp/later.deb", "dpkg -i /mnt/gpulock_*-1_*.deb"
-    steps = [f"{step} >/tmp/said 2>&1; readlink {CURRENT}" for step in (upgrade, downgrade) * 3]
+    changes, short, long = LOAD
+    commands = f"'{install.format(2)}' '{install.format(1)}{back}'"
 
-    names = machine.run("\n".join([LOOKS, *steps, "touch /tmp/stop; wait"])).splitlines()
+    said = machine.run(f"cd /opt; {PLAY} {changes} {short} {long} {commands}")
 
-    assert names[1::2] == [first.strip()] * 3
-    assert names[0::2] == [names[0]] * 3 and names[0] != names[1]
-    looks = machine.run("cat /tmp/looks").splitlines()
-    assert len(looks) > len(steps)
-    assert [line for line in looks if "not started by sge_shepherd" not in line] == []
-    said = machine.run("dpkg -i /tmp/broken.deb")
+    names = said.splitlines()
+    assert names[1::2] == [first.strip()] * (changes // 2)
+    assert names[0::2] == [names[0]] * (changes // 2) and names[0] != names[1]
+    notes = [line.split() for line in machine.run("cat /run/releases").splitlines()]
+    assert [note for note in notes if len(note) != len(("job", "release"))] == [], "mixed"
+    assert {release for _, release in notes} == {"1", "2"}
+    jobs = Counter(job for job, _ in notes if job != TRIAL_JOB)
+    assert len(jobs) >= short + long and {*jobs.values()} == {2}, "a prolog and an epilog each"
+    assert machine.run("gpulock reap; ls /run/gpulock/locks").splitlines()[1:] == []
+    said = machine.run(install.format(3))
     assert "the hooks of the version before stay in force" in said
     assert machine.run(f"readlink {CURRENT}") == first
+
+
+def test_hooks_of_a_scheduler_outlive_the_package(machine: Machine) -> None:
+    machine.run(f"dpkg -i /mnt/gpulock_*-1_*.deb; {INSTALL_HOOKS}")
     said = machine.run("GPULOCK_REMOVE=anyway dpkg --purge gpulock")
     assert "both stay" in said
     machine.run(f"test -e /var/lib/gpulock/sge-map; test -x {CURRENT}/prolog/sge")
@@ -234,29 +287,26 @@ def test_an_rpm_is_installed_upgraded_downgraded_and_removed(machine: Machine, t
 
 
 def test_the_same_commit_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
-    again = build(tmp_path / "again", "1", "2")
+    program = [sys.executable, str(ROOT / "packaging/build.py"), str(tmp_path / "again")]
+    env = {name: value for name, value in os.environ.items() if name != build.EPOCH}
+    subprocess.run([*program, "--machine", MACHINE], check=True, timeout=600, env=env)
 
-    first, second = (
-        {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-        for folder in (packages, again)
-    )
-    assert len(first) > len(("deb", "rpm")) * 2
-    assert first == second
+    made = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert len(made) == len(("deb", "rpm", "wheel", "sdist"))
+    assert [name for name, data in made.items() if (packages / name).read_bytes() != data] == []
 
 
-@pytest.mark.parametrize("source", ["wheel", "sdist"])
-def test_pip_installs_without_a_network(packages: Path, tmp_path: Path, source: str) -> None:
-    wheels = packages / "wheels"
-    what = "gpulock[web]" if source == "wheel" else str(next(wheels.glob("gpulock-*.tar.gz")))
-    venv = tmp_path / "venv"
+@pytest.mark.parametrize("source", ["whl", "tar.gz"])
+def test_pip_installs_without_a_network_what_was_fetched_with_one(
+    packages: Path, tmp_path: Path, source: str
+) -> None:
+    pip, wheels, venv = [sys.executable, "-m", "pip"], tmp_path / "wheels", tmp_path / "venv"
+    what = f"{next(packages.glob(f'gpulock-*.{source}'))}[web]"
+    subprocess.run([*pip, "wheel", "-q", "--wheel-dir", wheels, what], check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    pip = ["-m", "pip", "--python", str(venv / "bin/python3"), "install", "-q", "--no-index"]
+    pip += ["--python", str(venv / "bin/python3"), "install", "-q", "--no-index"]
     alone = ["unshare", "--net"]
-    subprocess.run([*alone, sys.executable, *pip, f"--find-links={wheels}", what], check=True)
+    subprocess.run([*alone, *pip, f"--find-links={wheels}", "gpulock[web]"], check=True)
 
     said = subprocess.run([venv / "bin/gpulock", "--version"], capture_output=True, check=True)
 

@@ -103,7 +103,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         import yaml
     except ImportError as error:
-        what = "this file needs PyYAML: pip install 'gpulock[web]' (Debian: python3-yaml)"
+        what = "this file needs PyYAML: python3-yaml, RHEL python3-pyyaml, pip 'gpulock[web]'"
         raise WebConfigError(what) from error
 
     class Loader(yaml.BaseLoader):  # no number, no date, no object
@@ -189,7 +189,7 @@ def _make_passwords(users: Section) -> Passwords:
     try:
         import bcrypt
     except ImportError as error:
-        what = f"{_USERS} needs bcrypt: pip install 'gpulock[web]' (Debian: python3-bcrypt)"
+        what = f"{_USERS} needs bcrypt: python3-bcrypt, on RHEL of EPEL, pip 'gpulock[web]'"
         raise WebConfigError(what) from error
     return Passwords(users, bcrypt.checkpw)
 

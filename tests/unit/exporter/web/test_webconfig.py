@@ -139,8 +139,12 @@ def test_what_the_format_knows_is_understood_and_a_reservation_is_said(
 @pytest.mark.parametrize(
     ("text", "missing", "words"),
     [
-        ("# x\n", "yaml", "web-config.yml: this file needs PyYAML: pip install"),
-        (f"basic_auth_users:\n  a: {HASH}\n", "bcrypt", "web-config.yml: basic_auth_users needs"),
+        ("# x\n", "yaml", "web-config.yml: this file needs PyYAML: python3-yaml"),
+        (
+            f"basic_auth_users:\n  a: {HASH}\n",
+            "bcrypt",
+            "web-config.yml: basic_auth_users needs bcrypt: python3-",
+        ),
     ],
 )
 def test_a_package_that_is_not_there_is_named_where_it_is_needed(

@@ -231,19 +231,6 @@ def settings_of(*lines: str) -> Settings:
     return parse_settings("\n".join(lines), "the.conf")
 
 
-def test_a_second_exporter_does_not_write_into_the_files_of_the_first(exporter: Whole) -> None:
-    being_written = exporter.folder / ".sample.0a1b"
-    being_written.touch()
-    done = call(exporter.config, "--listen", "127.0.0.1:0")
-    assert done.returncode == 3
-    assert being_written.exists()
-    assert done.stderr == (
-        f"gpulock-exporter: another gpulock-exporter writes {exporter.folder}; "
-        "give this one a folder of its own (--folder)\n"
-    )
-    assert exporter.get("/-/healthy").text == "gpulock-exporter is healthy\n"
-
-
 def test_an_exporter_without_room_for_its_files_serves_without_them_and_names_one(
     tmp_path: Path, nvml: Double
 ) -> None:
@@ -264,13 +251,21 @@ def test_an_exporter_that_is_killed_goes_on_where_it_was(exporter: Whole) -> Non
     assert {key for key, value in counted.items() if after[key] < value} == set()
 
 
-def test_a_folder_that_is_removed_is_made_again(exporter: Whole) -> None:
+def test_a_folder_that_is_removed_is_made_again_and_held(exporter: Whole) -> None:
     exporter.process.send_signal(signal.SIGHUP)  # which ends none that no terminal runs
     shutil.rmtree(exporter.folder)
     wait_until((exporter.folder / "inventory").exists, why="what is written last")
     assert (exporter.folder / "sample").read_text().startswith("gpulock-sample 1\n")
     exporter.wait_until(lambda s: s.all(SUCCESS, collector="files") == [1])
-    assert call(exporter.config, "--listen", "127.0.0.1:0").returncode == 3, "it is held as before"
+    being_written = exporter.folder / ".sample.0a1b"
+    being_written.touch()
+    done = call(exporter.config, "--listen", "127.0.0.1:0")
+    assert (done.returncode, being_written.exists()) == (3, True), "it is held as before"
+    assert done.stderr == (
+        f"gpulock-exporter: another gpulock-exporter writes {exporter.folder}; "
+        "give this one a folder of its own (--folder)\n"
+    )
+    assert exporter.get("/-/healthy").text == "gpulock-exporter is healthy\n"
 
 
 def test_where_a_service_manager_makes_the_folder_an_exporter_without_it_ends(

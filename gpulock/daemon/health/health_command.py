@@ -209,12 +209,11 @@ def lock_for_check(node: Node, device: Device, pid: int, uid: int) -> str:
     with Gate(store, Deadline(GATE_SECONDS)):
         if store.boot_id() != node.boot_id:
             raise CardTakenError("no claim was made in this boot")
-        held = repair_locks(store, node.boot_id)
-        reserved = list_noted_devices(node.settings.state_dir, RESERVE)
-        if any(lock_ids_overlap(name, device.bus) for name in [*held, *reserved]):
+        taken = {*repair_locks(store, node.boot_id)}
+        taken |= {*list_noted_devices(node.settings.state_dir, RESERVE)}
+        taken |= {*cards_with_mps(node.settings, node.boot_id, None)}
+        if any(lock_ids_overlap(name, device.bus) for name in taken):
             raise CardTakenError(device.bus)
-        if device.bus in cards_with_mps(node.settings, node.boot_id, None):
-            raise CardTakenError(f"an MPS ends on {device.bus}")
         record = make_process_owner(node, pid, HEALTH_USER, HEALTH_COMMENT).copy(
             uid=uid,
             sid=pid,

@@ -259,15 +259,28 @@ def test_locks_that_somebody_removes_are_put_back_at_once_and_told(
     assert len(os.listdir(locks)) == 1
 
 
-def test_bad_settings_change_nothing_and_are_told(field: Field) -> None:
-    def spoil() -> None:
-        Path(field.config).write_text("green\n")
+@pytest.mark.parametrize(
+    ("mode", "text", "said"),
+    [
+        ("w", "green\n", ["not KEY=VALUE: 'green'; the settings stay as they were"]),
+        ("a", "COLOUR=green\n", ["unknown key 'COLOUR'", "the settings were read again"]),
+    ],
+    ids=["a bad file changes nothing", "a key that is not known leaves the others"],
+)
+def test_settings_are_read_again_and_what_is_wrong_with_them_is_told(
+    field: Field, mode: str, text: str, said: list[str]
+) -> None:
+    def change() -> None:
+        with open(field.config, mode) as file:
+            file.write(text)
         field.signals.reload = True
 
-    reports = field.run(spoil)
-    assert field.told()[-2:] == ["READY=1", "STOPPING=1"]
-    assert "not KEY=VALUE: 'green'; the settings stay as they were" in field.said()
-    assert len(reports[1].devices) == 8
+    reports = field.run(change)
+    assert [len(report.devices) for report in reports] == [8, 8]
+    heard = field.said()
+    assert [one for one in said if one not in heard] == []
+    told = field.told()
+    assert "RELOADING=1" in told and told[-2:] == ["READY=1", "STOPPING=1"]
 
 
 @pytest.mark.parametrize(
@@ -326,17 +339,3 @@ def test_a_chore_brings_the_next_reconcile_forward(field: Field) -> None:
     gpulockd = field.daemon(script)
     gpulockd.run()
     assert gpulockd.pace.due == at
-
-
-def test_a_key_that_is_not_known_is_told_and_the_others_are_taken(field: Field) -> None:
-    def change() -> None:
-        with open(field.config, "a") as file:
-            file.write("COLOUR=green\n")
-        field.signals.reload = True
-
-    reports = field.run(change)
-    assert [len(report.devices) for report in reports] == [8, 8]
-    said = field.said()
-    assert "unknown key 'COLOUR'" in said
-    assert "the settings were read again" in said
-    assert "RELOADING=1" in field.told()

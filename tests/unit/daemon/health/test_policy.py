@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from gpulock.errors import LockTimeout, Refusal
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids
-from tests.support.faults import disk_full, raising
+from tests.support.faults import raising
 from tests.support.health_site import GIB, ROUND, SHEPHERD, Ward
 from tests.support.trees import bus
 
@@ -355,33 +357,44 @@ def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def test_a_state_dir_that_is_full_is_told_and_the_device_goes_out_later(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [LockTimeout("the gate"), OSError(errno.ENOSPC, "full")])
+def test_a_note_that_is_not_written_or_taken_back_for_one_card_is_told_and_tried_again(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
+    faults = list[Exception]()
+
+    def fail_once(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acts(*words: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return act(*words)
+
+        return acts
+
+    class ShutOnce(Gate):
+        if isinstance(fault, LockTimeout):
+            __enter__ = fail_once(Gate.__enter__)
+
+    monkeypatch.setattr(policy, "Gate", ShutOnce)
+    if isinstance(fault, OSError):
+        for name in ("write_device_note", "remove_device_note"):
+            monkeypatch.setattr(quarantine, name, fail_once(getattr(quarantine, name)))
+    ward.log_xid(0)
     ward.log_xid(1)
-    with monkeypatch.context() as broken:
-        broken.setattr(quarantine, "write_device_note", disk_full)
-        ward.round(3)
-        (line,) = ward.said()
-        assert f"{bus(1)} cannot be put out of service: " in line
+    faults.append(fault)
     ward.round()
     assert ward.out() == [bus(1)]
-
-
-def test_a_comeback_that_did_not_happen_is_not_counted_and_does_at_the_next_round(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ward.log_xid(1)
+    assert f"{bus(0)} cannot be put out of service: " in "\n".join(ward.said())
     ward.round()
+    assert ward.out() == [bus(0), bus(1)]
     ward.reload()
     ward.round(2)
-    with monkeypatch.context() as broken:
-        broken.setattr(quarantine, "remove_device_note", disk_full)
-        ward.round()
-        assert (ward.out(), ward.cards().backs) == ([bus(1)], [])
-        assert "could be back in service" in ward.said()[-1]
+    faults.append(fault)
     ward.round()
-    assert (ward.out(), len(ward.cards().backs)) == ([], 1)
+    assert (ward.out(), len(ward.cards().backs)) == ([bus(0)], 1)
+    assert f"{bus(0)} could be back in service: " in "\n".join(ward.said())
+    ward.round()
+    assert (ward.out(), len(ward.cards().backs)) == ([], 2)
 
 
 @pytest.mark.parametrize(
@@ -400,39 +413,6 @@ def test_a_part_that_fails_is_told_and_stops_no_other(
     assert [part for part in parts if f"RuntimeError: {part}" not in said] == []
     assert ward.out() == [bus(1)]
     assert ward.cards().marks == {(bus(1), "recovery"): 1}
-
-
-class ShutOnce(Gate):
-    """A gate that is shut for the first who comes, where it is `shut`."""
-
-    shut = False
-
-    def __enter__(self) -> Gate:
-        if ShutOnce.shut:
-            ShutOnce.shut = False
-            raise LockTimeout("the gate")
-        return super().__enter__()
-
-
-def test_a_gate_that_was_shut_for_one_card_leaves_the_others_their_turn(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "Gate", ShutOnce)
-    ward.log_xid(0)
-    ward.log_xid(1)
-    ShutOnce.shut = True
-    ward.round()
-    assert ward.out() == [bus(1)]
-    assert f"{bus(0)} cannot be put out of service: timed out" in "\n".join(ward.said())
-    ward.round()
-    assert ward.out() == [bus(0), bus(1)]
-    ward.reload()
-    ward.round(2)
-    ShutOnce.shut = True
-    ward.round()
-    assert ward.out() == [bus(0)]
-    ward.round()
-    assert ward.out() == []
 
 
 # --- without QUARANTINE_ON ------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_no_test_of_a_gpu_begins_while_an_mps_ends_on_it(desk: Desk) -> None:
     desk.ready(grant)
     desk.end(grant)
     card = next(d for d in desk.node().devices() if d.bus == bus(0))
-    with pytest.raises(CardTakenError, match="an MPS ends"):
+    with pytest.raises(CardTakenError):
         lock_for_check(desk.node(), card, os.getpid(), 0)
     desk.wait_for(desk.gone)
     assert lock_for_check(desk.node(), card, os.getpid(), 0)

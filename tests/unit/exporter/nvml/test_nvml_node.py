@@ -88,26 +88,21 @@ def test_a_card_that_was_lost_from_the_start_is_looked_for_again(tmp_path: Path)
             assert buses(eye.look()) == [FIRST, SECOND]
 
 
-def test_a_card_off_the_bus_shows_at_once_and_moves_no_neighbour(tmp_path: Path) -> None:
+def test_a_card_off_the_bus_shows_at_once_moves_no_neighbour_and_ends_no_samples(
+    tmp_path: Path,
+) -> None:
     with Double(tmp_path / "nvml", preset="dgx1", gpus=3) as nvml, Eye(nvml) as eye:
+        moment = 1_700_000_000_000_000
+        nvml.samples(0, [(moment, 50)])
         uuid = device(eye.look(), 2).uuid
+        nvml.samples(0, [(moment, 50), (moment + 500_000, 50)])
         nvml.set("gpu1.gone", 1)
         frame = eye.look(after=6)
         assert buses(frame) == [FIRST, THIRD]
         assert (frame.devices[1].uuid, frame.devices[1].index) == (uuid, 1)
+        assert (device(frame).busy, device(frame).observed) == (0.25, 0.5)
         nvml.set("gpu1.gone", 0)
         assert buses(eye.look(after=6)) == [FIRST, SECOND, THIRD]
-
-
-def test_samples_go_on_over_an_initialisation(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="workstation") as nvml, Eye(nvml) as eye:
-        moment = 1_700_000_000_000_000
-        nvml.samples(0, [(moment, 50)])
-        eye.look()
-        nvml.samples(0, [(moment, 50), (moment + 500_000, 50)])
-        nvml.set("gpu1.gone", 1)
-        card = device(eye.look(after=6))
-        assert (card.busy, card.observed) == (0.25, 0.5)
 
 
 def test_a_reloaded_driver_is_initialised_again(tmp_path: Path) -> None:

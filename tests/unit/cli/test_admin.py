@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.environs import CLAIM
-from gpulock.alloc.process_scan import ProcessScan
 from gpulock.cli.admin import forget
 from gpulock.cli.claims import socket_client
 from gpulock.cli.session import uid_to_user_name
@@ -336,6 +335,7 @@ def test_a_release_says_where_nothing_is_held_and_changes_no_folder_that_others_
 # --- `forget-locks`: the way out where the records of a boot's claims were lost -------------------
 
 TRUE = ("run", "-n", "1", "--", "/bin/true")
+OF_JOB = "SLURMD_NODENAME=n1\0SLURM_JOB_ID"
 
 
 @pytest.fixture
@@ -384,43 +384,28 @@ def test_while_a_process_has_a_gpu_open_nothing_is_forgotten_but_by_force(
 
 
 @pytest.mark.parametrize(
-    ("name", "cmdline", "runs"),
+    ("name", "cmdline", "environ", "told"),
     [
-        ("sge_shepherd", "sge_shepherd-12 -bg", True),
-        ("slurmstepd", "slurmstepd: [12.batch]", True),
-        ("slurmstepd", "/usr/sbin/slurmstepd", False),
-        ("bash", "bash", False),
+        ("sge_shepherd", "sge_shepherd-12 -bg", "", "runs a job"),
+        ("slurmstepd", "slurmstepd: [12.batch]", "", "runs a job"),
+        ("slurmstepd", "/usr/sbin/slurmstepd", "", ""),
+        ("bash", "bash", "HOME=/root", ""),
+        # it has no GPU open, and was started by one
+        ("python3", "", f"{CLAIM}=0123456789abcdef", "was started by gpulock run"),
+        ("python3", "", f"{OF_JOB}=12", "was started by job 12"),
+        ("python3", "", f"{OF_JOB}=\x1b[1m", "was started by a job"),
+        ("python3", "", f"{OF_JOB}=12\0SLURM_SCRIPT_CONTEXT=epilog_slurmd", ""),
     ],
 )
-def test_a_shepherd_or_step_daemon_is_a_job(
-    tmp_path: Path, name: str, cmdline: str, runs: bool
+def test_a_shepherd_a_step_daemon_and_what_a_job_started_are_a_job(
+    tmp_path: Path, name: str, cmdline: str, environ: str, told: str
 ) -> None:
     box = Box(tmp_path)
     box.proc.add(700, name)
     (box.proc.root / "700" / "cmdline").write_text(f"{cmdline}\0")
-    told = [f"process 700 ({name}) runs a job"] if runs else []
-    assert list(forget.list_remaining_users(box.node())) == told
-
-
-@pytest.mark.parametrize(
-    ("environ", "by"),
-    [
-        (f"{CLAIM}=0123456789abcdef", "gpulock run"),
-        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1", "job 12"),
-        ("SLURM_JOB_ID=\x1b[1m\0SLURMD_NODENAME=n1", "a job"),
-        ("SLURM_JOB_ID=12\0SLURMD_NODENAME=n1\0SLURM_SCRIPT_CONTEXT=epilog_slurmd", ""),
-        ("HOME=/root", ""),
-    ],
-)
-def test_what_a_job_started_is_a_job_though_it_has_no_gpu_open(
-    tmp_path: Path, environ: str, by: str
-) -> None:
-    box = Box(tmp_path)
-    box.proc.add(700, "python3")
     (box.proc.root / "700" / "environ").write_text(f"{environ}\0")
-    told = [f"process 700 (python3) was started by {by}"] if by else []
-    node = box.node()
-    assert list(forget.list_job_processes(node, ProcessScan(node.proc))) == told
+    said = [f"process 700 ({name}) {told}"] if told else []
+    assert list(forget.list_remaining_users(box.node())) == said
 
 
 def test_a_driver_that_cannot_be_read_is_a_doubt_and_one_that_is_not_loaded_is_none(

@@ -254,19 +254,6 @@ def test_nothing_of_gpulock_is_said_as_such(call: Any) -> None:
     assert "has no series of gpulock within the last day" in result.stderr
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_tables_fit(
-    call: Any,
-    prometheus: Prometheus,
-    tmp_path: Path,
-    width: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    three_nodes(prometheus, tmp_path)
-    assert max(len(line) for line in call().stdout.splitlines()) <= width
-
-
 # --- a server that is missing, broken, or something else ------------------------------------------
 
 QUERY = "up"

@@ -12,7 +12,6 @@ from gpulock.cli.select import (
     match_devices,
     match_one_device,
     parse_subject,
-    resolve_lock_id,
 )
 from gpulock.node.devices import Device
 from gpulock.store.owner import Owner
@@ -91,20 +90,6 @@ def test_a_number_is_a_device_where_there_is_one_and_a_job_otherwise() -> None:
     assert parse_subject("1", NODE).device is NODE[1]
     assert parse_subject("9", NODE) == Subject(job="9")
     assert parse_subject("job 1", NODE) == Subject(job="1")
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("3B:00.0", "0000:3b:00.0"),
-        ("FF:00.0", "0000:ff:00.0"),
-        ("00000000:FF:00.0.gi3.ci0", "0000:ff:00.0.gi3.ci0"),
-        ("86:00.0.gi7.ci0", "0000:86:00.0.gi7.ci0"),
-        ("ff:00.0.share2", "0000:ff:00.0.share2"),
-    ],
-)
-def test_what_the_driver_does_not_show_is_named_by_any_form_of_its_id(text: str, name: str) -> None:
-    assert resolve_lock_id(text, NODE) == name
 
 
 def test_a_list_names_each_device_once() -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -365,22 +366,24 @@ def public() -> Iterator[Site]:
 
 
 @pytest.mark.another_user
-def test_an_ordinary_user_sees_holders_and_published_verdicts(public: Site) -> None:
-    public.hold(1)
-    public.publish(t=Verdict("dead", "its shepherd is gone"))
-    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert line_of(done.stdout, 1)[3:6] == ["stale", "12", "alice"]
-
-
-@pytest.mark.another_user
-def test_an_ordinary_user_gets_no_judgement_where_none_is_published(public: Site) -> None:
+def test_an_ordinary_user_sees_holders_and_published_verdicts_and_no_other_judgement(
+    public: Site,
+) -> None:
     pid, start = dead_process()
     public.hold(1, scheduler="process", job_id=str(pid), pid=pid, start=start)
-    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
+    nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    done = public.run("status", **nobody)
     assert line_of(done.stdout, 1)[3] == "held"
     assert "who uses a GPU without a claim is not known" in done.stdout
     assert "without a claim" not in public.run("status").stdout
+    public.publish(t=Verdict("dead", "its shepherd is gone"))
+    done = public.run("status", **nobody)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert line_of(done.stdout, 1)[3:6] == ["stale", "pid", str(pid)]
+    public.files.lock_dir.chmod(0o700)
+    done = public.run("status", **nobody)
+    assert (done.returncode, done.stdout) == (3, ""), "it is not called free"
+    assert "Permission denied" in done.stderr
 
 
 @pytest.mark.slow
@@ -406,15 +409,6 @@ def test_an_ordinary_user_changes_nothing_of_roots(public: Site, args: tuple[str
     assert any(text in done.stderr for text in words)
     assert done.stderr.count("\n") == 1
     assert public.states()[1] != "free"
-
-
-@pytest.mark.another_user
-def test_a_lock_directory_that_may_not_be_read_is_not_called_free(public: Site) -> None:
-    public.hold(1)
-    public.files.lock_dir.chmod(0o700)
-    done = public.run("status", user=NOBODY, group=NOBODY, extra_groups=[])
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "Permission denied" in done.stderr
 
 
 def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import build
 import pytest
 
-import build
 from gpulock import __version__
 from gpulock.sge.hook import TRIAL_JOB
 from tests.install.job_load import CURRENT, NODE

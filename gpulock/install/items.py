@@ -33,11 +33,12 @@ class Wanted(Enum):
 class Remainder:
     """What a run leaves to the administrator: a clause for the verdict, and a page of what to do.
 
-    No item that comes later in the run is changed then.
+    No item that comes later in the run is changed then. `do` is what doctor says for the page.
     """
 
     clause: str
     page: Sequence[str] = ()
+    do: str = ""
 
 
 class Item:
@@ -131,7 +132,6 @@ class InstallParts:
 
     items: Sequence[Item]
     notes: list[str] = field(default_factory=list[str])
-    pages: list[list[str]] = field(default_factory=list[list[str]])
     try_line: str = ""  # a job that shows its mask, for an ordinary user
     on_node: bool = True  # else all is the cluster's, and may be written from anywhere
 

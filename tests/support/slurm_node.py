@@ -205,6 +205,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch) -> SlurmNode:
 
 
 def told(node: SlurmNode) -> str:
-    """Return all pages and notes of an installation."""
+    """Return all that an installation says, of what it leaves to the administrator and notes."""
     parts = node.parts()
-    return "\n".join([*("\n".join(page) for page in parts.pages), *parts.notes])
+    left = [one for item in parts.items if (one := item.remainder(Wanted.PRESENT))]
+    return "\n".join([line for one in left for line in (one.clause, *one.page)] + parts.notes)

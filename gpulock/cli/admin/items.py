@@ -47,7 +47,7 @@ def run_installation(
         raise CommandRefusedError(str(fault)) from fault
     for note in parts.notes:
         echo_note(note)
-    pages = ["\n".join(one) for one in (*(one.page for one in outcome.remainders), *parts.pages)]
+    pages = ["\n".join(one.page) for one in outcome.remainders]
     verdict = outcome.verdict(system, wanted, dry_run)
     if wanted is Wanted.ABSENT:  # what leads here comes before
         for page in filter(None, pages):

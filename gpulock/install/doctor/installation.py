@@ -49,13 +49,8 @@ def check_installed(schedulers: Sequence[str], running: Sequence[str]) -> Iterat
         yield fact("no scheduler")
 
 
-def check_installation(
-    items_of: Callable[[], Sequence[Item]], again: str, by_hand: str = ""
-) -> Iterator[Finding]:
-    """Yield what an installation would refuse, else what it would change and leave to a person.
-
-    `by_hand` is what to do about what is left without a page of its own.
-    """
+def check_installation(items_of: Callable[[], Sequence[Item]], again: str) -> Iterator[Finding]:
+    """Yield what an installation would refuse, else what it would change and leave to a person."""
     try:
         items = items_of()
         for one in [one for one in items if isinstance(one, Hooks)]:
@@ -69,7 +64,7 @@ def check_installation(
         what = ", ".join(dict.fromkeys(outcome.changed))
         yield fault(f"not as installed: {what}", f"{again} (--dry-run shows the difference)")
     for left in outcome.remainders:
-        yield fault(left.clause, " ".join(" ".join(left.page).split()) or by_hand or again)
+        yield fault(left.clause, left.do or " ".join(" ".join(left.page).split()) or again)
 
 
 def check_hooks(hooks: Hooks, again: str) -> Iterator[Finding]:

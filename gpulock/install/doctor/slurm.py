@@ -6,7 +6,6 @@ That is slurmd, slurmctld, slurm.conf in force, and what a site's configuration 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.doctor.check import (
     DRIVER,
     INSTALLED,
@@ -26,17 +24,13 @@ from gpulock.install.doctor.check import (
     warning,
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
+from gpulock.install.files import InstallError
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import SlurmOptions
-from gpulock.install.slurm.configured_hooks import (
-    TASK,
-    find_slurm_hooks,
-)
-from gpulock.install.slurm.install import NO_GRES, SlurmInstaller
-from gpulock.install.slurm.site import SlurmError
+from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PLUGIN, PlugStack
-from gpulock.install.slurm.texts import wanted_setting_lines
+from gpulock.install.slurm.wanted import TASK, find_slurm_hooks, wanted_setting_lines
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import current_hooks
 from gpulock.node import device_list
@@ -47,10 +41,6 @@ from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
-_LINES: Final = (
-    "gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its template"
-    " (Ansible, Puppet), then scontrol reconfigure once"
-)
 # Of a node's State=; a * means that slurmctld gets no answer from slurmd.
 _NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING", "*")
 
@@ -69,10 +59,10 @@ class SlurmChecks:
             Check("slurmd", self.slurmd, (INSTALLED,)),
             Check("trial of hooks", self.trial, (INSTALLED,)),
             Check("Slurm", self.release, (INSTALLED,)),
-            Check("installation", self.installation, ("Slurm", SETTINGS)),
+            Check("slurmctld", self.slurmctld, ("Slurm",)),
+            Check("installation", self.installation, ("slurmctld", SETTINGS)),
         ]
         looks = {
-            "slurmctld": self.slurmctld,
             "slurm.conf": self.own_file,
             "recommended": self.recommended,
             "SPANK": self.plugin,
@@ -85,12 +75,9 @@ class SlurmChecks:
             "order of gres.conf": self.order,
             "uncounted GPUs": self.uncounted,
         }
-        own = [Check(name, look, ("Slurm",)) for name, look in looks.items()]
-        return [
-            *first,
-            *own,
-            *(Check(name, look, ("Slurm", DRIVER)) for name, look in of_gpus.items()),
-        ]
+        own = [Check(name, look, ("slurmctld",)) for name, look in looks.items()]
+        cards = [Check(name, look, ("slurmctld", DRIVER)) for name, look in of_gpus.items()]
+        return [*first, *own, *cards]
 
     @cached_property
     def installer(self) -> SlurmInstaller:
@@ -99,8 +86,8 @@ class SlurmChecks:
 
     @cached_property
     def conf(self) -> SlurmConf:
-        """Return what slurmctld goes by, else what slurm.conf says; raise InstallError."""
-        return self.installer.site.best()
+        """Return what slurmctld goes by; raise InstallError."""
+        return self.installer.site.in_force()
 
     def slurmd(self) -> Iterator[Finding]:
         """Look whether slurmd can be seen, as the reaper must."""
@@ -122,12 +109,8 @@ class SlurmChecks:
             yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
 
     def slurmctld(self) -> Iterator[Finding]:
-        """Look whether slurmctld answers."""
-        if silent := self.conf.silent:
-            what = f"{silent}; what follows is by {self.conf.source}, which may not be in force"
-            yield warning(what, "run it again when slurmctld answers")
-        else:
-            yield fact(f"Slurm {self.conf.get('SLURM_VERSION')}")
+        """Look whether slurmctld answers: nobody else knows what is in force."""
+        yield fact(f"Slurm {self.conf.get('SLURM_VERSION')}")
 
     def own_file(self) -> Iterator[Finding]:
         """Look whether this node's slurm.conf is the one that slurmctld has read.
@@ -149,22 +132,19 @@ class SlurmChecks:
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""
-        return check_installation(lambda: self.installer.parts().items, _AGAIN, _LINES)
+        return check_installation(lambda: self.installer.parts().items, _AGAIN)
 
     def recommended(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that had better be otherwise."""
         better = [one for one in wanted_setting_lines(self.conf, self.settings) if not one.needed]
         for one in better:
-            first = f"first, beside the controller's slurm.conf, {one.first}; then "
-            do = f"{first if one.first else ''}{_LINES}"
-            yield warning(f"{one.key}={one.value} is not in force, by which {one.why}", do)
+            what = f"{one.key}={one.value} is not in force, by which {one.why}"
+            yield warning(what, "put it into slurm.conf, then scontrol reconfigure")
 
     def plugin(self) -> Iterator[Finding]:
-        """Look at the SPANK plugin, which runs TaskProlog's hook where pyxis is."""
-        stack, own = PlugStack(self.conf, self.installer.site.conf), self.installer.plugin
-        if own.path.exists() and (why := why_untrusted_program(own.path, (0, os.geteuid()))):
-            yield fault(why, "let root alone change it: each task loads it")
-        elif stack.naming(PLUGIN) and (task := self.conf.get(TASK)):
+        """Look whether TaskProlog runs beside the SPANK plugin, which runs the same hook."""
+        stack = PlugStack(self.conf, self.installer.site.conf)
+        if stack.naming(PLUGIN) and (task := self.conf.get(TASK)):
             what = f"TaskProlog={task} runs as well, and fails inside containers of pyxis"
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 
@@ -179,12 +159,10 @@ class SlurmChecks:
 
     def node(self) -> Iterator[Finding]:
         """Say where Slurm gives this node no jobs."""
-        if self.conf.source != "slurmctld":
-            return
         node = self.installer.site.node
         try:
             text = self.installer.site.scontrol("show", "node", node)
-        except SlurmError as reason:
+        except InstallError as reason:
             what = f"slurmctld does not know {node}: {reason}"
             yield warning(what, "is NodeName= another? start slurmd with -N NAME")
             return
@@ -227,14 +205,10 @@ class SlurmChecks:
         """Look whether Slurm, too, tells jobs which cards are theirs, and whether it counts any."""
         site = self.installer.site
         if not self.listed.positions:
-            what, _, do = NO_GRES.partition("; if ")
-            known = self.conf.has(
-                "GresTypes", "gpu"
-            )  # else no job of the cluster's can ask for any
-            yield (warning if known else fault)(what, f"if {do}")
-            return
-        flags = gres.gpu_flags(site.gres_conf, site.node) if site.gres_conf else []
-        if not self.by_slurm and not (flags and all("no_gpu_env" in words for words in flags)):
+            # without the type no job of the cluster's can ask for any
+            state = warning if self.conf.has("GresTypes", "gpu") else fault
+            yield state(gres.NO_GRES, f"if one should, {gres.LOOK_AT_LIST}")
+        elif not self.by_slurm and not gres.has_gres_flag(site.gres_conf, site.node, "no_gpu_env"):
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault(what, do)
@@ -242,8 +216,7 @@ class SlurmChecks:
     def order(self) -> Iterator[Finding]:
         """Look whether position N is the card that CUDA calls N, where that decides the mask."""
         site = self.installer.site
-        path = site.gres_conf
-        by_uuid = bool(path and gres.has_gres_flag(path, site.node, "env_uuid"))  # 26.05 and later
+        by_uuid = gres.has_gres_flag(site.gres_conf, site.node, "env_uuid")  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return
         places = gres.devices_of_positions(self.settings, self.listed.positions)

@@ -17,13 +17,6 @@ from typing import Final
 from gpulock.install.files import InstallError, discard_unrenamed, write_file
 from gpulock.install.items import Item, Remainder, Wanted, difference_lines
 from gpulock.install.slurm.conf_block import SplitConf, block_lines, split_slurm_conf
-from gpulock.install.slurm.configured_hooks import (
-    EPILOG,
-    PATHS,
-    TASK,
-    InForceHook,
-    find_slurm_hooks,
-)
 from gpulock.install.slurm.site import FETCHED_CONF, SlurmSite
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
@@ -32,9 +25,15 @@ from gpulock.install.slurm.slurm_conf import (
     slurm_pairs,
 )
 from gpulock.install.slurm.spank import PLUGIN, PlugStack
-from gpulock.install.slurm.texts import (
+from gpulock.install.slurm.wanted import (
+    EPILOG,
     INSTALL_FIRST,
+    PATHS,
+    TASK,
+    InForceHook,
     WantedLine,
+    find_slurm_hooks,
+    slurm_conf_page,
     wanted_setting_lines,
 )
 from gpulock.install.versions import current_hooks
@@ -44,6 +43,10 @@ from gpulock.node.settings_file import DEFAULT_PATH
 MOST_NAMED: Final = 5  # nodes, in a message
 UNSURE: Final = "whether Slurm still starts the hooks cannot be found out"
 RECONFIGURE: Final = "  scontrol reconfigure"
+_LINES: Final = (
+    "gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its template"
+    " (Ansible, Puppet), then scontrol reconfigure once"
+)
 _MANAGERS: Final = re.compile(
     r"(?i)^\s*#.*(\b(ansible|puppet|chef|salt|cfengine|warewulf)\b|do not edit)"
 )
@@ -87,18 +90,10 @@ class SlurmConfItem(Item):
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
             return self._what_leads_here()
-        lacks = [] if self.asked.write_conf else self.lacking(self.site.best())
+        lacks = [] if self.asked.write_conf else self.lacking(self.site.in_force())
         keys = [one.key if one.key in PATHS else f"{one.key}={one.value}" for one in lacks]
-        return Remainder(f"slurm.conf lacks {', '.join(keys)}") if lacks else None
-
-    def wanted(self, conf: SlurmConf) -> list[WantedLine]:
-        """Return the lines that a configuration had better hold, and does not."""
-        hooks = [
-            WantedLine(hook.key, self.path_of(hook.key), hook.text, is_site=bool(hook.values))
-            for hook in self.hooks(conf)
-            if not hook.ours and not (self.by_spank and hook.key == TASK)
-        ]
-        return [*hooks, *wanted_setting_lines(conf, self.settings)]
+        what = f"slurm.conf lacks {', '.join(keys)}"
+        return Remainder(what, slurm_conf_page(lacks), _LINES) if lacks else None
 
     def path_of(self, key: str) -> str:
         """Return where a hook of ours is."""
@@ -110,7 +105,12 @@ class SlurmConfItem(Item):
 
     def lacking(self, conf: SlurmConf) -> list[WantedLine]:
         """Return the lines that a configuration must hold, and does not."""
-        return [line for line in self.wanted(conf) if line.needed]
+        hooks = [
+            WantedLine(hook.key, self.path_of(hook.key), " ".join(hook.values))
+            for hook in self.hooks(conf)
+            if not hook.ours and not (self.by_spank and hook.key == TASK)
+        ]
+        return hooks + [one for one in wanted_setting_lines(conf, self.settings) if one.needed]
 
     def _path(self, wanted: Wanted) -> Path | None:
         """Return the file that is written, None where none is; raise InstallError."""
@@ -167,8 +167,8 @@ class SlurmConfItem(Item):
             else:
                 outside.append((file, raw, slurm_pairs(bare)))
         values = {key.lower(): value for _, _, pairs in outside for key, value in pairs}
-        wanted = self.lacking(SlurmConf(values, str(path)))
-        if site := next((line for line in wanted if line.is_site), None):
+        wanted = self.lacking(SlurmConf(values))
+        if site := next((line for line in wanted if line.is_beside_site), None):
             raise InstallError(
                 f"the site's {site.key}={site.now} is to run beside gpulock's: join both by hand,"
                 " as docs/slurm.md says"
@@ -186,7 +186,7 @@ class SlurmConfItem(Item):
         return [f"{line.key}={line.value}" for line in wanted]
 
     def _busy_nodes(self) -> list[str]:
-        """Return the nodes for which the Epilog stays; raise SlurmError."""
+        """Return the nodes for which the Epilog stays; raise InstallError."""
         if self.asked.force:
             return []
         shown = self.site.scontrol("-d", "show", "node", "-o")
@@ -230,23 +230,22 @@ class SlurmConfItem(Item):
 
     def _references(self) -> Iterator[str]:
         """Yield what starts a program of ours, in force or in the file; raise InstallError."""
-        conf, paths = self.site.best(), self.paths
-        for file, line in PlugStack(conf, self.site.conf).naming(f"{paths.folder.parent}/{PLUGIN}"):
+        conf, plugin = self.site.in_force(), self.paths.folder.with_name(PLUGIN)
+        for file, line in PlugStack(conf, self.site.conf).naming(str(plugin)):
             yield f"from {file}: {line}"
         path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
         block = split_slurm_conf(path, _read(path)).lines if path else ()
         if block and not self.asked.write_conf:
             yield from (f"from {path}: {line}" for line in block_lines(block))
-        known = {line.partition("=")[0] for line in block or ()}
-        in_force = self.hooks(conf)
-        in_file = self.hooks(self.site.in_file()) if path else []
-        later = [hook for hook in in_file if hook not in in_force]  # at the next reconfigure
-        for hooks, source in ((in_force, conf.source), (later, str(path))):
-            for hook in hooks:
-                if hook.ours and hook.key not in known:
-                    target = self.path_of(hook.key)
-                    by = "".join(f" (by {path})" for path in hook.ours if str(path) != target)
-                    yield f"from the slurm.conf of {source}: {hook.key}={hook.text}{by}"
+        told = {line.partition("=")[0] for line in block or ()}
+        confs = {"slurmctld": conf, **({str(path): self.site.in_file()} if path else {})}
+        for source, one in confs.items():  # what the file says counts from the next reconfigure on
+            for hook in self.hooks(one):
+                if hook.ours and hook.key not in told:
+                    told.add(hook.key)
+                    line, target = f"{hook.key}={' '.join(hook.values)}", self.path_of(hook.key)
+                    by = "".join(f" (by {link})" for link in hook.ours if str(link) != target)
+                    yield f"from the slurm.conf of {source}: {line}{by}"
 
 
 def _read(path: Path) -> str:

@@ -20,7 +20,7 @@ from typing import Final
 from gpulock.errors import Refusal
 from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.site import Slurmd, SlurmError, SlurmSite, split_nodes
+from gpulock.install.slurm.site import Slurmd, SlurmSite
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import device_list, devices
 from gpulock.node.context import Node
@@ -39,13 +39,13 @@ _GPU: Final = "gpu"
 _PARTS: Final = ("shard", "mps")  # GRES that are parts of another's devices
 _ENTRY: Final = re.compile(r"\bGres Name=(\S+) .*?\bCount=(\d+)\b")
 _FILE: Final = re.compile(r" File=(\S+)")
-_CONFIGURED: Final = re.compile(r"\bGres=(?:\S*,)?(gpu(?::[^\s:,()]+)?:[1-9]\d*)")  # of a node
 _MAJOR: Final = devices.MAJOR
 _CARD: Final = re.compile(r"nvidia(\d+)")
 _CAPABILITY: Final = re.compile(r"nvidia-cap(\d+)")
+NO_GRES: Final = "slurmd -G lists no gres/gpu with File= of this node, so no job gets a GPU here"
 LOOK_AT_LIST: Final = (
-    "run slurmd -G and read its errors: with AutoDetect=nvml the loader must find libnvidia-ml.so"
-    " (ldconfig), else look at NodeName= and File= in gres.conf"
+    "read its errors: with AutoDetect=nvml the loader must find libnvidia-ml.so (ldconfig), else"
+    " look at NodeName= and File= in gres.conf, at Gres= and GresTypes=gpu in slurm.conf"
 )
 MEANING: Final = "gres_meaning"  # a key of the map that no hook reads
 
@@ -79,23 +79,6 @@ def parse_gres_list(text: str) -> GresList:
         else:
             raise InstallError(f"slurmd's list is not understood: {line.strip()}; report this line")
     return GresList(tuple(positions), tuple(sorted(shared)))
-
-
-def find_unlisted_gpus(site: SlurmSite) -> str:
-    """Return which GPUs of this node slurmctld gives out, of a slurmd that lists none; or nothing.
-
-    Nothing where slurmctld does not answer.
-    """
-    try:
-        shown = site.scontrol("show", "node", "-o").splitlines()
-    except SlurmError:
-        return ""
-    for line in shown:
-        name = line.partition(" ")[0].partition("=")[2]
-        found = _CONFIGURED.search(line)
-        if found and not split_nodes(line, site.named, os.uname().nodename)[1]:
-            return f"slurmctld gives {name} {found[1]}, and slurmd -G lists none here"
-    return ""
 
 
 def by_slurm(settings: Settings) -> bool:
@@ -245,17 +228,9 @@ def gres_meaning(lines: list[dict[str, str]]) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-def gpu_flags(gres_conf: Path, node: str) -> list[list[str]]:
-    """Return the Flags= of each line of gres.conf that gives a node GPUs."""
-    lines = read_node_lines(gres_conf, node) if gres_conf.exists() else []
-    return [
-        line.get("flags", "").lower().split(",")
-        for line in lines
-        if line.get("name", "").lower() == _GPU
-    ]
-
-
-def has_gres_flag(gres_conf: Path, node: str, flag: str = "no_gpu_env") -> bool:
-    """Say whether gres.conf sets a flag for all GPUs of a node."""
-    flags = gpu_flags(gres_conf, node)
+def has_gres_flag(gres_conf: Path | None, node: str, flag: str) -> bool:
+    """Say whether each line of gres.conf that gives a node GPUs sets a flag."""
+    lines = read_node_lines(gres_conf, node) if gres_conf and gres_conf.exists() else []
+    lines = [line for line in lines if line.get("name", "").lower() == _GPU]
+    flags = [line.get("flags", "").lower().split(",") for line in lines]
     return bool(flags) and all(flag in words for words in flags)

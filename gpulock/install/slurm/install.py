@@ -17,9 +17,8 @@ from gpulock.install.container_hooks import choose_container_hooks, container_it
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
 from gpulock.install.node_part import NodePart
-from gpulock.install.slurm import gres, texts
+from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
-from gpulock.install.slurm.configured_hooks import TASK, find_slurm_hooks
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmSite,
@@ -37,15 +36,10 @@ from gpulock.install.versions import (
     installed_schedulers,
     is_to_uninstall,
 )
-from gpulock.node.context import Node
 from gpulock.node.setting_keys import KEYS
-from gpulock.slurm.gres_map import NAME, needs_gres_map
+from gpulock.slurm.gres_map import NAME
 
 _BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
-NO_GRES: Final = (
-    "slurmd has no gres/gpu with File= on this node, so no job gets a GPU here; if it should, look"
-    " at NodeName= and File= in gres.conf, at Gres= of the node and GresTypes=gpu in slurm.conf"
-)
 
 
 class SlurmInstaller(NodePart):
@@ -71,11 +65,6 @@ class SlurmInstaller(NodePart):
         """The SPANK plugin."""
         return SpankPlugin(hooks_folder(self.settings), self.paths.slurm_task)
 
-    @property
-    def by_spank(self) -> bool:
-        """Whether the plugin is chosen: it is there."""
-        return self.plugin.path.exists()
-
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
@@ -87,32 +76,14 @@ class SlurmInstaller(NodePart):
         elif not self.slurmd:
             path = self.site.conf or "an unknown slurm.conf"
             self.note(f"no slurmd runs here: the map is of what it will find in {path}")
-        conf = self.site.best()
-        if conf.silent:
-            what = f"compared with {conf.source}, which may not be in force"
-            self.note(f"{conf.silent}: {what}")
-        stack, plugin = PlugStack(conf, self.site.conf), self.plugin.path
-        if (pyxis := stack.naming(PYXIS)) and not self.by_spank:
-            raise InstallError(
-                f"{pyxis[0][0]} names pyxis, in whose containers no TaskProlog works: compile"
-                " the SPANK plugin as shown above, and run it again (docs/containers.md)",
-                self.plugin.page(),
-            )
         items = [] if conf_alone else self.node_items()
-        items += [self.plugin] if self.by_spank else []
-        hooks = find_slurm_hooks(conf, self.paths, self.site.conf)
-        tasks = [hook for hook in hooks if hook.key == TASK and hook.ours]
-        # what runs tasks' hook stays until the plugin does
-        needs_task = not self.by_spank or (tasks and stack.remainder(plugin))
-        item = SlurmConfItem(self.site, self.settings, options, by_spank=not needs_task)
-        wanted = item.wanted(conf)
-        if options.write_conf:  # what is left to say once the block is in force
-            wanted = [line for line in wanted if not line.needed]
-        items.append(item)
-        if self.by_spank:
-            items.append(ByHand(str(stack.path), lambda: stack.remainder(plugin)))
-        pages = [page] if (page := texts.slurm_conf_page(wanted)) else []
-        return InstallParts(items, self.notes, pages, self.try_line(), on_node=not conf_alone)
+        stack = PlugStack(self.site.in_force(), self.site.conf)
+        by_spank = self.plugin.path.exists() or bool(stack.naming(PYXIS))
+        if by_spank:  # before TaskProlog may go
+            lines = ByHand(str(stack.path), lambda: stack.remainder(self.plugin.path))
+            items += [self.plugin, lines]
+        items.append(SlurmConfItem(self.site, self.settings, options, by_spank))
+        return InstallParts(items, self.notes, self.try_line(), on_node=not conf_alone)
 
     def node_items(self) -> list[Item]:
         """Return what each node has; raise InstallError."""
@@ -120,13 +91,6 @@ class SlurmInstaller(NodePart):
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
-        flagged = source and gres.has_gres_flag(source.path, self.site.node)
-        if not flagged and not gres.by_slurm(self.settings):
-            self.note(
-                f"{self.site.gres_conf or 'gres.conf'} needs Flags=no_gpu_env on every Name=gpu"
-                " line, or Slurm names other cards to jobs than gpulock locks; then restart slurmd"
-                " and slurmctld, without a scontrol reconfigure before (docs/slurm.md)"
-            )
         items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
         return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
 
@@ -178,11 +142,7 @@ class SlurmInstaller(NodePart):
     def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
         if not listed.positions:
-            why = gres.find_unlisted_gpus(self.site)
-            if why and needs_gres_map(Node(self.settings).devices_if_driver(), self.settings):
-                first = "" if self.slurmd else "start slurmd first, whose libraries count; "
-                raise InstallError(f"{why}; {first}{gres.LOOK_AT_LIST}")
-            self.note(f"{why}; {gres.LOOK_AT_LIST}" if why else NO_GRES)
+            self.note(f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}")
         places, unread = gres.map_places(self.settings, listed.positions)
         if unread:
             self.note(unread)

@@ -43,7 +43,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
         if listed.positions or not places:
             places, shared = gres.map_places(settings, listed.positions)[0], list(listed.shared)
         elif not same:  # else NVML was not to be loaded: gpulockd opens no device
-            raise InstallError(f"slurmd -G lists no GPU here; {gres.LOOK_AT_LIST}")
+            raise InstallError(f"{gres.NO_GRES}; {gres.LOOK_AT_LIST}")
     if (places, shared) != known and not gres.has_slurmd_read(slurmd, site.conf, source):
         raise InstallError(
             "slurmd has another list of GPUs in its files than in force, as far as is known:"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +31,6 @@ _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MESSAGE: Final = 600  # characters of one that is shown
 _SECONDS: Final = 5.0
 _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
-
-
-class SlurmError(InstallError):
-    """Say that a program of Slurm's failed, or that slurmctld did not answer."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +74,18 @@ class SlurmSite:
         return None if self.conf is None else self.conf.with_name("gres.conf")
 
     def scontrol(self, *arguments: str) -> str:
-        """Return what scontrol prints; raise SlurmError."""
+        """Return what scontrol prints; raise InstallError."""
         done = self.run_client([self.binaries / "scontrol", *arguments])
         if done.returncode != 0:
-            raise SlurmError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
+            raise InstallError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
         return done.stdout
 
     def split_nodes(self) -> tuple[list[str], list[str]]:
-        """Return slurmctld's nodes that are this machine, and the others; raise SlurmError."""
+        """Return slurmctld's nodes that are this machine, and the others; raise InstallError."""
         return split_nodes(self.scontrol("show", "node", "-o"), self.named, os.uname().nodename)
 
     def in_force(self) -> SlurmConf:
-        """Return the configuration that slurmctld goes by; raise SlurmError."""
+        """Return the configuration that slurmctld goes by; raise InstallError."""
         return parse_scontrol_config(self.scontrol("show", "config"))
 
     def in_file(self) -> SlurmConf:
@@ -98,59 +94,42 @@ class SlurmSite:
             raise InstallError("slurm.conf is not found; set SLURM_CONF in the settings")
         return read_slurm_conf(self.conf)
 
-    def best(self) -> SlurmConf:
-        """Return what is in force, else what stands in slurm.conf; raise InstallError."""
-        try:
-            return self.in_force()
-        except SlurmError as silent:
-            return replace(self.in_file(), silent=str(silent))
-
     def gres(self) -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""
         words = ["-G", *(["-N", self.named] if self.named else [])]
         conf = ["-f", str(self.conf)] if self.conf else []
-        done = self.run_slurmd(*words, *conf, seconds=_GRES_SECONDS)
+        own = self.slurmd.program if self.slurmd else None
+        beside = with_sibling_folders([self.binaries])
+        program = own or find_slurm_program(NAME, beside, "install slurmd")
+        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
+        done = self.run_client([NAME, *words, *conf], _GRES_SECONDS, program)
         if done.returncode != 0:
             said = _what_it_said(done) or "no such node?"
-            raise SlurmError(f"{NAME} {' '.join(words)}: {said}")
+            raise InstallError(f"{NAME} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
     def release_fault(self) -> str:
         """Return why it is not known whether jobs of this release are locked, or nothing.
 
-        It is slurmd's, scontrol's where none runs. Raises SlurmError.
+        Raises InstallError.
         """
-        client: list[str | Path] = [self.binaries / "scontrol", "-V"]
-        done = self.run_slurmd("-V") if self.slurmd else self.run_client(client)
-        found = re.search(r"\b(\d+)\.(\d+)\.", done.stdout)  # slurm-wlm 24.11.5
-        if done.returncode != 0 or found is None:
-            raise SlurmError(f"{done.args[0]} -V names no release: {_what_it_said(done)}")
+        said = self.scontrol("-V")
+        found = re.search(r"\b(\d+)\.(\d+)\.", said)  # slurm-wlm 24.11.5
+        if found is None:
+            raise InstallError(f"scontrol -V names no release: {said.strip()[:_MESSAGE]}")
         release = int(found[1]), int(found[2])
         mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
         fault = f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
         return "" if release >= OLDEST else fault
 
-    def run_slurmd(
-        self, *words: str, seconds: float = _SECONDS
-    ) -> subprocess.CompletedProcess[str]:
-        """Run slurmd, with the libraries of the one that runs; raise InstallError for none."""
-        beside = with_sibling_folders([self.binaries])
-        own = self.slurmd.program if self.slurmd else None
-        program = own or find_slurm_program(NAME, beside, "install slurmd")
-        # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
-        return self.run_client([NAME, *words], seconds, program)
-
     def run_client(
         self, command: list[str | Path], seconds: float = _SECONDS, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Slurm's; raise SlurmError."""
+        """Run a program of Slurm's, with the libraries of slurmd; raise InstallError."""
         libraries = self.slurmd.libraries if self.slurmd else ""
         env = {"PATH": _PATH, "SLURM_CONF": str(self.conf or ""), "LD_LIBRARY_PATH": libraries}
         env = {name: value for name, value in env.items() if value}
-        try:
-            return run_program(command, seconds, env, executable=program)
-        except InstallError as fault:
-            raise SlurmError(str(fault)) from fault
+        return run_program(command, seconds, env, executable=program)
 
 
 def _what_it_said(done: subprocess.CompletedProcess[str]) -> str:

@@ -30,14 +30,9 @@ _THINGS: Final = ("nodename", "partitionname", "downnodes", "nodeset", "frontend
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """What is in force, and who says so: `slurmctld`, or the path of the file that was read.
-
-    `silent` is why slurmctld did not say it, where it was asked.
-    """
+    """What slurmctld goes by, or what a file sets."""
 
     values: dict[str, str]
-    source: str
-    silent: str = ""
 
     def get(self, key: str) -> str:
         """Return a value, empty where it is not set; newer releases take several programs."""
@@ -97,7 +92,7 @@ def parse_scontrol_config(text: str) -> SlurmConf:
         raise InstallError(
             "scontrol show config prints no SLURM_VERSION; is that Slurm's scontrol?"
         )
-    return SlurmConf(values, "slurmctld")
+    return SlurmConf(values)
 
 
 def read_slurm_conf(path: Path) -> SlurmConf:
@@ -109,7 +104,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
                 values.pop(key.lower(), None)
             else:
                 values[key.lower()] = bare
-    return SlurmConf(values, str(path))
+    return SlurmConf(values)
 
 
 def read_node_lines(path: Path, node: str) -> list[dict[str, str]]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.files import InstallError, find_share_folder, remove_file
+from gpulock.install.files import find_share_folder, remove_file
 from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.slurm.slurm_conf import SlurmConf, raw_slurm_lines
 from gpulock.install.versions import FOLDER as HOOKS
@@ -28,7 +29,7 @@ _LARGEST: Final = 1 << 22  # bytes of a plugin
 
 
 class SpankPlugin(Item):
-    """The compiled plugin: an administrator makes it, and so chooses it; it goes with the hooks."""
+    """The compiled plugin, which an administrator makes; it goes with the hooks."""
 
     def __init__(self, folder: Path, hook: Path) -> None:
         self.path, self.hook = folder / PLUGIN, hook
@@ -50,13 +51,11 @@ class SpankPlugin(Item):
         remove_file(self.path)
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
-        if wanted is Wanted.ABSENT:
-            return None
-        try:
-            same = self.build() in atomic.read_file(str(self.path), _LARGEST)
-        except OSError as fault:
-            raise InstallError(f"{self.path}: {fault.strerror}; look at it") from fault
-        return None if same else Remainder(f"{self.path} is of another gpulock", self.page())
+        same = wanted is Wanted.ABSENT
+        with suppress(OSError):
+            same = same or self.build() in atomic.read_file(str(self.path), _LARGEST)
+        what = f"{self.path} is {'of another gpulock' if self.path.exists() else 'not there'}"
+        return None if same else Remainder(f"{what}: compile it", self.page())
 
     def page(self) -> list[str]:
         """Return how it is compiled."""

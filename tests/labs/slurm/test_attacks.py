@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gpulock.install.slurm.texts import SUBMIT_SCRIPT
+from gpulock.install.slurm.wanted import SUBMIT_SCRIPT
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.hostile_jobs import STEERING, environ_bytes
 from tests.labs.common.installed import gate_file, script

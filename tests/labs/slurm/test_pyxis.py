@@ -37,7 +37,7 @@ def uuids(gpus: Gpulock, *indexes: int) -> str:
 
 def lines_left(pyxis: Pyxis) -> Remainder | None:
     """Return what plugstack.conf lacks."""
-    conf = SlurmConf({"plugstackconfig": str(pyxis.plugstack)}, "test")
+    conf = SlurmConf({"plugstackconfig": str(pyxis.plugstack)})
     return PlugStack(conf, None).remainder(pyxis.plugin)
 
 

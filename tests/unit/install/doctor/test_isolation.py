@@ -14,7 +14,7 @@ from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report, ru
 from gpulock.install.doctor.containers import container_checks
 from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.slurm.slurm_conf import parse_scontrol_config
-from gpulock.install.slurm.texts import wanted_setting_lines
+from gpulock.install.slurm.wanted import wanted_setting_lines
 from gpulock.isolation import bpf
 from gpulock.node.settings import Settings
 from gpulock.simulate.node import write_simulated_node

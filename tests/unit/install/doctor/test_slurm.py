@@ -70,7 +70,7 @@ def test_a_node_that_is_well_is_one_line(node: SlurmNode, monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "daemon_checks", lambda _: [])
     name = os.uname().nodename.partition(".")[0]
     assert [*report_lines(run(node), with_all=False)] == [
-        f"ok: {name}, 8 GPUs, hooks {__version__}, Slurm 22.05.8, no ConstrainDevices: a job can"
+        f"ok: {name}, 8 GPUs, Slurm 22.05.8, hooks {__version__}, no ConstrainDevices: a job can"
         " open any GPU, ISOLATION=off (27 checks; --all)"
     ]
 
@@ -154,7 +154,6 @@ def an_older_slurm_conf(node: SlurmNode, *, lacks: str = "(Prolog|TaskProlog|Epi
     node.set_in_force("HASH_VAL", DIFFERENT)
 
 
-open_plugin = both(by_spank(), shell("chmod 666 node/state/hooks/spank_gpulock.so"))
 no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
 unplugged = both(CONSTRAINED, put("TaskPlugin", "task/affinity"))
 FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.conf")
@@ -163,9 +162,8 @@ FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.co
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
-        (pyxis_alone, "installation", "no TaskProlog works", "gpulock install slurm"),
+        (pyxis_alone, "installation", "lacks lines of gpulock's", "as its first line"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
-        (open_plugin, "SPANK", "writable by others", "root alone"),
         (an_older_slurm_conf, "slurm.conf", "it lacks Prolog and Epilog, so jobs", "reconfigure"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
         (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "scontrol reconfigure"),
@@ -303,14 +301,17 @@ def test_a_fatal_message_of_slurmd_is_shown_whole(node: SlurmNode) -> None:
     assert "of no use" not in check.what
 
 
-def test_without_slurmctld_slurm_conf_is_looked_at_instead(node: SlurmNode) -> None:
+def test_without_slurmctld_it_is_a_warning_and_what_asks_slurmctld_is_silent(
+    node: SlurmNode,
+) -> None:
     (node.state / "down").touch()
 
-    checks = found(node)
+    report = run(node)
 
-    assert checks["slurmctld"].state == WARNING
-    assert "which may not be in force" in checks["slurmctld"].what
-    assert checks["installation"].state == OK
+    (check,) = [one for one in report.findings if one.name != "gpulockd"]
+    assert (check.name, check.state) == ("slurmctld", WARNING)
+    assert "Unable to contact slurm controller" in check.what
+    assert {"installation", "node", "order of gres.conf"} < {*report.silent}
 
 
 def test_hooks_that_a_user_cannot_run_are_a_fault(

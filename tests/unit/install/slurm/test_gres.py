@@ -157,4 +157,4 @@ def test_a_flag_counts_on_the_lines_of_this_node(
 ) -> None:
     path = tmp_path / "gres.conf"
     path.write_text(f"{lines}\n")
-    assert has_gres_flag(path, "n2") is flagged
+    assert has_gres_flag(path, "n2", "no_gpu_env") is flagged

@@ -15,7 +15,7 @@ from gpulock.install.slurm import site
 from gpulock.install.slurm.conf_block import BEGIN, END, block_lines, split_slurm_conf
 from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import Slurmd, split_nodes
-from gpulock.install.slurm.texts import SUBMIT_SCRIPT
+from gpulock.install.slurm.wanted import INSTALL_FIRST
 from tests.support.install_site import harm, tree
 from tests.support.slurm_node import SlurmNode, told
 
@@ -42,8 +42,6 @@ def test_a_block_that_was_moved_is_at_the_head_again_once_its_lines_change() -> 
 
     assert split_slurm_conf(CONF, moved).rest == "A=1\nB=2\n"
     assert split_slurm_conf(CONF, moved).with_lines(LINES[1:]) == f"{other}A=1\nB=2\n"
-    with pytest.raises(InstallError, match="ends in a backslash: take it out"):
-        split_slurm_conf(CONF, f"A=1 \\\n{block}")
 
 
 BLOCK = "".join(f"{line}\n" for line in block_lines(LINES))
@@ -119,7 +117,6 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
     node.conf.chmod(0o664)
     before, there = node.conf.read_text(), {*node.conf.parent.iterdir()}
     node.conf.with_name(".slurm.conf.4711.0123456789ab").touch()  # of a run that was killed
-    assert "Into slurm.conf" not in str(node.parts(write_conf=True).pages), "it writes them itself"
 
     install(node)
 
@@ -129,7 +126,6 @@ def test_what_is_written_is_in_force_and_owner_and_mode_stay(node: SlurmNode) ->
     assert node.conf.stat().st_mode & 0o777 == 0o664
     assert {*node.conf.parent.iterdir()} == there, "a copy is something to put back"
     assert node.differences(write_conf=True) == []
-    assert "Into slurm.conf" not in str(node.parts(write_conf=True).pages)
     (left,) = node.uninstall().remainders  # without --write-conf the block is only named
     assert [*left.page] == [f"from {node.conf}: {line}" for line in block_of(node)]
 
@@ -316,13 +312,13 @@ def test_what_is_not_gpulocks_stays_to_the_byte(node: SlurmNode, seed: int) -> N
     assert node.uninstall(write_conf=True).changed == []
 
 
-# --- what the administrator is told to put into slurm.conf and gres.conf --------------------------
+# --- what the administrator is told to put into slurm.conf ----------------------------------------
 
 
 def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
-    (page,) = node.parts().pages
+    (left,) = node.install().remainders
 
-    assert page[:9] == [
+    assert [*left.page] == [
         "Into slurm.conf, the same on every node and at the controller:",
         "",
         f"    Prolog={node.paths.slurm_prolog}",
@@ -332,12 +328,11 @@ def test_a_cluster_without_hooks_is_given_the_lines(node: SlurmNode) -> None:
         "    PrologFlags=Contain",
         "    # a job that finds no GPU waits again",
         "    RequeueExit=213",
+        "",
+        *INSTALL_FIRST,
+        "",
+        "Then, at the controller: scontrol reconfigure (no restart is needed).",
     ]
-    assert page[-2] == "Then, at the controller: scontrol reconfigure (no restart is needed)."
-    assert "gpulock reap from cron" in page[-1]
-    assert "First install gpulock on every node of the cluster, those without GPUs too" in " ".join(
-        page
-    )
 
 
 def test_the_sites_own_values_are_kept_and_its_hooks_named_with_the_page(node: SlurmNode) -> None:
@@ -353,35 +348,9 @@ def test_the_sites_own_values_are_kept_and_its_hooks_named_with_the_page(node: S
         "lives\n    PrologFlags=Alloc,Contain\n",
         "# now: 30; a hook may take 95 s",
         "\nProlog=/site/prolog is the site's: take it out if it hands out GPUs itself,\n"
-        f"else let {node.paths.slurm_prolog} run beside it:\n",
+        f"else let {node.paths.slurm_prolog} run beside it: see",
         "\nTaskProlog=/site/task is the site's",
         f"\n    Epilog={node.paths.slurm_epilog}\n",
     ):
         assert said in text
     assert "\n    Prolog=" not in text and "\n    TaskProlog=" not in text
-    (node.state / "down").touch()
-    text = told(node)
-    assert "Unable to contact slurm controller" in text
-    assert f"compared with {node.conf}, which may not be in force" in text
-    assert "Prolog=/site/prolog is the site's" in text
-
-
-def test_where_gpulock_chooses_slurm_must_not_set_the_mask(node: SlurmNode) -> None:
-    assert "no_gpu_env" not in told(node)
-    node.set(SLURM_DEVICE_SELECTION="gpulock")
-
-    text = told(node)
-    assert "needs Flags=no_gpu_env on every Name=gpu line" in text and "restart slurmd" in text
-
-    node.conf.with_name("gres.conf").write_text("Name=gpu File=/dev/nvidia0 Flags=no_gpu_env\n")
-    assert "no_gpu_env" not in told(node)
-
-
-def test_a_script_keeps_variables_that_would_drain_a_node_from_jobs(node: SlurmNode) -> None:
-    """Without the file slurmctld would not start: who pastes the whole page has a comment."""
-    assert f"    #   cp {SUBMIT_SCRIPT} ." in told(node)
-    assert "    #JobSubmitPlugins=lua" in told(node)
-    assert "job.spank_job_env" in SUBMIT_SCRIPT.read_text()
-
-    node.put("JobSubmitPlugins", "logging,job_submit/lua")  # the site's own, which we do not see
-    assert "JobSubmitPlugins" not in told(node)

@@ -20,7 +20,6 @@ SECONDS: Final = 15.0  # a hook that needs longer to refuse is not fit for use
 _NOBODY: Final = 65534  # uid and gid
 Command = Sequence[Union[str, Path]]
 _JOB: Final = {"JOB_ID": TRIAL_JOB}
-NO_PROCESS: Final = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 _HOSTILE: Final = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=1000000000000"}
 _REFUSES: Final = (1, 99, 100)  # ON_BROKEN, and 100 where limits cannot be lifted
 
@@ -50,7 +49,6 @@ def try_sge_hooks(paths: HookPaths) -> None:
     """Start each hook as no shepherd would: it must refuse, in time; raise InstallError."""
     job, site = (TRIAL_JOB, "0", "queue"), ("root", "root@/bin/true")
     for path, codes in ((paths.prolog, _REFUSES), (paths.epilog, (0,))):
-        try_hook([path, NO_PROCESS], codes, "not started by sge_shepherd", env=_JOB)
         try_hook([paths.drop_env, path, *job], codes, "no shepherd", env=_HOSTILE)
         both = (*codes, 1)  # no spool directory, so no environment for a hook of the site's
         try_hook([paths.drop_env, path, *job, *site], both, "no shepherd", env=_HOSTILE)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
-"""Play qconf, qselect, qstat and gethostname from files that a real Grid Engine printed.
+"""Play qconf, qselect and qstat from files that a real Grid Engine printed.
 
 The files lie in the folder `state` beside: `sq`, `sc`, `se`, `sconf` and, where there is one,
 `sconf-node1`; `release` is what `-help` prints, a shepherd's as well. One queue, gpu.q, on host
@@ -15,6 +15,7 @@ configuration may not be written.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 
@@ -168,7 +169,9 @@ def take_configuration() -> None:
 
 def qconf(option: str, words: list[str]) -> str:
     if option in SHOWN:
-        return SHOWN[option](words[0] if words else "")
+        shown = SHOWN[option](words[0] if words else "")
+        whole = os.environ.get("SGE_SINGLE_LINE") == "1"
+        return re.sub(r"[ \t]*\\\n[ \t]*", " ", shown) if whole else shown
     if words[0] == "hostgroup":
         return group(option, words[3], [words[2]])
     change(option, words)
@@ -256,7 +259,7 @@ def main(argv: list[str]) -> str:
         shown = f"{name_instance()} BIP 0/0/8 0.62 lx-amd64 {read('states')}"
         why = f"\tqueue {QUEUE} marked QERROR as result of job 4711's failure at host {HOST}"
         return f"{shown}{why}" if "-explain" in argv and "E" in read("states") else shown
-    return name_instance() if program == "qselect" else HOST
+    return name_instance()
 
 
 if __name__ == "__main__":

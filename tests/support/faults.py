@@ -13,6 +13,7 @@ import pytest
 from typing_extensions import Never
 
 Result = TypeVar("Result")
+NO_PROCESS = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 
 
 def raising(fault: BaseException | type[BaseException]) -> Callable[..., Never]:

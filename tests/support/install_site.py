@@ -185,7 +185,7 @@ def make_site(folder: Path, patch: pytest.MonkeyPatch) -> Site:
     programs = folder / "sge"
     shutil.copytree(RECORDED, programs / "state")
     (programs / "state/states").write_text("")
-    for name in ("qconf", "qselect", "qstat", "gethostname", "sge_shepherd"):
+    for name in ("qconf", "qselect", "qstat", "sge_shepherd"):
         copy_program(FAKE, programs / name)
     common = folder / "root/default/common"
     common.mkdir(parents=True)

@@ -24,11 +24,12 @@ from gpulock.install.doctor.check import (
     warning,
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
+from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.queue_hooks import hooked_queues
-from gpulock.install.sge.site import release_fault
+from gpulock.install.sge.site import check_release
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
 from gpulock.install.versions import current_hooks
@@ -53,7 +54,7 @@ class SgeChecks:
         first = [
             Check("execd", self.execd, (INSTALLED,)),
             Check("trial of hooks", lambda: self.trial(paths), (INSTALLED,)),
-            Check("qmaster", self.qmaster, (INSTALLED,)),
+            Check("qmaster", self.qmaster, (INSTALLED, "execd")),
         ]
         own = ("qmaster",)
         return [
@@ -75,9 +76,11 @@ class SgeChecks:
         """Look whether qmaster knows this host, and of which release it is."""
         _ = self.installer.host
         release = self.installer.qconf.release()
-        if why := release_fault(release):
-            yield fault(why, "its jobs wait until gpulock is taken out; see docs/grid-engine.md")
         yield fact(f"Grid Engine {release.removeprefix('SGE ')}")
+        try:
+            check_release(release)
+        except InstallError as unknown:
+            yield fault(str(unknown), "its jobs wait until gpulock is taken out")
 
     def trial(self, paths: HookPaths) -> Iterator[Finding]:
         """Start each hook as a test."""

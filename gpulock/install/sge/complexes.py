@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,6 +21,9 @@ from gpulock.sge.sensor import complex_devices
 # complex(5) from the type on: type relop requestable consumable default urgency
 _COUNTED: Final = "INT <= YES YES 0 0"
 _REPORTED: Final = "INT <= YES NO 0 0"
+_COUNTS: Final = re.compile(
+    r"\S+ \S+ (INT|RSMAP) <= (YES|FORCED) (YES|JOB|HOST) (0|NONE) \S+"
+)  # of a site's own
 
 
 def counting_complexes(settings: Settings) -> list[str]:
@@ -53,24 +57,12 @@ def host_amount(settings: Settings, name: str, gpus: int) -> int:
 def check_complexes(table: Mapping[str, str], lines: Mapping[str, str]) -> None:
     """Raise InstallError for a complex that is there and cannot count GPUs; pure."""
     for name in lines:
-        if name in table and name not in REPORTED and (fault := complex_fault(table[name])):
-            raise InstallError(f"complex {name}: {fault}; correct it by qconf -mc")
-
-
-def complex_fault(line: str) -> str:
-    """Return why a complex cannot stand for GPUs, or nothing; pure."""
-    _, _, kind, relop, requestable, consumable, default, _ = line.split()
-    if kind not in ("INT", "RSMAP"):
-        return f"its type is {kind}, it must be INT or RSMAP"
-    if relop != "<=":
-        return f"its relation is {relop}, it must be <="
-    if consumable not in ("YES", "JOB", "HOST"):
-        return f"consumable is {consumable}, it must be YES (per slot), JOB or HOST"
-    if default not in ("0", "NONE"):
-        return f"its default is {default}, which no hook can see; it must be 0"
-    if requestable not in ("YES", "FORCED"):
-        return "no job can request it"
-    return ""
+        if name in table and name not in REPORTED and not _COUNTS.fullmatch(table[name]):
+            raise InstallError(
+                f"complex `{table[name]}` cannot count GPUs: its type must be INT or RSMAP, its"
+                " relation <=, requestable YES or FORCED, consumable YES (per slot), JOB or HOST,"
+                " and its default 0, for no hook sees another; correct it by qconf -mc"
+            )
 
 
 class Complexes(Item):

@@ -134,10 +134,10 @@ class HostConfiguration(Item):
         own = dict(now or {})
         lines = {**shared, **own}
         if wanted is Wanted.PRESENT:
-            sensor, found = f"{self.host.current}/{_SENSOR}", _programs(lines, "load_sensor")
-            if sensor not in found:  # of another installation of gpulock's one goes
-                found = [*(one for one in found if not one.endswith(f"/{_SENSOR}")), sensor]
-            own["load_sensor"] = ",".join(found)
+            sensors = [
+                one for one in _programs(lines, "load_sensor") if not one.endswith(f"/{_SENSOR}")
+            ]  # without one of another installation of gpulock's
+            own["load_sensor"] = ",".join([*sensors, f"{self.host.current}/{_SENSOR}"])
             if not site_shepherd(lines):
                 own["shepherd_cmd"] = f"{self.host.current}/{_SHEPHERD}"
         elif now is None:

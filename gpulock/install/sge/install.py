@@ -89,7 +89,7 @@ class SgeInstaller(NodePart):
     def host(self) -> SgeHost:
         """This host; raises InstallError where it is none of the cell's."""
         current = current_hooks(self.settings).folder
-        name = sge_host_name(self.qconf, self._installed_as)
+        name = sge_host_name(self.qconf, self.execd, self._installed_as)
         return SgeHost(self.qconf, name, current, self.execd, self.echo)
 
     @cached_property
@@ -99,11 +99,13 @@ class SgeInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
+        if not self.execd:
+            raise InstallError("no execd runs here: start it, and run this again")
         host = self.host
         gpus = self.count_gpus()
         if not gpus:
             raise InstallError("the driver shows no GPU; look at the driver, or set EXPECTED_GPUS")
-        settings = self.settings_item(gpus)
+        settings = self.settings_item(self.execd, gpus)
         drop_env.drop_env_program()
         complexes = cluster_complexes(self.settings)
         table = host.qconf.complexes()
@@ -112,7 +114,7 @@ class SgeInstaller(NodePart):
             self.card_map(table),
             Hooks(self.settings, SGE),
             *choose_container_hooks(*self.containers),
-            *self.login_scripts(),
+            *self.login_scripts(self.execd),
         ]
         cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
         amounts, hooks = self.amounts(gpus, table), queue_hooks(host, *HOOKS)
@@ -158,17 +160,13 @@ class SgeInstaller(NodePart):
         host, table = self.host, self.qconf.complexes()
         missing = [name for name in complexes if name not in table]
         what = [f"there is no complex {' '.join(missing)}"] if missing else []
-        lines = hooked_queues(host)
-        if not lines:
-            what.append(f"no queue of {host.name} has hooks for {GROUP}")
-        elif wrong := [one for one in lines.items() if one[1] != host.current]:
-            queue, current = wrong[0]
-            what.append(f"{queue} leads to {current}, not to {host.current}")
+        if not hooked_queues(host):
+            what.append(f"no queue of {host.name} has the hooks of {host.current} for {GROUP}")
         return Remainder("; ".join(what), [f"once, by a manager: {CLUSTER}"]) if what else None
 
-    def settings_item(self, gpus: int) -> FileItem:
+    def settings_item(self, execd: SchedulerDaemon, gpus: int) -> FileItem:
         """Return the settings file, which names Grid Engine and the shepherd that ours becomes."""
-        real = find_sge_shepherd(self.settings, self.qconf, self.execd, self.lines)
+        real = find_sge_shepherd(self.settings, self.qconf, execd, self.lines)
         keys = {"EXPECTED_GPUS": str(gpus), **self.qconf.keys(), "SGE_COMPLEXES": self.complex}
         return self.settings_file_item({**keys, "SGE_SHEPHERD": str(real)})
 
@@ -181,14 +179,9 @@ class SgeInstaller(NodePart):
         text = format_card_map(self.host.name, cards)
         return CardMap(self.settings.state_dir, text, self.host.name, self.host.qconf.run)
 
-    def login_scripts(self) -> list[Item]:
+    def login_scripts(self, execd: SchedulerDaemon) -> list[Item]:
         """Return the login scripts for qlogin, which know execd's spool directory."""
-        folder = Path(self.lines["execd_spool_dir"], self.host.name)
-        spool = self.execd.folder if self.execd else folder
-        if not self.execd and not spool.is_dir():
-            self.note("no execd runs here: the login script for qlogin is left out")
-            return []
-        text = login.login_script_text(str(spool), self.lines.get("gid_range", ""))
+        text = login.login_script_text(str(execd.folder), self.lines.get("gid_range", ""))
         return login.login_script_items(login.PROFILE, text)
 
     def amounts(self, gpus: int, table: Mapping[str, str]) -> list[Item]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grid Engine's configuration: qconf as a program with a deadline, and what it prints, parsed.
 
-The parsers are pure and take what any qconf prints, long lines broken up with backslashes
-included; we ask for whole lines (SGE_SINGLE_LINE), but old versions do not know it.
+The parsers are pure. We ask for whole lines (SGE_SINGLE_LINE), which each release that gpulock
+knows gives.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Qconf:
 
     def complexes(self) -> dict[str, str]:
         """Return the line of each complex by name, one blank between its fields."""
-        rows = [line.split() for line in join_continued_lines(self.run("qconf", "-sc"))]
+        rows = [line.split() for line in self.run("qconf", "-sc").splitlines() if line[:1] != "#"]
         return {row[0]: " ".join(row) for row in rows if len(row) == COMPLEX_FIELDS}
 
     def hosts_of_group(self, group: str) -> list[str]:
@@ -112,15 +112,9 @@ class Qconf:
             self.run("qconf", option, str(path))
 
 
-def join_continued_lines(text: str) -> list[str]:
-    """Return the lines of a qconf output, those broken up with a backslash made whole."""
-    whole = re.sub(r"[ \t]*\\\n[ \t]*", " ", text)
-    return [line for line in whole.splitlines() if line.strip() and not line.startswith("#")]
-
-
 def parse_qconf_object(text: str) -> dict[str, str]:
     """Return key and value of each line; blanks in a row are one, as Grid Engine keeps them."""
-    words = [line.split() for line in join_continued_lines(text)]
+    words = [line.split() for line in text.splitlines() if line.strip() and line[:1] != "#"]
     return {key: " ".join(value) for key, *value in words}
 
 

@@ -120,13 +120,14 @@ class HostHook(Item):
         """
         default, domains = self.values()
         now, call = self.in_force(), f"qconf -mq {self.queue}"
-        if (group := domains.get(GROUP)) is None or now == group:
-            return
+        group = domains.get(GROUP, now)
         if now == default and self.host.name not in domains:
-            own, site = (self.host.configuration() or {}).get(self.hook), site_command(group)
-            if own is None or sge_value(default) or sge_value(own) == site:
+            own = sge_value((self.host.configuration() or {}).get(self.hook, site_command(group)))
+            if sge_value(default) or own == site_command(group):
                 return
-            now, call = own, f"qconf -mconf {self.host.name}"
+            now, call = own or "none", f"qconf -mconf {self.host.name}"
+        elif now == group:
+            return
         raise InstallError(
             f"{self.host.name} alone has the {self.hook} {now}: take it out ({call}). If it is to"
             f" run beside gpulock's, give it to all of {self.queue}, and run gpulock install sge"
@@ -170,15 +171,14 @@ def queue_hooks(host: SgeHost, *hooks: str) -> list[HostHook]:
     return [HostHook(host, queue, hook) for hook in hooks for queue in host.queues()]
 
 
-def hooked_queues(host: SgeHost) -> dict[str, Path]:
-    """Return where the hooks lead that a queue of this host has for the group, by queue."""
-    found: dict[str, Path] = {}
-    for queue in host.queues():
-        values = [(host.qconf.hook_values(queue, hook)[1].get(GROUP), hook) for hook in HOOKS]
-        paths = {hook_folder(*value) for value in values}
-        if len(paths) == 1 and (path := paths.pop()):
-            found[queue] = path
-    return found
+def hooked_queues(host: SgeHost) -> list[str]:
+    """Return the queues of this host that have its hooks for the group."""
+
+    def is_hooked(queue: str, hook: str) -> bool:
+        value = host.qconf.hook_values(queue, hook)[1].get(GROUP)
+        return hook_folder(value, hook) == host.current
+
+    return [queue for queue in host.queues() if all(is_hooked(queue, hook) for hook in HOOKS)]
 
 
 def site_lines_left(host: SgeHost) -> Remainder | None:

@@ -23,7 +23,7 @@ from gpulock.node.settings import Settings
 
 _ELF: Final = b"\x7fELF"
 _SHEPHERD: Final = "sge_shepherd"
-CLIENTS: Final = ("qconf", "qstat", "qselect", "gethostname", "qmod")
+CLIENTS: Final = ("qconf", "qstat", "qselect", "qmod")
 # The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
 KNOWN: Final = {
     "Son of Grid Engine 8.1.9": r"SGE 8\.1\.9",
@@ -89,7 +89,7 @@ def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
 
 
 def find_sge_shepherd(
-    settings: Settings, qconf: Qconf, execd: SchedulerDaemon | None, lines: Mapping[str, str]
+    settings: Settings, qconf: Qconf, execd: SchedulerDaemon, lines: Mapping[str, str]
 ) -> Path:
     """Return the shepherd that ours becomes, tried; raise InstallError where no job would start.
 
@@ -108,7 +108,7 @@ def find_sge_shepherd(
         raise InstallError(missing)
     release = clients = qconf.release()
     if real.name == _SHEPHERD:
-        check_trusted(real, execd.owners if execd else (), "SGE_SHEPHERD")
+        check_trusted(real, execd.owners, "SGE_SHEPHERD")
         release = qconf.release(real)
     check_release(release)
     if release != clients:
@@ -119,16 +119,12 @@ def find_sge_shepherd(
 
 
 def check_release(release: str) -> None:
-    """Raise InstallError for a release whose jobs are not understood."""
-    if why := release_fault(release):
-        raise InstallError(f"{why}: nothing was installed (docs/grid-engine.md)")
-
-
-def release_fault(release: str) -> str:
-    """Return why jobs of a release are not understood, or nothing; pure."""
-    if any(re.fullmatch(pattern, release) for pattern in KNOWN.values()):
-        return ""
-    return f"this Grid Engine is {release}, and gpulock knows {', '.join(KNOWN)}"
+    """Raise InstallError for a release whose jobs are not understood; pure."""
+    if not any(re.fullmatch(pattern, release) for pattern in KNOWN.values()):
+        raise InstallError(
+            f"this Grid Engine is {release}, and gpulock knows {', '.join(KNOWN)}"
+            " (docs/grid-engine.md)"
+        )
 
 
 def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
@@ -159,30 +155,27 @@ def _is_program(path: Path) -> bool:
         return False
 
 
-def choose_sge_host(hosts: Sequence[str], node: str, alias: str = "") -> str:
-    """Return the one of `hosts` that a machine is, as it is written there; empty for none; pure.
+def choose_sge_host(hosts: Sequence[str], *names: str) -> str:
+    """Return the one of `hosts` that has one of the names, with a domain or without; pure.
 
-    `node` is the kernel's name, which may lack the domain. `alias` is the name that Grid Engine's
-    gethostname prints: host_aliases gives any name at all.
+    Empty for none, and for several.
     """
-    known = {host.lower(): host for host in hosts}
-    short = node.lower().partition(".")[0]
-    for name in (alias.lower(), node.lower(), short):
-        if name in known:
-            return known[name]
-    same = [host for host in hosts if host.lower().partition(".")[0] == short]
-    return same[0] if len(same) == 1 else ""
+    for name in map(str.lower, filter(None, names)):
+        short = name.partition(".")[0]
+        same = [host for host in hosts if host.lower().partition(".")[0] == short]
+        for exact in (name, short):
+            same = [host for host in same if host.lower() == exact] or same
+        if len(same) == 1:
+            return same[0]
+    return ""
 
 
-def sge_host_name(qconf: Qconf, name: str = "") -> str:
-    """Return this machine's name, or `name`, as Grid Engine has it; raise InstallError for none."""
-    hosts, node = qconf.names("-sel"), name or os.uname().nodename
-    if name in hosts:
-        return name
-    try:
-        alias = qconf.run("gethostname", "-aname").strip()
-    except InstallError:  # not every build has it
-        alias = ""
-    if found := choose_sge_host(hosts, node, alias):
+def sge_host_name(qconf: Qconf, execd: SchedulerDaemon | None, name: str = "") -> str:
+    """Return this machine's name, or `name`, as Grid Engine has it; raise InstallError for none.
+
+    execd's spool directory is called so: host_aliases gives any name at all.
+    """
+    hosts, node = qconf.names("-sel"), os.uname().nodename
+    if found := choose_sge_host(hosts, name, execd.folder.name if execd else "", node):
         return found
-    raise InstallError(f"{node} is no execution host ({' '.join(hosts)}); see qconf -ae")
+    raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")

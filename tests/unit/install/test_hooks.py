@@ -28,7 +28,7 @@ from gpulock.install.hooks import (
     render_hooks,
 )
 from gpulock.install.items import Wanted
-from gpulock.install.trial import NO_PROCESS, try_sge_hooks
+from gpulock.install.trial import try_sge_hooks
 from gpulock.install.versions import SGE, SLURM, Hooks, current_hooks, version_in_force
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
@@ -106,7 +106,7 @@ def test_hooks_pass_the_self_test_and_damaged_ones_do_not(tmp_path: Path, config
 
     paths.epilog.write_text("#!/bin/sh\nexit 1\n")
 
-    with pytest.raises(InstallError, match=rf"self-test: .*epilog/sge {NO_PROCESS} ended with 1"):
+    with pytest.raises(InstallError, match=r"drop-env .*epilog/sge ended with 0: ''$"):
         try_sge_hooks(paths)
 
 

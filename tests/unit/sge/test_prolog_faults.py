@@ -13,11 +13,10 @@ import pytest
 
 from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
-from gpulock.install.trial import NO_PROCESS
 from gpulock.node.procfs import Proc
 from gpulock.sge import claim, environment_file, epilog, hook, prolog, request, site_hook, spool
 from tests.support.execd import SpooledJob
-from tests.support.faults import fail_at, faulty_settings, raising
+from tests.support.faults import NO_PROCESS, fail_at, faulty_settings, raising
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.packed_job import NOT_CONSUMABLE
 from tests.support.trees import BOOT, bus

@@ -101,7 +101,7 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
         (
             "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq",
             "Grid Engine",
-            "no queue of node1 has hooks",
+            "no queue of node1 has the hooks",
             "--cluster --queue",
         ),
         ("sed -i s/gpu=8/gpu=9/ sge/state/se", "complex_values", "gpu=9, but there are 8", "gpu=8"),

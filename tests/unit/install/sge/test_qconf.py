@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.sge.qconf import Qconf, parse_host_overrides, parse_qconf_object
+from gpulock.install.sge.qconf import Qconf, parse_host_overrides
 from gpulock.install.sge.queue_hooks import (
     HOOKS,
     hook_folder,
@@ -18,21 +18,8 @@ from gpulock.install.sge.queue_hooks import (
 )
 from gpulock.install.sge.site import choose_sge_host
 
-BROKEN_UP = """\
-qname                 gpu.q
-prolog                NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id \\
-                      /bin/true]
-epilog                NONE
-"""
 CURRENT = Path("/usr/lib/gpulock/hooks/current")
 OURS = hook_line(CURRENT, "prolog")
-
-
-def test_a_line_broken_up_with_a_backslash_is_whole_again() -> None:
-    pairs = parse_qconf_object(BROKEN_UP)
-
-    assert pairs["prolog"] == "NONE,[glnode1=root@/usr/bin/env -i JOB_ID=$job_id /bin/true]"
-    assert pairs["epilog"] == "NONE"
 
 
 def test_the_value_of_each_host_is_told_from_the_queues() -> None:
@@ -99,18 +86,20 @@ def test_a_command_that_cannot_be_carried_over_is_refused(site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "alias", "host"),
+    ("hosts", "spool", "host"),
     [
         (["node1", "node2"], "", "node1"),
         (["node1.example.org", "node2"], "", "node1.example.org"),
         (["Node1"], "", "Node1"),
         (["node1", "gpu-7"], "gpu-7", "gpu-7"),
-        (["GPU-7"], "gpu-7", "GPU-7"),
-        (["node1.a", "node1.b"], "", ""),
-        (["node2"], "", ""),
+        (["GPU-7.a", "node1"], "gpu-7", "GPU-7.a"),
+        (["node1.a", "node1.b"], "node1", ""),
+        (["node1", "node1.a"], "node1", "node1"),
+        (["node2"], "spool", ""),
     ],
 )
-def test_a_machine_is_one_host_by_its_name_or_its_alias(
-    hosts: list[str], alias: str, host: str
+def test_a_machine_is_one_host_by_its_spool_or_its_name(
+    hosts: list[str], spool: str, host: str
 ) -> None:
-    assert choose_sge_host(hosts, "node1", alias) == host
+    assert choose_sge_host(hosts, spool, "node1") == host
+    assert choose_sge_host(["node1.a", "node1.b"], "node1", "node1.b") == "node1.b"

@@ -104,21 +104,6 @@ class HookPaths:
         self.library = folder / "lib"  # what stands on the hooks' module path
 
 
-def render_hook_scripts(
-    interpreter: str, library: Path, config: Path, shepherd: str = ""
-) -> dict[str, str]:
-    """Return every hook with interpreter, library, settings and shepherd in it, by its path."""
-    share = find_share_folder() / "prolog"
-    shell = {f"prolog/{name}": (share / name).read_text() for name in SHELL}
-    if shepherd:
-        name, given = f"prolog/{SHEPHERD}", f"SHEPHERD={shlex.quote(shepherd)}"
-        shell[name] = re.sub(r"(?m)^SHEPHERD=.*", lambda _: given, shell[name])
-    python = {
-        name: render_python_hook(name, interpreter, str(library), str(config)) for name in HOOKS
-    }
-    return shell | python
-
-
 def hook_modules() -> dict[str, bytes]:
     """Return every module a hook can import, by its path below `lib`."""
     package = Path(gpulock.__file__).resolve().parent
@@ -150,12 +135,18 @@ def hooks_python() -> str:
 def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
     """Return every file of a folder of hooks by its path, but for the byte code.
 
-    Without drop-env where it cannot be had: Slurm's need none.
+    Interpreter, library, settings and shepherd are in the scripts. Without drop-env where it cannot
+    be had: Slurm's need none.
     """
-    shepherd = read_site_shepherd(config)
-    scripts = render_hook_scripts(hooks_python(), folder / "lib", config.absolute(), shepherd)
-    library = {f"lib/{name}": data for name, data in hook_modules().items()}
-    files = {**{name: text.encode() for name, text in scripts.items()}, **library}
+    words = (hooks_python(), str(folder / "lib"), str(config.absolute()))
+    scripts = {name: render_python_hook(name, *words) for name in HOOKS}
+    share = find_share_folder() / "prolog"
+    scripts |= {f"prolog/{name}": (share / name).read_text() for name in SHELL}
+    if shepherd := read_site_shepherd(config):
+        name, given = f"prolog/{SHEPHERD}", f"SHEPHERD={shlex.quote(shepherd)}"
+        scripts[name] = re.sub(r"(?m)^SHEPHERD=.*", lambda _: given, scripts[name])
+    files = {name: text.encode() for name, text in scripts.items()}
+    files |= {f"lib/{name}": data for name, data in hook_modules().items()}
     with suppress(InstallError):
         files[f"prolog/{drop_env.NAME}"] = drop_env.drop_env_program()
     return files

@@ -190,7 +190,7 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch) -> SlurmNode:
     (conf.parent / "cgroup.conf").write_text("ConstrainDevices=no\n")
     slurmd = Slurmd(os.getpid(), programs / "sbin/slurmd", str(conf), NODE)
     for module in (site, doctor):
-        patch.setattr(module, "find_slurmds", lambda: [slurmd])
+        patch.setattr(module, "find_slurmds", lambda _: [slurmd])
     play_fakes_in_process(patch, site)
     compile_no_library(patch)
     # A dozen processes; they have their own tests.

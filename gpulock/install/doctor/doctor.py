@@ -26,7 +26,7 @@ from gpulock.install.doctor.node import check_settings, node_checks
 from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.doctor.slurm import SlurmChecks
 from gpulock.install.sge.site import find_execds
-from gpulock.install.slurm.site import find_slurmds, slurmds_of_site
+from gpulock.install.slurm.site import find_slurmds
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 
@@ -48,7 +48,7 @@ def all_checks(settings: Settings, config: Path) -> list[Check]:
     if settings.simulation:
         return [*checks, Check(INSTALLED, lambda: [fact("a simulated node")]), *common]
     running = ["sge"] if find_execds() else []
-    running += ["slurm"] if slurmds_of_site(find_slurmds(), settings) else []
+    running += ["slurm"] if find_slurmds(settings) else []
     schedulers = find_schedulers(settings, running)
     checks += [
         Check(INSTALLED, lambda: check_installed(schedulers, running)),

@@ -24,7 +24,6 @@ from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node import device_list
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.node.shares import count_places_by_card
 from gpulock.store import atomic, boot
 from gpulock.store.locks import LockStore, check_folder
 from gpulock.store.quarantine import FOLDER, LOST, LOST_MARK
@@ -54,7 +53,6 @@ def node_checks(settings: Settings) -> list[Check]:
         Check(DRIVER, lambda: check_driver(settings), (INSTALLED,)),
         Check("EXPECTED_GPUS", lambda: check_gpu_number(settings), (DRIVER,)),
         Check("device nodes", lambda: check_device_nodes(settings), (DRIVER,)),
-        Check("SHARES", lambda: check_shares(settings), (DRIVER,)),
         Check("SHARE_MPS", lambda: check_mps(settings), (DRIVER,)),
     ]
 
@@ -173,15 +171,6 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
         what = "the driver does not list all UUIDs yet: containers lack them"
         state = fault if settings.visible_devices == "uuid" else warning
         yield state(what, "run nvidia-persistenced", "UUIDs")
-
-
-def check_shares(settings: Settings) -> Iterator[Finding]:
-    """Tell which words of SHARES name no card."""
-    here = Node(settings).devices() if settings.shares else []
-    for word in settings.shares:
-        if not count_places_by_card(here, (word,)):
-            what = f"{word} names no card here, or one in MIG mode: it gives no shares"
-            yield warning(what, "correct SHARES; gpulock inventory names the cards")
 
 
 def check_mps(settings: Settings) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ That is slurmd, slurmctld, slurm.conf in force, and what a site's configuration 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from gpulock.install.doctor.check import (
     warning,
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
-from gpulock.install.files import InstallError
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
@@ -34,15 +32,11 @@ from gpulock.install.slurm.wanted import TASK, find_slurm_hooks, wanted_setting_
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import current_hooks
 from gpulock.node import device_list
-from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import gres_map_device_name
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
-# Of a node's State=; a * means that slurmctld gets no answer from slurmd.
-_NO_JOBS: Final = ("DRAIN", "DOWN", "FAIL", "INVAL", "UNKNOWN", "NOT_RESPONDING", "*")
 
 
 class SlurmChecks:
@@ -67,13 +61,11 @@ class SlurmChecks:
             "recommended": self.recommended,
             "SPANK": self.plugin,
             "ProctrackType": self.tracking,
-            "node": self.node,
         }
         of_gpus = {
             "ConstrainDevices": self.constrained,
             "gres.conf": self.flags,
             "order of gres.conf": self.order,
-            "uncounted GPUs": self.uncounted,
         }
         own = [Check(name, look, ("slurmctld",)) for name, look in looks.items()]
         cards = [Check(name, look, ("slurmctld", DRIVER)) for name, look in of_gpus.items()]
@@ -157,21 +149,6 @@ class SlurmChecks:
             what = f"{now}: leftover processes of a job keep its GPUs locked"
             yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")
 
-    def node(self) -> Iterator[Finding]:
-        """Say where Slurm gives this node no jobs."""
-        node = self.installer.site.node
-        try:
-            text = self.installer.site.scontrol("show", "node", node)
-        except InstallError as reason:
-            what = f"slurmctld does not know {node}: {reason}"
-            yield warning(what, "is NodeName= another? start slurmd with -N NAME")
-            return
-        state = (re.search(r"\bState=(\S+)", text) or ("", "UNKNOWN"))[1]
-        why = (re.search(r"\bReason=(.*)", text) or ("", "no reason given"))[1].strip()
-        if any(word in state for word in _NO_JOBS):
-            do = f"once it is repaired: scontrol update nodename={node} state=resume"
-            yield warning(f"{node} is {state}: {why}", do)
-
     # --- this node's GPUs, as Slurm counts them
 
     @cached_property
@@ -233,14 +210,3 @@ class SlurmChecks:
         what = f"Slurm's GPU {first} is card {real[first]} to CUDA: jobs use each other's cards"
         do = "name all cards in gres.conf, in the order of the PCI bus, or ConstrainDevices=yes"
         yield fault(what, f"{do}; restart slurmd, then gpulock install slurm")
-
-    def uncounted(self) -> Iterator[Finding]:
-        """Tell the GPUs that Slurm gives to nobody, where it gives them by position."""
-        if not self.by_slurm:
-            return
-        places = gres.devices_of_positions(self.settings, self.listed.positions)
-        shown = Node(self.settings).devices_if_driver()
-        names = {gres_map_device_name(device) for device in shown if device.minor >= 0}
-        if places and (left := sorted(names - {*places})):
-            what = f"Slurm does not count /dev/nvidia{' or '.join(left)}"
-            yield warning(what, "name it in gres.conf and Gres=; restart all daemons")

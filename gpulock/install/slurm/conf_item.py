@@ -74,18 +74,25 @@ class SlurmConfItem(Item):
         self.site, self.settings, self.asked, self.by_spank = site, settings, asked, by_spank
         self.paths = current_hooks(settings)
         self.title = str(site.conf or "slurm.conf")
+        self.file = site.conf if site.conf and site.conf.is_file() else None
+        self.path = self.file and self.file.resolve()  # of the cluster's own
+        if self.file == FETCHED_CONF:
+            self.path = None
 
     def show(self, wanted: Wanted) -> list[str]:
-        path = self._path(wanted)
-        if path is None:
+        if not self.asked.write_conf or (wanted is Wanted.ABSENT and not self.path):
             return []
-        before, after = _read(path), self._after(path, wanted)
-        lines = difference_lines(before, after)
+        if not self.path:
+            raise InstallError(
+                f"slurm.conf of this node is {self.site.conf or 'not known'}, which is not the"
+                " cluster's own: run it with --write-conf where slurmctld runs"
+            )
+        lines = difference_lines(_read(self.path), self._after(self.path, wanted))
         return lines or ([RECONFIGURE] if self._out_of_force(wanted) else [])
 
     def tidy(self) -> None:
-        if self.asked.write_conf and self.site.conf and self.site.conf.is_file():
-            discard_unrenamed(self.site.conf.resolve())
+        if self.asked.write_conf and self.path:
+            discard_unrenamed(self.path)
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         if wanted is Wanted.ABSENT:
@@ -111,20 +118,6 @@ class SlurmConfItem(Item):
             if not hook.ours and not (self.by_spank and hook.key == TASK)
         ]
         return hooks + [one for one in wanted_setting_lines(conf, self.settings) if one.needed]
-
-    def _path(self, wanted: Wanted) -> Path | None:
-        """Return the file that is written, None where none is; raise InstallError."""
-        path = self.site.conf.resolve() if self.site.conf else None
-        if not self.asked.write_conf:
-            return None
-        if path is not None and self.site.conf != FETCHED_CONF and path.is_file():
-            return path
-        if wanted is Wanted.ABSENT:
-            return None
-        raise InstallError(
-            f"slurm.conf of this node is {self.site.conf or 'not known'}, which is not the"
-            " cluster's own: run it with --write-conf where slurmctld runs"
-        )
 
     def _after(self, path: Path, wanted: Wanted) -> str:
         """Return the file as it is to be; raise InstallError where a person has to decide."""
@@ -185,6 +178,10 @@ class SlurmConfItem(Item):
                 )
         return [f"{line.key}={line.value}" for line in wanted]
 
+    def _block_lines(self) -> tuple[str, ...]:
+        """Return the lines of the block that stands in this node's slurm.conf."""
+        return (split_slurm_conf(self.file, _read(self.file)).lines if self.file else None) or ()
+
     def _busy_nodes(self) -> list[str]:
         """Return the nodes for which the Epilog stays; raise InstallError."""
         if self.asked.force:
@@ -203,7 +200,7 @@ class SlurmConfItem(Item):
 
     def write(self, wanted: Wanted) -> None:
         """Write, reconfigure once, and read what is in force; raise InstallError."""
-        path = self._path(wanted)
+        path = self.path
         assert path is not None
         after, had = self._after(path, wanted), path.stat()
         if after != _read(path):
@@ -215,9 +212,7 @@ class SlurmConfItem(Item):
 
     def _what_leads_here(self) -> Remainder | None:
         """Return what a person has to take out before the hooks may go."""
-        path = self._path(Wanted.ABSENT)
-        block = split_slurm_conf(path, _read(path)).lines if path else None
-        if block and (nodes := self._busy_nodes()):
+        if self.asked.write_conf and self._block_lines() and (nodes := self._busy_nodes()):
             return Remainder(f"Epilog stays while Slurm's jobs hold GPUs on {name_first(nodes)}")
         if self.asked.force:
             return None
@@ -233,12 +228,13 @@ class SlurmConfItem(Item):
         conf, plugin = self.site.in_force(), self.paths.folder.with_name(PLUGIN)
         for file, line in PlugStack(conf, self.site.conf).naming(str(plugin)):
             yield f"from {file}: {line}"
-        path = self.site.conf if self.site.conf and self.site.conf.is_file() else None
-        block = split_slurm_conf(path, _read(path)).lines if path else ()
-        if block and not self.asked.write_conf:
-            yield from (f"from {path}: {line}" for line in block_lines(block))
-        told = {line.partition("=")[0] for line in block or ()}
-        confs = {"slurmctld": conf, **({str(path): self.site.in_file()} if path else {})}
+        block = self._block_lines()
+        if not self.asked.write_conf:
+            yield from (f"from {self.site.conf}: {line}" for line in block_lines(block))
+        told = {line.partition("=")[0] for line in block}
+        confs = {"slurmctld": conf}
+        if self.file:
+            confs[str(self.file)] = self.site.in_file()
         for source, one in confs.items():  # what the file says counts from the next reconfigure on
             for hook in self.hooks(one):
                 if hook.ours and hook.key not in told:

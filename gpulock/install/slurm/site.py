@@ -176,18 +176,12 @@ def split_nodes(shown: str, named: str, host: str) -> tuple[list[str], list[str]
     return own, [name for name, _ in found if name not in own]
 
 
-def slurmds_of_site(slurmds: list[Slurmd], settings: Settings) -> list[Slurmd]:
-    """Return the slurmds that go by the slurm.conf of the settings; all where it names none."""
-    conf = settings.slurm_conf
-    return [slurmd for slurmd in slurmds if not conf or slurmd.conf in ("", conf)]
-
-
 def find_own_slurmd(settings: Settings) -> Slurmd | None:
     """Return the slurmd of the settings' slurm.conf, of any where they name none.
 
     Raises InstallError for several, which a machine has in developers' set-ups alone.
     """
-    found = {(one.node, one.conf): one for one in slurmds_of_site(find_slurmds(), settings)}
+    found = {(one.node, one.conf): one for one in find_slurmds(settings)}
     if len(found) > 1:
         named = ", ".join(sorted(" of ".join(filter(None, one)) for one in found))
         raise InstallError(f"several slurmds run here ({named}); set SLURM_CONF to the file of one")
@@ -208,14 +202,18 @@ def find_slurm_program(name: str, folders: list[Path], do: str) -> Path:
     raise InstallError(f"no {name} in {' '.join(map(str, folders))}; {do}")
 
 
-def find_slurmds(proc: Path = Path("/proc")) -> list[Slurmd]:
-    """Return every slurmd of this machine that can be seen, none of another container's."""
+def find_slurmds(settings: Settings, proc: Path = Path("/proc")) -> list[Slurmd]:
+    """Return the slurmds that go by the slurm.conf of the settings; all where it names none.
+
+    That is of this machine, as far as it can be seen, and none of another container's.
+    """
     found: list[Slurmd] = []
     for daemon in find_scheduler_daemons(NAME, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
         folders = daemon.env.get("LD_LIBRARY_PATH", "").split(":")
         libraries = ":".join(folder for folder in folders if folder.startswith("/"))
-        found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries, daemon.owners))
+        if not settings.slurm_conf or conf in ("", settings.slurm_conf):
+            found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries, daemon.owners))
     return found
 
 

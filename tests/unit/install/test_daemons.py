@@ -83,8 +83,9 @@ def test_a_daemon_is_found_with_what_it_was_started_with(machine: Machine, name:
     machine.run(8, name, slurmd, words=words, SLURM_CONF=conf, LD_LIBRARY_PATH="/opt/lib::lib:.:/b")
 
     [execd] = find_execds(machine.proc)
-    [found] = find_slurmds(machine.proc)
+    [found] = find_slurmds(Settings({"SLURM_CONF": conf}), machine.proc)
 
+    assert find_slurmds(Settings({"SLURM_CONF": "/another"}), machine.proc) == []
     assert (execd.pid, execd.env) == (7, {"SGE_ROOT": "/sge", "X": "a=b"})
     assert (execd.program, execd.folder) == (program, machine.root)
     assert execd.owners == {0, ME, ADMIN}, "its admin user may own what is beside it"
@@ -101,7 +102,7 @@ def test_a_strangers_process_of_that_name_is_not_even_read(machine: Machine) -> 
             os.mkfifo(machine.proc / str(pid) / name)
 
     assert find_execds(machine.proc) == []
-    assert find_slurmds(machine.proc) == []
+    assert find_slurmds(Settings({}), machine.proc) == []
 
 
 def test_a_name_that_reads_like_roots_uids_is_nobodys(machine: Machine) -> None:

@@ -133,17 +133,6 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     assert [*check_settings(parse_settings("", str(path)), path)] == []
 
 
-def test_a_word_of_shares_that_names_no_card_is_told(box: Box) -> None:
-    def shares() -> list[Finding]:
-        found = run_checks(node_checks(box.node().settings)).findings
-        return [one for one in found if one.name == "SHARES"]
-
-    assert shares() == []
-    box.settings["SHARES"] = "0:4 9:2"
-    (wrong,) = shares()
-    assert (wrong.state, wrong.what.startswith("9:2 names no card here")) == (WARNING, True)
-
-
 def test_what_keeps_mps_from_starting_is_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit, "BIN", str(box.root))
     write_script(box.root / unit.RUN, "exit 0")

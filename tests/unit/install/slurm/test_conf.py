@@ -9,15 +9,13 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.site import Slurmd as Daemon
-from gpulock.install.slurm.site import parse_slurmd_arguments, slurmds_of_site
+from gpulock.install.slurm.site import parse_slurmd_arguments
 from gpulock.install.slurm.slurm_conf import (
     SlurmConf,
     parse_scontrol_config,
     read_slurm_conf,
 )
 from gpulock.install.slurm.wanted import EPILOG, PROLOG, TASK, InForceHook, find_slurm_hooks
-from gpulock.node.settings import Settings
 
 
 def test_several_prologs_of_newer_releases_are_read_and_another_program_is_refused() -> None:
@@ -79,8 +77,6 @@ def test_what_slurmd_was_started_with_is_found(
     words: list[str], named: str, found: tuple[str, str]
 ) -> None:
     assert parse_slurmd_arguments(words, named) == found
-    own, other = (Daemon(n, Path("/slurmd"), f"/{name}/slurm.conf") for n, name in enumerate("xy"))
-    assert slurmds_of_site([own, other], Settings({"SLURM_CONF": "/x/slurm.conf"})) == [own]
 
 
 # --- which hooks are in force --------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
 ) -> None:
     program = node.root / "slurm/sbin/slurmd"
     started = Slurmd(1, program, str(node.conf), libraries="/opt/driver/lib")
-    monkeypatch.setattr(site, "find_slurmds", lambda: [started])
+    monkeypatch.setattr(site, "find_slurmds", lambda _: [started])
     real = node.root / "slurm/sbin/slurmd-real"
     program.rename(real)
     wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
@@ -128,7 +128,7 @@ def test_several_slurmds_of_one_machine_are_refused_with_what_they_go_by(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurmds = [Slurmd(1, node.root / "slurm/sbin/slurmd", str(node.conf), n) for n in ("n1", "n2")]
-    monkeypatch.setattr(site, "find_slurmds", lambda: slurmds)
+    monkeypatch.setattr(site, "find_slurmds", lambda _: slurmds)
 
     with pytest.raises(InstallError, match=r"\(n1 of .*slurm.conf, n2 of .*\); set SLURM_CONF"):
         node.parts()

@@ -16,6 +16,7 @@ from gpulock.install.slurm.conf_block import BEGIN, END, block_lines, split_slur
 from gpulock.install.slurm.conf_item import list_busy_nodes
 from gpulock.install.slurm.site import Slurmd, split_nodes
 from gpulock.install.slurm.wanted import INSTALL_FIRST
+from tests.support.faults import returning
 from tests.support.install_site import harm, tree
 from tests.support.slurm_node import SlurmNode, told
 
@@ -246,7 +247,7 @@ def test_a_controller_that_is_no_node_gets_the_block_and_nothing_else(
 
 def make_controller(node: SlurmNode, patch: pytest.MonkeyPatch, has_program: bool) -> None:
     """Make it another machine than node1, on which slurmctld runs and no slurmd."""
-    patch.setattr(site, "find_slurmds", list[Slurmd])
+    patch.setattr(site, "find_slurmds", returning(list[Slurmd]()))
     patch.setattr("os.uname", lambda: SimpleNamespace(nodename="head.site"))
     node.set(SLURM_BINARIES=str(node.root / "slurm/bin"), SLURM_CONF=str(node.conf))
     if has_program:

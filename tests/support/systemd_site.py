@@ -192,7 +192,6 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
     patch.setattr(manager, "RUNNING", folder)
     patch.setattr(manager, "run_systemd_program", nothing)
     patch.setattr(install, "check_exporter_python", nothing)
-    patch.setattr(install, "FIXED", ())  # its folders are its own
     patch.setattr(install, "ROOT", folder)
     ctl = FakeSystemctl(folder / "systemd")
     patch.setattr(manager, "systemctl", ctl)

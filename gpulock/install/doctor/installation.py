@@ -10,15 +10,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import gpulock
 from gpulock.install.doctor.check import Finding, fact, fault, warning
 from gpulock.install.files import InstallError
-from gpulock.install.hooks import hooks_version
 from gpulock.install.items import Item, Wanted, run_items
 from gpulock.install.versions import (
     CURRENT,
     Hooks,
     hooks_folder,
     installed_schedulers,
+    list_hook_versions,
     version_in_force,
 )
 from gpulock.node.settings import Settings
@@ -54,7 +55,7 @@ def check_installation(items_of: Callable[[], Sequence[Item]], again: str) -> It
     try:
         items = items_of()
         for one in [one for one in items if isinstance(one, Hooks)]:
-            yield from check_hooks(one, again)
+            yield from check_hooks(one)
         others = [one for one in items if not isinstance(one, Hooks)]
         outcome = run_items(others, Wanted.PRESENT, None, lambda _: None, dry_run=True)
     except InstallError as reason:
@@ -67,18 +68,17 @@ def check_installation(items_of: Callable[[], Sequence[Item]], again: str) -> It
         yield fault(left.clause, left.do or " ".join(" ".join(left.page).split()) or again)
 
 
-def check_hooks(hooks: Hooks, again: str) -> Iterator[Finding]:
+def check_hooks(hooks: Hooks) -> Iterator[Finding]:
     """Compare the hooks in force with those of this package; raise InstallError."""
-    now, wanted, name = hooks.read(), hooks_version(hooks.config), "hooks"
-    if now is None or not (hooks.folder / now.partition(" ")[0]).is_dir():
-        what = f"{hooks.folder / CURRENT} leads nowhere: every job fails, or drains the node"
-        yield fault(what, again, name)
-    elif now.startswith(f"{wanted} "):
-        yield fault(f"not as they were installed: {now}", HOOKS_AGAIN, name)
-    elif now != wanted:
-        yield warning(f"{now} is in force, this package has {wanted}", HOOKS_AGAIN, name)
+    now, wanted = hooks.read(), hooks.goal(Wanted.PRESENT)
+    if now == wanted:
+        yield fact(f"hooks {gpulock.__version__}")
+    elif now in list_hook_versions(hooks.folder):
+        what = f"{now} is in force, this package has {wanted}"
+        yield warning(what, HOOKS_AGAIN, "hooks")
     else:
-        yield fact(f"hooks {now.rpartition('-')[0]}")
+        what = f"{hooks.folder}/{CURRENT} is {now or 'not there'}: jobs fail, or drain the node"
+        yield fault(what, HOOKS_AGAIN, "hooks")
 
 
 def check_trial(settings: Settings, trial: Callable[[], None], again: str) -> Iterator[Finding]:

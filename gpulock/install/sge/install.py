@@ -121,7 +121,7 @@ class SgeInstaller(NodePart):
         for one in hooks:
             one.check()  # refused before anything is written
         items = [settings, *files, cluster, *amounts, HostConfiguration(host), *hooks]
-        return InstallParts(items, self.notes, try_line=self.try_line())
+        return InstallParts(items, self.notes)
 
     def removal(self, force: bool = False) -> InstallParts:
         """Return the items, of which the last goes first: the prologs.
@@ -193,9 +193,3 @@ class SgeInstaller(NodePart):
             if name not in here and not is_rsmap(table.get(name, ""))
         }
         return [Amount(self.host, name, count) for name, count in amounts.items() if count]
-
-    def try_line(self) -> str:
-        """Return the job by which an ordinary user sees the mask."""
-        queues = [*hooked_queues(self.host), "QUEUE"]
-        job = f"-q {queues[0]}@{self.host.name} -l {self.complex}=1 -b y -j y"
-        return f"qsub {job} /usr/bin/printenv CUDA_VISIBLE_DEVICES"

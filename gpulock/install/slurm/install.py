@@ -83,7 +83,7 @@ class SlurmInstaller(NodePart):
             lines = ByHand(str(stack.path), lambda: stack.remainder(self.plugin.path))
             items += [self.plugin, lines]
         items.append(SlurmConfItem(self.site, self.settings, options, by_spank))
-        return InstallParts(items, self.notes, self.try_line(), on_node=not conf_alone)
+        return InstallParts(items, self.notes, on_node=not conf_alone)
 
     def node_items(self) -> list[Item]:
         """Return what each node has; raise InstallError."""
@@ -121,14 +121,6 @@ class SlurmInstaller(NodePart):
         if self.slurmd and self.slurmd.conf:
             counted["SLURM_CONF"] = self.slurmd.conf
         return self.settings_file_item(counted)
-
-    def try_line(self) -> str:
-        """Return the job by which an ordinary user sees the mask, nothing without slurmd."""
-        if not self.slurmd:
-            return ""
-        return (
-            f"srun --nodelist={self.site.node} --gres=gpu:1 /usr/bin/printenv CUDA_VISIBLE_DEVICES"
-        )
 
     def check_shares(self, shared: tuple[str, ...]) -> None:
         """Raise InstallError for parts of GPUs, unless the site says what becomes of such jobs."""

@@ -22,7 +22,7 @@ from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
 from gpulock.isolation.tree import MARK
-from gpulock.node.settings import FIXED, Settings
+from gpulock.node.settings import Settings
 from gpulock.store.locks import claims_root
 
 ROOT: Final = Path("/")  # below which files go
@@ -175,14 +175,9 @@ class SystemdInstaller(NodePart):
 
 
 def check_own_node(settings: Settings) -> None:
-    """Raise InstallError for settings of a simulated node, or of one with folders of its own."""
+    """Raise InstallError for settings of a simulated node."""
     if settings.simulation:
         raise InstallError(f"{settings.path} is a simulated node's: its services are no system's")
-    if own := [name for name in FIXED if name in settings.given]:
-        what = (
-            f"{settings.path} sets {' and '.join(own)}, where the units do not let services write"
-        )
-        raise InstallError(f"{what}; take that out")
 
 
 def check_exporter_python(python: str) -> None:

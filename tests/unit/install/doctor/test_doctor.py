@@ -97,7 +97,7 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
         ("sed -i s/GPUS=8/GPUS=9/ etc/gpulock.conf", "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         ("rm node/dev/nvidia3", "device nodes", "nvidia3: missing", "nvidia-modprobe"),
         (DAMAGE, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
-        ("ln -sfn gone node/state/hooks/current", "hooks", "drains the node", "install sge"),
+        ("ln -sfn gone node/state/hooks/current", "hooks", "current is gone: jobs fail", "hooks"),
         (
             "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq",
             "Grid Engine",

@@ -13,9 +13,9 @@ from gpulock.daemon.health.findings import MISSING, POLICY_WORDS, XID
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.files import InstallError
-from gpulock.install.items import Wanted
+from gpulock.install.items import FileItem, Wanted
 from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.install import SystemdInstaller
+from gpulock.install.systemd.install import Services, SystemdInstaller
 from gpulock.install.systemd.manager import ON, UNUSED
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -115,15 +115,14 @@ def systemd_checks(config: Path) -> list[Check]:
 
 def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
-    services = installer.services()
-    files, states = services.files, services.states()
-    if not any(item.read() is not None for own in files.values() for item in own):
-        files = {unit: own for unit, own in files.items() if states[unit] not in UNUSED}
-    own = [item for items in files.values() for item in items]
-    wanted = [*(installer.etc_files() if files else ()), *own]
-    if differ := [str(item.path) for item in wanted if item.show(Wanted.PRESENT)]:
+    items = installer.items(installer.drop_ins())
+    services = Services([one for one in items if isinstance(one, FileItem)])
+    states = services.states()
+    if {*states.values()} <= {*UNUSED} and not any(item.read() for item in services.files):
+        return
+    if differ := [str(item.path) for item in services.files if item.show(Wanted.PRESENT)]:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
         return
-    for unit, why in services.changed_units():
+    for unit in services.changed_units():
         if states[unit] == ON:  # else the checks of both programs say so
-            yield warning(why, _AGAIN)
+            yield warning(f"{unit} was changed since systemd read it", _AGAIN)

@@ -72,12 +72,12 @@ class Services(Item):
 
     title = "services gpulockd and gpulock-exporter"
 
-    def __init__(self, files: Mapping[str, Sequence[UnitFile]]) -> None:
-        self.files = files  # of each unit
+    def __init__(self, files: Sequence[FileItem]) -> None:
+        self.files = files
 
     def states(self) -> dict[str, str | None]:
         """Return each unit's state, None for one that systemd does not know."""
-        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in self.files}
+        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in units.UNITS}
 
     def show(self, wanted: Wanted) -> list[str]:
         states = self.states()
@@ -87,10 +87,9 @@ class Services(Item):
             raise InstallError(f"masked: systemctl unmask {' '.join(masked)}")
         if off := [unit for unit, state in states.items() if state != ON]:
             return [f"  {unit}: {states[unit] or 'not there'} -> {ON}" for unit in off]
-        files = [one for files in self.files.values() for one in files]
-        stale = next((item.title for item in files if item.show(wanted)), "")
-        why = f"{stale} changes" if stale else next((why for _, why in self.changed_units()), "")
-        return [f"  started afresh: {why}"] if why else []
+        stale = [f"{item.title} changes" for item in self.files if item.show(wanted)]
+        stale += [f"{unit} was changed since systemd read it" for unit in self.changed_units()]
+        return [f"  started afresh: {stale[0]}"] if stale else []
 
     def write(self, wanted: Wanted) -> None:
         known = [unit for unit, state in self.states().items() if state]
@@ -104,25 +103,25 @@ class Services(Item):
         if known:
             manager.systemctl("stop", *known)  # so that a run that is killed leaves it to the next
         manager.systemctl("daemon-reload")
-        manager.systemctl("enable", "--quiet", *self.files)
+        manager.systemctl("enable", "--quiet", *units.UNITS)
         journal = f"see {units.JOURNAL}"
         try:
-            manager.systemctl("restart", *self.files)
+            manager.systemctl("restart", *units.UNITS)
         except InstallError as fault:
             raise InstallError(f"{fault}; {journal}") from fault
         if off := [f"{unit} is {state}" for unit, state in self.states().items() if state != ON]:
             raise InstallError(f"{'; '.join(off)}; {journal}")
 
-    def changed_units(self) -> Iterator[tuple[str, str]]:
-        """Yield each unit that systemd has to read again, and why; raise InstallError.
+    def changed_units(self) -> Iterator[str]:
+        """Yield each unit that systemd has to read again; raise InstallError.
 
         Of a drop-in in a folder that is new systemd 252 does not say so.
         """
-        for unit in self.files:
+        for unit in units.UNITS:
             seen, path = unit_properties(unit, ASKED), drop_in_path(unit)
             is_read = str(path) in seen.get("DropInPaths", "").split()
             if seen.get("NeedDaemonReload") == "yes" or is_read is not path.exists():
-                yield unit, f"{unit} was changed since systemd read it"
+                yield unit
 
 
 class SystemdInstaller(NodePart):
@@ -130,7 +129,6 @@ class SystemdInstaller(NodePart):
 
     def __init__(self, config: Path) -> None:
         super().__init__(config.absolute(), "systemd")
-        self.static = {} if is_package() else units.read_static_files()
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
@@ -141,37 +139,25 @@ class SystemdInstaller(NodePart):
             )
         check_exporter_python(sys.executable)
         self.note(f"after an upgrade of gpulock, or a change of settings: {RESTART}")
-        return InstallParts(self.items(self.services()), self.notes)
+        return InstallParts(self.items(self.drop_ins()), self.notes)
 
     def removal(self) -> InstallParts:
         """Return the items of which the last goes first: the services before their files."""
-        services = self.services(dict.fromkeys(units.UNITS, "any"))
-        return InstallParts(self.items(services), self.notes)
+        return InstallParts(self.items(dict.fromkeys(units.UNITS, "any")), self.notes)
 
-    def items(self, services: Services) -> list[Item]:
-        """Return the services after their files."""
-        files = [item for one in services.files.values() for item in one]
-        return [*self.etc_files(), *files, *([services] if manager.RUNNING.is_dir() else [])]
+    def drop_ins(self) -> dict[str, str]:
+        """Return the drop-in of each unit; raise InstallError."""
+        marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
+        return units.drop_in_texts(sys.executable, self.config_path, self.settings, marked)
 
-    def etc_files(self) -> list[FileItem]:
-        """Return what is ours in /etc; of a package's own nothing."""
-        names = (units.SYSUSERS, units.TMPFILES) if self.static else ()
-        return [FileItem(ROOT / "etc" / name, self.static[name]) for name in names]
-
-    def services(self, drop_ins: Mapping[str, str] | None = None) -> Services:
-        """Return the services with each unit's files: its own, but of a package's, and its drop-in.
-
-        Raises InstallError.
-        """
-        if drop_ins is None:
-            marked = Path(claims_root(self.settings.lock_dir), MARK).exists()
-            python, config = sys.executable, self.config_path
-            drop_ins = units.drop_in_texts(python, config, self.settings, marked)
-        files: dict[str, list[UnitFile]] = {}
-        for unit in units.UNITS:
-            own = [UnitFile(unit_path(unit), self.static[unit])] if self.static else []
-            files[unit] = [*own, UnitFile(drop_in_path(unit), drop_ins[unit])]
-        return Services(files)
+    def items(self, drop_ins: Mapping[str, str]) -> list[Item]:
+        """Return the services after their files; of a package's own files none."""
+        static = {} if is_package() else units.read_static_files()
+        etc = (units.SYSUSERS, units.TMPFILES) if static else ()
+        files = [FileItem(ROOT / "etc" / name, static[name]) for name in etc]
+        files += [UnitFile(unit_path(unit), static[unit]) for unit in units.UNITS if static]
+        files += [UnitFile(drop_in_path(unit), drop_ins[unit]) for unit in units.UNITS]
+        return [*files, *([Services(files)] if manager.RUNNING.is_dir() else [])]
 
 
 def check_own_node(settings: Settings) -> None:

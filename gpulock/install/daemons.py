@@ -51,11 +51,8 @@ def trusted_program_owners() -> frozenset[int]:
 
 
 def check_trusted(path: Path, owners: Collection[int], setting: str) -> None:
-    """Raise InstallError for a program that others than its daemon's owners could have put there.
-
-    Without a daemon (no owners) it is the administrator's own word, as the setting is.
-    """
-    if owners and (why := why_untrusted_program(path, owners)):
+    """Raise InstallError for a program that others than these owners could have put there."""
+    if why := why_untrusted_program(path, owners):
         raise InstallError(f"{path} is not run: {why}; fix it, or set {setting}")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where this node's Grid Engine is: its cell, its programs and their release, this host's name.
 
-From the settings, or from the execd that runs here; the environment of the caller may lead to
-another cell, and counts where no execd runs. Programs stand beside execd or below SGE_ROOT/bin;
+From the settings, or from the execd that runs here, on the master from qmaster; the environment of
+the caller may lead to another cell. Programs stand beside the daemon, or where SGE_BINARIES says;
 none that others could have put there is run, and none of a release that is not known is put in
 force.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.sge.qconf import PORTS, Qconf
 from gpulock.node.settings import Settings
 
-_ELF: Final = b"\x7fELF"
 _SHEPHERD: Final = "sge_shepherd"
 CLIENTS: Final = ("qconf", "qstat", "qselect", "qmod")
 # The first line of `-help`, of what gpulock was run on (docs/grid-engine.md, which Grid Engine).
@@ -57,35 +56,36 @@ def find_own_execd(settings: Settings) -> SchedulerDaemon | None:
 
 
 def find_qmaster(settings: Settings, execd: SchedulerDaemon | None) -> Qconf:
-    """Return the clients: of the cell that the settings give, then execd's; else the caller's.
+    """Return the clients: of the cell that the settings give, then execd's, then qmaster's.
 
     Raises InstallError where nothing names SGE_ROOT.
     """
-    env = execd.env if execd else os.environ
+    daemon = execd or next(iter(find_scheduler_daemons("sge_qmaster")), None)
+    env = daemon.env if daemon else {}
     root, cell = [settings.given.get(name) or env.get(name) for name in ("SGE_ROOT", "SGE_CELL")]
     if not root:
-        raise InstallError("no execd runs here and SGE_ROOT is not known; start it, or set that")
-    folder = settings.sge_binaries or find_sge_binaries(Path(root), execd)
+        raise InstallError(
+            "neither execd nor qmaster runs here, and SGE_ROOT is not known: start it, or set"
+            " SGE_ROOT, SGE_CELL and SGE_BINARIES"
+        )
+    folder = settings.sge_binaries or find_sge_binaries(daemon)
     own = {name: env[name] for name in PORTS if env.get(name)}
     cell = cell or "default"
     return Qconf(root, cell, folder, {**read_cell_ports(root, cell), **own})
 
 
-def find_sge_binaries(root: Path, execd: SchedulerDaemon | None) -> str:
-    """Return the folder of the real clients: Debian's in the PATH are wrapper scripts.
+def find_sge_binaries(daemon: SchedulerDaemon | None) -> str:
+    """Return the folder of the clients, beside a daemon; raise InstallError.
 
-    Beside the execd that runs, or below an SGE_ROOT that may be its word: only what nobody but
-    root and the admin user could have put there. Without execd the root is the administrator's
-    own word. Raises InstallError.
+    Only what nobody but root and the admin user could have put there. Debian's in the PATH are
+    wrapper scripts.
     """
-    owners = execd.owners if execd else ()
-    for folder in program_folders(root, execd):
-        if not all(_is_program(folder / name) for name in ("qconf", "qstat")):
-            continue
-        for path in [folder / name for name in CLIENTS if (folder / name).exists()]:
-            check_trusted(path, owners, "SGE_BINARIES")
-        return str(folder)
-    raise InstallError(f"no qconf and qstat below {root}/bin; set SGE_BINARIES")
+    folder = daemon.program.parent if daemon else Path("/")
+    if not daemon or not (folder / "qconf").exists():
+        raise InstallError("no qconf beside Grid Engine's daemon; set SGE_BINARIES")
+    for path in [folder / name for name in CLIENTS if (folder / name).exists()]:
+        check_trusted(path, daemon.owners, "SGE_BINARIES")
+    return str(folder)
 
 
 def find_sge_shepherd(
@@ -100,9 +100,8 @@ def find_sge_shepherd(
         tried = [Path(given)]
         missing = f"SGE_SHEPHERD={given} is no program: no job would start"
     else:
-        folders = [*program_folders(Path(qconf.root), execd), Path(qconf.binaries)]
-        tried = [folder / _SHEPHERD for folder in folders]
-        missing = f"no {_SHEPHERD} beside execd or below {qconf.root}/bin: set SGE_SHEPHERD"
+        tried = [folder / _SHEPHERD for folder in (execd.program.parent, Path(qconf.binaries))]
+        missing = f"no {_SHEPHERD} beside execd: set SGE_SHEPHERD"
     real = next((path for path in tried if path.is_file() and os.access(path, os.X_OK)), None)
     if real is None:
         raise InstallError(missing)
@@ -137,22 +136,6 @@ def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
     if not (high and release.startswith(OCS)):
         return ""
     return f"{' '.join(high)}: the shepherd of {release} starts no hook as root then"
-
-
-def program_folders(root: Path, execd: SchedulerDaemon | None) -> Iterator[Path]:
-    """Yield where programs may stand, most likely first."""
-    if execd:
-        yield execd.program.parent
-    for folder in sorted((root / "bin").glob("*")):
-        yield folder.resolve()
-
-
-def _is_program(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == _ELF
-    except OSError:
-        return False
 
 
 def choose_sge_host(hosts: Sequence[str], *names: str) -> str:

@@ -8,9 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpulock.install.sge.host import REPORTED
@@ -37,11 +37,10 @@ class Node:
 
     sge: GridEngine
     name: str = NODE
-    env: Mapping[str, str] = field(default_factory=dict)
 
     def python(self, program: str, *args: str) -> str:
         """Run Python as root on the node; return what it printed, errors and all."""
-        env = {"PYTHONPATH": str(ROOT), **self.env}
+        env = {"PYTHONPATH": str(ROOT)}
         done = self.sge.run_in(
             self.name, [sys.executable, "-c", program, *args], env=env, seconds=240
         )

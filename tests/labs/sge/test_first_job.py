@@ -168,9 +168,9 @@ def forget_all(node: Node, said: str) -> None:
 
 
 def test_a_manager_installs_the_clusters_part_from_the_masters_machine(node: Node) -> None:
-    """No file is left there, and no execd runs to say which cell it is."""
+    """No file is left there, and no execd runs: qmaster says which cell it is."""
     sge = node.sge
-    master = Node(sge, sge.master, {name: sge.env[name] for name in ("SGE_ROOT", "SGE_CELL")})
+    master = Node(sge, sge.master)
     assert "installed: sge --cluster" in master.install_cluster()
     assert f"[@gpulock=root@{PREFIX}/current/prolog/drop-env" in node.objects()["-sq gpu.q"]
     assert "uninstalled: sge --cluster" in master.uninstall("--cluster")

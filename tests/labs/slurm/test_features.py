@@ -116,7 +116,7 @@ def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
     install(site, NO_CONF)
 
     check_one_job(site)
-    assert "ok slurmctld\nok slurm.conf\n" in check_doctor(site, NO_CONF)
+    assert "ok slurmctld\nok installation\nok slurm.conf\n" in check_doctor(site, NO_CONF)
     older = slurm.lab / "etc/older.conf"
     lines = (slurm.lab / "etc/slurm.conf").read_text().splitlines(keepends=True)
     older.write_text("".join(line for line in lines if not line.startswith("Prolog=")))

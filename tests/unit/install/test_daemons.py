@@ -186,31 +186,18 @@ def test_a_link_of_a_strangers_in_a_sticky_folder_is_not_followed(tmp_path: Path
     assert f"{link} belongs to uid {STRANGER}" in why_untrusted_program(link, (0,))
 
 
-def execd_beside(machine: Machine, folder: str, own: str = "") -> SchedulerDaemon:
+@pytest.mark.parametrize("opened", ["bin", "bin/qselect"])
+def test_no_client_is_run_that_others_could_have_put_there(machine: Machine, opened: str) -> None:
+    execd = SchedulerDaemon(7, 1, ME, machine.root / "bin/sge_execd", machine.root, (), {})
+    with pytest.raises(InstallError, match=r"no qconf beside .*; set SGE_BINARIES"):
+        find_sge_binaries(execd)
     for name in ("qconf", "qstat", "qselect"):
-        machine.program(f"{folder}/{name}")
-    program = machine.root / (own or folder) / "sge_execd"
-    return SchedulerDaemon(7, 1, ME, program, machine.root, (), {})
-
-
-@pytest.mark.parametrize(
-    ("folder", "own", "opened", "says"),
-    [
-        ("bin", "", "bin", r"writable by others.*set SGE_BINARIES"),
-        ("bin", "", "bin/qselect", "qselect is writable by others"),
-        ("root/bin/lx-amd64", "elsewhere", "root", "root is writable by others"),
-    ],
-    ids=["folder", "client", "an SGE_ROOT that execd names"],
-)
-def test_no_client_is_run_that_others_could_have_put_there(
-    machine: Machine, folder: str, own: str, opened: str, says: str
-) -> None:
-    execd = execd_beside(machine, folder, own)
-    assert find_sge_binaries(machine.root / "root", execd) == str(machine.root / folder)
+        machine.program(f"bin/{name}")
+    assert find_sge_binaries(execd) == str(machine.root / "bin")
     (machine.root / opened).chmod(0o777)
 
-    with pytest.raises(InstallError, match=says):
-        find_sge_binaries(machine.root / "root", execd)
+    with pytest.raises(InstallError, match=f"{opened} is writable by others.*set SGE_BINARIES"):
+        find_sge_binaries(execd)
 
 
 @pytest.mark.parametrize("name", ["bin/scontrol", "sbin/slurmd"])

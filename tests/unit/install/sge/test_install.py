@@ -15,6 +15,7 @@ from gpulock.install.doctor.sge import SgeChecks
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.node_part import add_settings
+from gpulock.install.sge import site as site_module
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.login import login_script_text
@@ -142,8 +143,13 @@ def test_a_hook_that_cannot_be_kept_is_refused_before_the_cluster_is_changed(
 def test_without_execd_the_clusters_part_alone_is_installed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the master, by what qmaster was started with."""
+    (execd,) = site_module.find_execds()
     monkeypatch.setattr("gpulock.install.sge.site.find_execds", list)
-    monkeypatch.setenv("SGE_ROOT", str(site.root / "root"))
+    with pytest.raises(InstallError, match="neither execd nor qmaster runs here"):
+        site.install_cluster()
+    find = {"sge_qmaster": [execd]}.get
+    monkeypatch.setattr("gpulock.install.sge.site.find_scheduler_daemons", find)
 
     assert site.install_cluster().remainders == []
     with pytest.raises(InstallError, match="no execd runs here: start it"):
@@ -153,7 +159,7 @@ def test_without_execd_the_clusters_part_alone_is_installed(
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        ("rm sge/sge_shepherd", "no sge_shepherd beside execd.*set SGE_SHEPHERD"),
+        ("rm sge/sge_shepherd", "no sge_shepherd beside execd: set SGE_SHEPHERD"),
         (
             "printf '#!/bin/sh\\necho no library >&2\\nexit 127\\n' >sge/sge_shepherd",
             "ends with 127: no library",

@@ -99,17 +99,17 @@ def slurm_map_text(
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
-def map_places(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> tuple[list[str], str]:
-    """Return the place of each position, none and why where no hook reads them.
+def map_places(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the place of each position; where no hook reads them none for a fault of one.
 
     Raises InstallError.
     """
     try:
-        return devices_of_positions(settings, wanted), ""
-    except InstallError as fault:
+        return devices_of_positions(settings, wanted)
+    except InstallError:
         if needs_gres_map(Node(settings).devices_if_driver(), settings):
             raise
-        return [], f"no map of Slurm's positions, which no hook reads here: {fault}"
+        return []
 
 
 def devices_of_positions(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> list[str]:

@@ -73,9 +73,6 @@ class SlurmInstaller(NodePart):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
         if conf_alone:
             self.note("this machine is no node of slurmctld's: only slurm.conf is written here")
-        elif not self.slurmd:
-            path = self.site.conf or "an unknown slurm.conf"
-            self.note(f"no slurmd runs here: the map is of what it will find in {path}")
         items = [] if conf_alone else self.node_items()
         stack = PlugStack(self.site.in_force(), self.site.conf)
         by_spank = self.plugin.path.exists() or bool(stack.naming(PYXIS))
@@ -135,9 +132,7 @@ class SlurmInstaller(NodePart):
         """Return the map, which names the version of gres.conf that it was compared with."""
         if not listed.positions:
             self.note(f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}")
-        places, unread = gres.map_places(self.settings, listed.positions)
-        if unread:
-            self.note(unread)
+        places = gres.map_places(self.settings, listed.positions)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
         if item.read() != text and not gres.has_slurmd_read(self.slurmd, self.site.conf, source):

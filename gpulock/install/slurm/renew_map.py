@@ -41,7 +41,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
     if ask or not same:
         listed = gres.parse_gres_list(site.gres())
         if listed.positions or not places:
-            places, shared = gres.map_places(settings, listed.positions)[0], list(listed.shared)
+            places, shared = gres.map_places(settings, listed.positions), list(listed.shared)
         elif not same:  # else NVML was not to be loaded: gpulockd opens no device
             raise InstallError(f"{gres.NO_GRES}; {gres.LOOK_AT_LIST}")
     if (places, shared) != known and not gres.has_slurmd_read(slurmd, site.conf, source):

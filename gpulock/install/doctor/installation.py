@@ -13,10 +13,12 @@ from typing import Final
 import gpulock
 from gpulock.install.doctor.check import Finding, fact, fault, warning
 from gpulock.install.files import InstallError
+from gpulock.install.hooks import HookPaths
 from gpulock.install.items import Item, Wanted, run_items
 from gpulock.install.versions import (
     CURRENT,
     Hooks,
+    current_hooks,
     hooks_folder,
     installed_schedulers,
     list_hook_versions,
@@ -81,11 +83,11 @@ def check_hooks(hooks: Hooks) -> Iterator[Finding]:
         yield fault(what, HOOKS_AGAIN, "hooks")
 
 
-def check_trial(settings: Settings, trial: Callable[[], None], again: str) -> Iterator[Finding]:
-    """Start the hooks in force as a test."""
+def check_trial(settings: Settings, trial: Callable[[HookPaths], None]) -> Iterator[Finding]:
+    """Start the hooks in force as a test, that of a task as a user."""
     if version_in_force(hooks_folder(settings)) is None:
         return  # the installation says so
     try:
-        trial()
+        trial(current_hooks(settings))
     except InstallError as reason:
-        yield fault(str(reason), again)
+        yield fault(str(reason), HOOKS_AGAIN)

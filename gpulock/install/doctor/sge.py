@@ -25,14 +25,12 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.files import InstallError
-from gpulock.install.hooks import HookPaths
 from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.queue_hooks import hooked_queues
 from gpulock.install.sge.site import check_release
 from gpulock.install.systemd.manager import RUNNING
 from gpulock.install.trial import try_sge_hooks
-from gpulock.install.versions import current_hooks
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.sge import shepherds
@@ -50,10 +48,10 @@ class SgeChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
-        paths = current_hooks(self.settings)
+        settings = self.settings
         first = [
             Check("execd", self.execd, (INSTALLED,)),
-            Check("trial of hooks", lambda: self.trial(paths), (INSTALLED,)),
+            Check("trial of hooks", lambda: check_trial(settings, try_sge_hooks), (INSTALLED,)),
             Check("qmaster", self.qmaster, (INSTALLED, "execd")),
         ]
         own = ("qmaster",)
@@ -81,10 +79,6 @@ class SgeChecks:
             check_release(release)
         except InstallError as unknown:
             yield fault(str(unknown), "its jobs wait until gpulock is taken out")
-
-    def trial(self, paths: HookPaths) -> Iterator[Finding]:
-        """Start each hook as a test."""
-        return check_trial(self.settings, lambda: try_sge_hooks(paths), _AGAIN)
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change."""

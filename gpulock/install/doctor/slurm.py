@@ -49,9 +49,10 @@ class SlurmChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those of the configuration in force."""
+        settings = self.settings
         first = [
             Check("slurmd", self.slurmd, (INSTALLED,)),
-            Check("trial of hooks", self.trial, (INSTALLED,)),
+            Check("trial of hooks", lambda: check_trial(settings, try_slurm_hooks), (INSTALLED,)),
             Check("Slurm", self.release, (INSTALLED,)),
             Check("slurmctld", self.slurmctld, ("Slurm",)),
             Check("installation", self.installation, ("slurmctld", SETTINGS)),
@@ -90,10 +91,6 @@ class SlurmChecks:
         ):
             what = "it runs, but a judge of locks does not see it: no lock is ever freed"
             yield fault(what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
-
-    def trial(self) -> Iterator[Finding]:
-        """Start each hook as a test, that of a task as a user."""
-        return check_trial(self.settings, lambda: try_slurm_hooks(self.paths), _AGAIN)
 
     def release(self) -> Iterator[Finding]:
         """Look whether this node's Slurm is one that gpulock was run on."""

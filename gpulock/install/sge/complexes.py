@@ -87,19 +87,25 @@ class Complexes(Item):
         self.qconf.load("-Mc", "complexes", "\n".join(table.values()) + "\n")
 
 
-class Amount(Item):
-    """How much of one complex the host has; it stays, for the site's jobs count it."""
+class Amounts(Item):
+    """How much of each complex the host has; what stands there stays, for the site's jobs count it.
 
-    stays = True
+    A complex that gives out ids has those that the site names.
+    """
 
-    def __init__(self, host: SgeHost, name: str, amount: int) -> None:
-        self.host, self.name, self.text = host, name, f"{name}={amount}"
+    def __init__(self, host: SgeHost, amounts: Mapping[str, int]) -> None:
+        self.host, self.amounts = host, amounts
         self.title = f"complex_values of host {host.name}"
 
-    def read(self) -> str | None:
-        now = self.host.values("complex_values").get(self.name)
-        return None if now is None else f"{self.name}={now}"
+    def missing(self) -> list[str]:
+        """Return what the host has no value of, as qconf takes it."""
+        here = self.host.values("complex_values")
+        return [f"{name}={n}" for name, n in self.amounts.items() if n and name not in here]
+
+    def show(self, wanted: Wanted) -> list[str]:
+        return [f"  + {one}" for one in self.missing()] if wanted is Wanted.PRESENT else []
 
     def write(self, wanted: Wanted) -> None:
-        words = ("exechost", "complex_values", self.text or "", self.host.name)
-        self.host.qconf.run("qconf", "-mattr", *words)
+        for one in self.missing():
+            words = ("exechost", "complex_values", one, self.host.name)
+            self.host.qconf.run("qconf", "-mattr", *words)

@@ -23,7 +23,7 @@ from gpulock.install.node_part import NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
 from gpulock.install.sge.complexes import (
-    Amount,
+    Amounts,
     check_complexes,
     cluster_complexes,
     counting_complexes,
@@ -117,10 +117,12 @@ class SgeInstaller(NodePart):
             *self.login_scripts(self.execd),
         ]
         cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
-        amounts, hooks = self.amounts(gpus, table), queue_hooks(host, *HOOKS)
+        hooks = queue_hooks(host, *HOOKS)
         for one in hooks:
             one.check()  # refused before anything is written
-        items = [settings, *files, cluster, *amounts, HostConfiguration(host), *hooks]
+        counted = [n for n in counting_complexes(self.settings) if not is_rsmap(table.get(n, ""))]
+        amounts = Amounts(host, {n: host_amount(self.settings, n, gpus) for n in counted})
+        items = [settings, *files, cluster, amounts, HostConfiguration(host), *hooks]
         return InstallParts(items, self.notes)
 
     def removal(self, force: bool = False) -> InstallParts:
@@ -183,13 +185,3 @@ class SgeInstaller(NodePart):
         """Return the login scripts for qlogin, which know execd's spool directory."""
         text = login.login_script_text(str(execd.folder), self.lines.get("gid_range", ""))
         return login.login_script_items(login.PROFILE, text)
-
-    def amounts(self, gpus: int, table: Mapping[str, str]) -> list[Item]:
-        """Return how many of each complex this host has; a number that stands there stays."""
-        here = self.host.values("complex_values")
-        amounts = {
-            name: host_amount(self.settings, name, gpus)
-            for name in counting_complexes(self.settings)
-            if name not in here and not is_rsmap(table.get(name, ""))
-        }
-        return [Amount(self.host, name, count) for name, count in amounts.items() if count]

@@ -19,7 +19,6 @@ from gpulock.sge.hook import TRIAL_JOB
 from tests.install.job_load import CURRENT, NODE
 from tests.install.roots import Machine, copy_demo
 from tests.labs.common.installed import SOAK
-from tests.support.faults import NO_PROCESS
 
 pytestmark = [pytest.mark.install, pytest.mark.root, pytest.mark.timeout(900)]
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -64,9 +64,10 @@ def claim_command(
         )
     binds = environment.driver_binds(node.settings) if export else ""
     grant = acquire_devices(session, node, record, want, wishes)
+    token = {CLAIM: grant.owner.token}  # what is started with it holds the claim
     if export:  # a shell evaluates them
         stale, values = make_grant_environment(grant, node.settings, os.environ, binds)
-        values[CLAIM] = grant.owner.token  # what is started with it holds the claim
+        values |= token
         lines = [f"unset {name}" for name in sorted(stale)]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     else:
@@ -79,11 +80,11 @@ def claim_command(
     names = format_device_list([d.id for d in grant.devices], grant.devices)
     held = node.store.read(grant.owner.devices[0]).owner
     end = f"; the claim's end: {claim_end(held)}" if held and held.until else ""
-    hint = f"gpulock: {names} held by pid {record.pid} until it ends{end}; give back"
-    hint = f"{hint}: gpulock release"
+    hint = f"gpulock: {names} held by pid {record.pid} until its claim's last process ends{end}"
+    hint = f"{hint}; give back: gpulock release"
     click.echo(name_config(hint if pid is None else f"{hint} --pid {pid}"), err=True)
     mask = dict(environment.grant_variables(grant.devices, node.settings))
-    cuda = {name: value for name, value in mask.items() if name.startswith("CUDA_")}
+    cuda = token | {name: value for name, value in mask.items() if name.startswith("CUDA_")}
     if pid is not None or not read_command(node.proc, holder)[0].endswith("sh"):
         line = f"import os; os.environ.update({cuda})"
         click.echo(f"gpulock: it sees all GPUs: let it run, before it loads CUDA: {line}", err=True)

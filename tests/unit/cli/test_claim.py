@@ -40,7 +40,7 @@ def records(site: Site) -> list[str]:
 def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Process) -> None:
     result = site.call("claim", "-n", "2", "--for", "2h", "--pid", str(process.pid))
     end = time.strftime("%m-%d", time.localtime(time.time() + 7200))
-    assert (result.exit_code, f"until it ends; the claim's end: {end}" in result.stderr) == (
+    assert (result.exit_code, f"process ends; the claim's end: {end}" in result.stderr) == (
         0,
         True,
     )
@@ -48,7 +48,8 @@ def test_a_claim_is_held_for_the_process_that_is_named(site: Site, process: Proc
         ["GPU", "0", "0000:06:00.0"],
         ["GPU", "3", "0000:0b:00.0"],
     ]
-    assert result.stderr.startswith(f"gpulock: GPUs 0, 3 held by pid {process.pid} until it ends;")
+    said = f"gpulock: GPUs 0, 3 held by pid {process.pid} until its claim's last process ends;"
+    assert result.stderr.startswith(said)
     assert f"{site.gpulock} release --pid {process.pid}" in result.stderr
     assert [gpu["held"]["pid"] for gpu in site.json()["gpus"] if gpu["held"]] == [process.pid] * 2
     assert len(records(site)) == 1
@@ -111,17 +112,19 @@ def test_a_claim_without_a_mask_says_what_sets_it(site: Site, words: str) -> Non
 
 
 def test_a_claim_for_a_process_says_what_sets_its_mask(site: Site, process: Process) -> None:
+    """With the token, which makes what that process starts later the claim's own."""
     said = site.call("claim", "--devices", "5", "--pid", str(process.pid)).stderr
     line = said.splitlines()[-1].rpartition("CUDA: ")[2]
-    check = f"{line}; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    assert subprocess.check_output([sys.executable, "-c", check], text=True) == "5\n"
+    check = f"{line}; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['GPULOCK_CLAIM'])"
+    token = site.json()["gpus"][5]["held"]["token"]
+    assert subprocess.check_output([sys.executable, "-c", check], text=True) == f"5 {token}\n"
 
 
 def test_a_claim_that_a_notebook_makes_says_what_sets_the_mask_of_its_kernel(site: Site) -> None:
     """`bash -c` becomes the command, so the kernel is its parent, and holds the claim."""
     line = [*site.command(), "claim", "--devices", "5"]
     said = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True).stderr
-    assert "os.environ.update({'CUDA_VISIBLE_DEVICES': '5'" in said
+    assert "'CUDA_VISIBLE_DEVICES': '5'" in said.partition("os.environ.update(")[2]
 
 
 @pytest.mark.parametrize("words", [("--pid", "4711"), ("--job", "pid 4711")])

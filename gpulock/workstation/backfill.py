@@ -62,13 +62,17 @@ class QueueView:
         return self.node.store.read_detailed_locks()
 
 
-def keeps_free_devices(waited: float) -> bool:
-    """Return whether free devices are kept for the first caller, which has waited so long."""
+def find_turn(waited: float) -> tuple[bool, float]:
+    """Return whether free devices are kept for the first caller, which has waited so long.
+
+    And for how many seconds that stays so.
+    """
     turn, left = FIRST_TURN, waited
     while left >= 2 * turn:
         left -= 2 * turn
         turn = min(2 * turn, LONGEST_TURN)
-    return left >= turn
+    kept = left >= turn
+    return kept, turn * (1 + kept) - left
 
 
 def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
@@ -104,6 +108,7 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
 
 
 DEAD_CLAIMS, RESERVED = "GPUs of dead or unknown claims are locked", "GPUs are reserved"
+OWN = "its user holds"
 
 
 def why_yield(view: QueueView, want: ClaimRequest) -> str:
@@ -120,7 +125,9 @@ def why_yield(view: QueueView, want: ClaimRequest) -> str:
     alone.held = {name: view.held[name] for name, why in stay.items() if why}
     if find_shortage(alone, want) is None:
         return ""
-    causes = {*stay.values(), RESERVED if want.kept else ""} - {""}
+    own = {name.partition(SHARE)[0] for name, why in stay.items() if why == OWN}
+    holds = f"{OWN} {len(own)} GPU{'s' if len(own) > 1 else ''}" if own else ""
+    causes = {*stay.values(), RESERVED if want.kept else "", holds} - {"", OWN}
     return " and ".join(sorted(causes)) or "GPUs are out of service"
 
 
@@ -132,7 +139,7 @@ def why_stays(view: QueueView, lock: Lock, uid: int) -> str:
     if lock.owner is None:
         return DEAD_CLAIMS
     if lock.owner.uid == uid:
-        return "its user holds the rest"
+        return OWN
     verdict = view.verdicts.get(lock.owner.token)
     return DEAD_CLAIMS if verdict and verdict.state != ALIVE else ""
 

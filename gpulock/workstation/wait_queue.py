@@ -8,10 +8,12 @@ the numbers of those who come back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from gpulock.deadline import clock_boottime
-from gpulock.errors import BUSY, INVALID_REQUEST, LockTimeout, Refusal
+from gpulock.errors import BUSY, INVALID_REQUEST, UNKNOWN, LockTimeout, Refusal
 from gpulock.node.context import Node
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
@@ -125,7 +127,8 @@ class WaitQueue:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
         first: Client | None = None  # of those who wait for other users
         kept: dict[str, str] = {}  # for whom devices are kept, by id
-        for place, client in enumerate(list(self._line)):
+        shown = [one.number for one in self._list_callers(now)]
+        for client in list(self._line):
             number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
                 client.told = SocketReply(WAITING, why="stopped")
@@ -157,11 +160,15 @@ class WaitQueue:
                 elif first is None:
                     first = client
                     since = self._kept_since.setdefault(client.peer.account, now)
-                    if client.want and backfill.keeps_free_devices(now - since):
+                    turn, left = backfill.find_turn(now - since)
+                    if client.want and turn:
                         usable = backfill.list_usable_devices(view, client.want)
                         whose = f"kept for number {number}: it is the turn of {client.caller.user}"
                         kept = dict.fromkeys(usable, whose)
-                        why = f"{waiting.KEPT}; {why}" if kept else why
+                    state = waiting.KEPT if kept else "others may go first"
+                    end = time.strftime("%H:%M", time.localtime(view.now + left))
+                    why = f"{state} until {end}; {why}"
+            place = sum([other < number for other in shown])
             client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY
@@ -170,19 +177,25 @@ class WaitQueue:
 
     def _why_not_yet(self, view: QueueView, client: Client, now: float) -> str:
         """Return why a caller is not served now whatever is free, nothing where it may be."""
-        account = client.peer.account
+        account, request = client.peer.account, client.request
+        if request and request.pid != client.peer.pid:  # of its own end the kernel tells
+            with suppress(OSError, ValueError):
+                if not view.node.proc.running(request.pid, request.start):
+                    refusal = Refusal(UNKNOWN, f"process {request.pid} has ended", "nothing to do")
+                    client.answer = refuse_request(refusal)
+                    return refusal.why
         if any(one.number < client.caller.number for one in self._left):
             return "callers of before the restart of gpulockd come back first"
         if (delay := self._claims.due(account) - now) > 0:
             return f"many calls came in a short time, and the next may in {delay:.0f} s"
-        if (most := view.node.settings.user_max) and client.request:
+        if (most := view.node.settings.user_max) and request:
             try:
                 mine = backfill.count_cards(view.held, account)
             except Refusal as refusal:
                 if not isinstance(refusal, LockTimeout):
                     client.answer = refuse_request(refusal)
                 return refusal.why
-            if mine + client.request.number > most:
+            if mine + request.number > most:
                 return f"held already: {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""
 
@@ -208,16 +221,19 @@ class WaitQueue:
             client.answer = self._claims.serve(view, client, first, kept)
         return True
 
-    def _publish(self) -> None:
-        """Tell everybody who waits, where that changed."""
-        now = clock_boottime()
+    def _list_callers(self, now: float) -> list[WaitingCaller]:
+        """Return who waits, in the order of their numbers."""
         callers = [
             client.caller._replace(why=client.told.why.partition(" (")[0])
             for client in self._line
             if now < client.until
         ]
+        return [*self._left, *callers]
+
+    def _publish(self) -> None:
+        """Tell everybody who waits, where that changed."""
         node = self._node()
-        data = waiting.encode_waiting([*self._left, *callers], node.boot_id)
+        data = waiting.encode_waiting(self._list_callers(clock_boottime()), node.boot_id)
         if data != self._published:
             try:
                 waiting.write_waiting(node.store.path, data)

@@ -119,7 +119,7 @@ def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk)
     assert last(honest).state == GRANTED
     waiting = [answers(head)[-1] for head in heads]
     assert {reply.state for reply in waiting} == {WAITING}
-    assert waiting[0].why.startswith("others go first while its user holds the rest")
+    assert waiting[0].why.startswith("others go first while its user holds 1 GPU; 4 GPUs asked for")
 
 
 @pytest.mark.attack
@@ -141,7 +141,7 @@ def test_a_caller_that_waits_for_a_device_that_no_user_can_give_back_lets_others
 
     Stopped by: a lock that is not proven alive is none that its user gives back.
     """
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     if isinstance(barrier, Verdict):
         desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
         monkeypatch.setattr(backfill, "read_node_verdicts", returning(({"t0": barrier}, 0)))
@@ -192,7 +192,7 @@ def test_a_caller_whose_card_the_mps_of_others_closes_waits_for_them_and_is_kept
 ) -> None:
     desk.node = Node(Settings({**desk.box.settings, "SHARES": "0:4", "SHARE_MPS": "yes"}))
     leave_mps(desk.node, bus(0), CAROL)
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     desk.claim_as(ALICE, 901, 4, FOR_EVER)
     assert desk.waiting()[0].why.startswith(KEPT)
 
@@ -206,10 +206,13 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
     Stopped by: the first lets others by and has free devices kept for it in turns.
     """
     desk.hold(0, desk.process(901, CAROL), uid=CAROL, start=9)
-    large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
+    begun, large = time.time(), desk.claim_as(ALICE, 902, 4, FOR_EVER)
     later(desk)
+    ends = [time.localtime(at + backfill.FIRST_TURN) for at in (begun - 1.0, time.time())]
+    told = [time.strftime("others may go first until %H:%M", end) for end in ends]
+    assert last(large).why.partition(";")[0] in told
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     for wait, late in ((0.0, ""), (0.01, "not served in the time of --wait: ")):
         asked = desk.claim_as(BOB, 904, 1, wait)
         desk.go(clock_boottime() + 2 * PAUSE)
@@ -218,7 +221,9 @@ def test_a_request_that_others_keep_waiting_keeps_them_from_free_devices_in_turn
         assert reply.why == f"{late}free GPUs are kept for number 1: it is the turn of uid 2001"
     large_as_well = desk.claim_as(BOB, 905, 4)
     assert last(large_as_well).why.startswith("4 GPUs asked for, 2 of 4 free (0: pid 901 of")
-    assert desk.waiting()[0].why.startswith(f"{KEPT}; 4 GPUs asked for")
+    kept = desk.waiting()[0].why.partition("; ")
+    assert kept[0].startswith(f"{KEPT} until ")
+    assert kept[2].startswith("4 GPUs asked for")
     for device in [bus(n) for n in range(4)]:
         if device in desk.box.locks():
             desk.give_back([bus(n) for n in range(4)].index(device))
@@ -233,7 +238,7 @@ def test_free_devices_that_the_first_could_not_use_are_not_kept_for_it(
 
     Stopped by: only what the first could use itself is kept for it.
     """
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     for number in (0, 1):
         desk.hold(number, desk.process(901 + number, CAROL), uid=CAROL, start=9)
     request = SocketRequest(CLAIM, 903, 9, 1, devices=(bus(0),), wait=FOR_EVER)
@@ -253,8 +258,10 @@ def test_what_is_kept_for_the_first_is_of_the_kind_that_it_asks_for(desk: Desk) 
 def test_the_turns_of_the_first_are_of_equal_length_and_grow() -> None:
     first = backfill.FIRST_TURN
     ends = [first, 2 * first, 4 * first, 6 * first, 10 * first]
-    kept = [backfill.keeps_free_devices(end) for end in (0.0, *ends)]
-    assert kept == [False, True, False, True, False, True]
+    kept = [backfill.find_turn(end) for end in (0.0, *ends)]
+    left = [first, first, 2 * first, 2 * first, 4 * first, 4 * first]
+    assert kept == [*zip([False, True] * 3, left)]
+    assert backfill.find_turn(first - 1.0) == (False, 1.0)
 
 
 @pytest.mark.attack
@@ -316,6 +323,23 @@ def test_the_end_of_a_wait_waits_for_no_turn_of_the_queue(desk: Desk) -> None:
     assert desk.server.due() <= clock_boottime() + PAUSE / 2
 
 
+def test_a_place_counts_those_whom_the_queue_shows(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, passed = clock_boottime(), [0.0]
+    for module in (loop, server, socket_claims, wait_queue, desk_module):
+        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
+    desk.fill(904, CAROL)
+    desk.claim_as(ALICE, 901, 1, PAUSE)
+    desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
+    waiting = desk.claim_as(BOB, 902, 1, FOR_EVER)
+    for passed[0] in (PAUSE / 2, 2 * PAUSE):
+        desk.go()
+    told = [(reply.number, reply.before) for reply in answers(waiting)]
+    assert told == [(2, 1), (2, 0)]
+    assert desk.line() == [(2, 902)]
+
+
 @pytest.mark.attack
 def test_a_user_who_is_granted_something_begins_the_turns_anew(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
@@ -340,7 +364,7 @@ def test_a_user_who_is_granted_something_begins_the_turns_anew(
 def test_the_calls_of_one_user_are_let_by_as_others_are(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, holder: int, *, kept: bool, state: str
 ) -> None:
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: kept)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (kept, 60.0))
     desk.hold(0, desk.process(901, holder), uid=holder, start=9)
     large = desk.claim_as(ALICE, 902, 4, FOR_EVER)
     later(desk)

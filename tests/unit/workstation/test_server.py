@@ -118,10 +118,9 @@ def test_nor_does_one_that_ended_while_its_call_waited(desk: Desk) -> None:
     desk.process(901)
     caller = desk.ask(SocketRequest(CLAIM, 901, 9, 1, wait=FOR_EVER))
     desk.process(901, UIDS[0] + 1, start=10)
-    desk.give_back(0)
-    desk.give_back(1)
-    assert last(caller).state == REFUSED
-    assert len(desk.box.locks()) == 3
+    desk.go(clock_boottime() + LATER)
+    assert last(caller).why == "process 901 has ended"
+    assert desk.line() == [(1, ME)]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_who_holds_it_at_that_time_keeps_it_and_its_user_is_next(desk: Desk) -> 
 def test_what_is_kept_for_a_large_request_does_not_keep_a_user_from_a_reserved_device(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
     reserve(desk, ALICE, 3, 1)
     large = desk.claim_as(BOB, 902, 3, FOR_EVER)
@@ -169,7 +169,7 @@ def test_who_has_reserved_a_device_gets_no_other_that_is_kept(
 
     Stopped by: of what is kept for another, a user gets the own reserved devices alone.
     """
-    monkeypatch.setattr(backfill, "keeps_free_devices", lambda waited: True)
+    monkeypatch.setattr(backfill, "find_turn", lambda waited: (True, 60.0))
     for number in (0, 1):
         desk.hold(number, desk.process(904, CAROL), uid=CAROL, start=9)
     reserve(desk, ALICE, 0, 1)

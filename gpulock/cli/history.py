@@ -19,7 +19,6 @@ from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
-    find_history_claims,
     find_history_heads,
     find_latest_heads,
     parse_history_line,
@@ -63,9 +62,8 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     "--last",
     "limit",
     type=click.IntRange(min=0),
-    default=LAST,
-    show_default=True,
-    help="Number of rows; 0: all.",
+    metavar="N",
+    help=f"Number of claims; 0: all.  [default: {LAST}; with --json all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
@@ -73,7 +71,7 @@ def history_command(
     session: Session,
     /,
     by: str | None,
-    limit: int,
+    limit: int | None,
     as_json: bool,
     **which: str | None,
 ) -> None:
@@ -86,9 +84,11 @@ def history_command(
         heads = find_history_heads(folder, query, faults)
         print_history_sums(sum_claims(heads, by, query.device), by, as_json)
     elif as_json:
-        print_claims_json(find_history_claims(folder, query, faults))
+        every = find_history_heads(folder, query, faults)
+        found = find_latest_heads(folder, query, limit, faults) if limit else every
+        print_claims_json(parse_history_line(head.string, faults) for head in found)
     else:
-        print_history_claims(folder, query, faults, limit)
+        print_history_claims(folder, query, faults, LAST if limit is None else limit)
     if unwritten := find_unwritten_claims(node, query):
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
@@ -166,11 +166,11 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
         click.echo("\n".join(table.render_table(columns, cells, table.terminal_width())))
 
 
-def print_claims_json(found: Iterable[ReportedClaim]) -> None:
+def print_claims_json(found: Iterable[ReportedClaim | None]) -> None:
     """Print the records, one after another: there may be a million."""
     click.echo(f'{{"version": {VERSION}, "claims": [')
     comma = ""
-    for claim in found:
+    for claim in filter(None, found):
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")

@@ -279,6 +279,8 @@ def test_the_table_has_the_last_ones_and_their_sum(busy: Desk) -> None:
         ["2", "bob", "1", "1m"],
         ["1", "alice", "1", "1m"],
     ]
+    every = jobs(busy)
+    assert [jobs(busy, "--last", last) for last in ("0", "2")] == [every, every[-2:]]
     assert said[6] == "earlier claims are not shown: --last 0 shows all, --by user sums all"
     assert said[7] == "5 claims: 0.14 GPU hours held, 0.06 busy, 0.06 idle, 0.03 not observed"
     for last in ("0", "8", "9"):

@@ -125,42 +125,28 @@ def answers_for(found: Scrape, *gpus: int) -> bool:
     return told == wanted == [sum(found.all(RESPONDING, gpu=str(gpu))) for gpu in range(3)]
 
 
-@pytest.mark.parametrize("manner", ["deaf", "undead"])
-def test_a_card_that_hangs_costs_its_own_values_alone_and_is_named(
-    tmp_path: Path, manner: Hang
-) -> None:
-    with on_double(tmp_path, "dgx1", 3, AGE) as (nvml, exporter):
-        assert answers_for(exporter.up(3), 0, 1, 2)
-        nvml.hang("nvmlDeviceGetTemperature", manner, gpu=1)
-        found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
-        assert found.states(gpu="1") == ["missing"]
-        assert exporter.page_says("nvmlDeviceGetTemperature hangs in the driver")
-        sample = (exporter.folder / "sample").read_text()
-        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
-        assert f"lost {bus} " in sample
-        before = found.one(OBSERVED, gpu="2")
-        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 2)
-        assert exporter.scrape().one("gpulock_nvml_workers_abandoned") == (manner == "undead")
-        nvml.reset()
-        exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
-        said = exporter.errors.read_text()
-        assert f"GPU at {bus}: nvmlDeviceGetTemperature hangs in the driver" in said
-
-
-@pytest.mark.parametrize("ends", [signal.SIGSEGV, signal.SIGABRT])
-def test_a_card_that_crashes_the_library_costs_its_own_values_alone_and_is_named(
-    tmp_path: Path, ends: signal.Signals
+@pytest.mark.parametrize("manner", ["deaf", "undead", signal.SIGSEGV, signal.SIGABRT])
+def test_a_card_that_hangs_or_crashes_the_library_costs_its_own_values_alone_and_is_named(
+    tmp_path: Path, manner: Hang | signal.Signals
 ) -> None:
     with on_double(tmp_path, "dgx1", 3, AGE) as (nvml, exporter):
         before = exporter.up(3).one(OBSERVED, gpu="2")
-        nvml.crash("nvmlDeviceGetTemperature", ends, gpu=1)
-        exporter.wait_until(lambda s: answers_for(s, 0, 2))
-        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
-        words = f"nvmlDeviceGetTemperature ends its process by {ends.name}"
+        assert answers_for(exporter.scrape(), 0, 1, 2)
+        if isinstance(manner, signal.Signals):
+            nvml.crash(call := "nvmlDeviceGetTemperature", manner, gpu=1)
+            words, seconds = f"{call} ends its process by {manner.name}", 8
+        else:
+            nvml.hang(call := "nvmlDeviceGetTemperature", manner, gpu=1)
+            words, seconds = f"{call} hangs in the driver", 2
+        found = exporter.wait_until(lambda s: answers_for(s, 0, 2))
+        assert found.states(gpu="1") == ["missing"]
         assert exporter.page_says(words)
+        bus = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))[1]
         assert f"lost {bus} " in (exporter.folder / "sample").read_text()
-        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + 8)
-        assert answers_for(exporter.scrape(), 0, 2), "a trial has crashed meanwhile"
+        exporter.wait_until(lambda s: sum(s.all(OBSERVED, gpu="2")) > before + seconds)
+        found = exporter.scrape()
+        assert answers_for(found, 0, 2), "a trial has crashed meanwhile"
+        assert found.one("gpulock_nvml_workers_abandoned") == (manner == "undead")
         nvml.reset()
         exporter.wait_until(lambda s: answers_for(s, 0, 1, 2))
         assert f"GPU at {bus}: {words}" in exporter.errors.read_text()

@@ -132,7 +132,7 @@ class Demo:
         """Show that a lock outlives its shepherd exactly as long as the job does."""
         self.scene(f"The shepherd of job {task.name} is killed. Its process computes on.")
         self.command(f"kill -9 {task.shepherd.pid}")
-        task.kill_shepherd()
+        task.shepherd.kill()
         self.command(f"gpulock why {task.name}")
         self.show(why.explain_subject(self.stage.node(), task.name, self.width - len(INDENT))[0])
         self.pause()

@@ -78,10 +78,6 @@ class DemoJob:
         self.shepherd.wait_job(self.pid)
         self._run_epilog()
 
-    def kill_shepherd(self) -> None:
-        """Kill the shepherd alone: no epilog will run."""
-        self.shepherd.kill()
-
     def close(self) -> None:
         """End whatever is left of it, a hook that runs first."""
         try:

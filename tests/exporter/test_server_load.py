@@ -82,11 +82,6 @@ def holds_out(child: Child) -> None:
     )
 
 
-def ends_all(attackers: list[socket.socket]) -> None:
-    """Check that each comes to its end, though its client never closes."""
-    wait_until(lambda: left_open(attackers) == 0, why="none to be left")
-
-
 @pytest.mark.parametrize("shakes_hands", [True, False])
 def test_1000_idle_connections(secure: Child, hasty: Child, shakes_hands: bool) -> None:
     """Silent behind their handshake, or before it."""
@@ -95,7 +90,7 @@ def test_1000_idle_connections(secure: Child, hasty: Child, shakes_hands: bool) 
         assert len(attackers) > 800
         holds_out(secure)
     with closing(dial_many(hasty.port, contexts[1], 200)) as attackers:
-        ends_all(attackers)
+        wait_until(lambda: left_open(attackers) == 0, why="none to be left")
 
 
 def outlive(attackers: list[socket.socket], words: bytes) -> bytes:

@@ -116,8 +116,9 @@ PROMETHEUS = {
 def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_password(
     authority: Path, tmp_path: Path, nvml: Double
 ) -> None:
-    make_certificate(authority.parent, "prometheus", authority, "DNS:prometheus.example.org")
-    stranger = make_authority(tmp_path, "stranger")
+    name = "DNS:prometheus.example.org"
+    make_certificate(authority.parent, "prometheus", authority, name)
+    impostor = make_certificate(tmp_path, "impostor", make_authority(tmp_path, "stranger"), name)
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
     config = write_web_config(
         tmp_path,
@@ -139,14 +140,10 @@ def test_what_prometheus_asks_for_it_gets_over_tls_with_a_certificate_and_a_pass
         assert {"gpulock_nvml_up", "gpulock_gpu_energy_joules"} <= names
         assert exporter.get(headers=as_user("prometheus", "wrong")).status == 401
         assert exporter.get().status == 401
-        for context in (trusting(authority), trusting(authority, signed_by(stranger))):
+        for context in (trusting(authority), trusting(authority, impostor)):
             exporter.client = context
             with pytest.raises(OSError):
                 exporter.get(headers=right)
-
-
-def signed_by(authority: Path) -> Path:
-    return make_certificate(authority.parent, "impostor", authority, "DNS:prometheus.example.org")
 
 
 def first(exporter: Whole, headers: dict[str, str]) -> Answer:

@@ -14,13 +14,19 @@ from tests.support.wait import LabError, wait_ended
 
 
 class Machines:
-    """Machines below one folder, `master` among them, and ordinary users; `env` is a command's."""
+    """Machines below one folder, the first is the master, and ordinary users, by their uids.
 
-    lab: Path  # a folder, whose name is the lab's
-    master: str
-    machines: dict[str, Machine]
-    users: dict[str, User]
-    env: dict[str, str]
+    `env` is that of each command.
+    """
+
+    env: Mapping[str, str]
+
+    def __init__(self, lab: str, names: Sequence[str], users: Mapping[str, int]) -> None:
+        self.lab, self.master = Path(lab), names[0]
+        self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}
+        self.users = {
+            name: User(name, uid, self.lab / "home" / name) for name, uid in users.items()
+        }
 
     def run_in(
         self,

@@ -117,16 +117,12 @@ class Service:
         found = [path for folder in folders for path in folder.glob(f"{PREFIX}*")]
         return [path for path in found if not tree.is_launcher_cgroup(str(path))]
 
-    def launchers(self) -> list[Path]:
-        """Return the closed cgroups in which slurmds live."""
-        return [*self.folder.glob(f"{LAUNCHER}*")]
-
     def launcher_programs(self) -> set[int]:
-        """Return the programs that keep slurmds closed: two first jobs at once may attach one each.
+        """Return what keeps slurmds closed, each in its cgroup: two first jobs may attach one each.
 
         They deny the same, and each of them suffices.
         """
-        return {number for path in self.launchers() for number in attached_to(path)}
+        return {number for path in self.folder.glob(f"{LAUNCHER}*") for number in attached_to(path)}
 
     def strays(self) -> list[int]:
         """Return who is in a job's cgroup, and not below the process that it is named after."""

@@ -37,15 +37,6 @@ os.kill(os.getpid(), signal.SIGSTOP)
 SOAK: Final = os.environ.get("GPULOCK_SOAK") == "1"  # full counts
 
 
-def driver_settings(tree: Path) -> dict[str, str]:
-    """Return the settings by which gpulock sees the simulated GPUs of a folder."""
-    return {
-        "DRIVER_ROOT": f"{tree}/proc/driver/nvidia",
-        "SYS_ROOT": f"{tree}/sys",
-        "DEV_ROOT": f"{tree}/dev",
-    }
-
-
 @dataclass(frozen=True)
 class Installed(ABC):
     """gpulock as installed on every node of a lab; `drivers` has a simulated driver for each."""
@@ -64,7 +55,9 @@ class Installed(ABC):
 
     def write_settings(self, node: str, **keys: str) -> None:
         """Write a node's settings: these, and where its driver is."""
-        all_keys = {**driver_settings(self.drivers / node), **keys}
+        tree = self.drivers / node
+        driver = {"DRIVER_ROOT": tree / "proc/driver/nvidia", "SYS_ROOT": tree / "sys"}
+        all_keys = {**driver, "DEV_ROOT": tree / "dev", **keys}
         place = self.cluster.path_in(node, CONFIG)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("".join(f"{key}={value}\n" for key, value in all_keys.items()))
@@ -84,6 +77,10 @@ class Installed(ABC):
             node: [name for name, record in self.locks(node).items() if record.job_id == str(job)]
             for node in self.nodes
         }
+
+    def record_of(self, node: str, job: int) -> Owner:
+        """Return the record of one lock of a job."""
+        return next(one for one in self.locks(node).values() if one.job_id == str(job))
 
     def wait_free(self) -> None:
         """Wait until no node has a lock."""
@@ -163,6 +160,11 @@ def script(gpus: Installed, name: str, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def variables(text: str) -> dict[str, str]:
+    """Return the variables in what `env` printed."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def gate_file(gpus: Installed, name: str, user: str = "") -> Path:

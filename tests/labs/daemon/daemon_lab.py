@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -256,19 +257,10 @@ def restless(daemon: Daemon) -> Generator[list[int]]:
             daemon.goes_round()
             rounds.append(daemon.pid)
 
-    failed: list[BaseException] = []
-
-    def noting() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        going = threads.submit(go)
         try:
-            go()
-        except BaseException as fault:  # told where the thread is waited for
-            failed.append(fault)
-
-    thread = threading.Thread(target=noting)
-    thread.start()
-    try:
-        yield rounds
-    finally:
-        over.set()
-        thread.join()
-    assert not failed, failed
+            yield rounds
+        finally:
+            over.set()
+    going.result()

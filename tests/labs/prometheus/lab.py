@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
 from typing_extensions import Self
 
 from tests.support.evidence import unwatch, watch
@@ -133,17 +132,9 @@ class Prometheus:
         self.targets = targets
         self.rules = rules
         self.address = free_address()
-        self._program: Program | None = None
+        self._program: Program
 
     def __enter__(self) -> Self:
-        self.up()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.down()
-
-    def up(self) -> None:
-        """Start it; raise LabError when it does not get ready."""
         self.folder.mkdir()
         for name, text in self.rules.items():
             (self.folder / name).write_text(text)
@@ -158,12 +149,11 @@ class Prometheus:
         self._program = Program(command, self.folder / "log", {"PATH": "/usr/bin:/bin"})
         watch(self)
         wait_until(lambda: answers(f"http://{self.address}/-/ready"), why="Prometheus to be ready")
+        return self
 
-    def down(self) -> None:
-        """End it."""
+    def __exit__(self, *_: object) -> None:
         unwatch(self)
-        if self._program is not None:
-            self._program.end()
+        self._program.end()
 
     @property
     def name(self) -> str:
@@ -245,14 +235,3 @@ class Prometheus:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as fault:
             raise LabError(f"{query}: {fault.read().decode()}") from fault
-
-
-def rule_names(texts: Mapping[str, str], kind: str) -> list[str]:
-    """Return the names of all rules of a kind, `alert` or `record`."""
-    return [
-        rule[kind]
-        for text in texts.values()
-        for group in yaml.safe_load(text)["groups"]
-        for rule in group["rules"]
-        if kind in rule
-    ]

@@ -8,13 +8,11 @@ import pwd
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulock.daemon.health.cards import read_cards, save_cards
-from gpulock.deadline import clock_boottime
 from gpulock.node.devices import Device
 from gpulock.store import atomic
 from gpulock.store.locks import LockStore
@@ -43,33 +41,15 @@ class Scene:
     plays: list[DemoJob] = field(default_factory=list[DemoJob])
     started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
-    def run(self, count: int) -> subprocess.Popen[bytes]:
+    def run(self, *options: str) -> subprocess.Popen[bytes]:
         """Run a job that holds GPUs until it is ended, by `gpulock run`."""
-        return self._run("-n", str(count))
-
-    def share(self, places: int) -> subprocess.Popen[bytes]:
-        """Run a job on places of a card that is shared."""
-        return self._run("--share", "-n", str(places))
-
-    def hold(self, devices: Sequence[Device]) -> subprocess.Popen[bytes]:
-        """Run a job on these very devices."""
-        return self._run("--devices", ",".join(device.uuid or device.id for device in devices))
-
-    def devices(self) -> list[Device]:
-        """Return the devices of the node."""
-        return self.stage.node().devices()
-
-    def _run(self, *options: str) -> subprocess.Popen[bytes]:
         words = gpulock(self.stage.config, "run", *options, "--", "sleep", "600")
         self.started.append(subprocess.Popen(words, env=ENVIRONMENT))
         return self.started[-1]
 
-    def wait_for_locks(self, count: int) -> None:
-        """Wait until so many devices are held."""
-        locks = self.stage.simulated.lock_dir / "locks"
-        wait_until(
-            lambda: len([*locks.glob("*/owner")]) == count, why=f"{count} devices to be held"
-        )
+    def devices(self) -> list[Device]:
+        """Return the devices of the node."""
+        return self.stage.node().devices()
 
     def end(self, job: subprocess.Popen[bytes]) -> None:
         """End a job of `gpulock run`, and free what it held as gpulockd does."""
@@ -126,24 +106,21 @@ class Scene:
 
     def clear(self) -> None:
         """End every job, and let nothing be otherwise than the driver shows it."""
+        self.end_all()
+        self.script("")
+        self.free()
+
+    def end_all(self) -> None:
+        """End every job."""
         for play in self.plays:
             play.close()
         for process in self.started:
             process.kill()
             process.wait()
-        self.script("")
-        self.free()
 
     def script(self, text: str) -> None:
         """Say what the simulated driver shows otherwise."""
         atomic.replace_file(str(self.stage.root / "telemetry"), text.encode())
-
-    def log_xid(self, bus: str, number: int) -> None:
-        """Let gpulockd have read an XID in the kernel's log: it is no part of this scene."""
-        node = self.stage.node()
-        cards = read_cards(node.settings.state_dir, node.boot_id)
-        cards.xids[bus, number] = 1, clock_boottime()
-        assert save_cards(node.settings.state_dir, cards)
 
     def metrics(self) -> str:
         """Return what the exporter says."""
@@ -170,9 +147,6 @@ def scene(preset: str, settings: str = "") -> Generator[Scene]:
                 yield found
         finally:
             running.end()
-            for play in found.plays if found else []:
-                play.close()
-            for process in found.started if found else []:
-                process.kill()
-                process.wait()
+            if found:
+                found.end_all()
             stage.close()

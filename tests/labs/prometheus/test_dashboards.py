@@ -11,11 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from gpulock.daemon.health.cards import read_cards, save_cards
+from gpulock.deadline import clock_boottime
+from gpulock.node.context import Node
 from gpulock.simulate.presets import PRESETS
 from gpulock.store.quarantine import POLICY, QUARANTINE, write_device_note
 from tests.labs.prometheus.lab import RULES, SHORTER
 from tests.labs.prometheus.scene import Scene, scene
 from tests.support.dashboards import board_queries, shipped_boards
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
 SGE_JOB = 78
@@ -49,9 +52,12 @@ def prepared(found: Scene) -> Scene:
     found.server.wait('gpulock_gpu_info{parent_uuid=""}', series=8)
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:
-            found.hold([*whole[:2], *parts[:2]])
-            found.share(2)
-            found.wait_for_locks(6)  # the next job takes one of these cards if it may
+            held = [device.uuid or device.id for device in (*whole[:2], *parts[:2])]
+            found.run("--devices", ",".join(held))
+            found.run("--share", "-n", "2")
+            locks = found.stage.simulated.lock_dir / "locks"
+            # the next job takes one of these cards if it may
+            wait_until(lambda: len([*locks.glob("*/owner")]) == 6, why="6 devices to be held")
             found.submit(SGE_JOB, "daemon", task=2)
             found.reap()
             script = {
@@ -59,8 +65,7 @@ def prepared(found: Scene) -> Scene:
                 "foreign": [f"{whole[1].id}:{stranger.pid}"],
             }
             found.script("".join(f"{name}={','.join(each)}\n" for name, each in script.items()))
-            note_narrow_link(found, whole[2].bus)
-            found.log_xid(whole[1].bus, 31)
+            note_faults(found.stage.node(), whole[1].bus, whole[2].bus)
             found.server.wait("gpulock_gpu_quarantine_info")
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu!~".*:.*"} >= 6')
             found.server.wait('gpulock:gpu_hold:idle_seconds{gpu=~".*:.*"} >= 6')
@@ -73,19 +78,14 @@ def prepared(found: Scene) -> Scene:
     return found
 
 
-def note_narrow_link(found: Scene, bus: str) -> None:
-    """Note that a card has failed a check and is out of service for that, as gpulockd does."""
-    node, why = found.stage.node(), "x8 on PCIe, and its neighbours have x16"
-    cards = read_cards(node.settings.state_dir, node.boot_id)
-    cards.of(bus).found = {"pcie_width": why}
-    assert save_cards(node.settings.state_dir, cards)
-    reason = f"health: {why}"
-    write_device_note(node.settings.state_dir, QUARANTINE, bus, POLICY, reason)
-
-
-def expressions() -> list[tuple[str, str]]:
-    """Return every query with the name of its dashboard."""
-    return [(name, one) for name, board in shipped_boards().items() for one in board_queries(board)]
+def note_faults(node: Node, xid: str, narrow: str) -> None:
+    """Note an XID of a card, and that another is out of service for a check, as gpulockd does."""
+    state, why = node.settings.state_dir, "x8 on PCIe, and its neighbours have x16"
+    cards = read_cards(state, node.boot_id)
+    cards.xids[xid, 31] = 1, clock_boottime()
+    cards.of(narrow).found = {"pcie_width": why}
+    assert save_cards(state, cards)
+    write_device_note(state, QUARANTINE, narrow, POLICY, f"health: {why}")
 
 
 def chosen(expression: str, found: Scene, job_id: str) -> str:
@@ -110,7 +110,8 @@ def test_every_query_of_every_dashboard_gives_series(node: Scene) -> None:
     whole, sharing = (str(job.pid) for job in node.started)
     asked = [
         (name, chosen(one, node, sharing if "share_" in one and "gpu_hold" not in one else whole))
-        for name, one in expressions()
+        for name, board in shipped_boards().items()
+        for one in board_queries(board)
     ]
     assert len(asked) > 70
     assert [one for one in asked if "$" in one[1]] == []

@@ -48,7 +48,7 @@ def test_promtool_has_no_complaint_about_the_metrics(node: Scene) -> None:
 
 def test_a_gpu_goes_from_one_users_job_to_anothers_and_each_is_told_its_own(node: Scene) -> None:
     server = node.server
-    first = node.run(2)
+    first = node.run("-n", "2")
     held = server.wait("gpulock:gpu_hold:energy_joules_total", series=2)
     assert {one.labels["job_id"] for one in held} == {str(first.pid)}
     server.wait("gpulock:job:gpus:count == 2", series=1)
@@ -89,7 +89,7 @@ def test_the_cluster_is_told_as_the_node_tells_itself_and_a_node_that_is_down_is
     gone = free_address()
     node.script(f"idle={node.stage.simulated.machine.gpus[1].bus}\n")
     node.command("quarantine", "7", "--reason", "Xid 79")
-    node.run(2)
+    node.run("-n", "2")
 
     def own() -> dict[str, str]:
         found = json.loads(node.command("status", "--json"))["totals"]

@@ -13,7 +13,7 @@ from typing import Final
 from tests.labs.common.cluster import Machines
 from tests.labs.sge import config
 from tests.labs.sge.install import ADMIN, INSTALLATION, PROGRAMS
-from tests.labs.sge.machines import PATH, Machine, User, connect, end_processes
+from tests.labs.sge.machines import PATH, connect, end_processes
 from tests.support.evidence import unwatch, watch
 from tests.support.wait import LabError, wait_exit, wait_until
 
@@ -27,13 +27,7 @@ class Cluster(Machines):
     """A qmaster's machine and three nodes, the daemons on them, and two ordinary users."""
 
     def __init__(self) -> None:
-        self.lab = Path(DEFAULT_LAB)
-        self.master = MASTER
-        names = (MASTER, *NODES)
-        self.machines = {name: Machine(name, i, self.lab) for i, name in enumerate(names, 1)}
-        self.users = {
-            name: User(name, uid, self.lab / "home" / name) for name, uid in USERS.items()
-        }
+        super().__init__(DEFAULT_LAB, (MASTER, *NODES), USERS)
         self.env = {"SGE_ROOT": str(self.lab / "root"), "SGE_CELL": config.CELL}
 
     # --- the lab itself -----------------------------------------------------------------------
@@ -124,7 +118,10 @@ class Cluster(Machines):
             lambda: all(map(self.execd_pid, nodes)),
             why=f"execd on {' '.join(nodes)} to write its pid",
         )
-        self._wait_heard(nodes)
+        wait_until(
+            lambda: not any(map(self._unheard, nodes)),
+            why=f"the queues of {' '.join(nodes)} to open",
+        )
         for process in starting:
             wait_exit(process, why="execd to be in the background")
 
@@ -155,12 +152,6 @@ class Cluster(Machines):
             "locks": self.lock_owners(),
             "printed": self.last_outputs(),
         }
-
-    def _wait_heard(self, nodes: Sequence[str]) -> None:
-        wait_until(
-            lambda: not any(self._unheard(node) for node in nodes),
-            why=f"the queues of {' '.join(nodes)} to open",
-        )
 
     def _registrations(self, node: str) -> int:
         log = self.lab / "spool/qmaster/messages"

@@ -15,10 +15,6 @@ PROGRAMS = ("mkdir", "rmdir", "env", "python3", "sh", "dash", "qstat", "id", "ca
 class Evil(Kit):
     """The kit of a hostile user of Grid Engine."""
 
-    def as_root(self) -> list[str]:
-        """Return the lines of what was run as root."""
-        return self.ran(0).splitlines()
-
     def plain(self) -> dict[str, str]:
         """Return variables that `qsub -v NAME=VALUE,...` takes."""
         return {

@@ -57,11 +57,6 @@ def claims(gpus: Gpulock, node: str) -> dict[str, set[str]]:
     return devices
 
 
-def held(gpus: Gpulock, node: str, job: JobId) -> list[str]:
-    """Return the devices a job holds on a node."""
-    return gpus.held_by(job)[node]
-
-
 def restart_execd(gpus: Gpulock, node: str, **changes: str) -> None:
     """Change a node's own configuration and let its execd read it."""
     for key, value in changes.items():
@@ -111,11 +106,6 @@ def end_carriers(gid: int) -> None:
     """Kill what carries a group, whatever it starts meanwhile, and wait until it is gone."""
     while pids := carriers(gid):
         end(pids)
-
-
-def group_of(gpus: Gpulock, node: str, job: JobId) -> int:
-    """Return the supplementary group in the record of a job's lock."""
-    return next(r.add_grp_id for r in gpus.locks(node).values() if r.job_id == str(job))
 
 
 def waiting_for(path: Path) -> str:

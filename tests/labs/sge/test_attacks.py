@@ -20,7 +20,6 @@ from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
 from tests.labs.sge.jobs import (
     full_fifo,
-    held,
     on,
     said,
     stopped_queues,
@@ -476,6 +475,6 @@ def test_a_fork_that_fails_at_the_end_of_a_job_stops_no_queue(guarded: Gpulock, 
         assert settle(guarded, job) == ""
     assert stopped_queues(guarded) == {}
     assert ("no process can be started" in said(guarded, job)) == (more > 0)
-    assert len(held(guarded, NODE, job)) == 1
+    assert len(guarded.held_by(job)[NODE]) == 1
     reap(guarded, NODE)
     guarded.wait_free()

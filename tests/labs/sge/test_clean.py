@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.labs.common.installed import gate_file
 from tests.labs.common.processes import children_of, command_of, end, parent_of, running
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import carriers, group_of, held, on, sparing_execd, waiting_for
+from tests.labs.sge.jobs import carriers, on, sparing_execd, waiting_for
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 
@@ -28,20 +28,17 @@ def sparing(gpus: Gpulock) -> Iterator[Gpulock]:
         yield gpus
 
 
-def left(
-    gpus: Gpulock, child: str, count: int = 1, there: Callable[[], bool] | None = None
-) -> tuple[JobId, int]:
+def left(gpus: Gpulock, child: str, count: int = 1) -> tuple[JobId, int]:
     """Let a job leave daemonised children behind that are deaf to TERM; return it, and its group.
 
-    The job ends when the gate file `go` is touched. `there` says that a child has begun, where
-    none lives long enough to be looked at.
+    The job ends when the gate file `go` is touched.
     """
     go = gate_file(gpus, "go")
     text = f"(setsid sh -c '(setsid sh -c \"{child}\" >/dev/null 2>&1 &)' &)\n" * count
     words = on(NODE, "-l", "gpu=1")
     job = gpus.sge.submit("glalice", *words, stdin=f"{text}{waiting_for(go)}")
     gpus.sge.wait_running(job)
-    gid, shepherd = group_of(gpus, NODE, job), gpus.sge.shepherd_pid(job)
+    gid, shepherd = gpus.record_of(NODE, job).add_grp_id, gpus.sge.shepherd_pid(job)
 
     def alone() -> bool:
         said = {pid: command_of(pid) for pid in carriers(gid)}
@@ -51,7 +48,7 @@ def left(
         begun = [pid for pid in away if "/job_scripts/" not in said[pid]]
         return len(begun) >= count and not any("setsid" in words for words in said.values())
 
-    wait_until(there or alone, why=lambda: f"its children\n{[*map(command_of, carriers(gid))]!s}")
+    wait_until(alone, why=lambda: f"its children\n{[*map(command_of, carriers(gid))]!s}")
     return job, gid
 
 
@@ -71,7 +68,7 @@ def test_daemonised_children_deaf_to_term_are_ended_and_a_neighbour_is_not(
     job, gid = left(sparing, f"{DEAF}; while :; do sleep 1; done", count=3)
     leave(sparing, job)
     assert carriers(gid) == []
-    assert held(sparing, NODE, job) == []
+    assert sparing.held_by(job)[NODE] == []
     assert site.processes(neighbour) == others
     assert len(site.held(neighbour)) == 1
 
@@ -83,7 +80,7 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
     text = "rm -f $SGE_STDOUT_PATH; mkfifo $SGE_STDOUT_PATH\n"
     hostile = sparing.sge.submit("glbob", *on(NODE, "-l", "gpu=1"), stdin=text)
     sparing.sge.wait_running(hostile)
-    shepherd, gid = sparing.sge.shepherd_pid(hostile), group_of(sparing, NODE, hostile)
+    shepherd, gid = sparing.sge.shepherd_pid(hostile), sparing.record_of(NODE, hostile).add_grp_id
     wait_until(lambda: not carriers(gid), why="the job's end")
     forks = wait_until(lambda: children_of(shepherd), why="its epilog to hang")
     try:
@@ -93,7 +90,7 @@ def test_a_users_fifo_in_which_a_shepherd_hangs_keeps_nobodys_remains_alive(
             job, gid = left(sparing, "exec sleep 600")
             leave(sparing, job)
             assert carriers(gid) == []
-            assert held(sparing, NODE, job) == []
+            assert sparing.held_by(job)[NODE] == []
             assert all(map(running, forks))
     finally:
         end([shepherd, *forks])

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.store.owner import Owner
 from tests.labs.common.installed import SOAK, gate_file, shut_gate
 from tests.labs.common.processes import end, wait_at_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
-    held,
     on,
     started,
     stopped_queues,
     wait_said,
     waiting_for,
 )
-from tests.labs.sge.lab import JobId
 
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]
@@ -34,15 +31,10 @@ def test_a_prolog_that_is_killed_sends_its_job_back_and_no_queue_stops(gpus: Gpu
     assert stopped_queues(gpus) == {}
     assert "ended by signal 9, so the job goes back" in wait_said(gpus, job, "mask=0,1\n")
     gpus.sge.wait_done(job)
-    assert held(gpus, NODE, job) == []
+    assert gpus.held_by(job)[NODE] == []
 
 
 # --- the ends of jobs -----------------------------------------------------------------------------
-
-
-def record_of(gpus: Gpulock, node: str, job: JobId) -> Owner:
-    """Return the record of one lock of a job."""
-    return next(r for r in gpus.locks(node).values() if r.job_id == str(job))
 
 
 def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus: Gpulock) -> None:
@@ -55,16 +47,16 @@ def test_a_job_that_runs_again_gets_locks_of_its_new_run_and_nothing_leaks(gpus:
             f"[ $RESTARTED = 1 ] && exec sleep 600\n{waiting_for(ready)}exit 99\n"
         )
         job = started(gpus, NODE, 2, text, "-r", "y")
-        first = record_of(gpus, NODE, job)
+        first = gpus.record_of(NODE, job)
         if kind == "exit 99":
             ready.touch()
         else:
             gpus.sge.qmod("-rj", str(job))
         wait_said(gpus, job, "run=1")
-        second = record_of(gpus, NODE, job)
+        second = gpus.record_of(NODE, job)
         assert second.run() != first.run() and second.token != first.token
         assert second.pid == gpus.sge.shepherd_pid(job)
-        assert len(held(gpus, NODE, job)) == len(gpus.locks(NODE)) == 2
+        assert len(gpus.held_by(job)[NODE]) == len(gpus.locks(NODE)) == 2
         gpus.sge.qdel(str(job))
         gpus.sge.wait_done(job)
         gpus.wait_free()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.labs.common.installed import variables
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import on, said, start_shepherds
@@ -13,11 +14,6 @@ pytestmark = pytest.mark.lab
 NODE = NODES[0]
 ON_NODE = ("-l", f"h={NODE}", "-q", "gpu.q")
 SHOW = "env | grep -E '^(CUDA|NVIDIA|GPU|SGE_GPU|APPTAINERENV|SINGULARITYENV)' | sort\n"
-
-
-def variables(text: str) -> dict[str, str]:
-    """Return the variables in what `env` printed."""
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:

@@ -21,7 +21,6 @@ from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.jobs import (
     carriers,
     end_carriers,
-    group_of,
     on,
     sparing_execd,
     wait_said,
@@ -176,7 +175,7 @@ def test_a_process_that_was_moved_out_of_its_jobs_cgroup_keeps_the_lock(sparing:
     job = sparing.submit("-l", "gpu=1", script=text)
     wait_said(sparing.gpus, job, "child=")
     (card,) = sparing.own(job)
-    group = group_of(sparing.gpus, NODE, job)
+    group = sparing.gpus.record_of(NODE, job).add_grp_id
     for pid in carriers(group):
         with contextlib.suppress(ProcessLookupError):  # one by which the job's shell waits
             tree.move_to_cgroup(pid, TOP)

@@ -18,7 +18,7 @@ from tests.labs.sge import test_install
 from tests.labs.sge.bare_node import NODE
 from tests.labs.sge.config import EXECHOST_VALUES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import held, on, said, stopped_queues, wait_said, waiting_for
+from tests.labs.sge.jobs import on, said, stopped_queues, wait_said, waiting_for
 from tests.labs.sge.lab import GridEngine
 
 pytestmark = pytest.mark.lab
@@ -81,7 +81,7 @@ def test_jobs_beside_each_other_have_the_gpus_of_their_ids(mapped: Gpulock) -> N
     told: list[str] = []
     for job, count in jobs.items():
         ids = assert_own(wait_said(mapped, job, "mask="), count)
-        assert sorted(held(mapped, NODE, job)) == sorted(devices[MAP[card]] for card in ids)
+        assert sorted(mapped.held_by(job)[NODE]) == sorted(devices[MAP[card]] for card in ids)
         told += ids
     assert sorted(told) == sorted(IDS)
     more = sge.submit("glbob", *on(NODE, "-l", "card=3"), stdin="true\n")

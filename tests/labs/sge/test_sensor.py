@@ -12,7 +12,6 @@ from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
 from tests.labs.sge.jobs import (
     forget_conf,
-    held,
     on,
     restart_execd,
 )
@@ -81,6 +80,6 @@ def test_a_job_that_a_bad_device_leaves_no_room_for_waits_and_is_not_sent_back(
     sensed.told(NODE, "restore", "7")
     sensed.sge.qdel(str(served))
     sensed.sge.wait_running(waiting)
-    assert len(held(sensed, NODE, waiting)) == GPUS
+    assert len(sensed.held_by(waiting)[NODE]) == GPUS
     assert sensed.sge.visits(waiting) == []
     wait_reported(sensed, hl_gpu_free=0, hl_gpu_quarantined=0)

@@ -1,27 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Slurm lab's daemons: how they come up, stop, and go without a trace."""
+"""The Slurm lab's machines and daemons: how they come up, stop, and go without a trace.
+
+The machines are those of the Grid Engine lab: network, host name and mounts of their own on one
+kernel with one /proc. So each node has its own /run/gpulock, /etc/gpulock and users under one
+slurm.conf, and nothing listens on the host's own network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import Self
 
+from tests.labs.common.cluster import Machines
 from tests.labs.common.processes import remove_cgroups
 from tests.labs.sge.machines import connect, end_processes
-from tests.labs.slurm.config import UNIFIED
-from tests.labs.slurm.machines import SlurmMachines
+from tests.labs.slurm import config
+from tests.labs.slurm.config import UNIFIED, Setup
 from tests.labs.slurm.preloaded import preloaded
 from tests.labs.slurm.processes import groups, own_group
 from tests.support.evidence import unwatch, watch
 from tests.support.wait import LabError, wait_until
 
+DEFAULT_LAB: Final = "/tmp/gpulock-lab-slurm"
+USERS: Final = {"slalice": 27011, "slbob": 27012}
 SLURMD: Final = ("slurmd",)
 _REGISTERED: Final = "_handle_node_reg_resp: slurmctld sent back"  # in slurmd's log, at debug
 _LD_SO_PRELOAD: Final = Path("/etc/ld.so.preload")  # of the private root
@@ -29,13 +39,19 @@ _OUT: Final = {"DRAIN", "DOWN", "FAIL", "INVALID_REG"}  # words of a node that t
 _FIELD: Final = re.compile(r"(\S+?)=(.*?)(?=\s+[\w/:]+=|\s*$)")
 
 
-class Cluster(SlurmMachines):
-    """Munged and slurmctld on the head machine, a slurmd on each node.
+class Cluster(Machines):
+    """Munged and slurmctld on the head machine, a slurmd on each node, as `setup` says.
 
     `unheard`: slurmctld was started since all nodes have registered, and may not know their GPUs.
     """
 
     unheard = False
+
+    def __init__(self, setup: Setup, *, nodes: int = 1) -> None:
+        self.setup = setup
+        self.nodes = tuple(f"slnode{number}" for number in range(1, nodes + 1))
+        super().__init__(DEFAULT_LAB, ("slmaster", *self.nodes), USERS)
+        self.env = {"SLURM_CONF": str(self.lab / "etc/slurm.conf")}
 
     @functools.cached_property
     def release(self) -> tuple[int, int]:
@@ -76,6 +92,34 @@ class Cluster(SlurmMachines):
         end_processes(self.lab)
         remove_cgroups(lambda: groups(self.nodes))
         shutil.rmtree(self.lab)
+
+    def lay_out(self) -> None:
+        """Make the scratch folder: a key, devices, spool folders, homes."""
+        self.lab.mkdir(mode=0o755, parents=True)
+        for folder in ("etc", "log", "munge", "state", "spool"):
+            (self.lab / folder).mkdir(mode=0o755)
+        key = self.lab / "munge/key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        for folder in ("log", "state"):
+            shutil.chown(self.lab / folder, "slurm", "slurm")
+        for node in self.nodes:
+            (self.lab / "spool" / node).mkdir()
+        self.make_homes()
+
+    def write_etc(self) -> None:
+        """Write Slurm's configuration and make the device files it names."""
+        addresses = {name: self.machines[name].address for name in self.nodes}
+        master = (self.master, self.machines[self.master].address)
+        for name, text in config.files(self.lab, self.setup, master, addresses).items():
+            (self.lab / "etc" / name).write_text(text)
+        for node in self.nodes:
+            for minor in self.setup.minors(node):
+                place = config.device(self.lab, node, minor)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not place.exists():
+                    os.mknod(place, stat.S_IFCHR, os.makedev(config.MAJOR, minor))
+                    place.chmod(0o666)
 
     def reconfigure(self, **changes: Any) -> None:
         """Change fields of the setup and start Slurm anew with them; jobs live on."""
@@ -201,6 +245,20 @@ class Cluster(SlurmMachines):
         """Put a drained or failed node back to work, unless it has come back by itself."""
         self.scontrol("update", f"nodename={node}", "state=resume", check=False)
         wait_until(lambda: not self.is_out(node), why=f"{node} to be back")
+
+    def log_files(self) -> list[Path]:
+        """Return what the daemons write, gpulockd too."""
+        return [*sorted(self.lab.glob("log/*.log")), *sorted(self.lab.glob("*.log"))]
+
+    def evidence(self) -> dict[str, str]:
+        """Return what Slurm says of queue, jobs and nodes, who holds what, what jobs printed."""
+        said = self.asked("squeue --all", "sinfo -N -l", "scontrol show job", "scontrol show node")
+        return {
+            "squeue": "\n".join([*said.values()][:2]),
+            "scontrol": "\n".join([*said.values()][2:]),
+            "locks": self.lock_owners(),
+            "printed": self.last_outputs(),
+        }
 
     # --- inner --------------------------------------------------------------------------------
 

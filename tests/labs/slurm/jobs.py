@@ -10,7 +10,6 @@ import sys
 from collections.abc import Generator
 from typing import Final
 
-from gpulock.store.owner import Owner
 from tests.labs.common.installed import (
     CONFIG,
     reap,
@@ -64,11 +63,6 @@ def held(gpus: Gpulock, job: JobId, node: str) -> list[str]:
     """Return the minors of the devices that a job holds on a node."""
     locks = gpus.locks(node).items()
     return sorted(one.minor_of(name) for name, one in locks if one.job_id == str(job))
-
-
-def record_of(gpus: Gpulock, job: JobId, node: str) -> Owner:
-    """Return the record of one lock of a job."""
-    return next(r for r in gpus.locks(node).values() if r.job_id == str(job))
 
 
 def notes(gpus: Gpulock, node: str) -> list[str]:

@@ -18,8 +18,7 @@ from typing import Final, NewType
 
 from tests.labs.common.processes import end
 from tests.labs.slurm import config, processes
-from tests.labs.slurm.cluster import Cluster, fields
-from tests.labs.slurm.machines import USERS
+from tests.labs.slurm.cluster import USERS, Cluster, fields
 from tests.labs.slurm.processes import Step
 from tests.support.wait import LabError, wait_until
 
@@ -72,10 +71,6 @@ class Slurm(Cluster):
         """Run scancel as root."""
         self.run_in(self.master, ["scancel", *map(str, args)])
 
-    def requeue(self, job: JobId) -> None:
-        """Put a running job back into the queue."""
-        self.scontrol("requeue", str(job))
-
     def begin(self, job: JobId, *, at_once: bool = False) -> None:
         """Let a requeued job start now, and not after two minutes.
 
@@ -90,14 +85,6 @@ class Slurm(Cluster):
         except LabError as fault:  # after a node failure a job waits for no two minutes
             if at_once or "no longer pending" not in str(fault):
                 raise
-
-    def suspend(self, job: JobId) -> None:
-        """Stop a job's processes."""
-        self.scontrol("suspend", str(job))
-
-    def resume(self, job: JobId) -> None:
-        """Let a suspended job go on."""
-        self.scontrol("resume", str(job))
 
     # --- what becomes of them -----------------------------------------------------------------
 
@@ -154,10 +141,6 @@ class Slurm(Cluster):
     def wait_stepless(self, job: JobId, node: str | None = None) -> None:
         """Wait until no step daemon of a job is left: its Epilog may run while one ends."""
         wait_until(lambda: not self.steps(job, node), why=f"the step daemons of job {job} to end")
-
-    def wait_revoked(self, job: JobId, node: str) -> None:
-        """Wait until a node's slurmd was told that a job ends: before, it starts the script."""
-        self.wait_logged(node, job, "credential for {} revoked")
 
     def wait_logged(self, node: str, job: JobId, words: str) -> None:
         """Wait until a node's slurmd has written something of a job, named where `{}` is.

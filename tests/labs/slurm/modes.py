@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from gpulock.install.slurm.gres import GresSource, gres_meaning, slurm_map_text
 from gpulock.install.slurm.slurm_conf import read_node_lines
 from gpulock.slurm.gres_map import gres_conf_version
+from tests.labs.common.installed import variables
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.lab import JobId
 from tests.support.wait import wait_until
@@ -69,11 +70,6 @@ def run(gpus: Gpulock, *args: str, script: str = SHOW) -> dict[str, str]:
     job = gpus.slurm.submit("slalice", *args, script=script)
     gpus.slurm.wait_done(job)
     return variables(gpus.slurm.said(job))
-
-
-def variables(text: str) -> dict[str, str]:
-    """Return the variables in what `env` printed."""
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def wait_said(gpus: Gpulock, job: JobId, word: str) -> str:

@@ -20,7 +20,7 @@ from tests.labs.common.processes import command_of
 from tests.labs.slurm import evil as slurm_evil
 from tests.labs.slurm.confined import EVERY, Site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import SHOW_MASK, notes, record_of, started
+from tests.labs.slurm.jobs import SHOW_MASK, notes, started
 from tests.labs.slurm.modes import NODE, SLURM_CONF, by_gpulock
 from tests.labs.slurm.releases import ENDS_LOGIN_FILES, HOLDS_FAILED_LOGINS
 from tests.support.wait import wait_until
@@ -248,7 +248,7 @@ def test_a_device_that_slurmd_holds_for_a_user_keeps_no_other_users_gpu(
     by_gpulock(slurm_gpus, extra=SLURM_CONF)
     slurm = slurm_gpus.slurm
     victim = started(slurm_gpus, NODE, "--gres=gpu:1")
-    device = slurm_gpus.device(NODE, int(record_of(slurm_gpus, victim, NODE).minors[0]))
+    device = slurm_gpus.device(NODE, int(slurm_gpus.record_of(NODE, victim).minors[0]))
     device.chmod(0o666)
     text = f"truncate -s 200M big\nsbcast --force --size=4k big {device}\nexec sleep 600\n"
     slurm.submit(OTHER, "-w", NODE, script=text)

@@ -76,7 +76,7 @@ def test_a_job_cancelled_during_its_prolog_keeps_nothing(
     slurm, job = slurm_gpus.slurm, stopped_in_prolog(slurm_gpus, hooks, when)
     assert len(slurm_gpus.locks(NODE)) == (2 if when == "after" else 0)
     slurm.scancel(job)
-    slurm.wait_revoked(job, NODE)
+    slurm.wait_logged(NODE, job, "credential for {} revoked")  # before, it starts the script
     hooks.go("Prolog", NODE, when)
     assert slurm.wait_settled(job) == "CANCELLED"
     assert slurm_gpus.locks(NODE) == {}
@@ -124,7 +124,7 @@ def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
     job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
     wait_said(gpus, job, "mask=0,1.")
     assert reap(gpus, NODE).acts() == [("held", "alive")] * 2  # its steps were seen
-    slurm.requeue(job)
+    slurm.scontrol("requeue", str(job))
     wait_requeued(gpus, job)
     ran = hooks.folder / f"Prolog.{NODE}.environ.{job}"
     ran.unlink()

@@ -26,7 +26,6 @@ from tests.labs.slurm.jobs import (
     kill_steps,
     notes,
     occupied,
-    record_of,
     started,
     wait_requeued,
 )
@@ -384,7 +383,7 @@ def test_a_taskprolog_of_the_users_own_changes_what_is_advice_and_no_lock(
     assert said.count("No such device or address") == 1  # it may: there is no driver
     assert said.count("Operation not permitted") == 3
     assert held(slurm_gpus, job, NODE) == ["0"]
-    assert record_of(slurm_gpus, job, NODE).devices == (slurm_gpus.held_by(job)[NODE][0],)
+    assert slurm_gpus.record_of(NODE, job).devices == (slurm_gpus.held_by(job)[NODE][0],)
 
 
 @BOTH

@@ -9,9 +9,9 @@ from gpulock.isolation.tree import MARK
 from tests.labs.common.device_nodes import opened
 from tests.labs.common.installed import gate_file, reap, waiting_for
 from tests.labs.slurm import evil as slurm_evil
+from tests.labs.slurm.cluster import USERS
 from tests.labs.slurm.confined import COUNT, EVERY, Site, confined_site
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.machines import USERS
 from tests.labs.slurm.modes import NODE, wait_said
 from tests.support.wait import wait_until
 

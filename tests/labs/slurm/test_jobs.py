@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.labs.common.installed import reap
+from tests.labs.common.installed import reap, variables
 from tests.labs.slurm.gpulock import Gpulock
-from tests.labs.slurm.jobs import wait_requeued
-from tests.labs.slurm.lab import JobId
+from tests.labs.slurm.jobs import held, wait_requeued
 from tests.labs.slurm.modes import (
     NODE,
     Mode,
     by_gpulock,
     by_slurm,
     run,
-    variables,
     wait_said,
     write_map,
 )
@@ -23,12 +21,6 @@ from tests.labs.slurm.modes import (
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 STEP = "sh -c 'echo $SLURMD_NODENAME.$SLURM_PROCID=$CUDA_VISIBLE_DEVICES'"
-
-
-def held(gpus: Gpulock, job: JobId, node: str = NODE) -> list[str]:
-    """Return the indexes of the devices a job holds on a node, of what `status` shows."""
-    rows = gpus.status(node)["gpus"]
-    return [str(r["index"]) for r in rows if r["held"] and r["held"]["job_id"] == str(job)]
 
 
 @BOTH
@@ -136,14 +128,14 @@ def test_a_requeued_job_holds_again_and_a_suspended_one_still_does(
     lie = {"SLURM_RESTART_COUNT": "0"}
     job = slurm.submit("slalice", *words, script=f"{told}exec sleep 600\n", env=lie)
     slurm.wait_running(job)
-    slurm.requeue(job)
+    slurm.scontrol("requeue", str(job))
     slurm.begin(job)
     assert "run=1\n" in wait_said(slurm_gpus, job, "step=1")
     assert {lock.restart for lock in slurm_gpus.locks(NODE).values()} == {1}
-    slurm.suspend(job)
+    slurm.scontrol("suspend", str(job))
     reap(slurm_gpus, NODE)
-    assert len(held(slurm_gpus, job)) == 2
-    slurm.resume(job)
+    assert len(held(slurm_gpus, job, NODE)) == 2
+    slurm.scontrol("resume", str(job))
     slurm.scancel(job)
     slurm.wait_done(job)
     slurm_gpus.wait_free()

@@ -12,10 +12,11 @@ import pytest
 from gpulock.install.items import Remainder
 from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.install.slurm.spank import PlugStack
+from tests.labs.common.installed import variables
 from tests.labs.slurm.enroot import SOURCES, cli_calls
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import occupied, wait_requeued
-from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, variables, wait_said
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, wait_said
 from tests.labs.slurm.pyxis import Pyxis, with_pyxis
 from tests.support.wait import wait_until
 

@@ -28,9 +28,8 @@ def test_jobs_that_are_ended_or_fail_give_back_at_once(site: Site) -> None:
     assert site.in_service()
 
 
-@pytest.mark.parametrize("how", ["reap", "claim"])
 def test_a_job_without_supervisors_keeps_its_locks_as_long_as_anything_of_it_lives(
-    site: Site, how: str
+    site: Site,
 ) -> None:
     job = site.start(2, DAEMONISES)
     alive = site.sleepers(job, 2)
@@ -43,8 +42,4 @@ def test_a_job_without_supervisors_keeps_its_locks_as_long_as_anything_of_it_liv
     assert site.reap().acts() == [("held", "alive")] * 2
     assert free in site.refused(site.count)
     end(alive[1:])
-    if how == "reap":
-        assert site.reap().acts() == [("freed", "dead")] * 2
-        assert site.locks() == {}
-    else:
-        assert len(site.held(site.start(site.count, user=site.bob))) == site.count
+    assert len(site.held(site.start(site.count, user=site.bob))) == site.count

@@ -76,25 +76,35 @@ def test_what_a_script_starts_after_an_export_keeps_its_claim_when_the_script_ha
     assert site.states() == ["free"] * 8
 
 
-@pytest.mark.parametrize("words", [("-n", "9"), ("-n", "x"), ("--nnn", "1"), ()])
-def test_a_claim_that_fails_lets_its_eval_fail(site: Site, words: tuple[str, ...]) -> None:
-    refused = site.call("claim", "--export", *words)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        *(("claim", words) for words in (("-n", "9"), ("-n", "x"), ("--nnn", "1"), ())),
+        ("release", ("0",)),  # the work behind it would go on with cards that are still held
+    ],
+)
+def test_a_claim_or_release_that_fails_lets_its_eval_fail(
+    site: Site, command: str, words: tuple[str, ...]
+) -> None:
+    refused = site.call(command, "--export", *words)
     assert (refused.exit_code > 0, refused.stdout) == (True, "false\n")
-    assert "false" not in site.call("claim", *words).stdout
-    assert "false\n" not in site.call("claim", "--export", "--help").stdout
-
-
-def test_a_release_that_fails_lets_its_eval_fail(site: Site) -> None:
-    """The work behind it would go on with cards that are still held."""
-    refused = site.call("release", "--export", "0")
-    assert (refused.exit_code, refused.stdout) == (1, "false\n")
+    assert "false" not in site.call(command, *words).stdout
+    assert "false\n" not in site.call(command, "--export", "--help").stdout
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_a_second_claim_of_a_shell_says_what_it_holds_already(site: Site, shell: str) -> None:
-    script = '"$@" claim -n 1 --for 2h >/dev/null 2>&1; "$@" claim -n 1 --for 3h 2>&1; echo $$'
-    said, *_, pid = site.shell(script, shell).splitlines()
+def test_a_claim_in_a_pipe_or_substitution_is_the_shells_and_a_second_one_is_told_of_it(
+    site: Site, shell: str
+) -> None:
+    program = shutil.which(shell)
+    assert program, f"there is no {shell} here: install it"
+    script = (
+        'x=$("$@" claim -n 1 --for 2h 2>&1 | cat); echo $$; "$@" claim -n 1 --for 3h 2>&1;'
+        ' "$@" status --json; "$@" release; true'
+    )
+    pid, said, *_, freed = site.shell(script, program).splitlines()
     assert said.startswith(f"gpulock: pid {pid} holds GPU 0 already, until ")
+    assert freed == f"freed GPU 0 (was pid {pid} of {uid_to_user_name(os.getuid())})"
 
 
 @pytest.mark.parametrize("words", ["-n 2", "-n 1 --devices 5", "-n 2 --model 'v100*'"])
@@ -172,18 +182,6 @@ def test_a_gpu_is_given_back_by_name_also_where_no_shell_calls(
     assert site.call("release", "2").stdout == "freed GPU 2\n"
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_a_claim_in_a_pipe_or_substitution_is_the_shells_not_its_forks(
-    site: Site, shell: str
-) -> None:
-    program = shutil.which(shell)
-    assert program, f"there is no {shell} here: install it"
-    script = 'x=$("$@" claim -n 1 2>&1 | cat); echo $$; "$@" status --json; "$@" release; true'
-    pid, _, text = site.shell(script, program).partition("\n")
-    assert f'"pid": {pid}' in text
-    assert text.endswith(f"freed GPU 0 (was pid {pid} of {uid_to_user_name(os.getuid())})\n")
-
-
 @pytest.mark.parametrize(
     "script", ['"$@" claim -n 1', '"$@" claim -n 1 2>&1', 'eval "$("$@" claim -n 1)"']
 )
@@ -197,21 +195,18 @@ def test_a_claim_for_a_shell_that_ends_with_it_is_refused(site: Site, script: st
     assert site.states() == ["free"] * 8
 
 
-def test_a_release_says_what_the_shell_is_to_unset(site: Site) -> None:
-    script = 'eval "$("$@" claim -n 1 --export 2>/dev/null)"; "$@" release 2>&1'
-    environ = {name: value for name, value in os.environ.items() if "CUDA" not in name}
-    said = site.shell(script, env=environ).splitlines()
-    assert said[-1].startswith("gpulock: this shell still uses them: unset APPTAINERENV_")
-    unset = said[-1].partition(": unset ")[2].split()
-    assert {"CUDA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= {*unset}
-
-
-def test_a_release_lets_the_shell_unset_what_is_gone_already(site: Site) -> None:
+def test_a_release_says_what_the_shell_is_to_unset_and_lets_it_unset_what_is_gone_already(
+    site: Site,
+) -> None:
     script = (
-        'eval "$("$@" claim -n 1 --export 2>/dev/null)"; "$@" release >/dev/null 2>&1;'
-        ' eval "$("$@" release --export)" 2>&1; echo "<$CUDA_VISIBLE_DEVICES$GPULOCK_CLAIM>"'
+        'eval "$("$@" claim -n 1 --export 2>/dev/null)"; "$@" release 2>&1;'
+        ' eval "$("$@" release --export 2>/dev/null)"; echo "<$CUDA_VISIBLE_DEVICES$GPULOCK_CLAIM>"'
     )
-    assert site.shell(script).split()[-1] == "<>"
+    environ = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    *_, said, left = site.shell(script, env=environ).splitlines()
+    assert said.startswith("gpulock: this shell still uses them: unset APPTAINERENV_")
+    assert {"CUDA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= {*said.partition(": unset ")[2].split()}
+    assert left == "<>"
 
 
 def test_a_release_says_nothing_of_a_mask_that_names_other_devices(

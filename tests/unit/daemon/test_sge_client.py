@@ -10,12 +10,12 @@ import pytest
 from gpulock.daemon.core.sge_client import ask_qmaster, sge_environment
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
+from tests.support.scripts import write_script
 
 
-def write_client(folder: Path, body: str, name: str = "qconf") -> None:
+def write_client(folder: Path, body: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
+    write_script(folder / "qconf", body)
 
 
 def settings_of(root: Path) -> Settings:

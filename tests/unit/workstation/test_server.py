@@ -513,12 +513,6 @@ def test_a_device_that_its_own_user_has_open_is_not_given_back(
     assert (reply.kind, desk.box.locks()) == (BUSY if left else "", left)
 
 
-def test_in_a_recreated_lock_directory_the_socket_is_made_again(desk: Desk) -> None:
-    (desk.box.lock / "socket").unlink()
-    desk.server.open()
-    assert desk.claim(1).state == GRANTED
-
-
 def test_who_waits_keeps_the_number_where_the_socket_is_made_again(desk: Desk) -> None:
     """Nobody is taken for a caller of before a restart that was none."""
     assert desk.claim(4).state == GRANTED
@@ -531,6 +525,7 @@ def test_who_waits_keeps_the_number_where_the_socket_is_made_again(desk: Desk) -
         desk.give_back(number)
     assert [last(caller).state for caller in callers] == [GRANTED, GRANTED]
     assert desk.waiting() == []
+    assert last(desk.claim_as(2003, 903, 1)).kind == BUSY, "the new one is served"
 
 
 class Unseen(socket.socket):

@@ -33,7 +33,6 @@ from gpulock.daemon.reconcile.inventory_file import (
     InventoryPublisher,
     check_inventory,
     format_inventory,
-    is_limited_note,
 )
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
 from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
@@ -292,21 +291,6 @@ def test_a_million_samples() -> None:
         f"{device} x.79=1,1.0 idle=2.5\n{token} busy=12.5 observed=90 used=1,2,3 covered=4,5,6"
     ]
     try_a_million(tuple([text.encode() for text in texts]), lambda data: believe(lines_of(data)))
-
-
-@pytest.mark.parametrize(
-    ("by", "reason", "counts"),
-    [
-        ("gpulock", "health: 300 MiB", True),
-        ("gpulock", "missing: not there; xid: XID 79", True),
-        ("gpulock", "missing: not there", False),
-        ("root", "health: a module is to be replaced", False),
-    ],
-)
-def test_only_what_the_policy_put_out_on_the_exporters_word_counts_for_that_half(
-    by: str, reason: str, counts: bool
-) -> None:
-    assert is_limited_note({"by": by, "reason": reason}) is counts
 
 
 def test_a_card_that_is_gone_is_noted_as_that_also_beyond_the_half(node: Hostile) -> None:

@@ -128,13 +128,6 @@ def test_the_end_of_a_device_and_an_overwritten_record_end_no_look(
     reader.close()
 
 
-def test_an_xid_puts_a_card_out_where_no_exporter_runs(tmp_path: Path) -> None:
-    ward = Ward(tmp_path)
-    ward.log_xid(1)
-    ward.round(sampled=False)
-    assert ward.out() == [bus(1)]
-
-
 def test_a_log_that_cannot_be_read_is_told_once_and_when_it_can_be_read_again(
     tmp_path: Path,
 ) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,8 @@ def test_a_claim_of_several_devices_is_one_line(site: Ended) -> None:
     assert first["memory_bytes"] == 80 * GIB
     assert found["shapes"][bus(0)] == {"width": 2.0, "use": [500] * 40}
     assert site.waiting() == []
+    modes = [path.stat().st_mode & 0o777 for path in (site.path, site.path.parent)]
+    assert modes == [0o644, 0o755], "everybody's to read, its author's to write"
 
 
 def test_a_claim_waits_for_its_last_device(site: Ended) -> None:
@@ -219,24 +220,6 @@ def test_the_file_of_a_moment_is_that_of_its_month_in_utc() -> None:
 NOVEMBER = 1793491200.0 + 14 * DAY  # 2026
 
 
-@pytest.mark.parametrize(
-    ("months", "days", "gone"),
-    [
-        (("2025-09", "2025-10", "2026-10", "2026-11"), 365, 1),
-        (("2025-09", "2025-10", "2026-10"), 365, 1),
-        (("2020-01", "2026-10", "2026-11"), 0, 0),
-        (("2020-01", "2026-11"), 365, 0),
-        (("2020-01",), 365, 0),
-        ((), 365, 0),
-    ],
-)
-def test_whole_months_go_that_are_older_than_the_days_to_keep(
-    months: tuple[str, ...], days: int, gone: int
-) -> None:
-    names = [f"{month}.jsonl" for month in months]
-    assert expired_months(names, days, NOVEMBER) == names[:gone]
-
-
 def test_a_clock_that_is_ahead_for_a_moment_ends_no_history() -> None:
     names = [f"2026-{month:02}.jsonl" for month in range(1, 12)]
     for ahead in (NOVEMBER, 4e9):
@@ -276,14 +259,6 @@ def test_a_line_is_looked_for_in_the_last_two_files_and_in_all_since_its_claim(s
     assert found_in("2026-08", NOVEMBER) and found_in("2026-07", NOVEMBER)
     assert not found_in("2026-06", NOVEMBER)
     assert found_in("2026-06", NOVEMBER - 150 * DAY)
-
-
-def test_the_file_is_everybodys_to_read_and_its_authors_to_write(site: Ended) -> None:
-    os.umask(0o022)
-    site.claim(0)
-    site.write()
-    assert site.path.stat().st_mode & 0o777 == 0o644
-    assert site.path.parent.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize(

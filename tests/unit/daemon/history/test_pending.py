@@ -75,26 +75,31 @@ def test_a_boot_drops_and_counts_the_oldest_copies_beyond_the_cap(
 # --- there is a record of the claim ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("off", [0.0, 7 * DAY])
-def test_a_lock_directory_kept_over_a_reboot_bills_no_time_in_which_the_node_was_off(
-    site: Ended, off: float
+@pytest.mark.parametrize(("off", "wiped"), [(0.0, False), (7 * DAY, False), (0.0, True)])
+def test_a_claim_that_stood_when_the_node_went_down_is_one_line_without_the_time_it_was_off(
+    site: Ended, off: float, wiped: bool
 ) -> None:
     """Neither by this boot's clock, which says nothing of the other's, nor by the calendar's."""
-    own = site.run_job(0, 1, ago=DAY + off)
+    own = site.run_job(0, 1, ago=DAY + off, queue="gpu.q")
     seen = own.claimed_at + DAY
     os.utime(site.state / "owed/feed", (seen, seen))
-    site.reboot(wiped=False)
+    site.reboot(wiped=wiped)
     node = site.node()
     released = reconcile_locks(node, make_liveness_judge(node), soon())
-    (claim,) = find_local_claims(node, lambda _: True)
-    site.history.run(node, released, 1e6)
+    told = [claim.record for claim in find_local_claims(node, lambda _: True)]
+    assert len(told) == (0 if wiped else 1)
+    for _ in range(2):
+        site.history.run(node, released, 1e6)
     (found,) = site.lines()
-    for told in (claim.record, found):
-        assert told["held_seconds"] == pytest.approx(DAY, abs=0.01)
-        assert told["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
-        assert told["released_at"] == pytest.approx(seen, abs=0.01)
+    for one in (*told, found):
+        assert one["held_seconds"] == pytest.approx(DAY, abs=0.01)
+        assert one["gpu_seconds"] == pytest.approx(2 * DAY, abs=0.01)
+        assert one["released_at"] == pytest.approx(seen, abs=0.01)
+    about = [found[key] for key in ("token", "user", "queue", "gpus", "busy_seconds", "shapes")]
+    assert about == ["feed", "alice", "gpu.q", 2, None, {}]
     assert f"{found['how']}: {found['proof']}" == pending.REBOOT_PROOF
-    assert (found["devices"][0]["minor"], site.owed()) == (0, [])
+    assert [(one["id"], one["minor"]) for one in found["devices"]] == [(bus(0), 0), (bus(1), 1)]
+    assert (site.owed(), site.told) == ([], [])
 
 
 def test_a_claim_that_ended_before_the_reboot_keeps_its_time(site: Ended) -> None:
@@ -115,38 +120,19 @@ def see_held(site: Ended, verdict: Verdict) -> None:
 # --- the copy is all that is left -----------------------------------------------------------------
 
 
-def test_a_claim_that_stood_when_the_node_went_down_is_one_line(site: Ended) -> None:
-    own = site.run_job(0, 1, ago=5000.0, queue="gpu.q")
-    seen = own.claimed_at + 4000
-    os.utime(site.state / "owed/feed", (seen, seen))
-    site.reboot()
-    assert (site.write(), site.write()) == (1, 0)
-    (found,) = site.lines()
-    assert [found[key] for key in ("token", "user", "queue", "gpus")] == [
-        "feed",
-        "alice",
-        "gpu.q",
-        2,
-    ]
-    assert f"{found['how']}: {found['proof']}" == pending.REBOOT_PROOF
-    assert found["released_at"] == pytest.approx(seen, abs=0.01)
-    assert found["held_seconds"] == pytest.approx(4000, abs=0.01)
-    assert found["gpu_seconds"] == pytest.approx(8000, abs=0.01)
-    assert (found["busy_seconds"], found["observed_seconds"], found["shapes"]) == (None, 0, {})
-    assert found["energy_joules"] is None
-    assert [one["id"] for one in found["devices"]] == [bus(0), bus(1)]
-    assert (site.owed(), site.told) == ([], [])
-
-
-def test_gpulockd_notes_which_claims_stand(site: Ended) -> None:
-    path = site.state / "owed/feed"
+def test_gpulockd_notes_which_claims_of_this_boot_stand(site: Ended) -> None:
+    path, gone = site.state / "owed/feed", site.state / "owed/gone"
     own = site.run_job(0)
     site.run_job(1, token="gone")
-    for name in ("feed", "gone"):
-        os.utime(site.state / "owed" / name, (1, 1))
+    for one in (path, gone):
+        os.utime(one, (1, 1))
     see_held(site, Verdict(ALIVE, ""))
     assert path.stat().st_mtime > own.claimed_at
-    assert (site.state / "owed/gone").stat().st_mtime == 1
+    assert gone.stat().st_mtime == 1
+    os.utime(path, (1, 1))
+    site.proc.boot(OTHER_BOOT)
+    see_held(site, Verdict(UNKNOWN, ""))
+    assert path.stat().st_mtime == 1
 
 
 def test_a_note_for_a_claim_without_a_record_makes_none(site: Ended) -> None:
@@ -279,11 +265,3 @@ def test_of_a_claim_before_a_reboot_without_its_record_no_time_is_known(site: En
     (found,) = site.lines()
     assert (found["how"], found["held_seconds"], found["gpu_seconds"]) == ("reap", None, None)
     assert found["devices"][0]["held_seconds"] is None
-
-
-def test_a_lock_of_an_earlier_boot_that_stands_is_not_seen_to_be_held(site: Ended) -> None:
-    own = site.run_job(0)
-    os.utime(site.state / "owed/feed", (1, 1))
-    site.proc.boot(OTHER_BOOT)
-    see_held(site, Verdict(UNKNOWN, ""))
-    assert (site.state / "owed" / own.token).stat().st_mtime == 1

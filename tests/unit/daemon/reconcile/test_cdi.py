@@ -18,7 +18,6 @@ from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.errors import BROKEN, Refusal
 from gpulock.job import environment
 from gpulock.node.settings import Settings
-from gpulock.node.settings_file import read_settings
 from tests.support.cli_site import Site
 from tests.support.journal import HeardJournal
 from tests.support.wait import wait_until
@@ -44,23 +43,6 @@ def nodes(spec: Any) -> dict[str, list[str]]:
     return found
 
 
-def dev_of(site: Site) -> Path:
-    """Return the site's /dev."""
-    return Path(read_settings(site.config).dev_root)
-
-
-def driver_of(site: Site) -> Path:
-    """Return what the driver of the site shows."""
-    return Path(read_settings(site.config).driver_root)
-
-
-def configured(site: Site, **keys: str) -> Settings:
-    """Add keys to the site's settings file."""
-    text = "".join(f"{key}={value}\n" for key, value in keys.items())
-    Path(site.config).write_text(Path(site.config).read_text() + text)
-    return read_settings(site.config)
-
-
 def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_whole(
     tmp_path: Path,
 ) -> None:
@@ -76,7 +58,7 @@ def test_an_instance_brings_its_card_and_its_own_access_nodes_and_no_card_is_who
         if gpu.mig:
             assert gpu.bus not in found
     assert len(access) == len(set(access)) == 12
-    assert all((dev_of(site) / node.removeprefix("/dev/")).exists() for node in access)
+    assert all((site.files.dev_root / node.removeprefix("/dev/")).exists() for node in access)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -84,8 +66,8 @@ def test_every_name_is_one_and_what_a_job_is_told_is_among_them(
     tmp_path: Path, preset: str
 ) -> None:
     site = Site(tmp_path, preset)
-    settings = configured(site, CDI_DIR=str(tmp_path / "cdi"))
-    found = site.node().devices()
+    site.set(f"CDI_DIR={tmp_path}/cdi\n")
+    found, settings = site.node().devices(), site.node().settings
     spec = told(site)
 
     given = dict(environment.grant_variables(found, settings))[environment.CDI_FLAGS].split(" ")
@@ -99,24 +81,24 @@ def test_a_card_with_a_fault_is_left_out_and_so_is_a_control_node_that_is_not_th
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
-    (driver_of(site) / "gpus" / site.id(3) / "information").write_text("garbage\n")
-    (dev_of(site) / "nvidia-uvm-tools").unlink()
+    (site.files.driver_root / "gpus" / site.id(3) / "information").write_text("garbage\n")
+    (site.files.dev_root / "nvidia-uvm-tools").unlink()
 
     spec = told(site)
     found, edits = nodes(spec), spec["containerEdits"]
     assert (site.id(3) in found, site.id(4) in found) == (False, True)
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
-    assert edits["deviceNodes"][0]["hostPath"] == f"{dev_of(site)}/nvidiactl"
+    assert edits["deviceNodes"][0]["hostPath"] == f"{site.files.dev_root}/nvidiactl"
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
 def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    version = environment.loaded_driver_version(str(driver_of(site)))
+    version = environment.loaded_driver_version(str(site.files.driver_root))
     for part in ("bin", "lib"):
         (tmp_path / "sets" / version / part).mkdir(parents=True)
     assert told(site)["containerEdits"]["mounts"] == []
-    configured(site, DRIVER_DIR=str(tmp_path / "sets"))
+    site.set(f"DRIVER_DIR={tmp_path}/sets\n")
 
     mounts = told(site)["containerEdits"]["mounts"]
     assert [(m["hostPath"], m["containerPath"]) for m in mounts] == [
@@ -130,10 +112,10 @@ def test_without_this_nodes_driver_there_is_no_spec_and_the_old_one_stands(tmp_p
     site = Site(tmp_path)
     done = site.call("cdi", "--write")
     assert (done.exit_code, "set CDI_DIR=/var/run/cdi" in done.stderr) == (3, True)
-    configured(site, CDI_DIR=str(tmp_path / "cdi"))
+    site.set(f"CDI_DIR={tmp_path}/cdi\n")
     assert site.call("cdi", "--write").exit_code == 0
     before = (tmp_path / "cdi" / cdi.NAME).read_text()
-    configured(site, DRIVER_DIR=str(tmp_path))
+    site.set(f"DRIVER_DIR={tmp_path}\n")
 
     done = site.call("cdi", "--write")
     assert (done.exit_code, done.stdout) == (3, "")
@@ -144,7 +126,7 @@ def test_without_this_nodes_driver_there_is_no_spec_and_the_old_one_stands(tmp_p
 def test_it_is_written_once_for_everybody_to_read_and_leaves_nothing_beside(tmp_path: Path) -> None:
     site = Site(tmp_path)
     folder = tmp_path / "run/cdi"
-    configured(site, CDI_DIR=str(folder))
+    site.set(f"CDI_DIR={folder}\n")
 
     said = [site.call("cdi", "--write").stdout for _ in range(2)]
 
@@ -181,8 +163,8 @@ class Chore(CdiSpecWriter):
 
 def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
-    version = environment.loaded_driver_version(str(driver_of(site)))
+    site.set(f"CDI_DIR={tmp_path}/cdi\nDRIVER_DIR={tmp_path}/sets\n")
+    version = environment.loaded_driver_version(str(site.files.driver_root))
     chore = Chore(site)
 
     (said,) = [*chore.go(), *chore.go()]
@@ -198,7 +180,7 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path)
-    configured(site, CDI_DIR=str(tmp_path / "cdi"), DRIVER_DIR=str(tmp_path / "sets"))
+    site.set(f"CDI_DIR={tmp_path}/cdi\nDRIVER_DIR={tmp_path}/sets\n")
     answered = threading.Event()
     asked = list[Settings]()
 
@@ -221,7 +203,7 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
     site = Site(tmp_path, "a100-mig")
     whole = nodes(told(site))
-    (driver_of(site).parent / "nvidia-caps/mig-minors").unlink()
+    (site.files.driver_root.parent / "nvidia-caps/mig-minors").unlink()
 
     left = nodes(told(site))
     assert {name for name in whole if ".gi" in name} == set(whole) - set(left)

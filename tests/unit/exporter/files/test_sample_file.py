@@ -24,7 +24,7 @@ from gpulock.errors import Refusal
 from gpulock.node import device_list
 from gpulock.node.devices import Device as DriverDevice
 from gpulock.store import atomic
-from tests.support.exporter_nodes import EPOCH, Node, card, facts, full_card, instance, lock, uuid
+from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, lock, uuid
 from tests.support.faults import disk_full
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus
 
@@ -110,27 +110,6 @@ def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) 
         restore_exporter_memory(None, BOOT, 1.0),
     ):
         assert (memory.totals.devices, memory.ledger.accounts, memory.sequence) == ({}, {}, 0)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"device {bus(0)} looked=nan busy=1",
-        f"device {bus(0)} looked=999999 busy=1 observed=1",
-        f"device {bus(0)} looked=5 busy=9 observed=1 c.energy=1,2 x.y=1,2 x.7=nan,1",
-        f"token {A} {bus(0)} since=99999999 width=nan used=1,2",
-    ],
-)
-def test_a_sample_that_was_tampered_with_is_survived(line: str) -> None:
-    memory = restore_exporter_memory(
-        parse_sample(f"{SAMPLE_LINE}\nboot_id={BOOT}\n{line}\n", SAMPLE_LINE), BOOT, 1000
-    )
-    node = Node(memory)
-    node.facts = facts(lock(0, A))
-    for _ in range(3):
-        node.tick(full_card(0))
-    for totals in memory.totals.devices.values():
-        assert totals.busy <= totals.observed
 
 
 def opened(root: Path) -> ExporterFolder:

@@ -199,17 +199,6 @@ def test_a_period_of_up_to_15_seconds_is_observed_whole(period: float) -> None:
     assert sum(one.busy for one in found) == pytest.approx(0.4 * 19 * period, rel=0.03)
 
 
-@pytest.mark.parametrize("period", [0.1, 1, 5, 15])
-def test_where_there_never_is_a_buffer_a_snapshot_stands_for_its_period(period: float) -> None:
-    source, now, found = UtilizationSamples(100.0), 100.0, list[BusyTime]()
-    while now < 100.0 + max(60, 5 * period):
-        now += period
-        found.append(source.snapshot(50, now))
-    observed = sum(one.observed for one in found)
-    assert observed == pytest.approx(now - 100.0, abs=DRY + 0.2)
-    assert sum(one.busy for one in found) == pytest.approx(observed / 2)
-
-
 def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None:
     source = UtilizationSamples(100.0)
     source.since(101)

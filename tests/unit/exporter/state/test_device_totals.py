@@ -20,7 +20,6 @@ from gpulock_exporter.state.device_totals import (
     SUMMED,
     WORD,
     CounterKind,
-    CounterReading,
     DeviceTotals,
     MonotonicCounter,
     TelemetryTotals,
@@ -91,13 +90,6 @@ def test_time_is_not_counted_twice_when_a_new_worker_reads_the_buffer(
     before = of(node).observed
     node.tick(use(8.0, 16.0))
     assert of(node).observed == before + more
-
-
-def test_when_it_was_last_at_work_is_told_and_a_desktop_is_no_work() -> None:
-    node = Node()
-    for busy in (0, 0.5, 0.005, 0):
-        node.tick(use(busy, 1.0))
-    assert of(node).last_busy == node.now - 2
 
 
 def test_an_instance_that_is_gone_is_forgotten_after_a_while_and_a_card_is_not() -> None:
@@ -202,14 +194,6 @@ def test_a_counter_that_was_on_its_way_to_the_end_of_its_width_wraps(width: int)
     assert grown(*readings, kind=NVLINK) == 18 * stride
     assert KINDS["nvlink_receive"] == NVLINK
     assert grown(2 * 2**20, 4 * 2**20, 2**20, kind=NVLINK) == 3 * 2**20, "far from its end: anew"
-
-
-def test_a_driver_known_to_be_restarted_has_not_wrapped() -> None:
-    near = WORD - (1 << 28)
-    counter = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED))
-    assert counter.advance(1 << 20, BOOTED + 1, NVLINK, restarted=True) == 1 << 20
-    again = MonotonicCounter(0, CounterReading(near, BOOTED, BOOTED))
-    assert again.advance(1 << 20, BOOTED + 1, NVLINK) == (1 << 28) + (1 << 20)
 
 
 @pytest.mark.parametrize("jump", [20, 3000])

@@ -26,15 +26,9 @@ pytestmark = pytest.mark.slow
 SHORT = ServerLimits(handle_seconds=0.5)
 
 
-fail = raising(ZeroDivisionError)
-
-
 SAMPLE = b"gpulock_nvml_up 1\n" * 200
 TABLE = route_by_path(
-    {
-        "/metrics": SampleBody(lambda: SAMPLE).response,
-        "/fail": fail,
-    }
+    {"/metrics": SampleBody(lambda: SAMPLE).response, "/fail": raising(ZeroDivisionError)}
 )
 
 

@@ -16,7 +16,6 @@ from gpulock_exporter.web.listen import (
     activated_sockets,
     listen_on_address,
     parse_listen_address,
-    peer_address,
 )
 
 from tests.support.faults import raising
@@ -101,18 +100,6 @@ def test_one_socket_serves_both_when_no_host_is_named() -> None:
     with one:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, one.getsockname()[1])).close()
-
-
-@pytest.mark.parametrize(
-    ("address", "peer"),
-    [
-        (("10.0.0.1", 80), "10.0.0.1"),
-        (("::ffff:10.0.0.1", 80, 0, 0), "10.0.0.1"),
-        (("fe80::1", 80, 0, 2), "fe80::1"),
-    ],
-)
-def test_a_client_is_known_by_its_address(address: tuple[object, ...], peer: str) -> None:
-    assert peer_address(address) == peer
 
 
 def hand_over(*handed: socket.socket) -> tuple[dict[str, str], int]:

@@ -196,20 +196,16 @@ def test_what_is_not_configured_is_not_loaded(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
-VERIFIED = "  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
-
-
-def serving(folder: Path, more: str = "") -> Generator[Running]:
+def serving(folder: Path, text: str) -> Generator[Running]:
     path = folder / "web-config.yml"
-    path.write_text(TLS + more)
+    path.write_text(text)
     with running(settings=load_web_config(str(path))[0]) as server:
         yield server
 
 
 @pytest.fixture
 def server(folder: Path, request: pytest.FixtureRequest) -> Generator[Running]:
-    yield from serving(folder, getattr(request, "param", ""))
+    yield from serving(folder, getattr(request, "param", TLS))
 
 
 def status(folder: Path, server: Running, client: str | None = None) -> int:
@@ -224,9 +220,9 @@ def status(folder: Path, server: Running, client: str | None = None) -> int:
 @pytest.mark.parametrize(
     ("server", "statuses"),
     [
-        ("", (200, 200, 200)),
-        (VERIFIED.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"), (200, 200, 0)),
-        (VERIFIED, (0, 200, 0)),
+        (TLS, (200, 200, 200)),
+        (MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven"), (200, 200, 0)),
+        (MUTUAL, (0, 200, 0)),
     ],
     indirect=["server"],
 )
@@ -237,7 +233,7 @@ def test_who_gets_in_by_client_auth_type(
     assert tuple(status(folder, server, client) for client in clients) == statuses
 
 
-@pytest.mark.parametrize("server", ["", "  min_version: TLS12\n"], indirect=True)
+@pytest.mark.parametrize("server", [TLS, f"{TLS}  min_version: TLS12\n"], indirect=True)
 @pytest.mark.parametrize(
     ("offered", "spoken"),
     [(ssl.TLSVersion.TLSv1_3, "TLSv1.3"), (ssl.TLSVersion.TLSv1_2, "PROTOCOL_VERSION")],

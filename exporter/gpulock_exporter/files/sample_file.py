@@ -28,7 +28,7 @@ from gpulock.daemon.core.sample import (
     Sample,
 )
 from gpulock.errors import one_line
-from gpulock_exporter.frame import UUID, DeviceTelemetry
+from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts, Ledger, LedgerAccount, restore_buckets
 from gpulock_exporter.state.collector_state import CollectorState, ExporterMemory
 from gpulock_exporter.state.device_totals import (
@@ -39,7 +39,6 @@ from gpulock_exporter.state.device_totals import (
 )
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard, Moment
 
-ROUNDING = 1e-9
 SHOWN_PIDS = 8  # of the foreign processes of a device
 
 WRITTEN = {line: list(fields.items()) for line, fields in TYPES.items()}
@@ -150,12 +149,11 @@ def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> E
     """Return what an exporter of this boot remembered; nothing of another boot or of later."""
     if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
         return ExporterMemory()
-    restored = [restore_device_totals(name, seen, now) for name, seen in found.devices.items()]
-    devices = {one.device: one for one in restored if one is not None}
+    devices = {name: restore_device_totals(name, seen) for name, seen in found.devices.items()}
     totals = TelemetryTotals(devices, found.driver)
     ledger = Ledger(
         {
-            token: {name: restore_ledger_account(account, now) for name, account in of.items()}
+            token: {name: restore_ledger_account(account) for name, account in of.items()}
             for token, of in found.tokens.items()
         }
     )
@@ -163,31 +161,28 @@ def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> E
     return ExporterMemory(totals, ledger, lost, found.sequence or 0)
 
 
-def restore_device_totals(name: str, seen: DeviceSample, now: float) -> DeviceTotals | None:
-    """Return the counters of one device, None where its line makes no sense."""
-    if seen.looked is None or seen.looked > now:
-        return None
-    uuid = seen.uuid if UUID.fullmatch(seen.uuid) else ""
-    totals = DeviceTotals(name, uuid, seen.index or 0, seen.looked)
+def restore_device_totals(name: str, seen: DeviceSample) -> DeviceTotals:
+    """Return the counters of one device."""
+    looked = seen.looked or 0.0
+    totals = DeviceTotals(name, seen.uuid, seen.index or 0, looked)
     if seen.busy is not None and seen.observed is not None:
         totals.observable = True
-        sound = seen.busy <= seen.observed * (1 + ROUNDING)  # a sum of parts may be above theirs
-        totals.busy, totals.observed = seen.busy if sound else seen.observed, seen.observed
+        totals.busy, totals.observed = seen.busy, seen.observed
     totals.last_busy = seen.last_busy
     for word, text in seen.own.items():
         kind, _, what = word.partition(".")
         if kind == "c" and (three := parse_finite_numbers(text, 3)):
-            last = CounterReading(three[1], seen.looked, min(three[2], seen.looked))
+            last = CounterReading(three[1], looked, three[2])
             totals.counters[what] = MonotonicCounter(three[0], last)
     return totals
 
 
-def restore_ledger_account(account: ClaimUsage, now: float) -> LedgerAccount:
+def restore_ledger_account(account: ClaimUsage) -> LedgerAccount:
     """Return one account as it was left."""
-    since = min(account.since or 0.0, now)
+    since = account.since or 0.0
     buckets = restore_buckets(since, account.width, account.used, account.covered)
     known = {one.name: getattr(account, one.name, None) for one in fields(LedgerAccount)}
-    known |= {"since": since, "until": min(account.until or since, now), "buckets": buckets}
+    known |= {"since": since, "until": account.until or since, "buckets": buckets}
     return LedgerAccount(**{name: value for name, value in known.items() if value is not None})
 
 

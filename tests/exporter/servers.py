@@ -23,13 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulock_exporter.web.http import (
-    Handler,
-    HttpRequest,
-    HttpResponse,
-    SampleBody,
-    route_by_path,
-)
+from gpulock_exporter.web.http import Handler, HttpRequest, HttpResponse, SampleBody, route_by_path
 from gpulock_exporter.web.listen import listen_on_address
 from gpulock_exporter.web.server import HttpServer, ServerLimits, WebSettings
 from gpulock_exporter.web.webconfig import load_web_config

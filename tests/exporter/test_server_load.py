@@ -248,10 +248,7 @@ def refuses(port: int) -> bool:
 
 
 def test_who_never_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path, stop_seconds=1, write_seconds=3600) as child,
-        dial(child.port) as stuck,
-    ):
+    with serving(tmp_path, stop_seconds=1, write_seconds=3600) as child, dial(child.port) as stuck:
         stuck.sendall(SOUND.replace(b"/metrics", b"/big"))
         assert select.select([stuck], [], [], 60)[0], "its answer has begun"
         child.process.send_signal(signal.SIGTERM)

@@ -152,26 +152,6 @@ def test_a_card_that_hangs_or_crashes_the_library_costs_its_own_values_alone_and
         assert f"GPU at {bus}: {words}" in exporter.errors.read_text()
 
 
-def test_a_worker_that_cannot_be_killed_is_abandoned_and_none_is_started_beside_it(
-    tmp_path: Path,
-) -> None:
-    with on_double(tmp_path, "dgx1", 2, AGE) as (nvml, exporter):
-        assert exporter.up(2).one("gpulock_nvml_workers_abandoned") == 0
-        exporter.claim(1)
-        nvml.hang("nvmlDeviceGetCount*", "undead")
-        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [1])
-        (worker,) = exporter.workers()
-        found = exporter.wait_until(is_dark)
-        for _ in range(10):
-            assert [one.pid for one in exporter.workers()] == [worker.pid]
-            let_work(0.05)
-        assert found.all("gpulock_gpu_lock_info", gpu="1") == [1]
-        nvml.reset()  # the driver lets go at last
-        exporter.up(2)
-        exporter.wait_until(lambda s: s.all("gpulock_nvml_workers_abandoned") == [0])
-        assert worker.pid not in [one.pid for one in exporter.workers()]
-
-
 @pytest.mark.parametrize("state", ["R", "D"])
 def test_a_frame_more_than_late_does_not_stop_the_end(tmp_path: Path, state: str) -> None:
     """systemd waits for the exporter: neither a driver that hangs nor one that works delays it."""

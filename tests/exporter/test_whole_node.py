@@ -15,11 +15,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from gpulock_exporter.app.program import (
-    apply_exporter_options,
-    exporter_parser,
-    worker_command,
-)
+from gpulock_exporter.app.program import apply_exporter_options, exporter_parser, worker_command
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.daemon.core.sample import read_finished_claim
@@ -27,12 +23,7 @@ from gpulock.node.settings import Settings, parse_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store import owner
 from gpulock.store.locks import LockStore
-from tests.exporter.certificates import (
-    make_authority,
-    make_certificate,
-    trusting,
-    write_web_config,
-)
+from tests.exporter.certificates import make_authority, make_certificate, trusting, write_web_config
 from tests.exporter.servers import Answer, as_user
 from tests.exporter.whole import PROGRAM, ROOT, UTILISATION, Scrape, Whole
 from tests.nvml.double import Double, Process

@@ -155,10 +155,7 @@ class Node:
                 value,
             )
         self.book = CollectorState(
-            BOOT,
-            settings,
-            lambda: ProcessScan(Proc(proc)),
-            memory or ExporterMemory(),
+            BOOT, settings, lambda: ProcessScan(Proc(proc)), memory or ExporterMemory()
         )
 
     @property

@@ -370,9 +370,7 @@ def test_a_node_whose_records_were_lost_grants_again_once_told(lost: Site) -> No
     assert again.exit_code != 0 and "no records were lost" in again.stderr
 
 
-def test_while_a_process_has_a_gpu_open_nothing_is_forgotten_but_by_force(
-    lost: Site,
-) -> None:
+def test_while_a_process_has_a_gpu_open_nothing_is_forgotten_but_by_force(lost: Site) -> None:
     with lost.opened(3) as user:
         result = lost.call("forget-locks")
         assert result.exit_code != 0 and f"has {lost.id(3)} open" in result.stderr

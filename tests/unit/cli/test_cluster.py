@@ -93,11 +93,7 @@ def three_nodes(prometheus: Prometheus, tmp_path: Path) -> None:
 
 
 def write(
-    prometheus: Prometheus,
-    name: str,
-    node: Node,
-    devices: int,
-    user: LabelUser = LabelUser.NAME,
+    prometheus: Prometheus, name: str, node: Node, devices: int, user: LabelUser = LabelUser.NAME
 ) -> None:
     found = node.snapshot([listed(number) for number in range(devices)])
     prometheus.scrape(name, render_families(collect_families(found, user)).decode())

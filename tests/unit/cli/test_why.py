@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.support.cli_site import Site, dead_process
 from tests.support.locks import place_lock, retire_lock
 from tests.support.runner import read_facts as facts
 from tests.support.samples import Sampled
-from tests.support.trees import Box, bus
+from tests.support.trees import Box, FakeProc, bus
 
 Process = subprocess.Popen[bytes]
 SEEN = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
@@ -331,19 +330,11 @@ def test_a_job_that_the_prolog_refused_is_told_the_last_reason(site: Site) -> No
 def test_a_long_name_is_told_but_nothing_that_ends_its_brackets(
     tmp_path: Path, name: str, shown: str
 ) -> None:
-    program = tmp_path / name
-    shutil.copy("/bin/cat", program)
-    pipe = subprocess.PIPE
-    with subprocess.Popen([program], stdin=pipe, stdout=pipe) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"\n"
-        told = printable_process_name(Proc(), process.pid)  # it runs: its command line is there
-        process.kill()
-    assert told == shown
-    assert printable_process_name(Proc(), process.pid) == "?"
-    assert printable_process_name(Proc(str(tmp_path)), 1) == "?"
+    proc = FakeProc(tmp_path)
+    proc.add(700, name[:15])  # as long as the kernel keeps it
+    (tmp_path / "700/cmdline").write_text(f"/opt/{name}\0--epochs\0")
+    told = [printable_process_name(Proc(str(tmp_path)), pid) for pid in (700, 701)]
+    assert told == [shown, "?"]
 
 
 def test_an_owners_process_that_opened_the_card_by_another_path_is_named(
@@ -436,9 +427,7 @@ def test_a_record_that_no_reap_can_read_is_freed_by_force_alone(site: Site) -> N
     assert site.states()[0] == "free"
 
 
-def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(
-    site: Site,
-) -> None:
+def test_anchors_that_cannot_be_read_do_not_keep_a_device_from_a_forced_release(site: Site) -> None:
     site.hold(0)
     Path(f"{site.files.lock_dir}.claims/claims/t/anchors").write_text("")
     result = site.call("release", "0", "--force", "--reason", "x")
@@ -484,24 +473,18 @@ def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(
     assert found["next"] == f"look at it: ps -fp {process.pid}"
 
 
-def test_a_foreign_process_that_only_the_exporter_saw_is_named(site: Site) -> None:
+def test_what_only_the_exporter_saw_is_told_as_its_word(site: Site) -> None:
     sampled = Sampled(site.files.exporter_dir)
     sampled.device(site.id(4), foreign=1, foreign_pids="4711")
+    site.hold(5)
+    sampled.device(site.id(5))
+    sampled.claim("t", site.id(5), idle=7200.0)
     sampled.write()
     found = facts(site.call("why", "4").stdout)
     assert found["foreign"] == "process 4711, as gpulock-exporter saw it"
-    assert found["next"].startswith(
-        f"end process 4711 (ps -fp 4711 shows it), or {site.gpulock} quarantine"
-    )
-
-
-def test_an_idle_claim_tells_for_how_long_it_did_nothing(site: Site) -> None:
-    sampled = Sampled(site.files.exporter_dir)
-    site.hold(4)
-    sampled.device(site.id(4))
-    sampled.claim("t", site.id(4), idle=7200.0)
-    sampled.write()
-    text = site.call("why", "4").stdout
+    ends = f"end process 4711 (ps -fp 4711 shows it), or {site.gpulock} quarantine"
+    assert found["next"].startswith(ends)
+    text = site.call("why", "5").stdout
     assert text.splitlines()[0].endswith("held (idle)")
     assert facts(text)["idle"] == "did nothing for 2h00m, as gpulock-exporter saw it"
 

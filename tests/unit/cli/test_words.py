@@ -20,12 +20,7 @@ from gpulock.text.table import (
     render_table,
     sentence_width,
 )
-from gpulock.text.words import (
-    format_duration,
-    held_seconds,
-    parse_duration,
-    short_model,
-)
+from gpulock.text.words import format_duration, held_seconds, parse_duration, short_model
 
 COLUMNS = (Column("GPU", right=True), Column("MODEL", least=6), Column("JOB", least=4))
 

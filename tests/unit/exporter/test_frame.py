@@ -101,8 +101,7 @@ def test_a_bus_id_is_written_as_the_kernel_does(text: str, expected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "nameless",
-    [card(bus="../x"), card(index=-1), instance(0, 9999), instance(0, 1, ci=-1)],
+    "nameless", [card(bus="../x"), card(index=-1), instance(0, 9999), instance(0, 1, ci=-1)]
 )
 def test_a_device_that_cannot_be_named_is_none(nameless: Any) -> None:
     frame = decoded(nameless)

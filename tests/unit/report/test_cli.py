@@ -123,9 +123,7 @@ def test_a_run_of_weeks_and_the_next_one_are_of_the_same_job(desk: Desk) -> None
     assert len(json.loads(desk.text("report", "12", "--json"))["claims"]) == 2
 
 
-def test_of_a_claim_that_a_power_cut_brought_back_the_history_has_the_last_word(
-    desk: Desk,
-) -> None:
+def test_of_a_claim_that_a_power_cut_brought_back_the_history_has_the_last_word(desk: Desk) -> None:
     own = desk.hold(0)
     desk.finish(own, desk.account(own, 0))
     desk.end(0)

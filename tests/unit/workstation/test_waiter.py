@@ -24,9 +24,7 @@ YES = encode_packet(SocketReply(GRANTED, token="feed"))
 
 
 def start(
-    connection: socket.socket,
-    seconds: float = 60.0,
-    options: tuple[str, ...] = (),
+    connection: socket.socket, seconds: float = 60.0, options: tuple[str, ...] = ()
 ) -> subprocess.Popen[bytes]:
     """Start one who waits, and then prints the last reply."""
     now = clock_boottime()

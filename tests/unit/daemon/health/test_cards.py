@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core.sample import DeviceSample, parse_sample_fields
-from gpulock.daemon.health.cards import (
-    NodeCards,
-    read_cards,
-    save_cards,
-)
+from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.findings import MIB, check_links, check_memory
 from gpulock.store.quarantine import CARDS, read_suspect_cards
 from tests.support.claims import ask, ids

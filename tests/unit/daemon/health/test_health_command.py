@@ -22,12 +22,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health import checker, health_command
 from gpulock.daemon.health.cards import COMMAND, CardState
 from gpulock.daemon.health.checker import AGAIN
-from gpulock.daemon.health.health_command import (
-    ENDING,
-    LONGEST,
-    SET_RIGHTS,
-    WAIT,
-)
+from gpulock.daemon.health.health_command import ENDING, LONGEST, SET_RIGHTS, WAIT
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, LockTimeout, Refusal

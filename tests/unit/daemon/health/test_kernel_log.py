@@ -89,9 +89,7 @@ def test_what_was_before_the_driver_was_loaded_is_over() -> None:
     assert [*find_hardware_xids(cards, devices)]
 
 
-def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(
-    tmp_path: Path,
-) -> None:
+def test_reading_goes_on_where_it_ended_and_after_a_restart_from_the_cursor(tmp_path: Path) -> None:
     log, counts, first = tmp_path / "kmsg", NodeCards(""), KernelLog()
     log.write_text(f"3,7,1,-;{XID}\n SUBSYSTEM=pci\n")
     first.read(str(tmp_path), counts)

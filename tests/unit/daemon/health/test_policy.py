@@ -386,8 +386,7 @@ def test_a_note_that_is_not_written_or_taken_back_for_one_card_is_told_and_tried
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [("findings.check_links",), ("KernelLog.read", "HealthPolicy._name_suspects")],
+    "parts", [("findings.check_links",), ("KernelLog.read", "HealthPolicy._name_suspects")]
 )
 def test_a_part_that_fails_is_told_and_stops_no_other(
     ward: Ward, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]

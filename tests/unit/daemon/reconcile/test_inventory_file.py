@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.reconcile.inventory_file import (
-    InventoryPublisher,
-    check_inventory,
-)
+from gpulock.daemon.reconcile.inventory_file import InventoryPublisher, check_inventory
 from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, ReconcileReport
 from gpulock.node.device_list import driver_mig_instances
 from gpulock.node.device_list import read_nvml_inventory as read_inventory

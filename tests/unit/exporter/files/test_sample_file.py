@@ -8,12 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.files.publish import (
-    FINISHED_CAP,
-    LOCK,
-    ExporterFolder,
-    prune_finished_files,
-)
+from gpulock_exporter.files.publish import FINISHED_CAP, LOCK, ExporterFolder, prune_finished_files
 from gpulock_exporter.files.sample_file import restore_exporter_memory
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import ExporterMemory

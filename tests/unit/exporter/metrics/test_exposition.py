@@ -26,15 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.support.exporter_contract import CONTRACT, GOLDEN
-from tests.support.exporter_nodes import (
-    Node,
-    card,
-    facts,
-    full_card,
-    instance,
-    listed,
-    lock,
-)
+from tests.support.exporter_nodes import Node, card, facts, full_card, instance, listed, lock
 from tests.support.trees import FakeProc, bus
 
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
@@ -55,11 +47,7 @@ def scene(tmp_path: Path) -> NodeSnapshot:
         lock(3, D, "share1", scheduler="slurm", queue="", job_id="80", add_grp_id=65480, places=4),
         lock(3, E, "share2", scheduler="slurm", queue="", job_id="81", user="bob"),
         verdicts={A: Verdict(ALIVE, "SECRET"), B: Verdict(DEAD, ""), C: Verdict(ALIVE, "")},
-        counters={
-            "claims_granted": 12.0,
-            "reaped_shepherd": 1.0,
-            "of_a_later_version": 7.0,
-        },
+        counters={"claims_granted": 12.0, "reaped_shepherd": 1.0, "of_a_later_version": 7.0},
         reconciled=995.0,
     )
     node.facts.counters |= {

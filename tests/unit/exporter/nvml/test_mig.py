@@ -106,10 +106,7 @@ def test_a_card_that_is_split_and_joined_again_shows_at_once(tmp_path: Path) -> 
         assert device(eye.look()).gpm is not None
         nvml.split(0, PAIR)
         frame = eye.look()
-        assert names(frame) == [
-            "0000:1b:00.0.gi1.ci0 3g.71gb",
-            "0000:1b:00.0.gi2.ci0 3g.71gb",
-        ]
+        assert names(frame) == ["0000:1b:00.0.gi1.ci0 3g.71gb", "0000:1b:00.0.gi2.ci0 3g.71gb"]
         card = device(frame)
         assert (card.mig, card.utilization, card.links) == (True, None, None)
         assert device(eye.look(after=6)).remapped is None

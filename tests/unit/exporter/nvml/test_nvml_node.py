@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.frame import Frame
 
-from tests.nvml.double import (
-    ERROR_DRIVER_NOT_LOADED,
-    ERROR_NO_PERMISSION,
-    ERROR_UNKNOWN,
-    Double,
-)
+from tests.nvml.double import ERROR_DRIVER_NOT_LOADED, ERROR_NO_PERMISSION, ERROR_UNKNOWN, Double
 from tests.support.exporter_nvml import Eye, device
 
 pytestmark = pytest.mark.slow

@@ -158,10 +158,7 @@ def filled(seconds: int, use: float = 0.5) -> Buckets:
     return buckets
 
 
-@pytest.mark.parametrize(
-    ("seconds", "width", "count"),
-    [(64, 1, 64), (65, 2, 33), (1000, 16, 63)],
-)
+@pytest.mark.parametrize(("seconds", "width", "count"), [(64, 1, 64), (65, 2, 33), (1000, 16, 63)])
 def test_the_width_doubles_when_all_are_full(seconds: int, width: float, count: int) -> None:
     buckets = filled(seconds)
     assert (buckets.width, len(buckets.used)) == (width, count)

@@ -182,18 +182,22 @@ def test_where_the_locks_cannot_be_read_nothing_is_said_of_them(tmp_path: Path) 
     assert not {"gpulock_gpu_state", "gpulock_gpus"} & names
 
 
-def test_a_card_that_the_driver_lists_and_nvml_does_not_is_missing() -> None:
-    node = Node()
+def test_a_card_that_nvml_does_not_show_is_missing_and_keeps_its_name() -> None:
+    node, labels = Node(gpus=3), f'gpu="1",uuid="{uuid(1)}"'
     node.tick(card(0), card(1))
     node.tick(card(0))
     node.had_xid(1, 79)
-    snapshot = node.snapshot([listed(0), listed(1)])
-    assert (state_of(snapshot, bus(1)), seen(snapshot, bus(1)).reason) == ("missing", NOT_IN_NVML)
-    labels = f'gpu="1",uuid="{uuid(1)}"'
-    assert states_of(snapshot)[labels] == "missing"
-    assert values(snapshot, "gpu_xid_errors_total") == {f'{labels},xid="79"': 1}
-    assert snapshot.switch_errors == {}, "gpulockd never saw it well, yet it is no NVSwitch"
-    assert labels not in values(snapshot, "gpu_busy_seconds_total")
+    listed_still = node.snapshot([listed(0), listed(1)])
+    found = seen(listed_still, bus(1))
+    assert (found.state, found.reason) == ("missing", NOT_IN_NVML)
+    assert listed_still.switch_errors == {}, "gpulockd never saw it well, yet it is no NVSwitch"
+    for snapshot in (listed_still, node.snapshot([listed(0)])):
+        states = states_of(snapshot)
+        assert states == {f'gpu="0",uuid="{uuid(0)}"': "free", labels: "missing"}
+        assert snapshot.states is not None
+        assert snapshot.states["missing"] == 2  # the third was never seen in this boot
+    assert values(listed_still, "gpu_xid_errors_total") == {f'{labels},xid="79"': 1}
+    assert labels not in values(listed_still, "gpu_busy_seconds_total")
 
 
 def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None:
@@ -204,19 +208,6 @@ def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None
         frame = node.frame(card(1), complete=True)
         node.book.tick([frame], node.facts, node.moment, {bus(0): "it hangs"}, cards)
     assert node.book.memory.lost == {bus(0): LostCard(1002.0, "it hangs")}
-
-
-def test_a_card_that_fell_off_the_bus_keeps_its_name() -> None:
-    node = Node(gpus=3)
-    node.tick(card(0), card(1))
-    node.tick(card(0))
-    snapshot = node.snapshot([listed(0)])
-    assert states_of(snapshot) == {
-        f'gpu="0",uuid="{uuid(0)}"': "free",
-        f'gpu="1",uuid="{uuid(1)}"': "missing",
-    }
-    assert snapshot.states is not None
-    assert snapshot.states["missing"] == 2  # the third was never seen in this boot
 
 
 @pytest.mark.parametrize(

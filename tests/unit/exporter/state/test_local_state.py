@@ -53,8 +53,7 @@ def test_everything_is_read_and_timed(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source"),
-    [("verdicts", "verdicts"), ("events", "counters"), ("boot_id", "verdicts")],
+    ("name", "source"), [("verdicts", "verdicts"), ("events", "counters"), ("boot_id", "verdicts")]
 )
 @pytest.mark.parametrize("how", ["garbage", "fifo", "link", "long"])
 def test_a_file_that_is_broken_costs_only_what_it_tells(

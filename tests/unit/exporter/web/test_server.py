@@ -9,12 +9,7 @@ import time
 from collections.abc import Generator
 
 import pytest
-from gpulock_exporter.web.http import (
-    HttpRequest,
-    HttpResponse,
-    SampleBody,
-    route_by_path,
-)
+from gpulock_exporter.web.http import HttpRequest, HttpResponse, SampleBody, route_by_path
 from gpulock_exporter.web.server import ServerLimits
 
 from tests.exporter.servers import SOUND, Running, dial, exchange, fetch, is_gone, running

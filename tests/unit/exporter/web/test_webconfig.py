@@ -16,11 +16,7 @@ import pytest
 from gpulock_exporter.web.server import WebSettings
 from gpulock_exporter.web.webconfig import WebConfigError, load_web_config
 
-from tests.exporter.certificates import (
-    make_authority,
-    make_certificate,
-    trusting,
-)
+from tests.exporter.certificates import make_authority, make_certificate, trusting
 from tests.exporter.servers import SOUND, Running, dial, exchange, fetch, running
 
 HASH = "$2y$04$abcdefghijklmnopqrstuuKnoBx93AGbHF7nDfU33nIyjyfzG5jKi"

@@ -145,31 +145,20 @@ def test_a_driver_that_is_gone_is_an_exit_code_for_who_tries_a_card() -> None:
     assert (done.returncode, done.stderr) == (CANNOT_OPEN, b"NVML: gone\nclosed")
 
 
-@contextmanager
-def running_worker() -> Generator[subprocess.Popen[bytes]]:
-    """Give a worker that has written a frame, and goes on."""
+@pytest.mark.slow
+def test_a_worker_has_the_name_of_an_allowed_process_and_ends_when_nobody_reads_its_frames() -> (
+    None
+):
     forever = PROGRAM.replace(', "looks=2"', "")
     with subprocess.Popen(
         [sys.executable, "-c", forever], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as worker:
         assert worker.stdout is not None
-        assert worker.stdout.readline()
         try:
-            yield worker
+            assert worker.stdout.readline()
+            name = Path(f"/proc/{worker.pid}/comm").read_text().strip()
+            worker.stdout.close()
+            assert worker.wait(60) == 0
         finally:
             worker.kill()
-
-
-@pytest.mark.slow
-def test_a_worker_ends_when_nobody_reads_its_frames() -> None:
-    with running_worker() as worker:
-        assert worker.stdout is not None
-        worker.stdout.close()
-        assert worker.wait(60) == 0
-
-
-@pytest.mark.slow
-def test_a_worker_has_the_name_of_an_allowed_process() -> None:
-    with running_worker() as worker:
-        name = Path(f"/proc/{worker.pid}/comm").read_text().strip()
     assert name in [word[:COMM] for word in Settings({}).allowed_processes]

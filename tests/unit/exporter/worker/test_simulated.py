@@ -99,9 +99,7 @@ def test_a_device_works_for_its_holder_or_for_each_on_a_place(
         assert 0 < told[0] < told[1] < told[2], counter
 
 
-def test_a_file_says_who_is_idle_and_who_is_foreign(
-    stage: Callable[[str], Scene],
-) -> None:
+def test_a_file_says_who_is_idle_and_who_is_foreign(stage: Callable[[str], Scene]) -> None:
     scene = stage("dgx1")
     for lock_id in ("0000:06:00.0", "0000:07:00.0"):
         scene.hold(lock_id)

@@ -46,7 +46,6 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"utilization": 9.0}, "utilization"),
         ({"observed": math.nan}, "utilization"),
         ({"memory_used": 90 * 2**30}, "memory"),
-        ({"memory_total": 0}, "memory"),
         ({"power": 4294967.295}, "power"),
         ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
         ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
@@ -58,13 +57,8 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"bus": "x"}, "devices"),
         # of another type
         ({"index": True}, "devices"),
-        ({"index": 1.0}, "devices"),
         ({"mig": 1}, "mig"),
-        ({"utilization": True}, "utilization"),
-        ({"memory_used": 0.5}, "memory"),
         ({"ecc": 5}, "ecc"),
-        ({"ecc": {"corrected.dram": 0.5}}, "ecc"),
-        ({"clock_reasons": {"gpu_idle": 1}}, "clocks"),
         ({"energy": 10**400}, "power"),
     ],
 )

@@ -144,14 +144,11 @@ def buffer(first: int, count: int, percent: float = 50) -> list[Sample]:
     ("samples", "busy", "observed"),
     [
         pytest.param([], 0, 0, id="nothing new"),
-        pytest.param([(1_000_000, 100)], 1.0, 1.0, id="one second of work"),
         pytest.param([(500_000, 100), (1_000_000, 0)], 0.5, 1.0, id="half of it"),
         pytest.param([(500_000, 900), (1_000_000, 40)], 0.2, 0.5, id="900 % says nothing"),
-        pytest.param([(500_000, -1), (1_000_000, 40)], 0.2, 0.5, id="less than nothing"),
         pytest.param([(0, 100), (1_000_000, 40)], 0.4, 1.0, id="what was seen before"),
         pytest.param([(600_000, 50), (300_000, 50)], 0.3, 0.6, id="time goes back"),
         pytest.param([(600_000, 50), (600_000, 100)], 0.3, 0.6, id="one moment twice"),
-        pytest.param([(1_600_000, 100)], 0, 0, id="a gap: nobody looked"),
         pytest.param([(1_600_000, 100), (1_700_000, 100)], 0.1, 0.1, id="after a gap"),
         pytest.param([(10**18, 100), (1_000_000, 10)], 0.1, 1.0, id="from the future"),
         pytest.param([(1_500_000, 40)], 0.6, 1.5, id="the longest"),
@@ -223,13 +220,10 @@ MIB = 1 << 20
     ("percent", "ratio"),
     [
         (0, 0),
-        (37.5, 0.375),
         (100, 1),
         (100.4, 1),
         (101.5, None),
-        (900, None),
         (-0.1, None),
-        (math.nan, None),
         (math.inf, None),
     ],
 )

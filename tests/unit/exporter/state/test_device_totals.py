@@ -57,10 +57,8 @@ def use(busy: float | None, observed: float | None, **changes: Any) -> DeviceTel
         pytest.param(50.0, 100.0, (3.0, 6.0), id="more than has passed"),
         pytest.param(math.nan, 1.0, (0.0, 0.0), id="no number"),
         pytest.param(1.0, math.inf, (0.0, 0.0), id="for ever"),
-        pytest.param(-1.0, 1.0, (0.0, 0.0), id="below 0"),
         pytest.param(None, 1.0, (0.0, 0.0), id="not told"),
         pytest.param(1.0, None, (0.0, 0.0), id="not observed"),
-        pytest.param(0.0, 0.0, (0.0, 0.0), id="no new samples"),
     ],
 )
 def test_a_look_counts_for_no_more_than_it_can_have_seen(
@@ -161,11 +159,9 @@ def grown(*readings: float, kind: CounterKind = ENERGY, seconds: float = 1.0) ->
     ("readings", "expected"),
     [
         ((1000, 1300, 1500), 500),
-        ((1000, 1000, 1000), 0),
         pytest.param((1000, 9e15, 1300), 300, id="one reading is garbage: nothing is lost"),
         pytest.param((9e15, 1000, 1300, 1600), 1600, id="the first reading is garbage"),
         pytest.param((9e15, 9e15 + 300, 9e15 + 500), 500, id="it counts more than this boot"),
-        pytest.param((1000, 9e15, 8e15, 1300), 300, id="two readings are garbage"),
         pytest.param((1000, 9e15, 9e15, 9e15, 1300), 300, id="garbage that is repeated"),
         pytest.param((1e6, 0, 1e6 + 300), 300, id="a reading of 0 is garbage"),
         pytest.param((1e6, 0, 1e6, 1e6), 0, id="a reading of 0 between two of one value"),

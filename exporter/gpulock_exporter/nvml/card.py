@@ -163,8 +163,13 @@ def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
 
 
 def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:
-    """Return the bus id of the GPU at the other end, SWITCH, or nothing for another device."""
-    kind = calls.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+    """Return the bus id of the GPU at the other end, SWITCH, or nothing for another device.
+
+    A driver before 470 does not tell which of them it is: there a bus id, of whatever it is.
+    """
+    kind = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+    if hasattr(pynvml.nvmlLib, "nvmlDeviceGetNvLinkRemoteDeviceType"):
+        kind = calls.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return SWITCH
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:

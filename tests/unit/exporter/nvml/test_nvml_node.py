@@ -151,8 +151,11 @@ def test_where_a_card_may_not_be_opened_a_frame_is_not_of_all_there_are(tmp_path
             assert (buses(frame), frame.complete) == ([FIRST], False)
 
 
-def test_nvlinks_are_told_by_the_bus_ids_of_both_ends_and_read_once(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="dgx1") as nvml, Eye(nvml) as eye:
+@pytest.mark.parametrize("driver", ["460.91.03", "580.82.07"])
+def test_nvlinks_are_told_by_the_bus_ids_of_both_ends_and_read_once(
+    tmp_path: Path, driver: str
+) -> None:
+    with Double(tmp_path / "nvml", preset="dgx1", driver=driver) as nvml, Eye(nvml) as eye:
         frame = eye.look()
         assert device(frame).links == {
             "0000:07:00.0": 1,

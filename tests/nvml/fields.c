@@ -54,6 +54,9 @@ static const struct field fields[] = {
     {197, WIDE, false, "pcie.tx_bytes"},
     {198, WIDE, false, "pcie.rx_bytes"},
     {230, UINT, false, "recovery_action"},
+    {251, WIDE, false, "violation.lower.sw_thermal"}, /* of 575.51 to 580.76 */
+    {252, WIDE, false, "violation.lower.hw_thermal"},
+    {253, WIDE, false, "violation.lower.hw_power_brake"},
     {269, WIDE, false, "violation.sw_thermal"},
     {270, WIDE, false, "violation.hw_thermal"},
     {271, WIDE, false, "violation.hw_power_brake"},

@@ -29,7 +29,7 @@ Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of
 class NvmlCard(NvmlDevice):
     """A GPU as NVML's index finds it; raise as `query` does where it does not answer."""
 
-    def __init__(self, index: int, look: PollContext, sys_root: str) -> None:
+    def __init__(self, index: int, look: PollContext, sys_root: str, driver: str) -> None:
         handle = calls.nvmlDeviceGetHandleByIndex(index)
         super().__init__(handle, normalize_bus_id(calls.nvmlDeviceGetPciInfo(handle).busId))
         self.index = index
@@ -45,7 +45,7 @@ class NvmlCard(NvmlDevice):
         self.buffer = SampleList()
         self.samples = UtilizationSamples(look.now)
         self.process_memory: int | None = None  # bytes of all that were listed last
-        self.slow = SlowCounters()
+        self.slow = SlowCounters(driver)
         self.has_gpm = False
         self.window = GpmWindow(lambda sample: calls.nvmlGpmSampleGet(self.handle, sample))
         self.traffic: dict[str, int] = {}  # bytes by GPM, since the card was opened

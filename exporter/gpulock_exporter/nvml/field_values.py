@@ -115,12 +115,14 @@ REASON_SECONDS = field_table(  # of two with one name the last counts
         76: "sync_boost",
         77: "board_limit",
         79: "reliability",
-        269: "sw_thermal_slowdown",  # 575, as are the next two
+        269: "sw_thermal_slowdown",  # 580.82, as are the next two: see reason_fields
         270: "hw_thermal_slowdown",
         271: "hw_power_brake_slowdown",
     },
     lambda nanoseconds: nanoseconds / 1e9,
 )
+MOVED_FROM, LOWER = 269, 18  # the number from which on fields were lower, and by how much
+MOVED = ((575,), (580, 82))  # the first driver with the lower numbers, and the first without
 ECC_PLACES = ("l1", "l2", "dram", "register", "texture")
 ECC = field_table(  # volatile: since the driver was loaded
     "ecc",
@@ -157,10 +159,22 @@ ZEROS = (0, 0, 0, 0, bytes(8))  # an entry behind number and scope: no time, so 
 UNFILLED = (0, 0, 0, NOT_SUPPORTED, bytes(8))
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 BOARD_FIELDS = (PENDING, FAILURE, RECOVERY_ACTION, MEMORY_TEMPERATURE, REPLAYS)
-ALWAYS = (*REASON_SECONDS, *ECC, *REMAPPED, *BOARD_FIELDS)
+ALWAYS = (*ECC, *REMAPPED, *BOARD_FIELDS)
 MILLI, WHOLE = 1e3, 100  # milliwatts, percent
 
 FieldValue = tuple[int, int, bytes]  # error, nvmlValueType_t, the value as it lies in memory
+
+
+def reason_fields(driver: str) -> tuple[NvmlField, ...]:
+    """Return REASON_SECONDS with the numbers of the header of a driver, like 580.65.06. Pure.
+
+    What others call 269 to 271 are settings of power with the drivers that have lower numbers.
+    """
+    release = tuple([int(part) for part in driver.split(".") if part.isdecimal()])
+    lower = LOWER if MOVED[0] <= release < MOVED[1] else 0
+    return tuple(
+        [one._replace(id=one.id - lower * (one.id >= MOVED_FROM)) for one in REASON_SECONDS]
+    )
 
 
 class FieldList:
@@ -238,7 +252,8 @@ class SlowCounters:
     turns. In between a frame has the last values, and their failures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, driver: str) -> None:
+        self._reasons = reason_fields(driver)
         self.values: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
         self.due = 0.0
@@ -249,7 +264,7 @@ class SlowCounters:
         now = PollContext(look.now)
         self.values, self.failures = {}, now.failures
         links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
-        values = read_fields(card, now, (*ALWAYS, *links, *(PCIE if pcie else ())))
+        values = read_fields(card, now, (*self._reasons, *ALWAYS, *links, *(PCIE if pcie else ())))
         self._leave_out_narrow(card, now, values)
         persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
         self.values = board_values(values)

@@ -135,7 +135,7 @@ class NvmlSource:
     def _open_card(self, index: int, look: PollContext) -> None:
         """Find the card of an index, or why it is missing."""
         try:
-            self._cards[index] = NvmlCard(index, look, self._sys_root)
+            self._cards[index] = NvmlCard(index, look, self._sys_root, self._driver)
         except pynvml.NVMLError as fault:
             self._missing[index] = str(fault)
             self._denied |= fault.value == pynvml.NVML_ERROR_NO_PERMISSION

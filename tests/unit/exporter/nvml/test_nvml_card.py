@@ -119,6 +119,26 @@ def test_without_a_buffer_a_look_stands_for_the_time_since_the_last(tmp_path: Pa
 
 
 NONE, ALL_ONES = 0xFFFFFFFF, (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [("570.211.01", 2.0), ("575.51.02", 3.0), ("580.65.06", 3.0), ("580.82.07", 2.0)],
+)
+def test_reasons_are_read_where_the_header_of_the_driver_has_them(
+    tmp_path: Path, driver: str, found: float
+) -> None:
+    """With nvml.h of 575.51 to 580.76 the other three numbers are settings of power."""
+    with Double(tmp_path / "nvml", preset="dgx-h200", gpus=1, driver=driver) as nvml:
+        for name in ("sw_thermal", "hw_thermal", "hw_power_brake"):
+            nvml.set(f"gpu0.violation.{name}", 2_000_000_000)
+            nvml.set(f"gpu0.violation.lower.{name}", 3_000_000_000)
+        with Eye(nvml) as eye:
+            told = device(eye.look()).clock_reason_seconds or {}
+    late = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+    assert [told[name] for name in late] == [found] * 3
+
+
 GARBAGE = {  # and what is absent then: NVML calls all ones not available, without a failure
     "ecc.volatile.uncorrected.sram": (NONE, "ecc"),
     "ecc.volatile.corrected.sram": (ALL_ONES, "ecc"),

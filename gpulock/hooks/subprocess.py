@@ -34,7 +34,7 @@ class SchedulerProgram:
         The code is negative where a signal ended it. Raises Refusal(UNKNOWN) when it does not end
         in time.
         """
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        read_end, write_end = os.pipe()
         try:
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),

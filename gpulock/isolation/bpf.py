@@ -106,7 +106,7 @@ def attach_device_program(folder: str, code: bytes) -> None:
     new = load_device_program(code)
     group = -1
     try:
-        group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        group = os.open(folder, os.O_RDONLY)
         for turn in range(REPLACE_TURNS):
             try:
                 replace_device_program(group, new)
@@ -137,7 +137,7 @@ def replace_device_program(group: int, new: int) -> None:
 
 def detach_device_programs(folder: str) -> None:
     """Take our programs away from a cgroup; raise OSError."""
-    group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    group = os.open(folder, os.O_RDONLY)
     try:
         for number in attached_program_ids(group):
             program = bpf_syscall(FD_BY_ID, pack("<I", number))[0]
@@ -151,7 +151,7 @@ def detach_device_programs(folder: str) -> None:
 
 def has_device_program(folder: str) -> bool:
     """Return whether a program of ours is attached to a cgroup; raise OSError."""
-    group = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    group = os.open(folder, os.O_RDONLY)
     try:
         return bool(attached_program_ids(group))
     finally:
@@ -178,7 +178,7 @@ def bpf_program_name(number: int) -> bytes:
         bpf_syscall(INFO, pack("<IIQ", program, INFO_BYTES, ctypes.addressof(info)))
     finally:
         os.close(program)
-    return info.raw[NAME_AT : NAME_AT + 16].rstrip(b"\0")
+    return info.raw[NAME_AT:].partition(b"\0")[0]
 
 
 def close_descriptors(*descriptors: int) -> None:

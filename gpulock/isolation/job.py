@@ -22,7 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.isolation.policy import Rules
 
-DEPTH = 16  # of launchers between a shepherd and its epilog
 STEP, STEP_DAEMONS = "step_", "slurm"  # of JOB/step_0/slurm, which Slurm has beside step_0/user
 STEP_MARK = "user.gpulock"  # of a step's folder: who confined it, for its TaskProlog
 
@@ -218,14 +217,10 @@ def remove_or_close_cgroup(folder: str) -> None:
 
 def ancestor_pids_up_to(node: Node, last: int) -> list[int]:
     """Return this process and those above it up to `last`, which is moved when they are out."""
-    pid = os.getpid()
-    found: list[int] = []
-    while pid > 1 and len(found) < DEPTH:
-        found.append(pid)
-        if pid == last:
-            return found
-        pid = node.proc.stat(pid).ppid
-    return [last]
+    from gpulock.alloc.process_scan import ProcessScan
+
+    above = [*ProcessScan(node.proc).ancestry(os.getpid())]
+    return above[: above.index(last) + 1] if last in above else [last]
 
 
 def clean_up_isolation(node: Node) -> str:

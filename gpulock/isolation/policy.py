@@ -22,10 +22,12 @@ CAPS = "nvidia-caps"  # in /proc/devices: the access nodes of MIG instances
 CAP_NODE = "nvidia-caps/nvidia-cap"
 
 
-def device_rules(granted: "Iterable[Device]", caps_major: int, driver_root: str) -> "Rules":
+def device_rules(
+    granted: "Iterable[Device]", caps_major: "int | None", driver_root: str
+) -> "Rules":
     """Return what to close and what of it to leave open; an empty grant closes every GPU.
 
-    `caps_major` is -1 where the driver has none. Raises Refusal where the number of a device
+    `caps_major` is None where the driver has none. Raises Refusal where the number of a device
     that was granted is not known.
     """
     gpus: set[int] = set(CONTROL)
@@ -37,7 +39,7 @@ def device_rules(granted: "Iterable[Device]", caps_major: int, driver_root: str)
         if device.parent:
             instances.update(mig_access_minors(device, driver_root))
     found = {MAJOR: frozenset(gpus)}
-    if caps_major >= 0:
+    if caps_major is not None:
         found[caps_major] = frozenset(instances)
     elif instances:
         raise Refusal(BROKEN, f"/proc/devices has no {CAPS}", "look at the driver")
@@ -58,18 +60,18 @@ def mig_access_minors(device: Device, driver_root: str) -> list[int]:
     return [int(name.removeprefix(CAP_NODE)) for name in names]
 
 
-def read_caps_major(proc_root: str) -> int:
-    """Return the major of nvidia-caps, -1 where the driver has none; raise Refusal."""
+def read_caps_major(proc_root: str) -> "int | None":
+    """Return the major of nvidia-caps, None where the driver has none; raise Refusal."""
     try:
         return parse_device_major(CAPS, atomic.read_text(f"{proc_root}/devices"))
     except OSError as fault:
         raise Refusal(UNKNOWN, f"device numbers: {fault}", "is /proc mounted?") from fault
 
 
-def parse_device_major(name: str, text: str) -> int:
-    """Return the major of a character device by the text of /proc/devices, -1 for none."""
+def parse_device_major(name: str, text: str) -> "int | None":
+    """Return the major of a character device by the text of /proc/devices, None for none."""
     for line in text.partition("Block devices")[0].split("\n"):
         number, _, driver = line.strip().partition(" ")
         if driver == name and number.isdecimal():
             return int(number)
-    return -1
+    return None

@@ -87,7 +87,7 @@ def parse_cgroup_name(name: str) -> "tuple[int, int] | None":
 
 def move_to_cgroup(pid: int, folder: str) -> None:
     """Move a process, all its threads, into a cgroup; raise OSError."""
-    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY)
     try:
         os.write(fd, str(pid).encode())
     finally:

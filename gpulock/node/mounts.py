@@ -89,7 +89,7 @@ def read_mount_table(path: str, seconds: float) -> str:
     """
     late = time.monotonic() + seconds
     parts: list[bytes] = []
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY)
     try:
         while more := os.read(fd, PIECE):
             parts.append(more)

@@ -128,7 +128,7 @@ class Proc:
         such as that of children, in pieces of a page.
         """
         try:
-            fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY)
             try:
                 data = b""
                 while len(data) < MOST and (piece := os.read(fd, CHUNK)):
@@ -197,7 +197,7 @@ class Proc:
         try:
             if not self._own_users or os.stat(path).st_ino == self._own_users:
                 return -1
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError as gone:
             raise ProcessLookupError(errno.ESRCH, "no such process", str(pid)) from gone
         from fcntl import ioctl

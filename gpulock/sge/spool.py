@@ -150,7 +150,7 @@ def open_shepherd_spool(proc: Proc, pid: int, root_uid: int = 0) -> Spool:
                 f"the parent {pid} is {status.name!r} of uid {status.uids[0]}, no shepherd",
                 "only Grid Engine starts this hook",
             )
-        fd = os.open(f"{proc.root}/{pid}/cwd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(f"{proc.root}/{pid}/cwd", os.O_RDONLY | os.O_DIRECTORY)
         info = os.fstat(fd)
         check_spool_owner(proc, pid, status.uids, info, root_uid)
         path = proc.link(pid, "cwd")

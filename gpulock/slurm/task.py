@@ -155,7 +155,7 @@ def probe_devices(dev_root: str, devices: list[Device]) -> tuple[list[Device], l
             opened.append(device)
             continue
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            os.close(os.open(path, os.O_RDWR))
         except OSError as fault:
             if fault.errno == errno.EPERM:
                 denied.append(device)

@@ -108,7 +108,7 @@ def write_boot_id(path: str, data: bytes) -> None:
     except OSError as fault:
         if fault.errno not in atomic.FULL:
             raise
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:  # in place and of the same length: that needs no room
             if os.fstat(fd).st_size != len(data):
                 raise

@@ -88,7 +88,7 @@ class Gate:
 
     def _take(self) -> bool:
         """Lock the file; return whether it still is the one of that name by then."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = -1
         try:
             fd = self._fd = os.open(self._path, flags, 0o600)

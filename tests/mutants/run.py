@@ -141,8 +141,11 @@ def list_tests(mutant: Mutant, measured: list[Measured]) -> list[str]:
     found: list[tuple[bool, bool, float, str]] = []
     for tests, seconds, starters, lines in measured:
         there = lines.get(mutant.file, {})
-        numbers = range(mutant.first, mutant.last + 1)
-        runs = {test for number in numbers for test in there.get(str(number), [])}
+        runs: set[int] = set()
+        # of what only a thread runs, which nobody measures: those that run its function
+        for first in (mutant.first, mutant.function_line + 1):
+            numbers = range(first, mutant.last + 1)
+            runs = runs or {test for number in numbers for test in there.get(str(number), [])}
         for test in runs.union(starters):
             own = package_of(tests[test]) == package_of(mutant.file)
             if own or test in runs:

@@ -85,6 +85,8 @@ def test_several_kinds_are_given_to_one_job(two_models: Box) -> None:
     grant = ask_kinds(two_models, ("", 2), ("model:h200", 2))
     assert ids(grant) == [bus(0), bus(1), bus(2), bus(3)]
     assert refused_kinds(two_models, ("model:h200", 3), ("model:*", 3)).kind == INVALID_REQUEST
+    short = refused_kinds(two_models, ("model:a100*", 1), ("model:h200", 1))
+    assert ", 1 of 5 free (0: job 12; 1: job 12; 2: job 12; 3: job 12; 4: free)" in short.why
 
 
 def test_a_plain_request_gets_cards_of_one_model(two_models: Box) -> None:

@@ -18,6 +18,10 @@ def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:
     (box.lock / "verdicts").write_text("garbage")
     view = read_node_view(box.node(), clock_boottime())
     assert (view.verdicts, view.fault) == (None, "")
+    (box.records / "boot_id").unlink()
+    (box.records / "boot_id").mkdir()
+    view = read_node_view(box.node(), clock_boottime())
+    assert (view.lost, view.fault != "") == (False, True)
 
 
 @pytest.mark.parametrize(

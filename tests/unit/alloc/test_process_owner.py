@@ -183,12 +183,13 @@ def test_the_token_in_its_environment_tells_what_a_claim_started_of_its_user_alo
     proc: FakeProc,
 ) -> None:
     claim = lock(scheduler="process", pid=300, sid=0, add_grp_id=0, uid=1000, token="t")
-    for uid, words, whose in (
-        (1000, b"GPULOCK_CLAIM=t\0", OWNERS),
-        (1000, b"GPULOCK_CLAIM=u\0", FOREIGN),
-        (1001, b"GPULOCK_CLAIM=t\0", FOREIGN),
+    for uids, words, whose in (
+        ((1000,) * 4, b"GPULOCK_CLAIM=t\0", OWNERS),
+        ((1000, 0, 0, 0), b"GPULOCK_CLAIM=t\0", OWNERS),
+        ((1000,) * 4, b"GPULOCK_CLAIM=u\0", FOREIGN),
+        ((1001,) * 4, b"GPULOCK_CLAIM=t\0", FOREIGN),
     ):
-        (proc.root / str(proc.add(JOB, uids=(uid,) * 4)) / "environ").write_bytes(words)
+        (proc.root / str(proc.add(JOB, uids=uids)) / "environ").write_bytes(words)
         assert judged(proc, JOB, claim) == whose
 
 

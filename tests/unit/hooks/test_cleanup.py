@@ -34,10 +34,9 @@ from tests.support.trees import EXECD, Box, box_with_shepherd, bus, judging, rec
 if TYPE_CHECKING:
     from gpulock.alloc.job_processes import JobMembers
 
-pytestmark = pytest.mark.slow
-
 GID = 65400
-STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)"
+HEEDING = STUBBORN.replace("signal.SIG_IGN", "lambda *_: exit(3)")
 
 
 def judge_with(node: Node, members: JobMembers) -> Judge:
@@ -96,12 +95,6 @@ class Real:
             one.communicate()
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait as long as a busy machine needs."""
-    monkeypatch.setattr(cleanup, "LEFTOVER_SECONDS", 30.0)
-
-
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[Real]:
     made = Real(tmp_path, LEFTOVER_PROCESSES="kill")
@@ -109,31 +102,30 @@ def real(tmp_path: Path) -> Iterator[Real]:
     made.end()
 
 
-def test_a_process_that_heeds_term_is_ended_by_it_and_told(real: Real) -> None:
-    one = real.leave()
-    lines = real.clean()
-    assert one.wait(60) == -signal.SIGTERM
-    assert lines == [f"left behind, ended: process {one.pid} (python, of the job)"]
-
-
-def test_one_that_ignores_term_is_killed(real: Real) -> None:
-    one, other = real.leave(STUBBORN), real.leave()
-    real.clean()
-    assert (one.wait(60), other.wait(60)) == (-signal.SIGKILL, -signal.SIGTERM)
-
-
-def test_a_stopped_one_ends_as_well(real: Real) -> None:
-    one = real.leave()
-    one.send_signal(signal.SIGSTOP)
-    real.clean()
-    assert one.wait(60) < 0
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait as long as a busy machine needs."""
+    for name in ("LEFTOVER_SECONDS", "GRACE"):
+        monkeypatch.setattr(cleanup, name, 90.0)
 
 
 def test_nobody_else_is_touched(real: Real) -> None:
-    one, other = real.leave(), real.start("print(flush=True)")
-    real.clean()
-    assert one.wait(60) < 0
-    assert other.poll() is None
+    """And who heeds TERM has the time to end by itself."""
+    one, other = real.leave(HEEDING), real.start("print(flush=True)")
+    lines = real.clean()
+    assert (one.wait(60), other.poll()) == (3, None)
+    assert lines == [f"left behind, ended: process {one.pid} (python, of the job)"]
+
+
+def test_one_that_ignores_term_or_is_stopped_is_killed(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup, "GRACE", cleanup.PAUSE)
+    stubborn, stopped, other = real.leave(STUBBORN), real.leave(), real.leave()
+    stopped.send_signal(signal.SIGSTOP)
+    assert len(real.clean()) == 1
+    assert stubborn.wait(60) == -signal.SIGKILL
+    assert (stopped.wait(60) < 0, other.wait(60)) == (True, -signal.SIGTERM)
 
 
 def test_of_two_places_on_a_card_only_ones_own_processes_are_ended(tmp_path: Path) -> None:
@@ -238,16 +230,19 @@ def hold(box: Box, **changes: object) -> Owner:
     ).owner
 
 
-def left(box: Box, one: Owner, *pids: int) -> list[int]:
-    """Return which of these processes would be ended for a job."""
+def leftovers(box: Box, one: Owner, *pids: int) -> list[cleanup.LeftoverProcess]:
+    """Return those of these processes that would be ended for a job."""
     node = box.node()
 
     def members(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         del lock, scan
         job.add(pids, "left")
 
-    found = cleanup.find_leftovers(node, lambda o: o.token == one.token, judge_with(node, members))
-    return [one.pid for one in found]
+    return cleanup.find_leftovers(node, lambda o: o.token == one.token, judge_with(node, members))
+
+
+def left(box: Box, one: Owner, *pids: int) -> list[int]:
+    return [found.pid for found in leftovers(box, one, *pids)]
 
 
 def test_a_process_of_another_claim_is_that_ones(box: Box) -> None:
@@ -267,8 +262,9 @@ ROOT = (0, 0, 0, 0)
         *[(1000, "x", uids, False) for uids in (ROOT, (0, 1000, 0, 1000), (1001, 0, 0, 0))],
         *[(1000, "su", uids, True) for uids in ((1000, 0, 0, 0), (0, 1000, 1000, 1000))],
         (0, "x", ROOT, True),  # the job is root's
-        *[(0, name, ROOT, False) for name in sorted(DAEMONS)],
+        *[(0, name, (0, 1000, 0, 1000), False) for name in sorted(DAEMONS)],
         (1000, "slurmd", (1000,) * 4, True),  # a user's process with a daemon's name
+        (1000, "x", (1001,) * 4, True),  # a subordinate uid
     ],
 )
 def test_what_root_runs_is_no_users_job_but_what_its_user_may_end(
@@ -280,17 +276,12 @@ def test_what_root_runs_is_no_users_job_but_what_its_user_may_end(
     assert left(box, one, 700) == [700] * ended
 
 
-def test_a_name_of_any_bytes_can_be_told(box: Box) -> None:
-    one = hold(box)
-    box.proc.add(700, os.fsdecode(b"\xff\xfe"))
-    node = box.node()
-
-    def members(lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
-        del lock, scan
-        job.add((700,), "left")
-
-    found = cleanup.find_leftovers(node, lambda o: o.token == one.token, judge_with(node, members))
-    assert cleanup.format_leftovers(found).encode("utf-8") != b""
+def test_a_name_of_any_bytes_can_be_told_and_of_many_the_first_four(box: Box) -> None:
+    for pid in range(700, 705):
+        box.proc.add(pid, os.fsdecode(b"\xff\xfe"))
+    told = cleanup.format_leftovers(leftovers(box, hold(box), *range(700, 705)))
+    assert told.isascii() and told.endswith(", left) and 1 more")
+    assert told.count("process 70") == 4
 
 
 def test_one_that_is_gone_is_not_left(box: Box) -> None:

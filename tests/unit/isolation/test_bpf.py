@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job may open follows from its grant alone; the device program opens that, and for whom."""
 
+from __future__ import annotations
+
+import ctypes
 import errno
 import os
 import resource
@@ -82,6 +85,75 @@ def test_a_machine_whose_bpf_has_no_known_number_is_refused(
 
     with pytest.raises(OSError, match="no known number"):
         bpf.bpf_syscall(bpf.QUERY, b"")
+
+
+class Kernel:
+    """Stands for bpf(2): programs with their names, and which of them one cgroup has."""
+
+    def __init__(self, names: dict[int, bytes]) -> None:
+        self.names = names
+        self.attached = [*names]
+        self.descriptors: dict[int, int] = {}  # of cgroups and programs, with the program's id
+
+    def syscall(self, _: object, command: ctypes.c_long, attr: ctypes.c_long, __: object) -> int:
+        """Do a command; return its result."""
+        place = attr.value
+        first, second, _, flags, old = struct.unpack("<5I", ctypes.string_at(place, 20))
+        (pointer,) = struct.unpack("<Q", ctypes.string_at(place + 16, 8))
+        if command.value == bpf.LOAD:
+            assert second == len(bpf.assemble_device_program(RULES)) // 8
+            self.names[99] = ctypes.string_at(place + 48, 16).rstrip(b"\0")
+            return self.open(99)
+        if command.value == bpf.FD_BY_ID:
+            if self.names[first]:
+                return self.open(first)
+            ctypes.set_errno(errno.ENOENT)
+            return -1
+        if command.value == bpf.INFO:
+            name = self.names[self.descriptors[first]]
+            (pointer,) = struct.unpack("<Q", ctypes.string_at(place + 8, 8))
+            ctypes.memmove(pointer + 64, name, len(name))
+            return 0
+        assert os.path.isdir(f"/proc/self/fd/{first}")
+        self.descriptors[first] = 0
+        if command.value == bpf.QUERY:
+            ids = struct.pack(f"<{len(self.attached)}I", *self.attached)
+            ctypes.memmove(pointer, ids, len(ids))
+            ctypes.memmove(place + 24, struct.pack("<I", len(self.attached)), 4)
+        elif command.value == bpf.DETACH:
+            self.attached.remove(self.descriptors[second])
+        elif flags == bpf.ALLOW_MULTI | bpf.REPLACE:
+            before = self.attached.index(self.descriptors[old])
+            self.attached[before] = self.descriptors[second]
+        else:
+            assert (command.value, flags) == (bpf.ATTACH, bpf.ALLOW_MULTI)
+            self.attached.append(self.descriptors[second])
+        return 0
+
+    def open(self, program: int) -> int:
+        """Return a new descriptor of a program."""
+        descriptor = os.open("/dev/null", os.O_RDONLY)
+        self.descriptors[descriptor] = program
+        return descriptor
+
+
+@pytest.mark.parametrize("before", [[1, 2, 3, 4], [1, 2, 4]])
+def test_a_program_takes_the_place_of_ours_and_touches_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int]
+) -> None:
+    names = {1: b"systemd", 2: b"", 3: bpf.NAME, 4: b"gpulock_dev2"}  # the second is just gone
+    kernel = Kernel({number: names[number] for number in before})
+    monkeypatch.setattr(bpf, "LIBC", kernel)
+
+    bpf.attach_device_program(str(tmp_path), bpf.assemble_device_program(RULES))
+    after = [1, 2, 99, 4] if 3 in before else [1, 2, 4, 99]
+    assert (kernel.attached, bpf.has_device_program(str(tmp_path))) == (after, True)
+
+    bpf.detach_device_programs(str(tmp_path))
+    assert (kernel.attached, bpf.has_device_program(str(tmp_path))) == ([1, 2, 4], False)
+    for descriptor in kernel.descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_program_that_another_hook_replaces_meanwhile_is_replaced_again(
@@ -182,13 +254,13 @@ def test_an_instance_opens_its_card_and_its_own_two_access_nodes(driver: str) ->
 @pytest.mark.parametrize(
     ("device", "major", "kind"),
     [
-        *[(gpu(minor), -1, UNKNOWN) for minor in (-1, 254, 255, 300)],  # no card has that minor
+        *[(gpu(minor), None, UNKNOWN) for minor in (-1, 254, 255, 300)],  # no card has that minor
         (instance(2, "gi9.ci0"), CAPS, UNKNOWN),  # the driver does not tell its nodes
-        (instance(0, "gi1.ci0"), -1, BROKEN),  # it has no access nodes at all
+        (instance(0, "gi1.ci0"), None, BROKEN),  # it has no access nodes at all
     ],
 )
 def test_a_device_whose_numbers_are_not_known_refuses_the_job(
-    driver: str, device: Device, major: int, kind: str
+    driver: str, device: Device, major: int | None, kind: str
 ) -> None:
     with pytest.raises(Refusal) as told:
         policy.device_rules([device], major, driver)
@@ -199,10 +271,9 @@ def test_a_device_whose_numbers_are_not_known_refuses_the_job(
 def test_the_major_is_that_of_the_very_name_among_character_devices() -> None:
     assert policy.parse_device_major("nvidia-caps", DEVICES) == CAPS
     assert policy.parse_device_major("nvidia-caps-imex-channels", DEVICES) == CAPS + 1
-    assert policy.parse_device_major("nvidia", DEVICES) == -1
-    assert (
-        policy.parse_device_major("nvidia-caps", DEVICES.replace("508 nvidia-caps\n5", "5")) == -1
-    )
+    assert policy.parse_device_major("nvidia", DEVICES) is None
+    of_blocks = DEVICES.replace("508 nvidia-caps\n5", "5")
+    assert policy.parse_device_major("nvidia-caps", of_blocks) is None
 
 
 def test_a_proc_without_devices_refuses_the_job(tmp_path: Path) -> None:

@@ -91,14 +91,15 @@ def test_a_process_is_moved_where_all_but_its_devices_is_closed_already_after_lo
 
     def attach(folder: str, _: bytes) -> None:
         done.append((folder, tree.read_cgroup_folders(node.store)))
+        (own / "cgroup.procs").touch()
 
     monkeypatch.setattr(bpf, "attach_device_program", attach)
-    monkeypatch.setattr(tree, "move_to_cgroup", lambda pid, folder: done.append((folder, pid)))
 
     node = confining.node()
     job.begin_job_isolation(node, job.IsolatedJob("12.1", 500, 1000), [])
 
-    assert done == [("logins", True), (str(own), [str(own.parent)]), (str(own), 500)]
+    assert done == [("logins", True), (str(own), [str(own.parent)])]
+    assert (own / "cgroup.procs").read_text() == "500"
 
 
 @pytest.mark.parametrize(("start", "move"), [(1000, raising(ProcessLookupError())), (1001, print)])

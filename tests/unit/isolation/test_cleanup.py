@@ -230,12 +230,19 @@ def test_an_end_that_fails_says_why(
     assert end_job_isolation(box.node(), "12.") == "no cgroups"
 
 
-def test_a_slurmd_that_ends_while_it_is_closed_makes_its_job_wait(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "kind", "why"),
+    [
+        (ProcessLookupError("700"), UNKNOWN, "slurmd ended meanwhile: 700"),
+        (PermissionError("bpf"), BROKEN, "slurmd cannot be closed: bpf"),
+    ],
+)
+def test_a_slurmd_that_cannot_be_closed_starts_no_job(
+    box: Box, monkeypatch: pytest.MonkeyPatch, fault: OSError, kind: str, why: str
 ) -> None:
-    monkeypatch.setattr(sessions, "close_launcher", raising(ProcessLookupError("700")))
+    monkeypatch.setattr(sessions, "close_launcher", raising(fault))
 
-    with pytest.raises(Refusal, match="slurmd ended meanwhile: 700") as refused:
+    with pytest.raises(Refusal, match=why) as refused:
         prepare_slurm_isolation(box.node(), [700])
 
-    assert refused.value.kind == UNKNOWN
+    assert refused.value.kind == kind

@@ -103,6 +103,17 @@ def test_what_a_prolog_that_failed_left_as_exit_status_stays(site: Site) -> None
     assert (job.folder / "exit_status").read_text() == "8\n"
 
 
+@pytest.mark.root
+def test_the_exit_status_is_the_shepherds_own_again(site: Site) -> None:
+    job = site.run(gpus(2))
+    for name in ("job_pid", "exit_status"):
+        (job.folder / name).write_text("0")
+    found = site.above()
+    found.uid = 104
+    epilog.secure_exit_status(found)
+    assert (job.folder / "exit_status").stat().st_uid == 104
+
+
 @pytest.mark.parametrize("code", [0, 1, 137])
 def test_the_sites_epilog_runs_while_the_gpus_are_locked_and_its_exit_code_counts(
     site: Site, monkeypatch: pytest.MonkeyPatch, code: int

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import time
 
 import pytest
 
 from gpulock.job import mps
-from gpulock.sge import prolog
+from gpulock.sge import prolog, spool
+from gpulock.store.event_kinds import REFUSED
+from gpulock.store.event_log import read_events
 from tests.support.execd import SpooledJob
 from tests.support.jobs import SHEPHERD, Site, gpus, variables
 from tests.support.locks import say_mps
@@ -37,6 +40,7 @@ def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[s
     assert found["CUDA_VISIBLE_DEVICES"] == found["SGE_GPU"] == "0,1"
     assert found["JOB_ID"] == "12"
     assert capfd.readouterr().out == ""
+    assert stat.S_IMODE((job.folder / spool.RECORD).stat().st_mode) == 0o644
 
 
 def test_a_node_of_one_model_without_shares_pays_for_no_kinds(
@@ -113,6 +117,7 @@ def test_too_few_free_is_what_the_site_says(
     told = capfd.readouterr().err
     assert told.startswith("gpulock: job 13: busy: ")
     assert told.count("\n") == 1 and "job 12" in told
+    assert [*read_events(str(site.lock))][-1][1:] == (REFUSED, f"13 {told.rstrip()}")
     assert len(site.locks()) == 3
 
 

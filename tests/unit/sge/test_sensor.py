@@ -53,13 +53,16 @@ Answer = Callable[[str, str], str]
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Have execd write lines to the sensor of these settings; give what that says."""
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Have execd write lines to the sensor of these settings; give what reaches the pipe."""
 
     def run(config: str, lines: str) -> str:
+        pipe = io.BytesIO()
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        assert sensor.main({"HOST": HOST}, config) == 0
-        return capsys.readouterr().out
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+            assert sensor.main({"HOST": HOST}, config) == 0
+            return pipe.getvalue().decode()
 
     return run
 
@@ -90,9 +93,9 @@ def test_execd_says_the_hosts_name_and_the_kernel_where_it_does_not(site: Site) 
 def test_while_something_is_stale_only_what_is_free_is_offered(site: Site) -> None:
     site.proc.shepherd(500, site.root)
     hold(site, 1)
-    hold(site, 1, job_id="13", pid=501, sid=501)
+    hold(site, 2, job_id="13", pid=501, sid=501)
     found = values(site)
-    assert (found["gpu"], found["gpu.free"]) == ("2", "2")
+    assert (found["gpu"], found["gpu.free"]) == ("1", "1")
 
 
 def test_a_draining_lock_is_not_counted_by_qmaster(site: Site) -> None:

@@ -30,7 +30,7 @@ told = site_hook.{{call}}(hook.SgeHookCall(sys.argv, os.environ), os.environ)
 sys.exit(told if isinstance(told, int) else prolog.sge_hook_exit_code(told, None))
 """
 SITE = """#!/bin/sh
-echo "site $* SECRET=$SECRET uid=$(id -u) $(grep SigIgn /proc/$$/status)" >>{log}
+echo "site $* SECRET=$SECRET uid=$(id -u) groups=$(id -G) $(grep SigIgn /proc/$$/status)" >>{log}
 echo "$(ulimit -v) $(ulimit -d) $(ulimit -f) $(ulimit -t) $(ulimit -s)" >>{log}.limits
 tr '\\0' '\\n' </proc/$$/environ >{log}.env
 {end}
@@ -67,6 +67,7 @@ class Chain:
             env={"PATH": "/usr/bin:/bin", "SECRET": "of nobody", "SGE_JOBEXIT_STAT": "137"},
             cwd=self.folder,
             check=False,
+            extra_groups=[0, 7] if os.geteuid() == 0 else None,
         )
         return done.returncode
 
@@ -138,7 +139,8 @@ def test_a_site_hook_of_another_user_gets_that_user_and_the_shepherds_environmen
 
     assert chain.run("prolog", user) == 0
 
-    assert f"SECRET=of the file uid={nobody.pw_uid}" in chain.said()
+    own = f"uid={nobody.pw_uid} groups={nobody.pw_gid} "
+    assert f"SECRET=of the file {own}" in chain.said(), "none of root's groups"
     text = env.read_text()
     assert "TMPDIR=/job\n" in text
     assert "LD_X=a\\b\nc \n\n" in text

@@ -39,16 +39,19 @@ def test_the_cgroups_of_its_own_steps_go_and_of_no_job_whose_number_begins_so(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
+    lines: list[str] = []
+    monkeypatch.setattr(HookRun, "log", lambda _, line: lines.append(line))
 
     def end(_: object, prefix: str) -> str:
         ended.append(prefix)
-        return ""
+        return "it is busy"
 
     monkeypatch.setattr(job, "end_job_isolation", end)
     site.prolog()
     site.set(ISOLATION="cgroup")
     site.epilog()
     assert (site.locks(), ended) == ([], ["12."])
+    assert "its isolation is kept for now: it is busy" in lines[-1]
 
 
 @pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])

@@ -88,7 +88,8 @@ def test_what_left_its_parents_is_recognised_by_environment_or_cgroup(site: Site
     site.left_by(900)
     site.process(901, "python", ppid=900)
     site.process(902, "python")
-    assert owned(site, 700, 900, 901, 902) == [700, 900, 901]
+    site.process(903, "su", uids=(UID, 0, 0, 0), ppid=900)
+    assert owned(site, 700, 900, 901, 902, 903) == [700, 900, 901, 903]
     assert owned(site, 900, job_id="13") == []
     assert owned(site, 900, job_id="13", het_leader="12") == [900]
     site.cgroup(f"{freezer()}/step_0", 700, 902)

@@ -97,8 +97,6 @@ def read_environ(proc: "Proc", pid: int, late: float = float("inf")) -> bytes:
         none = begin == end != 0 and int(rest[END_CODE]) != 0  # all of the program is set up
         if not data and (none or int(rest[FLAGS]) & PF_KTHREAD):
             return b""  # it was started with none
-        if end == 0:
-            break
         if data:
             continue
         name = f"task/{thread}/environ"

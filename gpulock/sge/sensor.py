@@ -21,7 +21,6 @@ from gpulock.node.devices import SHARE, Device
 from gpulock.node.kinds import SHARE_KIND, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
-from gpulock.node.shares import count_places_by_card
 from gpulock.sge.verdict import make_sge_judge
 from gpulock.store.event_kinds import OPEN
 from gpulock.store.event_log import is_gate_in_doubt
@@ -119,11 +118,8 @@ def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[
 
 
 def complex_devices(found: list[Device], settings: Settings, name: str) -> list[Device]:
-    """Return the devices that a complex counts; of shares the cards."""
+    """Return the devices that a complex counts, none of shares."""
     kind = settings.sge_kinds.get(name) or settings.plain_request
-    if kind == SHARE_KIND:
-        places = count_places_by_card(found, settings.shares)
-        return [device for device in found if device.id in places]
     return [device for device in found if is_of_kind(device, kind)]
 
 

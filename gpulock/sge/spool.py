@@ -54,7 +54,7 @@ class Spool:
         self.pid = pid
         self.start = start
         self.fd = fd
-        self.path = path if path.isprintable() else one_line(path)
+        self.path = one_line(path)
         self.uid = uid  # of the directory: the admin user's
         try:
             self.config = parse_shepherd_config(atomic.read_text("config", CONFIG_LIMIT, fd))

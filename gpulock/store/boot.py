@@ -193,8 +193,9 @@ def is_full(path: str) -> bool:
         found = os.statvfs(path)
     except OSError:
         return False
-    bytes_out = found.f_blocks > 0 and found.f_bfree * found.f_frsize < ROOM
-    return bytes_out or (found.f_files > 0 and found.f_ffree < INODES)
+    if found.f_blocks and found.f_bfree * found.f_frsize < ROOM:
+        return True
+    return bool(found.f_files and found.f_ffree < INODES)
 
 
 def file_system_type(path: str, proc_root: str = "/proc") -> str:

@@ -166,11 +166,10 @@ def note_owed_line(state_dir: str, store: LockStore, record: Owner) -> None:
     """
     folder = f"{state_dir}/{OWED}"
     try:
-        waiting = len(os.listdir(store.finished_dir))
+        if len(os.listdir(store.finished_dir)) >= FINISHED_PRUNE:
+            return
     except OSError:
-        waiting = 0  # the records are lost this moment: nothing else is left of the claim
-    if waiting >= FINISHED_PRUNE:
-        return
+        pass  # the records are lost this moment: nothing else is left of the claim
     try:
         atomic.mkdir_if_missing(folder)
         atomic.replace_file(f"{folder}/{record.token}", owner.encode_owner(record).encode())

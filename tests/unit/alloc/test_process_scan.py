@@ -80,6 +80,8 @@ def test_a_user_with_a_process_is_asked_about_once_and_one_without_each_time(
     scan.restrict({GONE: "gone", HERE: "here"})
     assert [scan.may_run(uid) for uid in (HERE, HERE, GONE, GONE)] == [True, True, False, False]
     assert asked == [HERE, GONE, GONE]
+    scan.restrict({GONE: "gone"})
+    assert (scan.list_new(), scan.complete) == ([], True)
 
 
 @pytest.mark.root

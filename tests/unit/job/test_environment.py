@@ -72,7 +72,7 @@ def test_every_name_that_may_be_set_is_dropped_first() -> None:
     for granted in ([], [card(2, "GPU-b")]):
         assert set(variables(granted, CDI_DIR="/run/cdi")) == dropped - of_shares
     place = card(2, "GPU-b")
-    place.places = 4
+    place.places, place.memory_mib = 4, 8000
     assert set(variables([place], CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
 
@@ -148,6 +148,7 @@ OTHERS = "/sets/535.5.1/bin:/nvbin,/sets/535.5.1/lib:/nvlib"
         (f"/a,{OTHERS},/b,{OURS}", "/a,/b,"),
         ("/home/me/lib:/nvlib", "/home/me/lib:/nvlib,"),
         ("/sets/570.1/lib:/elsewhere", "/sets/570.1/lib:/elsewhere,"),
+        ("/sets/570.1/other:/nvlib", "/sets/570.1/other:/nvlib,"),
         ("/a,,", "/a,"),
     ],
 )

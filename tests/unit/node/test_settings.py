@@ -78,7 +78,9 @@ def test_how_long_a_sample_counts_follows_from_the_sample_period(
     assert (found.max_sample_age, found.process_period) == (age, lists)
 
 
-@pytest.mark.parametrize("value", ["a=", "a=h100", "a=model:", "a=mig:big", "=share", "a=any a"])
+@pytest.mark.parametrize(
+    "value", ["a=", "a=h100", "a=model:", "a=mig:3x", "a=mig:big.1", "=share", "a=any a"]
+)
 def test_a_complex_of_no_kind_is_refused_with_its_line(value: str) -> None:
     with pytest.raises(ValueError, match=r"^f:1: SGE_COMPLEXES must "):
         parse_settings(f"SGE_COMPLEXES={value}\n", "f")
@@ -150,6 +152,7 @@ def test_a_line_that_is_wrong_is_named_with_file_and_line(tmp_path: Path, line: 
         ("SGE_CELL=#b", "#b"),
         ("SGE_CELL=a \r", "a"),
         ("SGE_CELL=", ""),
+        ('SGE_CELL=""', ""),
     ],
 )
 def test_one_pair_of_quotes_goes_and_nothing_is_evaluated(line: str, value: str) -> None:

@@ -82,6 +82,8 @@ def test_one_that_hangs_is_not_asked_again_until_it_has_answered(
 
     for _ in range(20):
         give_up(found, 7, ask)
+    give_up(found, 8, lambda: hang(stuck))
+    give_up(found, 7, ask)
     assert asked == [7], "one thread waits, not twenty"
     stuck.set()
     assert read_in_the_end(found, 7) == b"words"

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from gpulock.hooks.frame import HookRun
 from gpulock.job import mps
 from gpulock.sge import prolog, spool
 from gpulock.store.event_kinds import REFUSED
@@ -29,9 +30,13 @@ def start(site: Site, job: SpooledJob, *more: str, **keys: str) -> int:
     return prolog.main(argv, site.environ(job), site.config(**keys))
 
 
-def test_a_job_gets_what_it_asked_for(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    job = site.run(gpus(2))
+def test_a_job_gets_what_it_asked_for(
+    site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, lines = site.run(gpus(2)), list[str]()
+    monkeypatch.setattr(HookRun, "log", lambda _, line: lines.append(line))
     assert start(site, job) == RUN
+    assert f": granted 0={bus(0)},1={bus(1)} in " in lines[-1]
     assert site.locks() == [bus(0), bus(1)]
     kept = site.node().store.read(bus(0)).owner
     assert kept is not None and kept.add_grp_id == 0  # a simulated job has its shepherd's

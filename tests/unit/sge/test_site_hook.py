@@ -12,12 +12,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpulock.sge import site_hook
-from gpulock.sge.hook import DONE, REQUEUE
+from gpulock.sge.hook import DONE, REQUEUE, SgeHookCall
 from tests.support.drop_env import write_drop_env
+from tests.support.faults import raising, returning
 
 ROOT = Path(__file__).parents[3]
 CALLS = {"prolog": "become_site_prolog", "epilog": "run_site_epilog"}
@@ -278,6 +280,14 @@ def test_a_job_whose_environment_cannot_be_read_has_no_hook_of_the_sites(
 
     assert chain.run(hook) == code
     assert not chain.log.exists()
+
+
+def test_an_epilog_of_the_sites_that_cannot_be_started_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SimpleNamespace(become=raising(OSError("no prlimit")))
+    monkeypatch.setattr(site_hook, "SiteHook", returning(made))
+    assert site_hook.run_site_epilog(SgeHookCall(["sge"], {}), {}) == site_hook.NOT_STARTED
 
 
 @pytest.mark.parametrize("answers", ["999", "none", ""])

@@ -67,7 +67,8 @@ def test_a_job_lives_while_somebody_carries_its_group(host: Host) -> None:
 
 def test_an_anchor_keeps_the_job_and_so_does_its_group(host: Host) -> None:
     host.lock.anchors = [(600, 2000, 65401)]
-    assert host.verdict().state == DEAD
+    found = host.verdict()
+    assert (found.state, f"no process carries its group {GID}" in found.proof) == (DEAD, True)
     host.fake.add(700, groups=[65401])
     assert host.verdict().state == ALIVE
     host.fake.remove(700)

@@ -136,6 +136,10 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
     assert judged == [*[UNSEEN if hangs else FOREIGN] * 2, *[UNSEEN] * 98]
     assert find_job_processes(held[0], scan).doubt == process_reader.too_much_of(UID)
     assert len(reads) == 2
+    again = ProcessScan(scan.proc)
+    for pid, why in zip(pids, ["hangs", "than can be looked at in time"] * hangs):
+        with pytest.raises(TimeoutError, match=why):
+            again.read_start(pid, UID)
     behind_the_gate = ProcessScan(scan.proc)
     behind_the_gate.sealed = True
     with pytest.raises(TimeoutError, match="before the gate"):
@@ -143,9 +147,16 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
     assert "before the gate" in behind_the_gate.started_as(UID)[1]
 
 
-@pytest.mark.parametrize(("times", "reason"), [(3, ""), (99, "process 900 cannot be seen")])
+@pytest.mark.parametrize(
+    ("fault", "times", "reason"),
+    [
+        (PermissionError(13, "denied"), 3, ""),
+        (PermissionError(13, "denied"), 99, "process 900 cannot be seen"),
+        (ProcessLookupError(3, "gone"), 99, ""),
+    ],
+)
 def test_a_process_that_is_hidden_from_its_own_user_for_a_moment_is_read_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, times: int, reason: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, fault: OSError, times: int, reason: str
 ) -> None:
     """One that ends, or whose user namespace is new, as an ordinary user sees it."""
     site.process(900, "python")
@@ -154,7 +165,7 @@ def test_a_process_that_is_hidden_from_its_own_user_for_a_moment_is_read_again(
 
     def hiding(self: Proc, pid: int, name: str, seconds: float) -> bytes:
         if next(hidden, None) is not None:
-            raise PermissionError(13, "denied", name)
+            raise fault
         return read_memory(self, pid, name, seconds)
 
     monkeypatch.setattr(Proc, "read_memory", hiding)

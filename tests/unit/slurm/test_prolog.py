@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,22 +53,21 @@ def test_position_minor_and_index_are_not_mixed_up(site: Site) -> None:
 
 
 def test_a_prolog_waits_while_gpulockd_compares_a_changed_gres_conf(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, clock: VirtualClock
 ) -> None:
     conf = site.root / "gres.conf"
     conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n")
     site.map("0", "1", "2", "3", gres_conf=str(conf))
     with conf.open("a") as file:
         file.write("# a comment\n")
-    paused: list[float] = []
-
-    def compare(seconds: float) -> None:
-        paused.append(seconds)
-        site.map("1", "0", "2", "3", gres_conf=str(conf))
-
-    monkeypatch.setattr(time, "sleep", compare)
+    clock.then[1] = lambda: site.map("1", "0", "2", "3", gres_conf=str(conf))
     assert site.prolog(12, "0") == RUN
-    assert (site.granted(), len(paused)) == ([bus(1)], 1)
+    assert (site.granted(), len(clock.sleeps)) == ([bus(1)], 1)
+    with conf.open("a") as file:
+        file.write("# another\n")
+    assert site.prolog(13, "0") == RUN
+    assert site.note(13).refused
+    assert clock.slept == pytest.approx(15, abs=1)
 
 
 def test_where_gpulock_chooses_the_positions_are_only_counted(site: Site) -> None:

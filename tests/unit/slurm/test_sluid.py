@@ -88,6 +88,8 @@ def test_without_its_sluid_a_job_may_be_whichever_of_its_users_runs(site: Site) 
     assert "of which job is not known" in left(site)
     hidden(site, f"{SCOPE}/{SLUID}/step_0/user/task_0", uid=OTHER_UID)
     assert left(site) == ""
+    hidden(site, f"{SCOPE}/system")
+    assert left(site) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import pytest
 from typing_extensions import Never
 
+from gpulock.errors import Refusal
+
 Result = TypeVar("Result")
 NO_PROCESS = str((1 << 22) + 1)  # no pid is so large (PID_MAX_LIMIT): nobody's parent
 
@@ -32,6 +34,14 @@ def returning(result: Result) -> Callable[..., Result]:
         return result
 
     return give
+
+
+def refusal(act: Callable[[], object]) -> Refusal:
+    """Return why something is refused, which must be said in one line."""
+    with pytest.raises(Refusal) as caught:
+        act()
+    assert caught.value.sentence("job 12").isprintable()
+    return caught.value
 
 
 disk_full = raising(OSError(errno.ENOSPC, "No space left on device"))

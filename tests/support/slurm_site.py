@@ -8,14 +8,12 @@ test lets them say. Root is the user of the tests; the jobs are of users of othe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typing_extensions import Unpack
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.errors import Refusal
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.slurm import epilog, note, prolog, task
@@ -291,11 +289,3 @@ def slurm_lock(**changes: object) -> Lock:
 def scan_of(site: Site) -> ProcessScan:
     """Return a look at the processes there are now."""
     return ProcessScan(site.node().proc)
-
-
-def refusal(act: Callable[[], object]) -> Refusal:
-    """Return why something is refused, which must be said in one line."""
-    with pytest.raises(Refusal) as caught:
-        act()
-    assert caught.value.sentence("job 12").isprintable()
-    return caught.value

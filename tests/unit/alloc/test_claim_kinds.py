@@ -16,6 +16,7 @@ from gpulock.alloc.release import release_locks
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
 from tests.support.claims import ask, ids, pick, refused
+from tests.support.faults import refusal
 from tests.support.trees import Box, bus, judging, record, soon
 
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
@@ -58,9 +59,7 @@ def ask_kinds(box: Box, *kinds: tuple[str, int], job_id: str = "12") -> Grant:
 
 
 def refused_kinds(box: Box, *kinds: tuple[str, int]) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        ask_kinds(box, *kinds, job_id="99")
-    return caught.value
+    return refusal(lambda: ask_kinds(box, *kinds, job_id="99"))
 
 
 def test_a_model_is_what_is_given(two_models: Box) -> None:

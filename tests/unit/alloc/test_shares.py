@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
@@ -13,6 +15,7 @@ from gpulock.job import environment
 from gpulock.store import quarantine
 from tests.support.claims import ids
 from tests.support.fake_mps import leave_mps
+from tests.support.faults import refusal
 from tests.support.trees import Box, bus, judging, record, soon
 
 
@@ -45,17 +48,8 @@ def take(
     return claim_devices(node, template, want, judging(node), soon())
 
 
-def fails(
-    box: Box,
-    job: int,
-    count: int = 1,
-    share: bool = True,
-    wanted: tuple[str, ...] = (),
-    **changes: object,
-) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        take(box, job, count, share, wanted, **changes)
-    return caught.value
+def fails(box: Box, job: int, count: int = 1, **request: Any) -> Refusal:
+    return refusal(lambda: take(box, job, count, **request))
 
 
 def free(box: Box, job: int) -> None:
@@ -86,8 +80,7 @@ def test_shares_fill_the_fullest_card_first(box: Box) -> None:
 
 def test_a_record_tells_into_how_many_places_the_card_was_parted(box: Box) -> None:
     grant = take(box, 1)
-    found = box.node().store.read(place(2, 1)).owner
-    assert found is not None
+    found = grant.owner
     assert (found.places, found.devices, found.minors) == (4, (place(2, 1),), ("2",))
     assert variables(box, grant)["GPULOCK_SHARE"] == "1/4"
     assert variables(box, grant)["CUDA_VISIBLE_DEVICES"] == "2"
@@ -161,9 +154,6 @@ def test_whole_claims_take_cards_of_shares_last(box: Box) -> None:
     box.settings["SHARES"] = "0:4 2:2"
     granted = [ids(take(box, job, share=False)) for job in (1, 2, 3)]
     assert granted == [[bus(1)], [bus(3)], [bus(0)]]
-
-
-# --- whole cards and shares -----------------------------------------------------------------------
 
 
 # --- whose they are -------------------------------------------------------------------------------
@@ -270,12 +260,6 @@ def test_a_run_keeps_its_places_and_its_part_when_the_setting_changes(box: Box) 
         assert again.owner.places == 4
 
 
-# --- what cannot be -------------------------------------------------------------------------------
-
-
-# --- the setting changes --------------------------------------------------------------------------
-
-
 def test_a_place_that_the_scheduler_counted_is_no_second_users_and_the_first_is_named(
     box: Box,
 ) -> None:
@@ -285,10 +269,9 @@ def test_a_place_that_the_scheduler_counted_is_no_second_users_and_the_first_is_
     want.counted = True
     other = record(token="", devices=(), job_id="2", pid=1002, add_grp_id=66002, uid=1001)
     box.proc.shepherd(1002, box.root)
-    with pytest.raises(Refusal) as caught:
-        claim_devices(node, other, want, judging(node), soon())
-    assert caught.value.why == "the job needs GPU 2, not free: 2: job 1"
-    assert caught.value.do == "see gpulock why 2"
+    told = refusal(lambda: claim_devices(node, other, want, judging(node), soon()))
+    assert told.why == "the job needs GPU 2, not free: 2: job 1"
+    assert told.do == "see gpulock why 2"
 
 
 # --- the MIG mode changes -------------------------------------------------------------------------
@@ -339,9 +322,6 @@ def test_a_refusal_names_the_mps_that_ends_on_a_card(box: Box) -> None:
     other = fails(box, 3, 1, uid=1002)
     assert "2: MPS of uid 1001 ends on it" in other.why
     assert ids(take(box, 4, 1, uid=1001)) == [place(2, 1)]
-
-
-# --- death ----------------------------------------------------------------------------------------
 
 
 # --- a card whose MPS ends ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from gpulock.errors import UNKNOWN
 from gpulock.hooks import subprocess
 from gpulock.hooks.subprocess import SchedulerProgram
 from tests.support.clock import VirtualClock
-from tests.support.slurm_site import refusal
+from tests.support.faults import refusal
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN
 from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.procfs import Proc
-from tests.support.faults import raising
+from tests.support.faults import raising, refusal
 from tests.support.trees import Box
 
 
@@ -47,10 +47,7 @@ def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, line: str, k
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(f"{line}\n")
 
-    with pytest.raises(Refusal) as told:
-        tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)
-
-    assert told.value.kind == kind
+    assert refusal(lambda: tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -110,11 +107,9 @@ def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
     service_of(confining, "/execd.service")
     monkeypatch.setattr(bpf, "attach_device_program", lambda *_: None)
     monkeypatch.setattr(tree, "move_to_cgroup", move)
+    own = job.IsolatedJob("12.1", 500, start)
 
-    with pytest.raises(Refusal) as caught:
-        job.begin_job_isolation(confining.node(), job.IsolatedJob("12.1", 500, start), [])
-
-    assert caught.value.kind == UNKNOWN
+    assert refusal(lambda: job.begin_job_isolation(confining.node(), own, [])).kind == UNKNOWN
 
 
 def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(

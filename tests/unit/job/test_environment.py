@@ -11,6 +11,7 @@ from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.job import environment
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
+from tests.support.faults import refusal
 
 MASKS = ("CUDA_VISIBLE_DEVICES", "SGE_GPU")
 
@@ -61,9 +62,7 @@ def test_a_uuid_that_is_not_known_yet_leaves_all_uuids_out_but_the_mask_right() 
 def test_a_mask_that_needs_a_uuid_not_known_is_could_not_find_out(
     granted: list[Device], keys: dict[str, str]
 ) -> None:
-    with pytest.raises(Refusal) as caught:
-        variables(granted, **keys)
-    assert caught.value.kind == UNKNOWN
+    assert refusal(lambda: variables(granted, **keys)).kind == UNKNOWN
 
 
 def test_every_name_that_may_be_set_is_dropped_first() -> None:
@@ -110,9 +109,8 @@ def driver(root: Path, *parts: str, text: str = "") -> dict[str, str]:
 def test_a_driver_set_that_is_missing_is_a_broken_node_and_no_folder_a_wrong_value(
     tmp_path: Path, parts: tuple[str, ...], kind: str
 ) -> None:
-    with pytest.raises(Refusal) as caught:
-        environment.driver_binds(Settings(driver(tmp_path, *parts)))
-    assert caught.value.kind == kind
+    settings = Settings(driver(tmp_path, *parts))
+    assert refusal(lambda: environment.driver_binds(settings)).kind == kind
 
 
 @pytest.mark.parametrize("banner", ["", "no version", "../../etc", "1..2/../x"])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal
+from gpulock.errors import BROKEN, UNKNOWN
 from gpulock.job import environment
 from gpulock.sge import environment_file
+from tests.support.faults import refusal
 from tests.support.jobs import Site
 
 DROP = environment.grant_variable_names(("SGE_GPU",))
@@ -110,9 +111,7 @@ def write(site: Site) -> None:
 
 
 def refused(site: Site, kind: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        write(site)
-    assert caught.value.kind == kind
+    assert refusal(lambda: write(site)).kind == kind
 
 
 def path_of(site: Site) -> Path:

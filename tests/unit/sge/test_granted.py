@@ -15,6 +15,7 @@ from gpulock.sge.card_map import NAME, format_card_map
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
+from tests.support.faults import refusal
 from tests.support.jobs import Site, variables
 from tests.support.packed_job import JOBS, MASTER, SLAVE, Ask, Grant, ocs_job
 from tests.support.trees import bus
@@ -37,9 +38,7 @@ def test_gpus_of_two_scopes_on_one_host_are_counted_together() -> None:
 
 @pytest.mark.parametrize("amount", [1.5, -1.0, 1e300, float("nan"), float("inf"), 4097.0])
 def test_an_amount_that_is_no_number_of_gpus_is_invalid(amount: float) -> None:
-    with pytest.raises(Refusal) as caught:
-        count((Grant("gpu", amount),))
-    assert caught.value.kind == INVALID_REQUEST
+    assert refusal(lambda: count((Grant("gpu", amount),))).kind == INVALID_REQUEST
 
 
 def test_a_request_that_no_host_granted_is_refused_and_never_none() -> None:
@@ -95,9 +94,7 @@ def test_ids_that_are_not_as_many_cards_as_were_granted_are_refused(
     job.granted = [("gpu", 2.0, [("a", 1), ("b", 1)], "n1")]
     spool: Any = SimpleNamespace(need=lambda _: "n1")
     monkeypatch.setattr(granted, "resolve_card_ids", lambda *_: cards)
-    with pytest.raises(Refusal) as told:
-        granted.wanted_devices(spool, Settings({}), job)
-    assert told.value.kind == INVALID_REQUEST
+    assert refusal(lambda: granted.wanted_devices(spool, Settings({}), job)).kind == INVALID_REQUEST
 
 
 # --- ids of an RSMAP: exactly the GPUs that were granted, by the administrator's map --------------

@@ -13,6 +13,7 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import claim, request, spool
 from gpulock.sge.spooled_job import SgeJob
+from tests.support.faults import refusal
 from tests.support.jobs import Site, gpus
 from tests.support.packed_job import PER_JOB, PER_SLOT
 
@@ -27,9 +28,8 @@ def kinds(site: Site) -> tuple[tuple[str, int], ...]:
 @pytest.mark.parametrize("value", [1.5, 0.1, -1.0, -0.5, math.nan, math.inf, -math.inf, 1e18])
 def test_a_fractional_or_negative_gpu_count_is_invalid(value: float) -> None:
     job = SgeJob(12, "alice", 1000, [("gpu", value, PER_SLOT)])
-    with pytest.raises(Refusal) as caught:
-        request.count_gpus_by_kind(job, SETTINGS, "node", None)
-    assert caught.value.kind == INVALID_REQUEST
+    refused = refusal(lambda: request.count_gpus_by_kind(job, SETTINGS, "node", None))
+    assert refused.kind == INVALID_REQUEST
 
 
 def test_a_task_of_an_array_has_its_own_file(site: Site) -> None:
@@ -45,18 +45,14 @@ def test_a_file_of_another_job_or_owner_is_not_believed(
     about: dict[str, object] = {"job_id": 12, "owner": "alice", "name": "x", **field}
     other = Site(site.root / "other").spool(gpus(4), **about)
     job.job_file.write_bytes(other.job_file.read_bytes())
-    with pytest.raises(Refusal) as caught:
-        kinds(site)
-    assert caught.value.kind == UNKNOWN
+    assert refusal(lambda: kinds(site)).kind == UNKNOWN
 
 
 def test_a_host_file_without_end_or_none_is_refused(site: Site) -> None:
     hosts = site.run(gpus(1), pe="mpi").folder / "pe_hostfile"
     os.truncate(hosts, 1 << 33)
     for kind in (INVALID_REQUEST, UNKNOWN):
-        with pytest.raises(Refusal) as caught:
-            spool.count_sge_job_hosts(site.above())
-        assert caught.value.kind == kind
+        assert refusal(lambda: spool.count_sge_job_hosts(site.above())).kind == kind
         hosts.unlink(missing_ok=True)
 
 

@@ -12,15 +12,14 @@ from gpulock.node.procfs import Proc, ProcessStatus
 from gpulock.sge import spool
 from gpulock.sge.hook import SgeHookCall, find_spool
 from tests.support.clock import replace_clock
+from tests.support.faults import refusal
 from tests.support.jobs import SHEPHERD, Site, child_of, gpus
 
 ME = os.geteuid()
 
 
 def kind(site: Site, pid: int = SHEPHERD) -> str:
-    with pytest.raises(Refusal) as caught:
-        site.above(pid)
-    return caught.value.kind
+    return refusal(lambda: site.above(pid)).kind
 
 
 @pytest.mark.parametrize(
@@ -117,9 +116,7 @@ def test_a_number_that_is_none_is_unknown(site: Site, value: str) -> None:
     job = site.run()
     config = job.folder / "config"
     config.write_text(config.read_text().replace("job_id=12\n", f"job_id={value}\n"))
-    with pytest.raises(Refusal) as caught:
-        site.above()
-    assert caught.value.kind == UNKNOWN
+    assert refusal(site.above).kind == UNKNOWN
 
 
 @pytest.mark.parametrize("how", ["gone", "fifo", "link"])
@@ -154,9 +151,7 @@ def test_execds_own_words_must_name_the_same_job_and_task(
     if same:
         assert find_spool(site.node(), call).job == "12"
         return
-    with pytest.raises(Refusal) as caught:
-        find_spool(site.node(), call)
-    assert caught.value.kind == INVALID_REQUEST
+    assert refusal(lambda: find_spool(site.node(), call)).kind == INVALID_REQUEST
 
 
 @pytest.mark.parametrize("lead", ["", " ", "=", " = "])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpulock.errors import UNKNOWN
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.scontrol import FIELDS, WIDTH
-from tests.support.slurm_site import RUN, UID, Site, refusal, row
+from tests.support.faults import refusal
+from tests.support.slurm_site import RUN, UID, Site, row
 
 NUMBERS = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_NUM_NODES")
 NAMES = ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")

@@ -10,7 +10,8 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.slurm import gres_map
-from tests.support.slurm_site import Site, refusal
+from tests.support.faults import refusal
+from tests.support.slurm_site import Site
 from tests.support.trees import bus
 
 UNTOLD = "GPU-????????-????-????-????-????????????"

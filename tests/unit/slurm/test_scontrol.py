@@ -8,7 +8,8 @@ import pytest
 from gpulock.errors import UNKNOWN
 from gpulock.slurm import scontrol
 from gpulock.slurm.scontrol import SlurmctldClient
-from tests.support.slurm_site import SILENT, UID, Site, refusal, row
+from tests.support.faults import refusal
+from tests.support.slurm_site import SILENT, UID, Site, row
 
 NOISE = "squeue: error: Configuration option X is deprecated"
 

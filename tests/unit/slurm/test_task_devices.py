@@ -14,7 +14,8 @@ from gpulock.node.settings import Settings
 from gpulock.slurm import task_devices
 from gpulock.slurm.note import TaskNote
 from gpulock.slurm.task_devices import Task
-from tests.support.slurm_site import UID, refusal
+from tests.support.faults import refusal
+from tests.support.slurm_site import UID
 from tests.support.trees import bus
 
 

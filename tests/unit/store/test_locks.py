@@ -10,6 +10,7 @@ import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store.locks import LockStore
+from tests.support.faults import refusal
 from tests.support.locks import place_lock, say_mps
 from tests.support.trees import bus, record
 
@@ -25,9 +26,7 @@ def test_a_directory_of_somebody_else_or_that_others_may_write_is_refused(
     if mode == 0o755:
         uid = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    with pytest.raises(Refusal) as caught:
-        store.check()
-    assert caught.value.kind == BROKEN
+    assert refusal(store.check).kind == BROKEN
 
 
 def test_a_link_to_a_good_directory_is_refused(store: LockStore, tmp_path: Path) -> None:
@@ -41,9 +40,7 @@ def test_a_link_to_a_good_directory_is_refused(store: LockStore, tmp_path: Path)
 def test_a_boot_id_that_cannot_be_read_is_unknown_not_missing(store: LockStore) -> None:
     assert store.boot_id() == ""
     os.mkfifo(f"{store.root}/boot_id")
-    with pytest.raises(Refusal) as caught:
-        store.boot_id()
-    assert caught.value.kind == UNKNOWN
+    assert refusal(store.boot_id).kind == UNKNOWN
 
 
 def test_the_marks_of_a_claim_are_all_its_locks(store: LockStore) -> None:
@@ -81,9 +78,7 @@ def test_a_claim_is_held_as_long_as_its_record_names_the_device_or_cannot_be_rea
 def test_what_is_held_is_unknown_where_nobody_can_see(tmp_path: Path) -> None:
     assert LockStore(str(tmp_path / "other")).read_all_locks() == {}
     (tmp_path / "file.claims").write_text("")
-    with pytest.raises(Refusal) as caught:
-        LockStore(str(tmp_path / "file")).read_all_locks()
-    assert caught.value.kind == UNKNOWN
+    assert refusal(lambda: LockStore(str(tmp_path / "file")).read_all_locks()).kind == UNKNOWN
 
 
 def test_both_folders_are_made_and_checked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gpulock.store.boot import finish_earlier_claims
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import repair_locks
-from tests.support.faults import raising
+from tests.support.faults import raising, refusal
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
@@ -36,9 +36,7 @@ def holders(held: dict[str, Lock]) -> dict[str, str]:
 
 
 def refused(store: LockStore) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        repair_locks(store, BOOT)
-    return caught.value
+    return refusal(lambda: repair_locks(store, BOOT))
 
 
 def repaired(store: LockStore) -> tuple[dict[str, str], dict[str, set[str]]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gpulock.daemon.slots import slurm_map
 from gpulock.daemon.slots.slurm_map import AGAIN, EVERY, SlurmMapRenewal
 from gpulock.errors import UNKNOWN, Refusal
 from gpulock.node.settings import Settings
-from tests.support.faults import fail_at
+from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.slurm_site import Site
 
@@ -142,7 +143,7 @@ def test_a_comparison_that_cannot_be_started_is_told_and_tried_again(
     compared.conf.write_text("Name=gpu File=/dev/nvidia[0-2]\n")
     with monkeypatch.context() as patch:
         patch.setattr(slurm_map, "renew_map", RENEW_MAP)
-        fail_at(patch, "pipe2", "", OSError(errno.EMFILE, "Too many open files"))
+        patch.setattr(os, "pipe", raising(OSError(errno.EMFILE, "Too many open files")))
         compared.later()
         assert "Too many open files" in compared.journal.said()[0]
     assert compared.later() == []

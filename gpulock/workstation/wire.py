@@ -12,7 +12,7 @@ import socket
 from typing import Any, NamedTuple, TypeVar
 
 from gpulock.alloc.process_owner import NAMED, RUN
-from gpulock.errors import one_line
+from gpulock.errors import one_line, quote_text
 from gpulock.node.kinds import SHARE_KIND, parse_kind
 from gpulock.store import kv
 
@@ -114,11 +114,12 @@ def parse_request(data: bytes) -> SocketRequest:
 
 
 def request_words(request: SocketRequest) -> str:
-    """Return what a claim asks for, in a few words."""
+    """Return what a claim asks for, in a few words, and its comment."""
     what = "share" if request.share else request.device_kind.partition(":")[2] or "GPU"
+    note = f", {quote_text(request.note)}" if request.note else ""
     if request.devices:
-        return f"{what} {' '.join(request.devices)}"
-    return f"{request.number} {what}{'s' if request.number > 1 and what in PLURAL else ''}"
+        return f"{what} {' '.join(request.devices)}{note}"
+    return f"{request.number} {what}{'s' if request.number > 1 and what in PLURAL else ''}{note}"
 
 
 def parse_reply(data: bytes) -> SocketReply:

@@ -11,9 +11,13 @@ from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
 from gpulock.store.locks import Lock
 from gpulock.store.owner import TYPES, Owner
+from gpulock.store.reservations import Reservation
 from gpulock.text.words import held_seconds
+from gpulock.workstation.waiting import WaitingCaller, read_waiting
 
 VERSION = 1
+RESERVED = ("device", "uid", "user", "begin", "end")
+CALLER = ("number", "uid", "user", "pid", "what", "why")
 
 
 def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
@@ -24,6 +28,7 @@ def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[De
     if use.sample is not None or use.why:
         age = round(use.age, 3) if use.age is not None else None
         sample = {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
+    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
     cards = {row.device.bus if row.device else row.id for row in rows}
     document = {
         "version": VERSION,
@@ -31,6 +36,8 @@ def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[De
         "boot_id": node.boot_id,
         "settings_faults": list(node.settings.faults),
         "sample": sample,
+        "reservations": [reservation_entry(one) for one in view.reservations],
+        "waiting": [waiting_entry(view, one) for one in callers],
         "gpus": [status_device_entry(view, row, room.get(row.id)) for row in shown],
         "totals": {
             **states.count_device_states(rows),
@@ -69,6 +76,18 @@ def status_device_entry(
         "shares": {"places": room[0], "free": room[1]} if room else None,
         "use": status_use_entry(view, row),
     }
+
+
+def reservation_entry(one: Reservation) -> dict[str, object]:
+    """Return what a user has reserved, now or for later; the times as epoch seconds."""
+    found: dict[str, object] = {key: getattr(one, key) for key in RESERVED}
+    return {**found, "comment": one.why}
+
+
+def waiting_entry(view: StatusView, one: WaitingCaller) -> dict[str, object]:
+    """Return one call of the queue; `since` as epoch seconds."""
+    found: dict[str, object] = {key: getattr(one, key) for key in CALLER}
+    return {**found, "since": round(one.since - view.boottime + view.now, 3)}
 
 
 def owner_entry(view: StatusView, record: Owner) -> dict[str, object]:

@@ -188,6 +188,17 @@ def describe_open_device(sight: ProcessView, device: str, record: Owner | None =
     return f"{format_device_list([device], sight.view.devices)}: {who}{limit}"
 
 
+def describe_unclaimed_use(sight: ProcessView, pid: int) -> str:
+    """Return what a process of no claim has open, and who holds that."""
+    found: list[str] = []
+    for row in sight.view.rows():
+        if row.device and pid in sight.holders.pids_with_open(row.id):
+            record = row.lock.owner if row.lock else None
+            holder = f": it is held by {format_lock_holder(record)}" if record else ""
+            found.append(f"GPU {row.device.label()} without a claim{holder}")
+    return "; ".join(found)
+
+
 def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     """Return what the exporter and the checks saw of a device that its state does not tell."""
     found: FactList = []

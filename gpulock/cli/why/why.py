@@ -35,6 +35,7 @@ from gpulock.cli.why.evidence import (
     describe_lock,
     describe_observed_use,
     describe_open_device,
+    describe_unclaimed_use,
     find_blocking_pids,
     last_holder_facts,
     past_claim_facts,
@@ -89,7 +90,7 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
         return found, known
     found, known = explain_claims(sight, meant, width)
     word = "job"
-    if not known and (process := parse_bare_pid(text)).pid:
+    if not known and (process := parse_bare_pid(text.removeprefix("job"))).pid:
         other, known = explain_claims(sight, process, width)
         found, word = (other, "process") if known else (found, word)
     if text.isdigit():  # a number names a device first
@@ -150,7 +151,7 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     found += describe_observed_use(view, row)
     for one in view.reservations:
         if one.device == row.id and one.describe() != row.reason:
-            found.append(("later" if one.begin > view.now else "reserved", one.describe()))
+            found.append(("later" if one.begin > view.now else "now", one.describe()))
     if row.lock is None:
         found += last_holder_facts(view, row.id)
     if not each:
@@ -232,6 +233,8 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
     if meant.pid:
         gone = sight.scan.has_ended(meant.pid)
         word = absence_words(sight.scan.proc) if gone else "runs"
+        if opened := describe_unclaimed_use(sight, meant.pid):
+            return format_answer(head, [("open", opened)], width), True
         found = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
     if not os.path.lexists(view.node.store.claims_dir):
         found.append(("node", "nothing was claimed here in this boot"))

@@ -19,6 +19,7 @@ import pytest
 
 from gpulock.alloc import states
 from gpulock.alloc.device_users import mig_access_nodes
+from gpulock.cli.claims import queue
 from gpulock.cli.status import attention
 from gpulock.deadline import clock_boottime
 from gpulock.store.owner import TYPES
@@ -112,7 +113,7 @@ def test_a_boot_id_that_cannot_be_read_hides_no_device(site: Site) -> None:
     assert "job 12 of alice" in site.call("why", "3").stdout
 
 
-def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
+def test_who_waits_first_for_gpus_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     node, me = site.node(), os.getpid()
     process, since = (me, node.proc.start(me), 1000), clock_boottime() - 60
     callers = [
@@ -130,6 +131,16 @@ def test_who_waits_first_for_gpus_is_named(site: Site) -> None:
     callers[1] = callers[1]._replace(why=KEPT)
     write_waiting(node.store.path, encode_waiting(callers, node.boot_id))
     assert f"bob waits 1m for 1 GPU: {KEPT}; 1 other" in site.words("status")
+    told = site.json()["waiting"]
+    assert [(one["number"], one["user"], one["what"]) for one in told] == [
+        (7, "alice", "4 GPUs"),
+        (9, "bob", "1 GPU"),
+    ]
+    assert told[1].keys() == {"number", "user", "uid", "pid", "since", "what", "why"}
+    assert round(time.time() - told[1]["since"], -1) == 60.0
+    monkeypatch.setattr(queue, "request_daemon_act", lambda *_: None)
+    ended = site.call("queue", "--cancel", "9").stdout
+    assert ended == f"cancelled 9: bob, pid {me}, for 1 GPU\n"
     rows = [line.split() for line in site.call("queue").stdout.splitlines()]
     assert [row[:4] for row in rows[1:]] == [
         ["7", "alice", str(me), "1m"],
@@ -187,11 +198,15 @@ def test_what_a_user_reserved_is_shown_with_its_times(site: Site) -> None:
     assert f"GPU 2 {every[0].describe()} GPU 3 {every[1].describe()}" in shown
     assert line_of(site.call("status").stdout, 2)[3:] == ["held", "reserved"]
     assert "over" not in shown
+    keys = ("device", "uid", "user", "begin", "end", "comment")
+    bob = (site.id(3), 1002, "bob", now + 3600, now + 7200, "talk")
+    assert site.json()["reservations"][2] == dict(zip(keys, bob))
     said = site.words("why", "2")
     assert every[0].describe() in said
     assert f"later {every[1].describe()}" in site.words("why", "3")
     site.hold(1)
-    assert f"reserved {every[2].describe()}" in site.words("why", "1")
+    assert f" {every[2].describe()}" in site.words("why", "1")
+    assert "reserved reserved" not in site.words("why", "1")
     assert f"{site.gpulock} run -n 1 --wait -- COMMAND" in said
 
 
@@ -243,7 +258,7 @@ def test_json_has_every_key_of_version_1_and_no_dots(site: Site) -> None:
     site.hold(3, task_id="7", until=clock_boottime() + 3600.0, comment="run", note="thesis")
     found = site.json()
     keys = {"version", "node", "boot_id", "settings_faults", "sample", "gpus", "totals"}
-    assert found.keys() == keys
+    assert found.keys() == keys | {"reservations", "waiting"}
     assert (found["version"], found["settings_faults"]) == (1, [])
     assert found["totals"] == {name: 0 for name in states.STATES} | {
         "free": 7,

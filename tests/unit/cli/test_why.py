@@ -272,6 +272,18 @@ def test_of_a_process_without_a_claim_it_is_told_whether_it_runs(site: Site) -> 
         assert f"process {pid} {word}" in site.words("why", "pid", str(pid))
 
 
+def test_of_a_process_without_a_claim_it_is_told_what_it_has_open_and_who_holds_that(
+    site: Site,
+) -> None:
+    pid, start = dead_process()
+    site.hold(3, pid=pid, start=start)
+    with site.opened(2, 3) as process:
+        result = site.call("why", "pid", str(process.pid))
+        said = "GPU 2 without a claim; GPU 3 without a claim: it is held by job 12 of alice"
+        assert (result.exit_code, facts(result.stdout)["open"]) == (0, said)
+        assert f"pid {process.pid} holds nothing" in result.stdout
+
+
 def test_what_a_job_held_and_how_it_ended_is_told(site: Site) -> None:
     site.hold(1, 2, job_id="12")
     site.hold(3, job_id="123", token="u")
@@ -300,6 +312,7 @@ def test_a_number_of_no_known_job_is_a_process_as_status_names_it(site: Site) ->
     told = site.call("why", str(pid)).stdout
     assert told.startswith(f"pid {pid} of alice holds GPU 1\n")
     assert f"no GPU {pid} is here: {pid} is taken for a process" in told
+    assert site.call("why", "job", str(pid)).stdout == told[: told.rindex("(no GPU")]
     assert site.call("report", str(pid)).stdout.startswith(f"pid {pid} of alice on ")
     site.hold(2, job_id=str(pid), token="u", uid=held.uid)
     assert site.call("why", str(pid)).stdout.startswith(f"job {pid} of alice in gpu.q holds GPU 2")

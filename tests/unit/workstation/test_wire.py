@@ -15,6 +15,7 @@ from gpulock.errors import Refusal
 from gpulock.node.procfs import Proc
 from gpulock.workstation.peer import Peer, identify_peer
 from gpulock.workstation.wire import (
+    CLAIM,
     FIRST_LINES,
     LARGEST,
     WAITING,
@@ -24,6 +25,7 @@ from gpulock.workstation.wire import (
     new_packet_socket,
     parse_reply,
     parse_request,
+    request_words,
 )
 from tests.support.trees import FakeProc, bus
 
@@ -79,6 +81,13 @@ def test_anything_else_is_no_request(data: bytes) -> None:
 )
 def test_a_comment_is_text_in_any_language_and_of_one_line(note: str, read: str) -> None:
     assert parse_request(asked("act=claim", "number=1", f"note={note}")).note == read
+
+
+def test_a_call_is_told_by_what_it_asks_for_and_its_comment() -> None:
+    """The queue shows that, and two calls of one user would look the same."""
+    asked_for = SocketRequest(CLAIM, number=2, note='a "b"')
+    assert request_words(asked_for) == "2 GPUs, \"a 'b'\""
+    assert request_words(asked_for._replace(number=1, share=1, note="")) == "1 share"
 
 
 def test_a_reply_is_one_message_whatever_it_says() -> None:

@@ -128,9 +128,7 @@ class Session:
         uid = find_node_owner(node)
         if uid not in (None, os.geteuid()):
             raise CommandRefusedError(
-                f"{node.store.path} belongs to {uid_to_user_name(uid)},"
-                f" and only {uid_to_user_name(uid)} may change locks",
-                f"run it as {uid_to_user_name(uid)}, or use a node of your own with --config",
+                f"only {uid_to_user_name(uid)} may change locks in {node.store.path}"
             )
         os.umask(PUBLIC)
         for fault in node.settings.faults:

@@ -76,6 +76,13 @@ def format_device_label(name: str, devices: Iterable[Device]) -> str:
     return next((f"GPU {one.label()}" for one in devices if one.id == card), name)
 
 
+def name_devices(text: str, devices: Iterable[Device], word: str = "GPU ") -> str:
+    """Return a text with the number of each device in the place of its id."""
+    for one in sorted(devices, key=lambda one: len(one.id), reverse=True):  # instances first
+        text = text.replace(one.id, f"{word}{one.label()}")
+    return text
+
+
 def format_device_list(ids: Iterable[str], devices: list[Device]) -> str:
     """Return `GPU 3` or `GPUs 0, 3` for lock ids, in the order of the node."""
     wanted = [name.partition(SHARE)[0] for name in ids]

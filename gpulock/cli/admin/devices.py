@@ -160,7 +160,7 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
         )
         held = find_overlapping_locks(node.store.read_all_locks(), name)
     report_admin_change(node, f"{format_device_label(name, found)} is quarantined: {reason}")
-    report_holders(held)
+    report_holders(held, found)
 
 
 @click.command()
@@ -253,7 +253,7 @@ def ask_for_reserve(session: Session, device: str, act: str, said: str = "", **f
         return
     click.echo(f"{label} {said}")
     report_quarantine(node, label, name)
-    report_holders(find_overlapping_locks(node.store.read_all_locks(), name))
+    report_holders(find_overlapping_locks(node.store.read_all_locks(), name), found)
 
 
 def report_quarantine(node: Node, label: str, name: str) -> None:
@@ -264,12 +264,13 @@ def report_quarantine(node: Node, label: str, name: str) -> None:
             click.echo(f"{label} is quarantined: {notes.note_reason(note)}")
 
 
-def report_holders(held: dict[str, Lock]) -> None:
+def report_holders(held: dict[str, Lock], found: list[Device]) -> None:
     """Say who has the locks, and keeps them."""
     for lock in held.values():
         if lock.owner:
             who = format_lock_holder(lock.owner)
-            click.echo(f"{who} holds {lock.id} and keeps it until it is freed")
+            label = format_device_label(lock.id, found)
+            click.echo(f"{who} holds {label} and keeps it until it is freed")
 
 
 def make_admin_gate(node: Node) -> Gate:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gpulock.alloc.environs import CLAIM
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.evaluated import EvaluatedCommand
@@ -26,6 +27,7 @@ from gpulock.cli.session import (
     find_calling_shell,
     log_to_syslog,
 )
+from gpulock.cli.why.evidence import printable_process_name
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.job import environment
@@ -36,7 +38,12 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
-from gpulock.text.words import format_device_label, format_device_list, format_lock_holder
+from gpulock.text.words import (
+    format_device_label,
+    format_device_list,
+    format_lock_holder,
+    name_devices,
+)
 from gpulock.workstation.user_release import release_unused
 
 FORCE_HINT = 'use --force --reason "TEXT" if you must'
@@ -92,23 +99,25 @@ def release_command(
     meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
     ours = make_lock_filter(ids, meant)
-    freed: dict[str, str] = {}  # lock id, and whose it was
+    held = node.store.read_all_locks()
     if socket_client.is_daemon_needed(node) and not force:
         if job and not meant.pid:
             raise CommandRefusedError("--job is for root here", "use --pid PID, or DEVICE")
         if not (ids or pid or job):
             refuse_inner_command(node, meant)
-        freed = dict.fromkeys(socket_client.request_daemon_release(node, meant.pid, ids), "")
+        given = socket_client.request_daemon_release(node, meant.pid, ids)
+        let = [held.get(name, Lock(name, None, "")) for name in given]
     else:
         node = session.writable_node()
-        if not node.store.read_all_locks():
+        if not held:
             raise CommandRefusedError("nothing is held on this node", "see gpulock status")
         node.store.check(make=True)
         let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)
-        freed = {lock.id: format_past_holder(lock) for lock in let}
-    for name, was in freed.items():
-        click.echo(f"freed {format_device_label(name, found)}{was}", err=export)
-    warn_of_stale_mask(node, found, freed, export)
+    for lock in let:
+        label = format_device_label(lock.id, found)
+        click.echo(f"freed {label}{format_past_holder(lock)}", err=export)
+    warn_of_started_processes(node, let)
+    warn_of_stale_mask(node, found, [lock.id for lock in let], export)
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
@@ -150,6 +159,20 @@ def warn_of_stale_mask(
     click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
 
 
+def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
+    """Name what was started in the claims, runs on, and has no GPU any more."""
+    scan = ProcessScan(node.proc)
+    users = {lock.owner.uid for lock in freed if lock.owner and lock.owner.scheduler == "process"}
+    tokens = {lock.owner.token.encode() for lock in freed if lock.owner}
+    scan.restrict(dict.fromkeys(users, ""))
+    for uid in users:
+        for pid, started in scan.started_as(uid)[0].items():
+            if started.token in tokens and pid not in scan.ancestry(os.getpid()):
+                who = f"process {pid} ({printable_process_name(node.proc, pid)})"
+                told = f"{who} was started in this claim: it has no GPU any more"
+                click.echo(f"gpulock: {told}", err=True)
+
+
 def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], bool]:
     """Return what tells the locks that are meant."""
     if ids:
@@ -168,7 +191,8 @@ def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
     except Refusal as refusal:
         if refusal.kind not in (BUSY, INVALID_REQUEST):
             raise
-        raise CommandRefusedError(refusal.why, f"{refusal.do}; {FORCE_HINT}") from refusal
+        why = name_devices(refusal.why, node.devices_if_driver())
+        raise CommandRefusedError(why, f"{refusal.do}; {FORCE_HINT}") from refusal
     for lock in let:
         log_release(node, lock, how)
     return let

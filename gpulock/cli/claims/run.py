@@ -94,7 +94,7 @@ def run_command(
             who = f"the claim of pid {record.pid}"
             given = {"--for": wishes.seconds, "--comment": wishes.note, "--prefer": wishes.prefer}
             unused = " and ".join([name for name, value in given.items() if value])
-            no = f": {unused} changes nothing of it" if unused else ""
+            no = f": nothing of it is changed by {unused}" if unused else ""
             click.echo(f"gpulock: {names} of {who}, which this command is in{no}", err=True)
             exec_command(command, outer, node.settings, mask)
     for record in around if wishes.wait else []:

@@ -26,6 +26,7 @@ from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
+from gpulock.text.words import name_devices
 from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 from gpulock.workstation.process_claims import ClaimTerms
@@ -182,7 +183,9 @@ def send_daemon_request(
             raise DaemonEndedError from fault
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
-        raise Refusal(kind, reply.why, reply.do)
+        devices = node.devices_if_driver()
+        why, do = name_devices(reply.why, devices), name_devices(reply.do, devices, "")
+        raise Refusal(kind, why, do)
     return reply
 
 

@@ -112,7 +112,7 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     result = site.call("reserve", "3", "--from", "1h", "--to", "3h", "--reason", "thesis")
     me = uid_to_user_name(os.getuid())
     said = f'GPU 3 is reserved for {me} from {day(1)} until {day(3)}: "thesis"\n'
-    kept = f"job 12 of alice holds {site.id(3)} and keeps it until it is freed\n"
+    kept = "job 12 of alice holds GPU 3 and keeps it until it is freed\n"
     assert (result.exit_code, result.stdout) == (0, said + kept)
     site.call("release", "3", "--force", "--reason", "x")
     assert asked[0][0:2] + asked[0].devices == (RESERVE, 0, site.id(3))
@@ -201,7 +201,7 @@ def test_a_reason_is_needed_kept_on_one_line_and_has_an_end(
 def test_a_job_keeps_a_device_that_is_quarantined_and_nobody_gets_it_after(site: Site) -> None:
     site.hold(7)
     result = site.call("quarantine", "7", "--reason", "Xid 79")
-    assert "job 12 of alice holds 0000:8a:00.0 and keeps it until it is freed" in result.stdout
+    assert "job 12 of alice holds GPU 7 and keeps it until it is freed" in result.stdout
     assert site.json()["gpus"][7]["held"]["job_id"] == "12"
     site.call("release", "7", "--force", "--reason", "over")
     assert site.run("run", "--devices", "7", "--", "/bin/true").returncode == 1
@@ -438,4 +438,4 @@ def test_where_lock_dir_is_gone_the_owner_of_the_records_may_change_them(site: S
     assert "freed by" in site.call("why", "2").stdout
     os.chown(f"{site.files.lock_dir}.claims", 1001, 1001)
     result = site.call("release", "2", "--force", "--reason", "x")
-    assert result.exit_code != 0 and "belongs to uid 1001" in result.stderr
+    assert result.exit_code != 0 and "only uid 1001 may change locks" in result.stderr

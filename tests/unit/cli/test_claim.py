@@ -76,6 +76,16 @@ def test_what_a_script_starts_after_an_export_keeps_its_claim_when_the_script_ha
     assert site.states() == ["free"] * 8
 
 
+def test_a_release_names_what_was_started_in_the_claim_and_has_no_gpu_any_more(site: Site) -> None:
+    script = (
+        'sleep 99 >&- 2>&- & eval "$("$@" claim -n 1 --export 2>/dev/null)";'
+        ' sleep 98 >&- 2>&- & echo $!; "$@" release 2>&1; kill $! %1'
+    )
+    started, *said = site.shell(script, "bash").splitlines()
+    left = f"gpulock: process {started} (sleep) was started in this claim: it has no GPU any more"
+    assert [line for line in said if "process" in line] == [left]
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -151,7 +161,7 @@ def test_a_user_gives_back_what_a_process_that_ended_has_left(
     site.hold(2, scheduler="process", job_id="4711", pid=4711, start=99)
     monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
     monkeypatch.setattr(socket_client, "request_daemon_act", answer)
-    assert site.call("release", *words).stdout == "freed GPU 2\n"
+    assert site.call("release", *words).stdout == "freed GPU 2 (was pid 4711 of alice)\n"
     assert [(one.pid, one.start) for one in asked] == [(4711, 99)]
 
 
@@ -322,7 +332,7 @@ def test_a_device_in_use_is_kept_without_force_and_named_with_it(
     with site.opened(6) as user:
         refused = site.call("release", "6")
         assert refused.exit_code == 1
-        assert f"process {user.pid} has {site.id(6)} open" in refused.stderr
+        assert f"process {user.pid} has GPU 6 open" in refused.stderr
         assert site.json()["gpus"][6]["held"] is not None
         forced = site.call("release", "6", "--force", "--reason", "x")
         assert forced.exit_code == 0

@@ -292,7 +292,7 @@ def test_a_run_within_the_claim_of_its_shell_uses_its_cards(site: Site) -> None:
 
 def test_a_run_within_a_claim_says_which_options_change_nothing_of_it(site: Site) -> None:
     script = '"$@" claim --devices 5 >/dev/null 2>&1; "$@" run -n 1 --for 5m --wait -- true 2>&1'
-    assert "which this command is in: --for changes nothing of it\n" in site.shell(script)
+    assert "which this command is in: nothing of it is changed by --for\n" in site.shell(script)
 
 
 def test_a_run_that_waits_says_what_its_own_shell_holds(site: Site) -> None:

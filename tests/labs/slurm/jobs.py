@@ -43,13 +43,13 @@ def started(gpus: Gpulock, node: str, *words: str, script: str = SLEEP) -> JobId
     return job
 
 
-def wait_requeued(gpus: Gpulock, job: JobId, *, times: int = 1) -> dict[str, str]:
+def wait_requeued(gpus: Gpulock, job: JobId) -> dict[str, str]:
     """Wait until a job is back in the queue, its epilogs over; return what Slurm shows of it."""
     return wait_until(
         lambda: (
             shown
             if (shown := gpus.slurm.job(job)).get("JobState") == "PENDING"
-            and int(shown["Restarts"]) >= times
+            and int(shown["Restarts"]) >= 1
             else None
         ),
         why=f"job {job} to be requeued",

@@ -71,19 +71,17 @@ class Slurm(Cluster):
         """Run scancel as root."""
         self.run_in(self.master, ["scancel", *map(str, args)])
 
-    def begin(self, job: JobId, *, at_once: bool = False) -> None:
+    def begin(self, job: JobId) -> None:
         """Let a requeued job start now, and not after two minutes.
 
-        `at_once`: with the next second of the clock, when the slurmd of 22.05 still knows the job
-        and therefore runs neither its Prolog nor an extern step. Within the same second it would
-        mostly refuse the run ("credential revoked"): it counts in whole ones.
+        Within the same second slurmd would mostly refuse the run ("credential revoked"), and within
+        the next one the slurmd of 22.05 runs no Prolog: it counts in whole ones.
         """
-        self.wait_state(job, "PENDING", *(() if at_once else STARTED))
-        start = "now+1" if at_once else "now+2"
+        self.wait_state(job, "PENDING", *STARTED)
         try:
-            self.scontrol("update", f"jobid={job}", f"starttime={start}")
+            self.scontrol("update", f"jobid={job}", "starttime=now+2")
         except LabError as fault:  # after a node failure a job waits for no two minutes
-            if at_once or "no longer pending" not in str(fault):
+            if "no longer pending" not in str(fault):
                 raise
 
     # --- what becomes of them -----------------------------------------------------------------

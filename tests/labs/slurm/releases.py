@@ -19,9 +19,6 @@ NAMES_PRIVATE_FOLDERS: Final = (23, 2)
 HAS_STEPMGR: Final = (24, 5)
 # From here on slurmd finds the cards itself, by what the driver shows in /proc.
 FINDS_CARDS: Final = (24, 11)
-# From here on a slurmd runs the Prolog of a requeued job however soon it begins again: a hook that
-# fails in its place lets a run begin without one.
-FORGETS: Final = (24, 11)
 # From here on a job whose login file fails is requeued and held; one that may not be is cancelled.
 HOLDS_FAILED_LOGINS: Final = (25, 5)
 # From here on the scope of a node's jobs may be in a slice of the site's own (CgroupSlice).

@@ -10,7 +10,6 @@ from tests.labs.common.processes import running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When
 from tests.labs.slurm.jobs import (
-    SHOW_MASK,
     held,
     impatient,
     kill_steps,
@@ -18,7 +17,7 @@ from tests.labs.slurm.jobs import (
     started,
     wait_requeued,
 )
-from tests.labs.slurm.lab import ENDED, JobId
+from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     EXTRA,
     MORE,
@@ -26,9 +25,7 @@ from tests.labs.slurm.modes import (
     SLURM_CONF,
     TWO,
     by_gpulock,
-    wait_said,
 )
-from tests.labs.slurm.releases import FORGETS
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab
@@ -108,66 +105,6 @@ def test_a_slurmd_killed_during_the_prolog_leaves_locks_that_live_as_long_as_the
     slurm.scancel(job)
     slurm.wait_settled(job)
     assert slurm_gpus.locks(NODE) == {}
-
-
-# --- a run without a Prolog -----------------------------------------------------------------------
-
-
-def second_run(gpus: Gpulock, hooks: Stops) -> JobId | None:
-    """Return a job that was refused in a second run for which no Prolog of ours ran.
-
-    The slurmd of 22.05 runs none for a part of a second: None where it refused the run itself
-    ("credential revoked"), which ends the job. Newer ones always do: another Prolog stands in.
-    """
-    slurm = gpus.slurm
-    text = f"{SHOW_MASK}echo ran$SLURM_RESTART_COUNT\nexec sleep 600\n"
-    job = slurm.submit("slalice", "--requeue", "-w", NODE, TWO, script=text)
-    wait_said(gpus, job, "mask=0,1.")
-    assert reap(gpus, NODE).acts() == [("held", "alive")] * 2  # its steps were seen
-    slurm.scontrol("requeue", str(job))
-    wait_requeued(gpus, job)
-    ran = hooks.folder / f"Prolog.{NODE}.environ.{job}"
-    ran.unlink()
-    if slurm.release >= FORGETS:
-        hooks.set("Prolog", NODE, "instead")
-        slurm.begin(job)
-        hooks.wait("Prolog", NODE, "instead", job)
-        hooks.go("Prolog", NODE, "instead")
-        ran.unlink()
-        wait_requeued(gpus, job, times=2)
-        return job
-    slurm.begin(job, at_once=True)
-    wait_until(
-        lambda: (
-            slurm.state(job) in ENDED
-            or slurm.job(job).get("Restarts") == "2"
-            or hooks.has_run("Prolog", NODE, job)
-        ),
-        why="the second run to be refused",
-    )
-    if slurm.state(job) in ENDED:
-        return None
-    if hooks.has_run("Prolog", NODE, job):  # too late: slurmd has forgotten the first run
-        slurm.scancel(job)
-        slurm.wait_done(job)
-        return None
-    wait_requeued(gpus, job, times=2)
-    return job
-
-
-@pytest.mark.short
-def test_a_run_without_a_prolog_does_not_run_with_the_mask_of_the_one_before(
-    slurm_gpus: Gpulock, hooks: Stops
-) -> None:
-    by_gpulock(slurm_gpus, hooks=hooks.hooks, extra=EXTRA, order=MORE)
-    slurm = slurm_gpus.slurm
-    job = wait_until(lambda: second_run(slurm_gpus, hooks), why="the trap to be set")
-    assert not hooks.has_run("Prolog", NODE, job), "the trap is not set: slurmd ran a Prolog"
-    assert "this node has no claim of the job" in slurm.said(job)
-    assert "ran1" not in slurm.said(job)
-    assert slurm_gpus.locks(NODE) == {}
-    slurm.begin(job)
-    wait_said(slurm_gpus, job, "mask=0,1.\nran2")
 
 
 # --- what a job leaves ----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a GPU, and typed GRES: gres/shard, gres/mps, models, MIG instances."""
+"""Parts of a GPU: gres/shard."""
 
 from __future__ import annotations
 
@@ -12,37 +12,12 @@ from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
 from tests.labs.slurm.modes import (
     NODE,
-    Mode,
-    by_gpulock,
     by_slurm,
     wait_said,
 )
 
 pytestmark = pytest.mark.lab
-BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")
 SHARDS: Final = {"shard": 8}  # two on each of four cards
-TOLD: Final = "the job asks for a part of a GPU (gres/{})"
-
-
-@BOTH
-def test_a_shard_job_fails_with_the_reason_and_a_whole_gpu_is_free_for_the_next(
-    slurm_gpus: Gpulock, mode: Mode
-) -> None:
-    mode(slurm_gpus, shares=SHARDS)
-    slurm = slurm_gpus.slurm
-    job = slurm.submit("slalice", "-w", NODE, "--gres=shard:1", script="echo ran\n")
-    assert slurm.wait_settled(job) == "FAILED"
-    assert TOLD.format("shard") in slurm.said(job)
-    assert "ran" not in slurm.said(job).splitlines()
-    assert slurm.job(job)["Restarts"] == "0"
-    assert slurm.job(job)["ExitCode"] == "1:0"
-    direct = slurm.srun("slbob", "-w", NODE, "--gres=shard:1", "echo", "ran")
-    assert direct.returncode != 0
-    assert "ran" not in direct.stdout.splitlines()
-    assert TOLD.format("shard") in direct.stdout + direct.stderr
-    assert not slurm.is_out(NODE)
-    whole = started(slurm_gpus, NODE, "--gres=gpu:4")
-    assert len(held(slurm_gpus, whole, NODE)) == 4
 
 
 def places(gpus: Gpulock, job: JobId) -> list[str]:
@@ -50,13 +25,8 @@ def places(gpus: Gpulock, job: JobId) -> list[str]:
     return sorted(name for name, r in gpus.locks(NODE).items() if r.job_id == str(job))
 
 
-def sharing(gpus: Gpulock, **keys: str) -> None:
-    """Let shard jobs share a card's lock."""
-    by_slurm(gpus, {"SLURM_SHARDS": "share", **keys}, shares=SHARDS)
-
-
 def test_shard_jobs_of_one_card_share_its_lock_until_the_last_has_gone(slurm_gpus: Gpulock) -> None:
-    sharing(slurm_gpus)
+    by_slurm(slurm_gpus, {"SLURM_SHARDS": "share"}, shares=SHARDS)
     slurm = slurm_gpus.slurm
     one = started(slurm_gpus, NODE, "--gres=shard:1")
     two = slurm.submit("slbob", "-w", NODE, "--gres=shard:1", script=SHOW_MASK + SLEEP)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpulock.node.settings import Settings
 
 ENDED_DO = "the job can run when others have ended"
+OVER_DO = "the job can run when the reservations are over, see gpulock status"
 BACK_DO = "the job can run when enough are back in service, see gpulock status"
 
 
@@ -63,10 +64,13 @@ def shortage_refusal(
     names = "; ".join([f"{d.label()}: {who or 'free'}" for d, who in zip(found, holders)])
     lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
     good = usable_devices(found, lasting)
+    do = OVER_DO if len(usable_devices(good, [*want.kept])) < count else ENDED_DO
+    kept = [who for d, who in zip(found, holders) if who and who == want.kept.get(d.id)]
+    reserved = f", {len(kept)} reserved" if kept else ""
     return Refusal(
         BUSY,
-        f"{asked}, {holders.count('')} of {len(found)} free ({names})",
-        BACK_DO if len(good) < count else ENDED_DO,
+        f"{asked}, {holders.count('')} of {len(found)} free{reserved} ({names})",
+        BACK_DO if len(good) < count else do,
     )
 
 

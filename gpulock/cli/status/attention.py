@@ -236,7 +236,7 @@ def find_holder_way(view: StatusView, row: DeviceState, lock: Lock) -> tuple[str
     proof = verdict.proof if verdict else ""
     if record.scheduler == "process":
         pid = process_in_proof(proof) or record.pid
-        return "the end of that process", f"look at it: ps -fp {pid}"
+        return "the end of the claim's last process", f"look at it: ps -fp {pid}"
     if record.draining or "without a shepherd" in proof:
         return "the next claim or reap after its last process has ended", "gpulock reap"
     show = "scontrol show job" if record.scheduler == "slurm" else "qstat -j"

@@ -97,7 +97,10 @@ def describe_verdict(view: StatusView, record: Owner) -> str:
     if found is None:
         return "not judged yet: claimed after the last reconcile"
     draining = ", released by its job already" if record.draining else ""
-    return f"{found.state}: {found.proof}{draining}"
+    ago = ""
+    if not owns_lock_dir(view.node) and view.reconciled is not None:  # it is not of this moment
+        ago = f", {format_duration(view.boottime - view.reconciled)} ago"
+    return f"{found.state}: {found.proof}{draining}{ago}"
 
 
 def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> FactList:

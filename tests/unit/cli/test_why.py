@@ -12,12 +12,13 @@ import pytest
 from gpulock.alloc.device_users import OpenFiles
 from gpulock.cli.status import attention
 from gpulock.cli.status.status_view import ProcessView, view_node
+from gpulock.cli.why import evidence, why
 from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.store.event_kinds import REFUSED
 from gpulock.store.events import note_event
 from gpulock.store.quarantine import QUARANTINE, write_device_note
-from gpulock.store.verdicts import Verdict
+from gpulock.store.verdicts import ALIVE, Verdict
 from tests.support.cli_site import Site, dead_process
 from tests.support.locks import place_lock, retire_lock
 from tests.support.runner import read_facts as facts
@@ -83,9 +84,16 @@ def test_a_held_device_names_holder_verdict_processes_and_next_command(
     assert found["next"] == "qstat -j 12"
 
 
-def test_a_claim_of_run_is_told_by_the_command_and_not_by_a_code(site: Site) -> None:
+def test_a_claim_of_run_is_told_by_the_command_and_not_by_a_code(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.hold(2, scheduler="process", queue="", comment="run")
+    site.publish(t=Verdict(ALIVE, "process 7 runs"))
+    monkeypatch.setattr(evidence, "owns_lock_dir", lambda _: False)
+    monkeypatch.setattr(why, "owns_lock_dir", lambda _: False)
     found = facts(site.call("why", "2").stdout)
+    assert found["verdict"] == "alive: process 7 runs, 0s ago"  # it may be gone by now
+    assert found["freed by"] == "the end of the claim's last process"
     assert found["made by"] == "a `run` command"
     assert "reason" not in found
 

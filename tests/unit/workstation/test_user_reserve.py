@@ -57,6 +57,10 @@ def test_a_reserved_device_is_its_users_alone(desk: Desk) -> None:
     assert last(desk.claim_as(BOB, 901, 3)).devices == (bus(0), bus(1), bus(3))
     refused = last(desk.claim_as(BOB, 902, 1))
     assert (refused.kind, f"2: reserved for uid {ALICE} from" in refused.why) == (BUSY, True)
+    assert refused.why.startswith("1 GPU asked for, 0 of 4 free, 1 reserved (")
+    assert refused.do == "the job can run when others have ended"
+    whole = last(desk.claim_as(BOB, 904, 4))
+    assert whole.do == "the job can run when the reservations are over, see gpulock status"
     assert last(desk.claim_as(ALICE, 903, 1)).devices == (bus(2),)
 
 

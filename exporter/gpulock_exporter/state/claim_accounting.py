@@ -16,7 +16,6 @@ from gpulock.daemon.core.sample import BUCKETS, MILLI
 from gpulock_exporter.state.device_totals import DeviceActivity
 
 FIRST_WIDTH = 1.0  # seconds
-LONGEST = 1e10  # seconds of a claim: beyond, a time is garbage
 LAST = 5.0  # seconds: a longer look at a claim that is over is not known to be its
 PATIENCE = 5.0  # seconds that a claim that is over waits for a last look, when none comes
 FOREIGN_LOOK = 60.0  # seconds: in a longer look processes come and go
@@ -40,7 +39,7 @@ class Buckets:
 
         What it covers before `since` counts to the first bucket.
         """
-        end = min(max(0.0, at - self.since), LONGEST)
+        end = max(0.0, at - self.since)
         while end > BUCKETS * self.width:
             self.width *= 2
             self.used = sum_neighbour_pairs(self.used)
@@ -77,13 +76,9 @@ def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
 def restore_buckets(
     since: float, width: float | None, used: Sequence[int], covered: Sequence[int]
 ) -> Buckets:
-    """Return the buckets of a file; with an invalid width they start empty."""
-    if width is None or not FIRST_WIDTH <= width <= LONGEST:
-        return Buckets(since)
-    both = list(zip(used, covered))[:BUCKETS]
-    spans = [of / MILLI for _, of in both]
-    works = [min(work / MILLI, span) for (work, _), span in zip(both, spans)]
-    return Buckets(since, width, works, spans)
+    """Return the buckets of a file, in which they are milliseconds."""
+    seconds = ([one / MILLI for one in values] for values in (used, covered))
+    return Buckets(since, width or FIRST_WIDTH, *seconds)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ taken, so that an error never adds what was not there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -86,8 +85,6 @@ class MonotonicCounter:
                 self.former = None
             self.doubt = None
             self.last = CounterReading(value, at, self.last.since)
-            return 0
-        if not (value >= 0 and math.isfinite(value)):
             return 0
         if self.last is None and value <= kind.fastest * (at + SLACK):  # it can be of this boot
             self.last = CounterReading(value, at, at)

@@ -6,17 +6,15 @@ And who did what on a shared card: the work of all is nobody's, unless one claim
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpulock_exporter.frame import DeviceTelemetry
-from gpulock_exporter.state.claim_accounting import Buckets, LedgerAccount, restore_buckets
+from gpulock_exporter.state.claim_accounting import Buckets, LedgerAccount
 from gpulock_exporter.state.collector_state import classify_device_processes
 
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.daemon.core.sample import BUCKETS
 from gpulock.node.procfs import Proc
 from gpulock.store.locks import Lock
 from tests.support.exporter_nodes import GIB, Node, card, facts, lock
@@ -171,23 +169,6 @@ def test_a_look_at_several_seconds_is_spread_over_their_buckets() -> None:
     buckets.add(3.5, 1.5, 3.0)
     assert buckets.used == pytest.approx([0.25, 0.5, 0.5, 0.25])
     assert buckets.covered == pytest.approx([0.5, 1.0, 1.0, 0.5])
-
-
-@pytest.mark.parametrize("at", [-1e9, 0.0, 1e300, math.inf])
-def test_a_time_that_cannot_be_does_no_harm(at: float) -> None:
-    buckets = Buckets(0.0)
-    buckets.add(at, 0.5, 1.0)
-    assert len(buckets.used) <= BUCKETS
-    assert sum(buckets.used) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("width", [None, 0.0, -1.0, 1e300])
-def test_an_invalid_width_starts_empty_buckets(width: float | None) -> None:
-    assert restore_buckets(5.0, width, (1,), (1,)) == Buckets(5.0)
-
-
-def test_more_use_than_was_observed_is_cut() -> None:
-    assert restore_buckets(0.0, 1.0, (5000, 1), (1000,) * 100).used == [1.0, 0.001]
 
 
 FIRST, SECOND, THIRD = (f"{bus(0)}.share{number}" for number in (1, 2, 3))

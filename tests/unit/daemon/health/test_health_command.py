@@ -186,6 +186,19 @@ def test_a_free_card_is_tested_without_rights_and_the_outcome_is_kept(
     assert site.checker.command is None, "it is tested once in a boot"
 
 
+# Ends that tell nothing of a card: the OOM killer's, of the program or of what it runs; a limit's;
+# of a program that cannot be run.
+KILLED, KILLED_CHILD = "kill -KILL $$\n", "sh -c 'kill -KILL $$'; exit $?\n"
+LIMITED, NO_PROGRAM = "kill -XCPU $$\n", "/nonexistent/memtest\n"
+
+
+def end_without_outcome(site: Clinic) -> None:
+    """Let one test begin, and be ended by something else than a claim."""
+    site.go_round()
+    assert site.checker.command is not None, site.said()
+    site.wait_for(lambda: site.checker.command is None, site.go_round)
+
+
 def test_a_card_that_fails_is_told_with_what_the_command_said_last_and_tested_again_later(
     make: Callable[..., Clinic],
 ) -> None:
@@ -197,6 +210,10 @@ def test_a_card_that_fails_is_told_with_what_the_command_said_last_and_tested_ag
     site.go_round()
     assert site.checker.command is None
     assert site.said() == [f"<4>{bus(0)}: {why}"]
+    site.write(KILLED)
+    site.now += AGAIN + 1
+    end_without_outcome(site)
+    assert one.failed() == site.outcome(0).failed(), "what told nothing changes nothing"
     site.write(f"set -e; {MUCH} | cat; echo good >&2\n")
     site.now += AGAIN + 1
     site.test()
@@ -387,19 +404,6 @@ def test_of_a_gpulockd_that_is_gone_a_claim_takes_the_card_itself(
     command.close()
 
 
-# Ends that tell nothing of a card: the OOM killer's, of the program or of what it runs; a limit's;
-# of a program that cannot be run.
-KILLED, KILLED_CHILD = "kill -KILL $$\n", "sh -c 'kill -KILL $$'; exit $?\n"
-LIMITED, NO_PROGRAM = "kill -XCPU $$\n", "/nonexistent/memtest\n"
-
-
-def end_without_outcome(site: Clinic) -> None:
-    """Let one test begin, and be ended by something else than a claim."""
-    site.go_round()
-    assert site.checker.command is not None, site.said()
-    site.wait_for(lambda: site.checker.command is None, site.go_round)
-
-
 @pytest.mark.parametrize("script", [KILLED, KILLED_CHILD, LIMITED, NO_PROGRAM])
 def test_a_test_that_something_else_ends_tells_nothing_and_is_tried_again_later(
     make: Callable[..., Clinic], script: str
@@ -417,15 +421,6 @@ def test_a_test_that_something_else_ends_tells_nothing_and_is_tried_again_later(
     site.write("exit 0\n")
     site.test()
     assert site.outcome(0).has_passed(-1.0)
-
-
-def test_a_card_whose_test_told_nothing_fails_as_before(make: Callable[..., Clinic]) -> None:
-    site = make("exit 3\n", 1, QUARANTINE_ON="health")
-    site.test()
-    site.write(KILLED)
-    site.now += AGAIN + 1
-    end_without_outcome(site)
-    assert site.outcome(0).failed() == {"command": "HEALTH_COMMAND: it ended with 3"}
 
 
 @pytest.mark.real_time

@@ -48,15 +48,6 @@ def test_killed_before_a_new_month_its_line_is_still_known(site: Ended) -> None:
     assert (fresh(site), site.waiting(), site.tokens()) == (0, [], ["feed"])
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 700, b"[" * 100_000, b'{"version":1,"rel'])
-def test_what_a_power_cut_leaves_at_the_end_is_taken_back(site: Ended, tail: bytes) -> None:
-    site.path.parent.mkdir()
-    site.path.write_bytes(b'{"token":"old"}\n' + tail)
-    site.claim(0)
-    fresh(site)
-    assert site.tokens() == ["old", "feed"]
-
-
 def full_at(site: Ended, room: int) -> None:
     """Run the chore where the file can grow by `room` bytes only."""
     size = site.path.stat().st_size if site.path.exists() else 0

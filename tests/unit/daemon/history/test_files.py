@@ -322,8 +322,11 @@ def test_a_release_that_seems_to_be_of_the_next_millisecond_is_waited_for_as_wel
     assert not ExporterSamples(str(site.exporter)).may_come(own.token, own.boot_id, now + 3600, now)
 
 
-def test_a_line_that_was_cut_short_goes_before_the_next_one_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tail", [b'{"to', b"\0" * 700, b"[" * 100_000])
+def test_a_line_that_was_cut_short_goes_before_the_next_one_is_written(
+    tmp_path: Path, tail: bytes
+) -> None:
     path = tmp_path / "2026-11.jsonl"
-    path.write_bytes(b'{"whole":1}\n{"to')
+    path.write_bytes(b'{"whole":1}\n' + tail)
     append_history_lines(str(path), b'{"next":1}\n')
     assert path.read_bytes() == b'{"whole":1}\n{"next":1}\n'

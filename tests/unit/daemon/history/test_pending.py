@@ -201,28 +201,13 @@ def test_after_run_was_wiped_a_claim_that_ended_meanwhile_is_told_without_how(si
     assert [(found["how"], found["proof"]) for found in site.lines()] == [("unknown", "")]
 
 
-@pytest.mark.parametrize("kind", ["garbage", "other", "link", "fifo", "folder", "huge"])
+@pytest.mark.parametrize("text", ["\x01" * 700, owner.encode_owner(record(token="dead"))])
 def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
-    site: Ended, kind: str
+    site: Ended, text: str
 ) -> None:
     site.run_job(0)
     place = site.state / "owed/beef"
-    text = owner.encode_owner(record(token="beef", devices=(bus(1),)))
-    if kind == "link":
-        target = site.root / "beef"
-        target.write_text(text)
-        place.symlink_to(target)
-    elif kind == "fifo":
-        os.mkfifo(place)
-    elif kind == "folder":
-        place.mkdir()
-    else:
-        texts = {
-            "garbage": "\x01" * 700,
-            "other": text.replace("token=beef", "token=dead"),
-            "huge": text + "comment=" + "x" * (1 << 17) + "\n",
-        }
-        place.write_text(texts[kind])
+    place.write_text(text)
     site.reboot()
     assert (site.write(), site.write()) == (1, 0)
     assert site.tokens() == ["feed"]
@@ -231,24 +216,14 @@ def test_a_record_that_makes_no_sense_is_told_once_and_holds_up_nobody(
 
 
 WHOLE = owner.encode_owner(record(token="beef", devices=(bus(1), bus(2))))
-TORN = {
-    "empty": "",
-    "zeros": "\0" * 700,
-    "in the first line": WHOLE[:9],
-    "in the token": WHOLE[: WHOLE.index("beef") + 2],
-    "before the devices": WHOLE[: WHOLE.index("devices=")],
-    "in the devices": WHOLE[:-9],
-    "with zeros at the end": WHOLE[:200] + "\0" * (len(WHOLE) - 200),
-    "with zeros at the beginning": "\0" * 200 + WHOLE[200:],
-}
 
 
-@pytest.mark.parametrize("torn", TORN)
+@pytest.mark.parametrize("torn", ["", WHOLE[:-9], WHOLE[:200] + "\0" * (len(WHOLE) - 200)])
 def test_a_record_cut_short_goes_once_nobody_can_be_writing_it(site: Ended, torn: str) -> None:
     """XFS leaves zeros after a power cut."""
     site.run_job(0)
     place = site.state / "owed/beef"
-    place.write_text(TORN[torn])
+    place.write_text(torn)
     site.write()
     assert site.owed() == ["beef", "feed"]
     os.utime(place, (1, 1))

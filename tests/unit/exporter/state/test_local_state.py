@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -55,22 +54,11 @@ def test_everything_is_read_and_timed(box: Box) -> None:
 @pytest.mark.parametrize(
     ("name", "source"), [("verdicts", "verdicts"), ("events", "counters"), ("boot_id", "verdicts")]
 )
-@pytest.mark.parametrize("how", ["garbage", "fifo", "link", "long"])
-def test_a_file_that_is_broken_costs_only_what_it_tells(
-    name: str, source: str, how: str, box: Box
-) -> None:
+def test_a_file_that_is_broken_costs_only_what_it_tells(name: str, source: str, box: Box) -> None:
     path = (box.records if name == "boot_id" else box.lock) / name
-    path.unlink(missing_ok=True)
-    if how == "fifo":
-        os.mkfifo(path)
-    elif how == "link":
-        path.symlink_to("/etc/hostname")
-    else:
-        path.write_bytes(b"\xff\n" * (1 << 20) if how == "long" else b"nonsense\n")
+    path.write_bytes(b"\xff\n" * (1 << 20))
     facts = read_local_state(box.node(), clock_boottime())
-    # then it is just another boot, or a log without an event
-    if not (name in ("boot_id", "events") and how == "garbage"):
-        assert list(facts.failures) == [source]
+    assert list(facts.failures) == [source]
     assert facts.locks is not None
     assert facts.locks[bus(0)].owner is not None
     assert (facts.verdicts, facts.counters) == (None, {})

@@ -27,6 +27,7 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.store.verdicts import PERIOD
+from tests.support.clock import VirtualClock
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
 from tests.support.trees import Box
@@ -186,24 +187,22 @@ def test_a_chore_goes_on_between_the_rounds_and_lets_go_at_the_end(field: Field)
 @pytest.mark.attack
 @pytest.mark.parametrize("serves", ["yes", "no"])
 def test_a_reconcile_that_took_long_leaves_as_much_time_to_users_calls(
-    field: Field, monkeypatch: pytest.MonkeyPatch, serves: str
+    field: Field, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, serves: str
 ) -> None:
     """Tried: claims that end again and again, of a user with 160,000 files to look at each time.
 
     Stopped by: after a reconcile of four seconds users' calls have four seconds to themselves.
     """
     Path(field.config).write_text(f"{Path(field.config).read_text()}USER_CLAIMS={serves}\n")
-    clock = [1000.0]
-    monkeypatch.setattr(main_loop, "clock_boottime", lambda: clock[0])
     dues: list[float] = []
 
     class Long(Chore):
         def run(self, node: Node, report: ReconcileReport, now: float) -> None:
-            clock[0] += 4.0
+            clock.now += 4.0
 
     def wait(_: EventLoop, until: float) -> None:
-        daemon.pace.request_reconcile(clock[0])
-        dues.append(daemon.reconcile_due() - clock[0])
+        daemon.pace.request_reconcile(clock.now)
+        dues.append(daemon.reconcile_due() - clock.now)
         field.signals.ending = True
 
     monkeypatch.setattr(EventLoop, "wait", wait)

@@ -14,7 +14,6 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.daemon.core import loop
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
@@ -22,7 +21,7 @@ from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.store.reservations import Reservation, write_reservations
 from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
-from gpulock.workstation import backfill, peer, server, socket_claims, wait_queue
+from gpulock.workstation import backfill, peer, server, socket_claims
 from gpulock.workstation.peer import receive_packet
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, SPARE, Allowance
@@ -37,7 +36,7 @@ from gpulock.workstation.wire import (
     SocketRequest,
     new_packet_socket,
 )
-from tests.support import desk as desk_module
+from tests.support.clock import VirtualClock
 from tests.support.desk import Desk, answers, last
 from tests.support.fake_mps import leave_mps
 from tests.support.faults import returning
@@ -161,23 +160,19 @@ def test_a_caller_that_waits_for_a_device_that_no_user_can_give_back_lets_others
 
 @pytest.mark.attack
 def test_a_look_that_takes_long_is_not_taken_for_each_caller(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
     """Tried: a dead claim beside processes with all descriptors open: each caller paid for a look.
 
     Stopped by: looks of callers that take long have a tenth of the time, all together.
     """
-    passed, looks = [0.0], list[int]()
-
-    def clock() -> float:
-        return clock_boottime() + passed[0]
+    looks = list[int]()
 
     def look(_: OpenFiles, found: object, uid: int) -> str:
         looks.append(uid)
-        passed[0] += SPARE
+        clock.now += SPARE
         return "more than can be looked at"
 
-    monkeypatch.setattr(socket_claims, "clock_boottime", clock)
     monkeypatch.setattr(OpenFiles, "_fill", look)
     for number in range(4):
         desk.hold(number, 904, uid=CAROL, start=9)
@@ -266,22 +261,20 @@ def test_the_turns_of_the_first_are_of_equal_length_and_grow() -> None:
 
 @pytest.mark.attack
 def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, clock: VirtualClock
 ) -> None:
     """Tried: several calls of one user, stopped in turns: one of them kept the free GPUs always.
 
     Stopped by: the turns are those of the user, as long as any call of that user waits.
     """
-    begun, passed = clock_boottime(), [0.0]
-    for module in (loop, server, socket_claims, wait_queue, desk_module):
-        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
+    begun = clock.now
     desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
     calls = [desk.claim_as(ALICE, pid, 4, FOR_EVER) for pid in (901, 902)]
 
     def bob_asks(at: float, stopped: str) -> str:
         """Ask for one device, after a while in which the first call is stopped or not."""
         desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state=stopped)
-        for passed[0] in (at, at + PAUSE, at + 2 * PAUSE):
+        for clock.now in (begun + at, begun + at + PAUSE, begun + at + 2 * PAUSE):
             desk.go()
         reply = last(desk.claim_as(BOB, 903, 1))
         if reply.state == GRANTED:
@@ -294,10 +287,10 @@ def test_calls_of_one_user_keep_free_devices_in_the_same_turns(
     assert states == [GRANTED, REFUSED, REFUSED, GRANTED, REFUSED]
     for call in calls:
         call.close()
-    passed[0] += PAUSE
+    clock.now += PAUSE
     desk.go()
     desk.claim_as(ALICE, 905, 4, FOR_EVER)
-    assert bob_asks(passed[0] + PAUSE, "S") == GRANTED
+    assert bob_asks(clock.now - begun + PAUSE, "S") == GRANTED
 
 
 def test_a_users_dead_claims_are_looked_at_once_for_a_call(
@@ -323,17 +316,13 @@ def test_the_end_of_a_wait_waits_for_no_turn_of_the_queue(desk: Desk) -> None:
     assert desk.server.due() <= clock_boottime() + PAUSE / 2
 
 
-def test_a_place_counts_those_whom_the_queue_shows(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, passed = clock_boottime(), [0.0]
-    for module in (loop, server, socket_claims, wait_queue, desk_module):
-        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
+def test_a_place_counts_those_whom_the_queue_shows(desk: Desk, clock: VirtualClock) -> None:
     desk.fill(904, CAROL)
     desk.claim_as(ALICE, 901, 1, PAUSE)
     desk.box.proc.add(901, "gpulock", start=9, uids=(ALICE,) * 4, state="T")
     waiting = desk.claim_as(BOB, 902, 1, FOR_EVER)
-    for passed[0] in (PAUSE / 2, 2 * PAUSE):
+    for seconds in (0.5 * PAUSE, 1.5 * PAUSE):
+        clock.now += seconds
         desk.go()
     told = [(reply.number, reply.before) for reply in answers(waiting)]
     assert told == [(2, 1), (2, 0)]
@@ -342,20 +331,17 @@ def test_a_place_counts_those_whom_the_queue_shows(
 
 @pytest.mark.attack
 def test_a_user_who_is_granted_something_begins_the_turns_anew(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, clock: VirtualClock
 ) -> None:
     """Tried: always to have a call in the queue: a new large one had free GPUs kept at once.
 
     Stopped by: the turns of a user begin where a call of that user was granted last.
     """
-    begun, passed = clock_boottime(), [0.0]
-    for module in (loop, server, socket_claims, wait_queue, desk_module):
-        monkeypatch.setattr(module, "clock_boottime", lambda: begun + passed[0])
     desk.hold(0, desk.process(904, CAROL), uid=CAROL, start=9)
     desk.claim_as(ALICE, 901, 4, FOR_EVER)
-    passed[0] = backfill.FIRST_TURN - PAUSE
+    clock.now += backfill.FIRST_TURN - PAUSE
     assert last(desk.claim_as(ALICE, 902, 1)).state == GRANTED
-    passed[0] += 2 * PAUSE
+    clock.now += 2 * PAUSE
     assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
 
 
@@ -464,21 +450,16 @@ def test_a_user_who_claims_again_and_again_fills_no_history(
 
 @pytest.mark.attack
 def test_a_user_whose_claims_take_long_waits_while_others_are_served(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
     """Tried: 30,000 open files, and a loop of claims that are undone: each took three seconds.
 
     Stopped by: what a user's claims and their ends take is charged to that user.
     """
-    passed = [0.0]
-
-    def clock() -> float:
-        return clock_boottime() + passed[0]
 
     def look(*_: object) -> None:
-        passed[0] += SPARE
+        clock.now += 2 * SPARE
 
-    monkeypatch.setattr(socket_claims, "clock_boottime", clock)
     monkeypatch.setattr(desk.server.claims, "undo_grant", look)
     gone = desk.come_as(ALICE, 901)
     gone.shutdown(socket.SHUT_RD)
@@ -488,7 +469,7 @@ def test_a_user_whose_claims_take_long_waits_while_others_are_served(
     assert (refused.kind, "the next may in" in refused.why) == (BUSY, True)
     waiting = desk.claim_as(ALICE, 903, 1, FOR_EVER)
     assert (last(waiting).state, last(desk.claim_as(BOB, 906, 1)).state) == (WAITING, GRANTED)
-    desk.go(clock() + SPARE / SHARE_OF_USER)
+    desk.go(clock.now + 2 * SPARE / SHARE_OF_USER)
     assert last(waiting).state == GRANTED
 
 

@@ -18,7 +18,6 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.workstation import server as server_module
-from gpulock.workstation import socket_claims
 from gpulock.workstation.server import MOST_OF_USER
 from gpulock.workstation.socket_claims import SHARE_OF_USER, Allowance
 from gpulock.workstation.wire import (
@@ -30,6 +29,7 @@ from gpulock.workstation.wire import (
     SocketRequest,
     encode_packet,
 )
+from tests.support.clock import VirtualClock
 from tests.support.desk import Desk, answers, last
 from tests.support.trees import bus
 
@@ -75,36 +75,32 @@ def test_where_every_place_is_taken_each_user_gives_back(
 
 @pytest.mark.attack
 def test_looks_at_a_users_processes_are_charged_to_that_user(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
     """Tried: 16 releases of a user with 160,000 open files: gpulockd looks at them all each time.
 
     Stopped by: after each look that user's next call waits ten times as long, others go first.
     """
     monkeypatch.setattr(desk.server.claims, "_time", Allowance(LOOK))
-    passed: list[float] = []
-
-    def clock() -> float:
-        return clock_boottime() + sum(passed)
+    looks: list[int] = []
 
     def release(*_: object) -> tuple[str, ...]:
-        passed.append(LOOK)
+        looks.append(1)
+        clock.now += LOOK
         raise Refusal(BUSY, "open", "end it")
 
     flood = [desk.come_as(ALICE, 902) for _ in range(MOST_OF_USER)]
-    with monkeypatch.context() as patch:
-        patch.setattr(socket_claims, "clock_boottime", clock)
-        patch.setattr(server_module, "release_for_user", release)
-        for caller in flood:
-            caller.send(encode_packet(SocketRequest(RELEASE, 902, 9)))
-        for _ in range(MOST_OF_USER):
-            desk.loop.wait(clock_boottime())
-            desk.server.run_due(clock())
-        assert len(passed) == 1
-        assert desk.server.due() > clock() + LOOK / SHARE_OF_USER - 2 * LOOK
-        assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
-        desk.server.run_due(clock() + LOOK / SHARE_OF_USER)
-        assert len(passed) == 2
+    monkeypatch.setattr(server_module, "release_for_user", release)
+    for caller in flood:
+        caller.send(encode_packet(SocketRequest(RELEASE, 902, 9)))
+    for _ in range(MOST_OF_USER):
+        desk.loop.wait(clock.now)
+        desk.server.run_due(clock.now)
+    assert len(looks) == 1
+    assert desk.server.due() > clock.now + LOOK / SHARE_OF_USER - 2 * LOOK
+    assert last(desk.claim_as(BOB, 903, 1)).state == GRANTED
+    desk.server.run_due(clock.now + LOOK / SHARE_OF_USER)
+    assert len(looks) == 2
 
 
 def test_the_claim_of_a_command_that_runs_costs_no_look_at_files(

@@ -42,6 +42,7 @@ from gpulock.workstation.wire import (
     SocketRequest,
     encode_packet,
 )
+from tests.support.clock import VirtualClock
 from tests.support.desk import LATER, ME, MINE, UIDS, Desk, answers, last
 from tests.support.driver_reads import observe_driver_reads
 from tests.support.faults import raising, replace_text
@@ -107,8 +108,11 @@ def test_a_process_of_another_user_holds_nothing_for_us(desk: Desk, other: tuple
     assert (reply.state, reply.kind, desk.box.locks()) == (REFUSED, INVALID_REQUEST, [])
 
 
-def test_a_number_that_is_another_process_by_now_holds_nothing(desk: Desk) -> None:
-    assert desk.claim(1, start=MINE - 1).state == REFUSED
+def test_a_number_that_is_another_process_by_now_holds_nothing_and_is_not_looked_at_further(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proc, "status", raising(AssertionError("it costs 50 ms")))
+    assert "now belongs to another process" in desk.claim(1, start=MINE - 1).why
     assert desk.claim(1, pid=10**22).state == REFUSED
     assert desk.box.locks() == []
 
@@ -247,7 +251,7 @@ def test_what_is_granted_to_one_who_has_gone_is_taken_back(
 
 
 def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, clock: VirtualClock
 ) -> None:
     caller = behind_all(desk)
     for pid in (902, 903):
@@ -256,8 +260,7 @@ def test_a_gpulockd_that_ends_leaves_the_numbers_for_the_next(
     desk.server.close()
     assert desk.waiting() == before
     assert answers(caller)[-1].state == WAITING  # no word: it is to ask the next one
-    later = clock_boottime() + 3
-    monkeypatch.setattr(line_module, "clock_boottime", lambda: later)
+    clock.now += 3
     desk.server = server_module.ClaimServer(desk.loop, desk.journal, lambda: desk.node)
     desk.server.open()
     new = desk.claim_as(904, 904, 1, FOR_EVER)  # gets no number of one that is not back yet
@@ -378,14 +381,6 @@ def test_who_has_taken_too_much_time_has_no_process_looked_at_before_the_turn(
     desk.server.claims._time.charge(os.geteuid(), 1000.0, clock_boottime())
     desk.ask(SocketRequest(CLAIM, ME, MINE, 1))
     assert len(looked) == 1
-
-
-def test_a_process_of_another_start_is_not_looked_at_further(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Proc, "status", raising(AssertionError("it costs 50 ms")))
-    told = last(desk.ask(SocketRequest(CLAIM, ME, MINE + 1, 1)))
-    assert "now belongs to another process" in told.why
 
 
 def test_who_says_nothing_is_sent_away(desk: Desk) -> None:

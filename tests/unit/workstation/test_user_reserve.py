@@ -12,9 +12,9 @@ from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.reservations import NAME, Reservation, read_reservations, write_reservations
-from gpulock.workstation import backfill, user_reserve
+from gpulock.workstation import backfill
 from gpulock.workstation.socket_claims import PERIOD, Allowance
-from gpulock.workstation.user_reserve import COUNTED, HOUR
+from gpulock.workstation.user_reserve import HOUR
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -27,6 +27,7 @@ from gpulock.workstation.wire import (
     SocketReply,
     SocketRequest,
 )
+from tests.support.clock import VirtualClock
 from tests.support.desk import Desk, last
 from tests.support.trees import bus
 
@@ -234,7 +235,7 @@ def test_without_a_limit_users_reserve_nothing(desk: Desk) -> None:
 
 @pytest.mark.attack
 def test_reserves_one_after_another_keep_no_device_from_all_others(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, clock: VirtualClock
 ) -> None:
     """Tried: reserve every device, end it or let it run out, and reserve again.
 
@@ -242,13 +243,10 @@ def test_reserves_one_after_another_keep_no_device_from_all_others(
     """
     assert {reserve(desk, ALICE, number, 1).state for number in range(4)} == {RELEASED}
     assert reserve(desk, ALICE, 0, 1, ahead=1).kind == INVALID_REQUEST
-    now = time.time()
-    monkeypatch.setattr(user_reserve, "COUNTED", COUNTED)
-    for ahead, state in ((0.5, "refused"), (1.5, "refused"), (26.0, RELEASED)):
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda at=now + ahead * HOUR: at)
-            unreserve(desk, ALICE, 3)
-            assert reserve(desk, ALICE, 3, 4).state == state, ahead
+    for hours, state in ((0.5, "refused"), (1.0, "refused"), (24.5, RELEASED)):
+        clock.now += hours * HOUR
+        unreserve(desk, ALICE, 3)
+        assert reserve(desk, ALICE, 3, 4).state == state, hours
 
 
 @pytest.mark.attack
@@ -269,12 +267,11 @@ def test_a_reserve_is_ended_by_its_own_user_or_root(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("ahead", "left"), [(0, 3), (2, 4)])
 def test_what_was_used_of_one_that_is_ended_counts(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, ahead: int, left: int
+    desk: Desk, clock: VirtualClock, ahead: int, left: int
 ) -> None:
     reserve(desk, ALICE, 2, 2, ahead)
     reserve(desk, BOB, 3, 4)
-    later = time.time() + HOUR
-    monkeypatch.setattr(time, "time", lambda: later)
+    clock.now += HOUR
     assert unreserve(desk, ALICE, 2).state == RELEASED
     assert reserve(desk, ALICE, 1, left + 0.1).kind == INVALID_REQUEST
     assert reserve(desk, ALICE, 1, left - 0.1).state == RELEASED

@@ -45,12 +45,15 @@ def test_a_record_is_made_with_the_claim_of_a_process(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(site: Ended) -> None:
-    elsewhere = site.root / "elsewhere"
-    elsewhere.write_text(owner.encode_owner(record(token="feed")))
+    elsewhere, own = site.root / "elsewhere", record(token="feed")
+    elsewhere.write_text(owner.encode_owner(own))
+    os.utime(elsewhere, (1, 1))
     (site.state / "owed").mkdir()
     (site.state / "owed/feed").symlink_to(elsewhere)
     site.write()
     assert (site.tokens(), len(site.told)) == ([], 1)
+    pending.touch_last_seen(str(site.state), [own], clock_boottime())
+    assert elsewhere.stat().st_mtime == 1
 
 
 def test_where_nobody_writes_a_history_no_copies_pile_up(site: Ended) -> None:

@@ -54,25 +54,10 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
         queue=found.need("queue"),
         spool_dir=found.path,
         add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
-        scope=systemd_unit_path(found) if "systemd_scope" in found.config else "",
         sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
         boot_id=node.boot_id,
         pid_ns=node.proc.pid_namespace(""),
     )
-
-
-def systemd_unit_path(found: Spool) -> str:
-    """Return the cgroup, from the top, of the unit to which execd has systemd move a job.
-
-    Tasks of a parallel job have scopes of their own in the job's slice: then it is the slice. A
-    unit a-b.slice is in a.slice (systemd.slice(5)).
-    """
-    slice_, scope = found.need("systemd_slice"), found.need("systemd_scope")
-    words = slice_.removesuffix(".slice").split("-")
-    names = ["-".join(words[: n + 1]) + ".slice" for n in range(len(words))]
-    if "-jobs-" not in slice_:
-        names.append(scope)
-    return "" if "/" in slice_ + scope else "/" + "/".join(names)
 
 
 def make_sge_claim(

@@ -39,7 +39,7 @@ CONFIG_KEYS = {
     *("add_grp_id", "admin_user", "enable_systemd", "enable_windomacc", "epilog", "host"),
     *("host_slots", "ja_task_id", "job_id", "job_owner", "pe", "pe_hostfile", "pe_slots"),
     *("pe_start", "pe_stop", "pe_task_id", "prolog", "queue", "resume_method", "starter_method"),
-    *("suspend_method", "systemd_scope", "systemd_slice", "terminate_method", "use_systemd"),
+    *("suspend_method", "terminate_method", "use_systemd"),
 }
 
 

@@ -42,7 +42,6 @@ class Owner:
     queue: str = ""  # queue or partition (sge, slurm)
     spool_dir: str = ""  # the job's spool directory (sge)
     add_grp_id: int = 0  # supplementary group of the job's processes, 0: none (sge)
-    scope: str = ""  # path of its systemd unit where it has no group, empty: none (sge)
     sid: int = 0  # session of the holding process (process)
     boot_id: str = ""  # boot in which the claim was made
     pid_ns: str = ""  # pid namespace in which pid means something

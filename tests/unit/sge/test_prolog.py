@@ -59,29 +59,6 @@ def test_a_node_of_one_model_without_shares_pays_for_no_kinds(
     assert [name for name in names if name in sys.modules] == []
 
 
-@pytest.mark.parametrize(
-    ("slice_", "scope", "unit"),
-    [
-        ("ocs-jobs.slice", "ocs.12.scope", "/ocs.slice/ocs-jobs.slice/ocs.12.scope"),
-        (
-            "ocs-jobs-12.slice",
-            "ocs.12.master.scope",
-            "/ocs.slice/ocs-jobs.slice/ocs-jobs-12.slice",
-        ),
-        ("ocs-jobs.slice", "../../x.scope", ""),
-    ],
-)
-def test_a_job_that_systemd_moves_is_known_by_its_unit(
-    site: Site, slice_: str, scope: str, unit: str
-) -> None:
-    job = site.run(gpus(1))
-    with (job.folder / "config").open("a") as file:
-        file.write(f"enable_systemd=1\nsystemd_slice={slice_}\nsystemd_scope={scope}\n")
-    assert start(site, job) == RUN
-    kept = site.node().store.read(bus(0)).owner
-    assert kept is not None and kept.scope == unit
-
-
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_job_submitted_from_one_with_a_share_does_not_use_its_mps(site: Site, count: int) -> None:
     brought = (

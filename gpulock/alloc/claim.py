@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Grant:
     """The devices of a job, by index, with the record that holds them.
 
-    `fresh` is False when the same run asked again and got the same answer. `waited` is the time
-    at the gate in seconds.
+    `fresh` is False where nothing was claimed: the same run asked again, or a task shares what its
+    job holds. `waited` is the time at the gate in seconds.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ def claim_devices(
                 if grant:
                     grant.waited = waited
                     if grant.fresh:
-                        who = format_claimant(template.user, template.job())
-                        note_claim(node.store.path, "granted", who, waited)
+                        name = format_claimant(template.user, template.job())
+                        note_claim(node.store.path, "granted", name, waited)
                     return grant
             if want.asked and want.patience:
                 from gpulock.alloc.checks import wait_for_checks
@@ -109,7 +109,7 @@ def claim_devices(
 
 
 def count_unknown_refusal(
-    node: Node, refusal: Refusal, template: Owner, deadline: Deadline
+    node: Node, refusal: Refusal, claimant: Owner, deadline: Deadline
 ) -> None:
     """Count an unknown that was met before the gate; may turn the refusal into BROKEN.
 
@@ -120,7 +120,7 @@ def count_unknown_refusal(
 
         node.store.check(make=True)
         with Gate(node.store, deadline) as gate:
-            count_refusal(node, refusal, template, gate.waited)
+            count_refusal(node, refusal, claimant, gate.waited)
     except (Refusal, ImportError, OSError, MemoryError):
         return
 

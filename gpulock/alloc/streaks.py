@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 STREAK_JOBS, STREAK_USERS = 3, 2  # unknowns of so many jobs and users in a row: a broken node
 
 
-def count_refusal(node: Node, refusal: Refusal, template: Owner, waited: float) -> None:
+def count_refusal(node: Node, refusal: Refusal, claimant: Owner, waited: float) -> None:
     """Note a refusal; a streak of unknowns means that the node is broken, not the jobs."""
-    who = format_claimant(template.user, template.job())
+    name = format_claimant(claimant.user, claimant.job())
     if refusal.kind == UNKNOWN:
         # The hook has set it once its claim was made: this refusal undoes a grant.
-        undone = bool(template.token)
+        undone = bool(claimant.token)
         try:
-            if is_unknown_streak(read_events(node.store.path), who, undone):
+            if is_unknown_streak(read_events(node.store.path), name, undone):
                 escalate_refusal(refusal)
         except OSError:
             pass  # nobody can say what came before
         kind = UNDONE if undone else UNKNOWN_REQUEST
-        note_event(node.store.path, kind, who)
-    note_claim(node.store.path, refusal.kind, who, waited)
+        note_event(node.store.path, kind, name)
+    note_claim(node.store.path, refusal.kind, name, waited)
 
 
-def note_lock_timeout(node: Node, refusal: Refusal, template: Owner) -> None:
+def note_lock_timeout(node: Node, refusal: Refusal, claimant: Owner) -> None:
     """Note that the gate stayed shut; for several users in a row it is a fault of the node."""
-    who = format_claimant(template.user, template.job())
-    note_event(node.store.path, TIMEOUT, who)
+    name = format_claimant(claimant.user, claimant.job())
+    note_event(node.store.path, TIMEOUT, name)
     try:
         if is_timeout_streak(read_events(node.store.path)):
             escalate_refusal(refusal)
@@ -51,36 +51,36 @@ def escalate_refusal(refusal: Refusal) -> None:
     refusal.why += " (for several jobs in a row)"
 
 
-def is_unknown_streak(found: "list[Event]", who: str, is_undone: bool) -> bool:
-    """Return whether another unknown, of `who`, makes jobs of several users in a row. Pure.
+def is_unknown_streak(found: "list[Event]", name: str, is_undone: bool) -> bool:
+    """Return whether another unknown, of `name`, makes jobs of several users in a row. Pure.
 
-    A grant ends the row, unless it was undone. `is_undone`: this refusal takes back one of `who`.
+    A grant ends the row, unless it was undone. `is_undone`: this refusal undoes one of `name`.
     """
-    claimants, undone = {who}, {who} if is_undone else set[str]()
+    names, undone = {name}, {name} if is_undone else set[str]()
     for _, kind, words in reversed(found):
         if kind in (UNKNOWN_REQUEST, UNDONE):
-            claimants.add(words)
+            names.add(words)
             if kind == UNDONE:
                 undone.add(words)
         elif kind == CLAIM and words.startswith("granted "):
             if words.rpartition(" ")[2] in undone:
                 continue
             break
-    return is_streak(claimants)
+    return is_streak(names)
 
 
 def is_timeout_streak(found: "list[Event]") -> bool:
     """Return whether jobs of several users found the gate shut since somebody got in. Pure."""
-    claimants: set[str] = set()
+    names: set[str] = set()
     for _, kind, words in reversed(found):
         if kind in ENTERED:
             break
         if kind == TIMEOUT:
-            claimants.add(words)
-    return is_streak(claimants)
+            names.add(words)
+    return is_streak(names)
 
 
-def is_streak(claimants: set[str]) -> bool:
+def is_streak(names: set[str]) -> bool:
     """Return whether jobs of several users, each `USER:JOB`, mean a broken node. Pure."""
-    users = {one.partition(":")[0] for one in claimants}
-    return len(claimants) >= STREAK_JOBS and len(users) >= STREAK_USERS
+    users = {one.partition(":")[0] for one in names}
+    return len(names) >= STREAK_JOBS and len(users) >= STREAK_USERS

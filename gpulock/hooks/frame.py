@@ -42,10 +42,12 @@ class HookRun:
         self.refusal: "Refusal | None" = None
         self.trial = trial
 
-    def attempt(self, work: "Callable[[], Result]", who: "Owner | None" = None) -> "Result | None":
+    def attempt(
+        self, work: "Callable[[], Result]", claimant: "Owner | None" = None
+    ) -> "Result | None":
         """Return what a part of the work gives, None where it is refused or fails.
 
-        An unforeseen failure counts against `who` in the look for a broken node.
+        An unforeseen failure counts against `claimant` in the look for a broken node.
         """
         try:
             return work()
@@ -53,10 +55,10 @@ class HookRun:
             self.refusal = refusal
         except Exception as fault:  # the one broad handler: whatever it is, it is told
             self.refusal = unexpected_refusal(fault)
-            if who is not None and self.settings is not None:
+            if claimant is not None and self.settings is not None:
                 from gpulock.alloc.claim import count_unknown_refusal
 
-                count_unknown_refusal(Node(self.settings), self.refusal, who, self.deadline)
+                count_unknown_refusal(Node(self.settings), self.refusal, claimant, self.deadline)
         return None
 
     def load(self, config: str) -> "Node | None":
@@ -69,11 +71,11 @@ class HookRun:
         return self.attempt(read)
 
     def run(
-        self, config: str, work: "Callable[[Node], Result]", who: "Owner | None" = None
+        self, config: str, work: "Callable[[Node], Result]", claimant: "Owner | None" = None
     ) -> "Result | None":
         """Do the work by the settings; return as `attempt` does."""
         node = self.load(config)
-        return None if node is None else self.attempt(lambda: work(node), who)
+        return None if node is None else self.attempt(lambda: work(node), claimant)
 
     def seconds(self) -> float:
         """Return how long it has run."""

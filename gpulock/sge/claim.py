@@ -32,8 +32,8 @@ ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
 def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
     """Return the record of a job, all but the devices; raise Refusal.
 
-    Where Some Grid Engine starts jobs by systemd (USE_CGROUPS=systemd), the group that `config`
-    names is on no process: a job that lives would be proven dead.
+    Where execd has systemd start the job (facts/grid-engine.md), the group that `config` names is
+    on no process: a job that lives would be proven dead.
     """
     if found.config.get("use_systemd") == ["yes"]:
         raise Refusal(
@@ -67,9 +67,10 @@ def make_sge_claim(
     kinds: tuple[tuple[str, int], ...],
     join: bool = False,
 ) -> ClaimRequest:
-    """Return what to claim; raise Refusal. Of ids that qmaster chose (RSMAP) kind is no question.
+    """Return what to claim; raise Refusal.
 
-    With `join` a task shares what its job has here.
+    Where qmaster chose ids (RSMAP) the kinds do not count. With `join` a task shares what its job
+    has here, or else claims.
     """
     wanted: tuple[str, ...] = ()
     if job.granted:
@@ -99,15 +100,16 @@ def claim_sge_devices(
     job: SgeJob,
     kinds: tuple[tuple[str, int], ...],
     deadline: Deadline,
-    who: "Owner | None" = None,
+    claimant: "Owner | None" = None,
 ) -> Grant:
     """Claim what a job was granted here, confine it and tell it; raise Refusal.
 
-    `who` gets the claim's token; without it a slave task shares the claim of its job.
+    A prolog's `claimant` gets the claim's token: a refusal from then on undoes a grant. Without it
+    a slave task shares what its job holds here, or else claims for the job.
     """
     binds = environment.driver_binds(node.settings) if node.settings.driver_dir else ""
     template = make_sge_owner(node, found, job.uid)
-    want = make_sge_claim(node.settings, found, job, kinds, join=who is None)
+    want = make_sge_claim(node.settings, found, job, kinds, join=claimant is None)
 
     def judge() -> "Judge":
         from gpulock.sge.verdict import make_sge_judge
@@ -116,10 +118,10 @@ def claim_sge_devices(
 
     grant = claim_devices(node, template, want, judge, deadline)
     own = grant.owner
-    if who is None:
+    if claimant is None:
         own = own.copy(pid=found.pid, start=found.start, add_grp_id=template.add_grp_id)
     else:
-        who.token = own.token
+        claimant.token = own.token
 
     def record() -> None:
         check_shepherd_alive(node, found)
@@ -159,7 +161,7 @@ def check_shepherd_alive(node: Node, found: Spool) -> None:
 def check_isolation(settings: "Settings", found: Spool) -> None:
     """Raise Refusal for a job that could not be confined, and load all that confines one.
 
-    Before the claim: a Python that cannot be read would not undo it either.
+    Before the claim: where these modules cannot be loaded, those that undo a claim might not be.
     """
     if settings.isolation != "off":
         from gpulock.isolation import bpf, job  # noqa: F401 (what confines a job loads bpf)
@@ -173,14 +175,14 @@ def isolate_sge_job(node: Node, found: Spool, devices: list[Device]) -> None:
         return
     from gpulock.isolation import job
 
-    who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
-    job.begin_job_isolation(node, who, devices)
+    isolated = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+    job.begin_job_isolation(node, isolated, devices)
 
 
 def write_spool_record(found: Spool, record: Owner) -> None:
     """Put the owner record into the spool directory as well, where only root can write it.
 
-    By it `chain` believes the job's variables, and the epilog that there was a grant. Raises
+    By it `site_hook` believes the job's mask, and the epilog that there was a grant. Raises
     Refusal.
     """
     data = owner.encode_owner(record).encode("utf-8")
@@ -203,11 +205,11 @@ def write_sge_variables(
 
 
 def undo_sge_claim(node: Node, found: Spool, grant: Grant, deadline: Deadline) -> None:
-    """Take back a claim whose job was not told, but for one that a task shares."""
+    """Take back a claim that was made just now, whose job was not told."""
     if not grant.fresh:
         return
     try:
-        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it the site's hook believes the mask
+        os.unlink(spool.RECORD, dir_fd=found.fd)  # by it `site_hook` believes the mask
     except OSError:
         pass
     from gpulock.sge.members import make_sge_observer

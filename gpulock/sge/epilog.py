@@ -58,8 +58,8 @@ def release_sge_job(
     def free() -> str:
         from gpulock.isolation import job
 
-        who = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
-        return job.end_job_isolation(node, f"{who.label}-", who)
+        isolated = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+        return job.end_job_isolation(node, f"{isolated.label}-", isolated)
 
     ours = match_sge_run(node, found)
     released = release_job(node, run, call.who, ours, lambda: make_sge_observer(node), free)

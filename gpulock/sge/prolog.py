@@ -31,8 +31,10 @@ LAUNCHER_MARKER = b"GPULOCK_LAUNCHER=1"  # in a shepherd's environment that shep
 def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     """Run the prolog; return the exit code."""
     call = hook.SgeHookCall(argv, environ)
-    run, who = HookRun(call.tried), Owner(job_id=call.job, task_id=call.array_task)
-    grant = run.run(config, lambda node: claim_sge_job(node, call, who, run.deadline), who)
+    run, claimant = HookRun(call.tried), Owner(job_id=call.job, task_id=call.array_task)
+    grant = run.run(
+        config, lambda node: claim_sge_job(node, call, claimant, run.deadline), claimant
+    )
     told = run.refusal
     if told is None:
         run.log(format_grant(call.who, grant, run.seconds()))
@@ -42,7 +44,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
         told = site_hook.become_site_prolog(call, environ)
         if told.kind == UNKNOWN and run.settings is not None:
-            count_unknown_refusal(Node(run.settings), told, who, run.deadline)
+            count_unknown_refusal(Node(run.settings), told, claimant, run.deadline)
     if call.limited:
         told = blame_job_limits(told)
     run.log(told.sentence(call.who), error=True)
@@ -53,26 +55,26 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
 
 
 def claim_sge_job(
-    node: Node, call: hook.SgeHookCall, who: Owner, deadline: Deadline
+    node: Node, call: hook.SgeHookCall, claimant: Owner, deadline: Deadline
 ) -> "Grant | None":
     """Claim and tell the job; return the grant, None for a job without GPUs; raise Refusal.
 
-    `who` is whose refusal counts towards a broken node; the user is filled in.
+    `claimant` is whose refusal counts towards a broken node; the user is filled in.
     """
     try:
         found = hook.find_spool(node, call)
-        who.user = found.need("job_owner")
+        claimant.user = found.need("job_owner")
         kinds, job = request.read_sge_job_gpus(found, node.settings)
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
-            who.user = who.user or f"job {call.job}"
-            count_unknown_refusal(node, refusal, who, deadline)
+            claimant.user = claimant.user or f"job {call.job}"
+            count_unknown_refusal(node, refusal, claimant, deadline)
         raise
     check_host_count(node, found, job if kinds or job.granted else None)
     check_isolation(node.settings, found)
     if kinds:
-        return claim_sge_devices(node, found, job, kinds, deadline, who)
+        return claim_sge_devices(node, found, job, kinds, deadline, claimant)
     for name in request.list_unknown_gpu_requests(job):
         line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
         log_hook_line(node.settings, f"gpulock: {line}; see gpulock doctor", error=True)

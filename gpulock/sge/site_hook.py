@@ -5,7 +5,7 @@ Hot, loaded where the queue's line has such a hook. `[USER@]COMMAND ARGUMENT...`
 else as the job's owner, in the environment that the shepherd read from its file. One of root's
 gets a PATH of root's, and of that file what execd writes over the owner's (docs/facts/
 grid-engine.md, environment of hooks). `drop-env` hears in GPULOCK_ANSWERS that we have the site's
-epilog in hand, and how that ended: it runs that of a hook that never came so far.
+epilog in hand, and how that ended. Where gpulock's hook ended before, it runs that epilog itself.
 """
 
 import os

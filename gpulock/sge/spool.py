@@ -69,7 +69,7 @@ class Spool:
         self.array_task = str(number or "")
 
     def need(self, key: str) -> str:
-        """Return one value of `config`; raise Refusal where it is missing or forged."""
+        """Return one value of `config`; raise Refusal where it has none."""
         values = self.config.get(key)
         if not values:
             raise unknown_config_refusal(f"the shepherd's config has no {key}")

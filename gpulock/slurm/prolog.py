@@ -53,8 +53,10 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     call = run.attempt(lambda: SlurmHookCall(environ))
     if call is None:
         return report_slurm_refusal(None, run)
-    who = Owner(job_id=call.job, user=call.user)
-    grant = run.run(config, lambda node: claim_slurm_job(node, call, who, run.deadline), who)
+    claimant = Owner(job_id=call.job, user=call.user)
+    grant = run.run(
+        config, lambda node: claim_slurm_job(node, call, claimant, run.deadline), claimant
+    )
     if run.refusal is not None:
         return report_slurm_refusal(call, run)
     run.log(format_grant(call.who, grant, run.seconds()))
@@ -62,11 +64,11 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
 
 
 def claim_slurm_job(
-    node: Node, call: SlurmHookCall, who: Owner, deadline: Deadline
+    node: Node, call: SlurmHookCall, claimant: Owner, deadline: Deadline
 ) -> "Grant | None":
     """Claim and write the note; return the grant, None for a job without GPUs; raise Refusal.
 
-    `who` is whose refusal counts towards a broken node.
+    `claimant` is whose refusal counts towards a broken node.
     """
     settings = node.settings
     share = request.asks_for_share(call, settings)
@@ -74,7 +76,7 @@ def claim_slurm_job(
     try:
         positions = call.positions()
     except Refusal as refusal:
-        count_unknown_refusal(node, refusal, who, deadline)
+        count_unknown_refusal(node, refusal, claimant, deadline)
         raise
     if not positions:
         try:
@@ -95,7 +97,7 @@ def claim_slurm_job(
     )
     want.counted = share  # by Slurm
     grant = retry_slurm_claim(node, call, own, want, deadline)
-    who.token = grant.owner.token
+    claimant.token = grant.owner.token
 
     def tell() -> None:
         own.token, own.devices = grant.owner.token, order_slurm_devices(node, own.positions, grant)

@@ -38,25 +38,25 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     node = run.load(config)
     if node is not None and node.settings.isolation == "off":
         return GO_ON
-    who = run.attempt(lambda: find_parent_step(node, os.getppid())) if node else None
-    if node is not None and who is not None:
-        run.attempt(lambda: confine_or_free_step(node, who, environ.get("PAM_USER", ""), closing))
+    step = run.attempt(lambda: find_parent_step(node, os.getppid())) if node else None
+    if node is not None and step is not None:
+        run.attempt(lambda: confine_or_free_step(node, step, environ.get("PAM_USER", ""), closing))
     if run.refusal is None:
         return GO_ON
-    sentence = run.refusal.sentence(f"step {who.label if who else '?'}")
+    sentence = run.refusal.sentence(f"step {step.label if step else '?'}")
     run.log(sentence, error=True)
-    if run.settings is not None and who is not None and not closing:
-        drain_and_requeue(run.settings, who.label, sentence)
+    if run.settings is not None and step is not None and not closing:
+        drain_and_requeue(run.settings, step.label, sentence)
     return FAILED
 
 
-def confine_or_free_step(node: Node, who: job.IsolatedJob, user: str, closing: bool) -> None:
+def confine_or_free_step(node: Node, step: job.IsolatedJob, user: str, closing: bool) -> None:
     """Keep a step to its job's devices, or let it go at its end; raise Refusal."""
     if not closing:
-        devices = find_step_devices(node, who.label.partition(".")[0], user)
-        job.begin_job_isolation(node, who, devices)
-    elif left := job.end_job_isolation(node, f"{who.label}-", who):
-        line = f"gpulock: step {who.label}: its isolation is kept: {left}"
+        devices = find_step_devices(node, step.label.partition(".")[0], user)
+        job.begin_job_isolation(node, step, devices)
+    elif left := job.end_job_isolation(node, f"{step.label}-", step):
+        line = f"gpulock: step {step.label}: its isolation is kept: {left}"
         log_hook_line(node.settings, line, error=True)
 
 

@@ -36,6 +36,6 @@ def format_claimant(user: str, job: str) -> str:
     return f"{user}:{job}".replace(" ", "?")
 
 
-def note_claim(lock_dir: str, result: str, who: str, waited: float) -> None:
+def note_claim(lock_dir: str, result: str, name: str, waited: float) -> None:
     """Add what became of a claim; the gate is held."""
-    note_event(lock_dir, CLAIM, result.replace(" ", "_"), f"{waited:.6f}", who)
+    note_event(lock_dir, CLAIM, result.replace(" ", "_"), f"{waited:.6f}", name)

@@ -65,8 +65,8 @@ class ConfinedNode(Stage):
     def confine(self) -> None:
         """Confine the job as its hook does."""
         granted = [d for d in self.node.devices() if d.id in self.locks(MINE)]
-        who = job.IsolatedJob(self.key, self.keeper.pid, self.start())
-        job.begin_job_isolation(self.node, who, granted)
+        isolated = job.IsolatedJob(self.key, self.keeper.pid, self.start())
+        job.begin_job_isolation(self.node, isolated, granted)
 
     def cgroups(self) -> list[Path]:
         """Return the cgroups of the job."""

@@ -52,15 +52,17 @@ class Kernel:
         patch.setattr(job, "begin_job_isolation", self.begin)
         patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object]) -> None:
+    def begin(self, node: Node, isolated: job.IsolatedJob, granted: list[object]) -> None:
         del node
-        self.asked.append((who.label, who.pid, [getattr(d, "minor", -1) for d in granted]))
+        self.asked.append(
+            (isolated.label, isolated.pid, [getattr(d, "minor", -1) for d in granted])
+        )
         if self.refusal:
             raise self.refusal
 
-    def end(self, node: Node, prefix: str, who: job.IsolatedJob) -> str:
+    def end(self, node: Node, prefix: str, isolated: job.IsolatedJob) -> str:
         del node, prefix
-        self.ends.append((who.label, self._site.locks()))
+        self.ends.append((isolated.label, self._site.locks()))
         return self.says
 
 

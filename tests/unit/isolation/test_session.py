@@ -34,16 +34,16 @@ class Kernel:
         patch.setattr(job, "begin_job_isolation", self.begin)
         patch.setattr(job, "end_job_isolation", self.end)
 
-    def begin(self, node: Node, who: job.IsolatedJob, granted: list[object]) -> None:
+    def begin(self, node: Node, isolated: job.IsolatedJob, granted: list[object]) -> None:
         del node
         if self.refusal:
             raise self.refusal
-        assert (who.pid, who.start) == (STEPD, 1000)
-        self.confined.append((who.label, [getattr(d, "minor", -1) for d in granted]))
+        assert (isolated.pid, isolated.start) == (STEPD, 1000)
+        self.confined.append((isolated.label, [getattr(d, "minor", -1) for d in granted]))
 
-    def end(self, node: Node, prefix: str, who: job.IsolatedJob) -> str:
+    def end(self, node: Node, prefix: str, isolated: job.IsolatedJob) -> str:
         del node, prefix
-        self.freed.append(who.label)
+        self.freed.append(isolated.label)
         return ""
 
 

@@ -176,9 +176,9 @@ def test_what_is_planted_in_the_place_of_the_log_is_not_written_to(
     ],
 )
 def test_a_streak_is_three_jobs_of_two_owners(asked: list[str], broken: bool) -> None:
-    unknowns = [(0.0, UNKNOWN_REQUEST, who) for who in asked[:-1]]
+    unknowns = [(0.0, UNKNOWN_REQUEST, name) for name in asked[:-1]]
     assert is_unknown_streak(unknowns, asked[-1], is_undone=False) is broken
-    timeouts = [(0.0, TIMEOUT, who) for who in asked]
+    timeouts = [(0.0, TIMEOUT, name) for name in asked]
     assert is_timeout_streak(timeouts) is broken
 
 

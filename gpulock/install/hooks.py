@@ -27,6 +27,9 @@ from gpulock.store import atomic
 SHEPHERD: Final = "sge_shepherd"
 # what the package has of `prolog` beside the Python hooks
 SHELL: Final = ("sge-starter", SHEPHERD)
+# hooks of enroot and podman, to which an administrator links (docs/containers.md)
+PODMAN_PROGRAM: Final = "podman/gpulock_mask.py"
+CONTAINERS: Final = ("enroot/97-gpulock.sh", "podman/97-gpulock.json", PODMAN_PROGRAM)
 # packages; gpulock/*.py is hot as well
 HOT: Final = ("store", "node", "job", "alloc", "hooks", "isolation", "slurm", "sge")
 SYSTEM_PYTHON: Final = "/usr/bin/python3"
@@ -145,6 +148,9 @@ def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
     if shepherd := read_site_shepherd(config):
         name, given = f"prolog/{SHEPHERD}", f"SHEPHERD={shlex.quote(shepherd)}"
         scripts[name] = re.sub(r"(?m)^SHEPHERD=.*", lambda _: given, scripts[name])
+    scripts |= {name: (share / name).read_text() for name in CONTAINERS}
+    _, _, code = scripts[PODMAN_PROGRAM].partition("\n")
+    scripts[PODMAN_PROGRAM] = f"#!{hooks_python()} -IS\n{code}"
     files = {name: text.encode() for name, text in scripts.items()}
     files |= {f"lib/{name}": data for name, data in hook_modules().items()}
     with suppress(InstallError):

@@ -29,8 +29,6 @@ def install_command() -> None:
 
 
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would change; change nothing.")
-ENROOT = click.option("--enroot", is_flag=True, help="A hook that gives enroot the job's mask.")
-PODMAN = click.option("--podman", is_flag=True, help="A hook that gives podman the job's mask.")
 
 
 @install_command.command("sge")
@@ -49,8 +47,6 @@ PODMAN = click.option("--podman", is_flag=True, help="A hook that gives podman t
     metavar="ID=GPU,...",
     help="Which GPU each id of an RSMAP is.",
 )
-@ENROOT
-@PODMAN
 @DRY_RUN
 @click.pass_obj
 def install_sge_command(
@@ -75,8 +71,6 @@ def install_sge_command(
 @install_command.command("slurm")
 @click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
 @click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
-@ENROOT
-@PODMAN
 @DRY_RUN
 @click.pass_obj
 def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
@@ -101,11 +95,11 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and Python."""
-    from gpulock.install.container_hooks import installed_hook_items
+    from gpulock.install.versions import Hooks, installed_schedulers
 
     settings = session.settings()
     try:
-        items = installed_hook_items(settings)
+        items = [Hooks(settings)] if installed_schedulers(settings) else []
         run_items(items, Wanted.PRESENT, Path(settings.state_dir), click.echo)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
-from gpulock.install.container_hooks import ENROOT_HOOK, ENROOT_HOOKS, PODMAN_HOOK, PODMAN_HOOKS
 from gpulock.install.doctor.check import DRIVER, INSTALLED, Check, Finding, fault, warning
+from gpulock.install.versions import CURRENT, FOLDER
 from gpulock.job.environment import driver_binds
 from gpulock.node.settings import Settings
 
+# Where a link leads to our hook: before 98-nvidia.sh, which reads what it writes; rootless podman
+# looks nowhere else.
+ENROOT_HOOK: Final = "etc/enroot/hooks.d/97-gpulock.sh"
+PODMAN_HOOK: Final = "usr/share/containers/oci/hooks.d/97-gpulock.json"
 # What has podman give a container more than its job's GPUs: NVIDIA's hook, and its CDI names.
 NVIDIA_SERVES: Final = (
     "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
@@ -42,11 +46,13 @@ def check_driver_dir(settings: Settings) -> Iterator[Finding]:
 
 def check_container_hooks(root: Path) -> Iterator[Finding]:
     """Look whether containers that are given GPUs in a job get its mask, too."""
-    enroot, podman = (root / str(path).removeprefix("/") for path in (ENROOT_HOOKS, PODMAN_HOOKS))
-    if enroot.is_dir() and not (enroot / ENROOT_HOOK).is_file():
+    enroot, podman = root / ENROOT_HOOK, root / PODMAN_HOOK
+    link = f"ln -s {FOLDER / CURRENT}"
+    if enroot.parent.is_dir() and not enroot.is_file():
         what = "enroot start gives a container no mask of the job, and all GPUs"
-        yield warning(what, "gpulock install slurm --enroot, or sge --enroot", "enroot")
+        yield warning(what, f"{link}/enroot/{enroot.name} /{ENROOT_HOOK}", "enroot")
     serving = [name for name in NVIDIA_SERVES if (root / name).exists()]
-    if serving and (root / "usr/bin/podman").exists() and not (podman / PODMAN_HOOK).is_file():
+    if serving and (root / "usr/bin/podman").exists() and not podman.is_file():
         what = f"/{serving[0]} gives a container in a job every GPU, and it has no mask"
-        yield warning(what, "gpulock install slurm --podman, or sge --podman", "podman")
+        folder = f"mkdir -p {Path('/', PODMAN_HOOK).parent}"
+        yield warning(what, f"{folder}; {link}/podman/{podman.name} /{PODMAN_HOOK}", "podman")

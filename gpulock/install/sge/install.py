@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install import drop_env
-from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, Wanted
@@ -66,12 +65,9 @@ class SgeInstaller(NodePart):
         config: Path,
         echo: Callable[[str], None],
         map_option: str = "",
-        enroot: bool = False,
-        podman: bool = False,
     ) -> None:
         super().__init__(config, "sge")
         self.echo, self.map_option = echo, map_option
-        self.containers = (enroot, podman)
         self.complex = self.settings.sge_complexes[0]
         self._installed_as = ""  # the host, which may have another name by now
 
@@ -113,7 +109,6 @@ class SgeInstaller(NodePart):
         files: list[Item] = [
             self.card_map(table),
             Hooks(self.settings, SGE),
-            *choose_container_hooks(*self.containers),
             *self.login_scripts(self.execd),
         ]
         cluster = ByHand("the cluster's part", lambda: self.missing_in_cluster(complexes))
@@ -138,7 +133,7 @@ class SgeInstaller(NodePart):
             raise InstallError(f"sge-map: {fault}; run gpulock install sge again") from fault
         host = self.host
         hooks = Hooks(self.settings, before_removal=lambda: host.await_configuration(sensor=False))
-        shared: list[Item] = [hooks, *container_items()]
+        shared: list[Item] = [hooks]
         if SLURM in installed_schedulers(self.settings):
             self.note("the hooks stay: Slurm uses them")
             shared = []

@@ -58,8 +58,6 @@ class SlurmOptions:
     """What the administrator asks for."""
 
     config: Path = Path(DEFAULT_PATH)
-    enroot: bool = False
-    podman: bool = False
     write_conf: bool = False
     installed_everywhere: bool = False
     force: bool = False  # uninstall although jobs hold GPUs

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.container_hooks import choose_container_hooks, container_items
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
 from gpulock.install.node_part import NodePart
@@ -88,8 +87,7 @@ class SlurmInstaller(NodePart):
         source = gres.read_gres_source(self.site)  # before the list: a change is seen later
         listed = gres.parse_gres_list(self.site.gres())
         self.check_shares(listed.shared)
-        items: list[Item] = [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
-        return [*items, *choose_container_hooks(self.options.enroot, self.options.podman)]
+        return [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
 
     def removal(self) -> InstallParts:
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
@@ -100,7 +98,7 @@ class SlurmInstaller(NodePart):
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
         else:
-            items += [*container_items(), Hooks(self.settings)]
+            items.append(Hooks(self.settings))
         items += [self.plugin, held_devices_item(self.settings, SLURM, self.options.force)]
         try:
             items.append(SlurmConfItem(self.site, self.settings, self.options))

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.container_hooks import PODMAN_HOOKS
+from gpulock.install.doctor.containers import PODMAN_HOOK
 from gpulock.install.files import find_share_folder
+from gpulock.install.versions import CURRENT, FOLDER
 from gpulock.job.environment import BIND_LISTS, grant_variable_names
 from gpulock.node.devices import MAJOR
 from gpulock.node.settings_file import read_settings
@@ -54,8 +55,11 @@ class Node:
         try:
             self.machine.boot([self.alice], [], "")
             layer = self.folder / "layer"
-            hooks = layer / PODMAN_HOOKS.relative_to("/")
+            hooks = layer / (FOLDER / CURRENT / "podman").relative_to("/")
             shutil.copytree(find_share_folder() / "prolog/podman", hooks)
+            link = layer / PODMAN_HOOK
+            link.parent.mkdir(parents=True)
+            link.symlink_to(FOLDER / CURRENT / "podman" / link.name)
             with fitted(self.machine, self._make_nodes(), str(layer / "usr")):
                 staged = self.folder / "staged.conf"  # its devices are in /dev, and not simulated
                 text = re.sub(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of enroot and podman give a container the job's mask; they are there where asked."""
+"""Hooks of enroot and podman give a container the job's mask."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.install import container_hooks
-from gpulock.install.container_hooks import ENROOT_HOOK, PODMAN_HOOK, PODMAN_PROGRAM
-from gpulock.install.files import InstallError, find_share_folder
-from gpulock.install.hooks import hooks_python
-from gpulock.install.items import Wanted, run_items
-from tests.support.install_site import ignore
+from gpulock.install.files import find_share_folder
+from gpulock.install.hooks import CONTAINERS, PODMAN_PROGRAM
+from gpulock.install.versions import CURRENT, FOLDER
 
 PROLOG = find_share_folder() / "prolog"
-REAL_FOLDER = container_hooks.PODMAN_HOOKS
-FILES = {"enroot": [ENROOT_HOOK], "podman": [PODMAN_PROGRAM, PODMAN_HOOK]}
-BOTH = pytest.mark.parametrize("name", FILES)
 MASK = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPULOCK_DEVICES")
 UUIDS = "GPU-1,GPU-2"
 IMAGE = {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "all", "GPULOCK_DEVICES": "x"}
@@ -36,7 +30,7 @@ MPS = {
 
 def call_podmans(config: str, **job: str) -> subprocess.CompletedProcess[str]:
     """Call the hook as podman does: as its child, with nothing in the environment but the job's."""
-    command = [sys.executable, "-IS", str(PROLOG / "podman" / PODMAN_PROGRAM)]
+    command = [sys.executable, "-IS", str(PROLOG / PODMAN_PROGRAM)]
     podman = ["/bin/sh", "-c", '"$@"; exit $?', "podman", *command]
     return subprocess.run(
         podman, input=config, env=job, capture_output=True, text=True, timeout=20, check=False
@@ -61,7 +55,7 @@ def under_enroot(folder: Path, own: dict[str, str], **job: str) -> dict[str, str
     path = folder / "environ"
     path.write_text("".join(f"{name}={value}\n" for name, value in own.items()))
     env = {"PATH": "/usr/bin:/bin", "ENROOT_ENVIRON": str(path), **job}
-    subprocess.run([PROLOG / "enroot" / ENROOT_HOOK], env=env, check=True, timeout=20)
+    subprocess.run([PROLOG / CONTAINERS[0]], env=env, check=True, timeout=20)
     lines = path.read_text().splitlines()
     assert len({line.partition("=")[0] for line in lines}) == len(lines)
     return dict(line.split("=", 1) for line in lines)
@@ -106,35 +100,7 @@ def test_what_it_does_not_understand_starts_no_container(config: str) -> None:
     assert (done.returncode != 0, done.stdout) == (True, "")
 
 
-# --- where they are put --------------------------------------------------------------------------
-
-
-def install(name: str, asked: bool) -> list[str]:
-    """Install a hook; return the files that changed."""
-    items = container_hooks.choose_container_hooks(
-        enroot=asked and name == "enroot", podman=asked and name == "podman"
-    )
-    return run_items(items, Wanted.PRESENT, None, ignore).changed
-
-
-@BOTH
-def test_a_hook_is_put_there_where_asked_and_kept(name: str) -> None:
-    enroot, podman = container_hooks.ENROOT_HOOKS, container_hooks.PODMAN_HOOKS
-    folder, files = (enroot if name == "enroot" else podman), FILES[name]
-    with pytest.raises(InstallError, match=f"--{name} puts a hook there"):
-        install(name, True)
-    (folder if name == "enroot" else folder.parents[1]).mkdir(parents=True)
-    assert install(name, False) == []
-
-    assert install(name, True) == [f"file {folder / file}" for file in files]
-    program = folder / files[0]
-    assert program.stat().st_mode & 0o777 == 0o755
-    head, _, rest = program.read_text().partition("\n")
-    assert rest == (PROLOG / name / files[0]).read_text().partition("\n")[2]
-    assert head == ("#!/usr/bin/env bash" if name == "enroot" else f"#!{hooks_python()} -IS")
-    assert install(name, False) == []
-    program.write_text("older\n")
-    assert install(name, False) == [f"file {program}"]
-    hook = json.loads((PROLOG / "podman" / PODMAN_HOOK).read_text())
-    assert hook["hook"] == {"path": str(REAL_FOLDER / PODMAN_PROGRAM)}
+def test_podman_finds_the_program_by_the_hook() -> None:
+    hook = json.loads((PROLOG / CONTAINERS[1]).read_text())
+    assert hook["hook"] == {"path": str(FOLDER / CURRENT / PODMAN_PROGRAM)}
     assert (hook["stages"], hook["when"]) == (["precreate"], {"always": True})

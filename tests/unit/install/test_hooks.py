@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from gpulock.cli import command_group
-from gpulock.install import container_hooks, versions
+from gpulock.install import versions
 from gpulock.install.files import InstallError
 from gpulock.install.hook_script import HOOKS, preload_name
 from gpulock.install.hooks import (
+    PODMAN_PROGRAM,
     HookPaths,
     hook_modules,
     hooks_python,
@@ -64,7 +65,7 @@ def test_a_rendered_folder_works_for_any_caller_and_belongs_to_one(
         os.umask(old)
 
     for path in (paths.folder, *paths.folder.rglob("*")):
-        executable = path.is_dir() or path.parent.name in ("prolog", "epilog")
+        executable = path.is_dir() or not path.is_relative_to(paths.library)
         mode = stat.S_IMODE(path.lstat().st_mode)
         assert mode == (0o755 if executable else 0o644), path
     compiled = {path.read_bytes()[4] for path in paths.library.rglob("__pycache__/*.pyc")}
@@ -228,22 +229,10 @@ def test_hooks_whose_python_went_with_an_upgrade_run_by_the_new_one(
     old.unlink()
 
     assert renew(config) == f"done: {Hooks(settings).title}\n"
-    assert prolog.read_text().startswith(f"#!{hooks_python()} -IS\n")
+    podmans = current_hooks(settings).folder / PODMAN_PROGRAM
+    for hook in (prolog, podmans):
+        assert hook.read_text().startswith(f"#!{hooks_python()} -IS\n")
     assert renew(config) == ""
-
-
-def test_where_no_scheduler_starts_hooks_podmans_alone_gets_the_new_python(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(container_hooks, "PODMAN_HOOKS", tmp_path)
-    assert renew(config) == ""
-    program = tmp_path / container_hooks.PODMAN_PROGRAM
-    program.write_text("#!/gone/python3 -IS\n")
-
-    assert renew(config) == f"done: file {program}\n"
-
-    assert program.read_text().startswith(f"#!{hooks_python()} -IS\n")
-    assert not current_hooks(read_settings(str(config))).folder.exists()
 
 
 # --- modules come from one compiled file, and from their own without it ---------------------------

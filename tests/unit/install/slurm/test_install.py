@@ -15,7 +15,6 @@ from gpulock.cli import command_group
 from gpulock.cli.admin.items import UNFINISHED
 from gpulock.daemon.core.instance_lock import InstanceLock
 from gpulock.errors import Refusal
-from gpulock.install import container_hooks
 from gpulock.install.files import InstallError, lock_installation
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.slurm import site
@@ -289,19 +288,17 @@ def test_without_slurmctld_nothing_is_installed_or_taken_away(node: SlurmNode) -
 
 
 def test_the_hooks_stay_while_grid_engine_uses_them_and_go_with_the_last(node: SlurmNode) -> None:
-    hook = container_hooks.ENROOT_HOOKS / container_hooks.ENROOT_HOOK
-    hook.parent.mkdir(parents=True)
-    node.install(enroot=True)
+    node.install()
     sge = node.map.with_name("sge-map")
     sge.write_text(format_card_map("node1", {}))
 
     assert node.uninstall().clauses() == []
-    assert node.paths.prolog.is_file() and hook.exists() and not node.map.exists()
+    assert node.paths.prolog.is_file() and not node.map.exists()
 
     sge.unlink()
     node.install()
     assert node.uninstall().clauses() == []
-    assert not hook.exists() and not node.hooks.exists()
+    assert not node.hooks.exists()
 
 
 # --- the commands, as an administrator types them -------------------------------------------------

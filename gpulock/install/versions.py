@@ -37,6 +37,7 @@ from gpulock.store.locks import LockStore
 
 FOLDER: Final = Path("/usr/lib/gpulock/hooks")
 CURRENT: Final = "current"
+PLUGIN: Final = "spank_gpulock.so"  # of SPANK, which an administrator makes
 SGE, SLURM = "sge", "slurm"
 _MAPS: Final = {SGE: card_map.NAME, SLURM: gres_map.NAME}
 _TRIALS: Final = {SGE: try_sge_hooks, SLURM: try_slurm_hooks}
@@ -104,7 +105,7 @@ class Hooks(Item):
         for link in self.folder.glob(f".{CURRENT}.*"):  # of a switch that was killed
             remove_file(link)
         if version_in_force(self.folder) is None:
-            self.write(Wanted.ABSENT)
+            self._remove_versions()
 
     def write(self, wanted: Wanted) -> None:
         try:
@@ -112,13 +113,18 @@ class Hooks(Item):
                 self._put_in_force()
                 return
             self.before_removal()
-            remove_file(self.folder / CURRENT)
-            for name in list_hook_versions(self.folder):
-                shutil.rmtree(self.folder / name)
-            if self.folder.is_dir() and not any(self.folder.iterdir()):
-                self.folder.rmdir()
+            for name in (PLUGIN, CURRENT):
+                remove_file(self.folder / name)
+            self._remove_versions()
         except OSError as fault:
             raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
+
+    def _remove_versions(self) -> None:
+        """Remove all versions, and the folder where nothing else is in it; raise OSError."""
+        for name in list_hook_versions(self.folder):
+            shutil.rmtree(self.folder / name)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def _put_in_force(self) -> None:
         """Render the version of this package, try it, and switch to it; raise InstallError."""

@@ -20,7 +20,7 @@ from gpulock.install.slurm import site
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
-from gpulock.install.slurm.spank import SpankPlugin
+from gpulock.install.slurm.spank import build_mark
 from gpulock.simulate.node import write_simulated_node
 from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
 from tests.support.install_site import ignore
@@ -82,7 +82,7 @@ class SlurmNode:
     def give_plugin(self) -> None:
         """Put what stands for the compiled plugin where the Makefile puts it."""
         self.plugin.parent.mkdir(exist_ok=True)
-        self.plugin.write_bytes(SpankPlugin(self.hooks, self.paths.slurm_task).build())
+        self.plugin.write_bytes(build_mark(self.paths.slurm_task))
         self.plugin.chmod(0o644)
 
     def device(self, minor: int | str) -> str:

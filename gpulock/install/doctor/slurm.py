@@ -27,10 +27,10 @@ from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
-from gpulock.install.slurm.spank import PLUGIN, PlugStack
+from gpulock.install.slurm.spank import PlugStack
 from gpulock.install.slurm.wanted import TASK, find_slurm_hooks, wanted_setting_lines
 from gpulock.install.trial import try_slurm_hooks
-from gpulock.install.versions import current_hooks
+from gpulock.install.versions import PLUGIN, current_hooks
 from gpulock.node import device_list
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings

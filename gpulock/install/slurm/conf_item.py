@@ -24,7 +24,7 @@ from gpulock.install.slurm.slurm_conf import (
     read_slurm_file,
     slurm_pairs,
 )
-from gpulock.install.slurm.spank import PLUGIN, PlugStack
+from gpulock.install.slurm.spank import PlugStack
 from gpulock.install.slurm.wanted import (
     EPILOG,
     INSTALL_FIRST,
@@ -36,7 +36,7 @@ from gpulock.install.slurm.wanted import (
     slurm_conf_page,
     wanted_setting_lines,
 )
-from gpulock.install.versions import current_hooks
+from gpulock.install.versions import PLUGIN, current_hooks
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH
 

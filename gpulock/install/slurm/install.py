@@ -24,8 +24,9 @@ from gpulock.install.slurm.site import (
     find_own_slurmd,
     find_slurm_site,
 )
-from gpulock.install.slurm.spank import PYXIS, PlugStack, SpankPlugin
+from gpulock.install.slurm.spank import PYXIS, PlugStack
 from gpulock.install.versions import (
+    PLUGIN,
     SGE,
     SLURM,
     Hooks,
@@ -59,11 +60,6 @@ class SlurmInstaller(NodePart):
         """This node's Slurm; raises InstallError."""
         return find_slurm_site(self.settings, self.slurmd)
 
-    @cached_property
-    def plugin(self) -> SpankPlugin:
-        """The SPANK plugin."""
-        return SpankPlugin(hooks_folder(self.settings), self.paths.slurm_task)
-
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
         options = self.options
@@ -74,10 +70,10 @@ class SlurmInstaller(NodePart):
             self.note("this machine is no node of slurmctld's: only slurm.conf is written here")
         items = [] if conf_alone else self.node_items()
         stack = PlugStack(self.site.in_force(), self.site.conf)
-        by_spank = self.plugin.path.exists() or bool(stack.naming(PYXIS))
+        plugin, task = hooks_folder(self.settings) / PLUGIN, self.paths.slurm_task
+        by_spank = plugin.exists() or bool(stack.naming(PYXIS))
         if by_spank:  # before TaskProlog may go
-            lines = ByHand(str(stack.path), lambda: stack.remainder(self.plugin.path))
-            items += [self.plugin, lines]
+            items.append(ByHand("SPANK plugin", lambda: stack.remainder(plugin, task)))
         items.append(SlurmConfItem(self.site, self.settings, options, by_spank))
         return InstallParts(items, self.notes, on_node=not conf_alone)
 
@@ -99,7 +95,7 @@ class SlurmInstaller(NodePart):
             self.note("the hooks stay: Grid Engine uses them")
         else:
             items.append(Hooks(self.settings))
-        items += [self.plugin, held_devices_item(self.settings, SLURM, self.options.force)]
+        items.append(held_devices_item(self.settings, SLURM, self.options.force))
         try:
             items.append(SlurmConfItem(self.site, self.settings, self.options))
         except InstallError as fault:

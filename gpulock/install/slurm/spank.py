@@ -15,58 +15,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpulock.install.files import find_share_folder, remove_file
-from gpulock.install.items import Item, Remainder, Wanted
+from gpulock.install.files import find_share_folder
+from gpulock.install.items import Remainder
 from gpulock.install.slurm.slurm_conf import SlurmConf, raw_slurm_lines
 from gpulock.install.versions import FOLDER as HOOKS
 from gpulock.store import atomic
 
-PLUGIN: Final = "spank_gpulock.so"
 AGAIN: Final = "again"  # the word of its second line
 PYXIS: Final = "spank_pyxis"
 FOLDER: Final = "prolog/spank"
 _LARGEST: Final = 1 << 22  # bytes of a plugin
 
 
-class SpankPlugin(Item):
-    """The compiled plugin, which an administrator makes; it goes with the hooks."""
-
-    def __init__(self, folder: Path, hook: Path) -> None:
-        self.path, self.hook = folder / PLUGIN, hook
-        self.title = f"SPANK plugin {self.path}"
-
-    def build(self) -> bytes:
-        """Return the mark of one that is compiled from this source for this hook."""
-        source = (find_share_folder() / FOLDER / "spank_gpulock.c").read_bytes()
-        made = hashlib.sha256(source + os.fsencode(self.hook)).hexdigest()
-        return f"gpulock-spank-build {made[:12]}\0".encode()
-
-    def read(self) -> str | None:
-        return str(self.path) if self.path.exists() else None
-
-    def goal(self, wanted: Wanted) -> str | None:
-        return None if wanted is Wanted.ABSENT else self.read()
-
-    def write(self, wanted: Wanted) -> None:
-        remove_file(self.path)
-
-    def remainder(self, wanted: Wanted) -> Remainder | None:
-        same = wanted is Wanted.ABSENT
-        with suppress(OSError):
-            same = same or self.build() in atomic.read_file(str(self.path), _LARGEST)
-        what = f"{self.path} is {'of another gpulock' if self.path.exists() else 'not there'}"
-        return None if same else Remainder(f"{what}: compile it", self.page())
-
-    def page(self) -> list[str]:
-        """Return how it is compiled."""
-        prefix = [f"PREFIX={self.path.parent}"] if self.path.parent != HOOKS else []
-        words = ["make", "-C", str(find_share_folder() / FOLDER), "install", *prefix]
-        return [
-            "As root, on every node and login node, then run this again:",
-            f"    {shlex.join(words)}",
-            "It needs make, cc, and slurm/spank.h of this Slurm (libslurm-dev, slurm-devel; else"
-            " SLURM=FOLDER, below which is include/).",
-        ]
+def build_mark(hook: Path) -> bytes:
+    """Return what a plugin has in it that is compiled from this source for a hook."""
+    source = (find_share_folder() / FOLDER / "spank_gpulock.c").read_bytes()
+    made = hashlib.sha256(source + os.fsencode(hook)).hexdigest()
+    return f"gpulock-spank-build {made[:12]}\0".encode()
 
 
 class PlugStack:
@@ -82,22 +47,29 @@ class PlugStack:
         """Return each line with a plugin, and its file."""
         return [(file, line) for file, line in self.lines if plugin in line]
 
-    def remainder(self, plugin: Path) -> Remainder | None:
-        """Return what is missing, without which no task has its mask.
+    def remainder(self, plugin: Path, hook: Path) -> Remainder | None:
+        """Return what is missing of plugin and lines, without which no task has its mask.
 
         In which order Slurm runs its plugins is not looked at: ours ends a task that it finds too
         late (prolog/spank).
         """
-        wanted = [f"required {plugin}", f"required {plugin} {AGAIN}"]
-        there = {line for _, line in self.lines}
-        if there >= {*(wanted if self.naming(PYXIS) else wanted[:1])}:
+        wanted, is_made = [f"required {plugin}", f"required {plugin} {AGAIN}"], False
+        with suppress(OSError):
+            is_made = build_mark(hook) in atomic.read_file(str(plugin), _LARGEST)
+        needed = {*(wanted if self.naming(PYXIS) else wanted[:1])}
+        if is_made and needed <= {line for _, line in self.lines}:
             return None
+        prefix = [f"PREFIX={plugin.parent}"] if plugin.parent != HOOKS else []
+        make = ["make", "-C", str(find_share_folder() / FOLDER), "install", *prefix]
         page = [
-            f"Into {self.path}, on every node and login node, as its first line and its last, pyxis"
-            " between them:",
-            "",
+            "As root, on every node and login node:",
+            f"    {shlex.join(make)}",
+            "It needs make, cc, and slurm/spank.h of this Slurm (libslurm-dev, slurm-devel; else"
+            " SLURM=FOLDER, below which is include/).",
+            f"Then into {self.path} there, as its first line and its last, pyxis between them:",
             *(f"    {line}" for line in wanted),
-            "",
             "The file must be there on all of them: without it no srun and sbatch works.",
         ]
-        return Remainder(f"{self.path} lacks lines of gpulock's plugin around pyxis", page)
+        if not is_made:
+            return Remainder(f"{plugin} is not there, or is of another gpulock", page)
+        return Remainder(f"{self.path} lacks lines of gpulock's SPANK plugin around pyxis", page)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulock.install.hooks import HookPaths
-from gpulock.install.items import Wanted
-from gpulock.install.slurm.spank import AGAIN, SpankPlugin
+from gpulock.install.slurm.slurm_conf import SlurmConf
+from gpulock.install.slurm.spank import AGAIN, PlugStack, build_mark
+from gpulock.install.versions import PLUGIN
 from tests.labs.slurm.enroot import SOURCES, build_pyxis
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.modes import NODE, Mode
@@ -80,16 +81,17 @@ def with_pyxis(
     }
     mode(gpus, keys, hooks=hooks)
     hook = HookPaths(lab / "hooks").slurm_task
-    plugin = SpankPlugin(lab, hook)
-    if not plugin.path.exists() or plugin.remainder(Wanted.PRESENT):
-        command = plugin.page()[1].strip()
-        subprocess.run([*shlex.split(command), f"HOOK={hook}"], check=True)
-    assert plugin.remainder(Wanted.PRESENT) is None
+    plugin = lab / PLUGIN
+    if not plugin.exists() or build_mark(hook) not in plugin.read_bytes():
+        left = PlugStack(SlurmConf({}), lab / "slurm.conf").remainder(plugin, hook)
+        assert left
+        subprocess.run([*shlex.split(left.page[1]), f"HOOK={hook}"], check=True)
+    assert build_mark(hook) in plugin.read_bytes()
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})
     else:
         pyxis, image = build_stand_in(lab)
-    made = Pyxis(gpus, plugin.path, pyxis, image, hook)
+    made = Pyxis(gpus, plugin, pyxis, image, hook)
     made.stack(*made.lines)
     try:
         yield made

@@ -39,7 +39,7 @@ def uuids(gpus: Gpulock, *indexes: int) -> str:
 def lines_left(pyxis: Pyxis) -> Remainder | None:
     """Return what plugstack.conf lacks."""
     conf = SlurmConf({"plugstackconfig": str(pyxis.plugstack)})
-    return PlugStack(conf, None).remainder(pyxis.plugin)
+    return PlugStack(conf, None).remainder(pyxis.plugin, pyxis.hook)
 
 
 def ran(done: subprocess.CompletedProcess[str]) -> bool:

@@ -162,7 +162,7 @@ FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.co
 @pytest.mark.parametrize(
     ("plant", "name", "says", "do"),
     [
-        (pyxis_alone, "installation", "lacks lines of gpulock's", "as its first line"),
+        (pyxis_alone, "installation", "spank_gpulock.so is not there", "as its first line"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
         (an_older_slurm_conf, "slurm.conf", "it lacks Prolog and Epilog, so jobs", "reconfigure"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),

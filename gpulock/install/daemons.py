@@ -14,8 +14,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.files import InstallError
 from gpulock.node.procfs import Proc
@@ -111,11 +109,3 @@ def _started_by_its_owner(name: str, entry: Path) -> bool:
     mode = (entry / "exe").stat().st_mode
     # Debian's slurmd is slurmd-wlm
     return Path(program).name.startswith(name) and not mode & (stat.S_ISUID | stat.S_ISGID)
-
-
-def process_start_time(pid: int) -> float:
-    """Return when a process was started, in seconds of the epoch; raise OSError."""
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error as fault:
-        raise ProcessLookupError(str(fault)) from fault

@@ -84,23 +84,17 @@ class SgeHost:
         interval = self.effective_configuration().get("load_report_time", "")
         delay = _REPORTS * parse_clock_seconds(interval) + _SLACK_SECONDS
         deadline, reports = time.monotonic() + delay, list[dict[str, str]]()
-        while True:
+        while time.monotonic() <= deadline or not reports:
             values = self.values("load_values")
             reports += [values] if values not in reports else []
-            reported = not {*REPORTED}.isdisjoint(values)
-            if len(reports) > _NEW_REPORTS and reported is sensor:
+            if len(reports) > _NEW_REPORTS and {*REPORTED}.isdisjoint(values) is not sensor:
                 self._followed = True
                 return
-            if time.monotonic() > deadline:
-                break
             time.sleep(_PAUSE)
-        what = "sends no new report"
-        if reported is not sensor:
-            what = "still runs the load sensor" if reported else "starts no load sensor"
         raise InstallError(
-            f"execd of {self.name} {what} after {delay:.0f} s: restart execd, which then takes a"
-            f" new configuration; its jobs run on, or see"
-            f" {self.execd.folder if self.execd else ''}/messages, then run it again"
+            f"execd of {self.name} does not go by its configuration after {delay:.0f} s: restart"
+            " execd, which then takes a new one; its jobs run on, or see its messages file, then"
+            " run it again"
         )
 
 

@@ -96,15 +96,11 @@ def find_sge_shepherd(
     `lines` are the host's configuration. A release that is not known is none of ours. A program of
     the site's own that starts the shepherd is not run: nobody knows what it does.
     """
-    if given := settings.sge_shepherd:
-        tried = [Path(given)]
-        missing = f"SGE_SHEPHERD={given} is no program: no job would start"
-    else:
-        tried = [folder / _SHEPHERD for folder in (execd.program.parent, Path(qconf.binaries))]
-        missing = f"no {_SHEPHERD} beside execd: set SGE_SHEPHERD"
-    real = next((path for path in tried if path.is_file() and os.access(path, os.X_OK)), None)
-    if real is None:
-        raise InstallError(missing)
+    given = settings.sge_shepherd
+    real = Path(given) if given else execd.program.with_name(_SHEPHERD)
+    if not (real.is_file() and os.access(real, os.X_OK)):
+        where = f"SGE_SHEPHERD={given} is no program" if given else f"no {real}, set SGE_SHEPHERD"
+        raise InstallError(f"{where}: no job would start")
     release = clients = qconf.release()
     if real.name == _SHEPHERD:
         check_trusted(real, execd.owners, "SGE_SHEPHERD")
@@ -112,8 +108,14 @@ def find_sge_shepherd(
     check_release(release)
     if release != clients:
         raise InstallError(f"{real} is of {release}, the clients are of {clients}")
-    if why := minimum_id_fault(release, lines):
-        raise InstallError(f"{why}; set both to 0 (qconf -mconf)")
+    # The shepherd of Open Cluster Scheduler holds hooks to both as it holds jobs, and puts the
+    # queue in error (docs/facts/grid-engine.md, user, directory and output of hooks).
+    high = [f"{key}={lines[key]}" for key in ("min_uid", "min_gid") if lines.get(key, "0") != "0"]
+    if high and release.startswith(OCS):
+        raise InstallError(
+            f"{' '.join(high)}: the shepherd of {release} starts no hook as root then; set both to"
+            " 0 (qconf -mconf)"
+        )
     return real
 
 
@@ -124,18 +126,6 @@ def check_release(release: str) -> None:
             f"this Grid Engine is {release}, and gpulock knows {', '.join(KNOWN)}"
             " (docs/grid-engine.md)"
         )
-
-
-def minimum_id_fault(release: str, lines: Mapping[str, str]) -> str:
-    """Return why no hook of root's starts by a host's configuration, or nothing; pure.
-
-    The shepherd of Open Cluster Scheduler holds hooks to min_uid and min_gid as it holds jobs, and
-    puts the queue in error (docs/facts/grid-engine.md, user, directory and output of hooks).
-    """
-    high = [f"{key}={lines[key]}" for key in ("min_uid", "min_gid") if lines.get(key, "0") != "0"]
-    if not (high and release.startswith(OCS)):
-        return ""
-    return f"{' '.join(high)}: the shepherd of {release} starts no hook as root then"
 
 
 def choose_sge_host(hosts: Sequence[str], *names: str) -> str:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from gpulock.errors import Refusal
-from gpulock.install.daemons import process_start_time
 from gpulock.install.files import InstallError
 from gpulock.install.slurm.site import Slurmd, SlurmSite
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
@@ -217,8 +218,8 @@ def has_slurmd_read(slurmd: Slurmd | None, conf: Path | None, source: GresSource
     files = [*([conf] if conf else []), *([source.path] if source else [])]
     try:
         changed = max([path.stat().st_ctime for path in files], default=0.0)
-        return slurmd is None or process_start_time(slurmd.pid) > changed
-    except OSError:
+        return slurmd is None or psutil.Process(slurmd.pid).create_time() > changed
+    except (OSError, psutil.Error):
         return False
 
 

@@ -166,7 +166,7 @@ def test_the_hooks_stay_until_execd_has_let_go_of_them_however_often_they_are_un
     if not reports:
         site.edit("se", "gpu.free=8", "slots=8")
 
-    why = "still runs the load sensor" if reports else "sends no new report"
+    why = "does not go by its configuration"
     with deaf_execd(site, monkeypatch):
         for _ in range(2):
             with pytest.raises(InstallError, match=rf"hooks .*current: execd of node1 {why}"):

@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
-from gpulock.install.slurm import gres, renew_map
+from gpulock.install.slurm import renew_map
 from gpulock.install.slurm.renew_map import renew_gres_map
 from gpulock.slurm.gres_map import read_gres_map, read_shared_gres
+from tests.support.faults import returning
 from tests.support.slurm_node import SlurmNode, make_slurm_node
 
 SAME = {str(number): str(number) for number in range(8)}
@@ -31,10 +33,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmNode:
 
 
 def started(patch: pytest.MonkeyPatch, when: float) -> None:
-    def start_time(_: int) -> float:
-        return when
-
-    patch.setattr(gres, "process_start_time", start_time)
+    patch.setattr(psutil.Process, "create_time", returning(when))
 
 
 def positions(node: SlurmNode) -> dict[str, str]:

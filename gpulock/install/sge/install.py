@@ -52,7 +52,7 @@ from gpulock.install.versions import (
     installed_schedulers,
     is_to_uninstall,
 )
-from gpulock.sge.card_map import format_card_map, read_card_map
+from gpulock.sge.card_map import format_card_map
 
 CLUSTER: Final = "gpulock install sge --cluster --queue QUEUE"
 
@@ -69,7 +69,6 @@ class SgeInstaller(NodePart):
         super().__init__(config, "sge")
         self.echo, self.map_option = echo, map_option
         self.complex = self.settings.sge_complexes[0]
-        self._installed_as = ""  # the host, which may have another name by now
 
     @cached_property
     def execd(self) -> SchedulerDaemon | None:
@@ -85,7 +84,7 @@ class SgeInstaller(NodePart):
     def host(self) -> SgeHost:
         """This host; raises InstallError where it is none of the cell's."""
         current = current_hooks(self.settings).folder
-        name = sge_host_name(self.qconf, self.execd, self._installed_as)
+        name = sge_host_name(self.qconf, self.execd)
         return SgeHost(self.qconf, name, current, self.execd, self.echo)
 
     @cached_property
@@ -127,10 +126,6 @@ class SgeInstaller(NodePart):
         """
         if not is_to_uninstall(self.settings, SGE):
             return InstallParts([], on_node=False)
-        try:
-            self._installed_as = read_card_map(self.settings.state_dir)[0]
-        except (OSError, ValueError) as fault:
-            raise InstallError(f"sge-map: {fault}; run gpulock install sge again") from fault
         host = self.host
         hooks = Hooks(self.settings, before_removal=lambda: host.await_configuration(sensor=False))
         shared: list[Item] = [hooks]

@@ -143,12 +143,13 @@ def choose_sge_host(hosts: Sequence[str], *names: str) -> str:
     return ""
 
 
-def sge_host_name(qconf: Qconf, execd: SchedulerDaemon | None, name: str = "") -> str:
-    """Return this machine's name, or `name`, as Grid Engine has it; raise InstallError for none.
+def sge_host_name(qconf: Qconf, execd: SchedulerDaemon | None) -> str:
+    """Return this machine's name as Grid Engine has it; raise InstallError for none.
 
     execd's spool directory is called so: host_aliases gives any name at all.
     """
     hosts, node = qconf.names("-sel"), os.uname().nodename
-    if found := choose_sge_host(hosts, name, execd.folder.name if execd else "", node):
+    if found := choose_sge_host(hosts, execd.folder.name if execd else "", node):
         return found
-    raise InstallError(f"{name or node} is no execution host ({' '.join(hosts)}); see qconf -ae")
+    known = " ".join(hosts)
+    raise InstallError(f"{node} is no execution host ({known}); start execd, or see qconf -ae")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
@@ -36,10 +35,8 @@ from gpulock.install.versions import (
     installed_schedulers,
     is_to_uninstall,
 )
-from gpulock.node.setting_keys import KEYS
+from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import NAME
-
-_BINARIES: Final = next(default for name, _, default, _ in KEYS if name == "SLURM_BINARIES")
 
 
 class SlurmInstaller(NodePart):
@@ -107,7 +104,7 @@ class SlurmInstaller(NodePart):
         """Return the settings file, with the keys that it lacks; it stays."""
         gpus = self.count_gpus()
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else dict[str, str]()
-        if str(self.site.binaries) != _BINARIES:  # not at its usual place
+        if str(self.site.binaries) != Settings({}).slurm_binaries:  # not at its usual place
             counted["SLURM_BINARIES"] = str(self.site.binaries)
         if self.slurmd and self.slurmd.conf:
             counted["SLURM_CONF"] = self.slurmd.conf

@@ -29,7 +29,7 @@ FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a 
 OLDEST: Final = (22, 5)  # docs/slurm.md, releases that were tried
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MESSAGE: Final = 600  # characters of one that is shown
-_SECONDS: Final = 5.0
+_SECONDS: Final = 20.0  # as qmaster has: more than MessageTimeout, by which scontrol gives up
 _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is missing
 
 

@@ -53,7 +53,7 @@ SUMS = ("CLAIMS", "GPU HOURS", "BUSY", "IDLE", "UNSEEN", "USE")
     metavar="DEVICE",
     help="With this device: index, UUID, or bus id, though it is gone.",
 )
-@click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 2026-11-01.")
+@click.option("--since", metavar="TIME", help="Ended since then: 7d, 12h, 14:00, 2026-11-01.")
 @click.option("--until", metavar="TIME", help="Ended before then, in the same form.")
 @click.option(
     "--by", type=click.Choice(["user", "device", "queue"]), help="Sums instead of claims."

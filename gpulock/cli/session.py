@@ -22,7 +22,7 @@ from gpulock.system_log import NOTICE, log_to_system
 FOR_EVER = "for ever"
 JUST_PAST = 3  # hours: who types a time within them has hardly meant the next day
 CLOCK = re.compile("[0-9]{1,2}:[0-9]{2}")
-PAST = "7d, 12h, 2026-11-01 or 2026-11-01T12:30"
+PAST = "7d, 12h, 14:00, 2026-11-01 or 2026-11-01T12:30"
 PUBLIC = 0o022  # umask: everybody may read the records, or `status` would be root's alone
 
 
@@ -68,7 +68,7 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
     except ValueError as fault:
         hint = ". Put -- before the command." if ctx.command.name == "run" else ""
         raise click.BadParameter(f"{fault}{hint}", ctx, param) from fault
-    if value and value.isdigit() and param.name == "seconds":
+    if seconds and value and value.isdigit() and param.name in ("seconds", "wait"):
         raise click.BadParameter("say the unit, as in 2h or 90m.", ctx, param)
     if value is not None and not seconds and param.name != "wait":
         raise click.BadParameter("the time must be longer than 0.", ctx, param)
@@ -76,7 +76,9 @@ def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str
 
 
 def parse_time(text: str, now: float, after: float = 0.0) -> float:
-    """Return a point in time (epoch) of `7d` (ago) or `2026-11-01 12:30`; raise ValueError.
+    """Return a point in time (epoch): `7d` (ago), `14:00` (the last), `2026-11-01 12:30`.
+
+    Raises ValueError.
 
     Of one that lies ahead: `2h` from now, or `14:00`, the first one `after` some time.
     """
@@ -86,13 +88,15 @@ def parse_time(text: str, now: float, after: float = 0.0) -> float:
 
     forms = "14:00, 2h (from now) or 2026-12-01T14:00" if after else PAST
     try:
-        if not (after and CLOCK.fullmatch(text)):
+        if not CLOCK.fullmatch(text):
             if re.match("[0-9]{4}-", text):
                 return datetime.fromisoformat(text).timestamp()
             return now + parse_duration(text) * (1 if after else -1)
-        today = datetime.fromtimestamp(after)
+        today = datetime.fromtimestamp(after or now)
         at = datetime.combine(today, time.fromisoformat(text.zfill(5)))
         tomorrow = at + timedelta(days=1)
+        if not after:
+            return (at if at <= today else at - timedelta(days=1)).timestamp()
         if at > today or today - at > timedelta(hours=JUST_PAST):
             return (at if at > today else tomorrow).timestamp()
         forms = f"past by then; for the next day write {tomorrow:%Y-%m-%dT%H:%M}"

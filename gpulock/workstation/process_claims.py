@@ -163,7 +163,7 @@ def claim_for_process(
     longest = node.settings.claim_max
     if terms.seconds > (longest or LONGEST_CLAIM):
         most = f"CLAIM_MAX is {longest:.0f} s" if longest else f"{LONGEST_CLAIM:.0f} s at most"
-        why = f"a claim for {terms.seconds:.0f} s, {most}"
+        why = f"a claim for {terms.seconds:.10g} s, {most}"
         raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
     seconds = terms.seconds or longest
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)

@@ -249,7 +249,9 @@ class ClaimServer:
         full = len(calls) >= (MOST if act == CLAIM else MOST // 2)
         if len(mine) >= MOST_OF_USER or (full and (mine or act == CLAIM)):
             who = "you" if len(mine) >= MOST_OF_USER else "others"
-            raise Refusal(BUSY, f"{who} have too many open calls", "wait for them")
+            most = MOST_OF_USER if who == "you" else len(calls)
+            why = f"{who} have too many open calls: {most} are allowed"
+            raise Refusal(BUSY, why, "wait for them")
 
     def _cancel(self, client: Client, number: int) -> None:
         """End a call that waits, for its own user or root; raise Refusal."""

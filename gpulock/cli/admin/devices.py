@@ -40,7 +40,7 @@ from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock
 from gpulock.store.repair import repair_locks
 from gpulock.store.reservations import Reservation
-from gpulock.text.words import format_count, format_device_label, format_lock_holder
+from gpulock.text.words import MINUTE, format_count, format_device_label, format_lock_holder
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
@@ -60,7 +60,8 @@ def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | N
     """Return a point in time that is to come (epoch seconds), 0 for none; one of --to is later."""
     now = time.time()
     try:
-        return 0.0 if value is None else parse_time(value, now, ctx.params.get("begin") or now)
+        at = 0.0 if value is None else parse_time(value, now, ctx.params.get("begin") or now)
+        return at // MINUTE * MINUTE  # as it is shown
     except ValueError as fault:
         raise click.BadParameter(str(fault), ctx, param) from None
 
@@ -85,7 +86,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
     lets its users do so (RESERVE_MAX), and who holds it keeps it.
     """
     if end:
-        begin = begin or time.time()
+        begin = begin or time.time() // MINUTE * MINUTE
         if end <= begin:
             raise click.UsageError("--to is before --from.")
         terms = {"note": reason[:LONGEST_NOTE], "begin": begin, "seconds": end - begin}

@@ -104,6 +104,8 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(socket_client, "request_daemon_act", ask)
     site.hold(3)
     now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    minute = now // 60 * 60
 
     def day(hours: int) -> str:
         return time.strftime("%m-%d %H:%M", time.localtime(now + hours * 3600))
@@ -115,7 +117,9 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     assert (result.exit_code, result.stdout) == (0, said + kept)
     site.call("release", "3", "--force", "--reason", "x")
     assert asked[0][0:2] + asked[0].devices == (RESERVE, 0, site.id(3))
-    assert (round(asked[0].seconds), round(asked[0].begin - time.time(), -1)) == (7200, 3600)
+    assert (asked[0].seconds, asked[0].begin) == (7200, minute + 3600)  # as its times are shown
+    site.call("reserve", "3", "--to", "2m", "--reason", "now")
+    assert (asked[1].seconds, asked[1].begin) == (120, minute)
     assert site.call("unreserve", "3").exit_code == 1  # nobody has reserved it
     every = [Reservation(site.id(3), 1001, (now, now + 60), "alice", "thesis")]
     write_reservations(site.node().settings.state_dir, every)
@@ -123,14 +127,14 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     site.set("USER_CLAIMS=yes\n")
     ended = "GPU 3: 2 reservations ended: reserved for alice; reserved for bob\n"
     assert site.call("unreserve", "3").stdout == ended
-    assert [one.act for one in asked] == [RESERVE, UNRESERVE]
+    assert [one.act for one in asked] == [RESERVE, RESERVE, UNRESERVE]
     assert site.call("reserve", "2", "--reason", "test").exit_code == 0
     write_reservations(
         site.node().settings.state_dir, [Reservation(site.id(2), 1001, (now, now + 60), "a", "b")]
     )
     over = site.call("unreserve", "2").stdout  # root's own, and no user's
     assert over == "the administrator's reserve of GPU 2 is over\n"
-    assert len(asked) == 2
+    assert len(asked) == 3
     site.call("quarantine", "3", "--reason", "Xid 79")
     for words in (("--to", "1h"), ()):
         told = site.call("reserve", "3", "--reason", "x", *words).stdout

@@ -182,6 +182,21 @@ def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
         server.kill()
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--for", "3"), "say the unit, as in 2h or 90m"),
+        (("--wait", "3"), "say the unit, as in 2h or 90m"),
+        (("--for", "0"), "the time must be longer than 0"),
+    ],
+)
+def test_a_time_without_its_unit_is_asked_back(
+    site: Site, words: tuple[str, str], why: str
+) -> None:
+    done = site.run("run", "-n", "1", *words, "--", "/bin/true")
+    assert (done.returncode, why in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("wait", [(), ("--wait", "0")])
 def test_more_than_is_free_is_refused_at_once(site: Site, wait: tuple[str, ...]) -> None:
     site.hold(0, 1, 2)

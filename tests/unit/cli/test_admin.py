@@ -104,7 +104,6 @@ def test_a_reserve_with_an_end_is_gpulockds(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(socket_client, "request_daemon_act", ask)
     site.hold(3)
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
     minute = now // 60 * 60
 
     def day(hours: int) -> str:

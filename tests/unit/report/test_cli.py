@@ -274,7 +274,7 @@ def test_one_task_of_an_array_is_neither_summed_with_the_others_nor_hidden_by_th
 def test_the_table_has_the_last_ones_and_their_sum(busy: Desk) -> None:
     said = busy.text("history", "--last", "5").splitlines()
     assert [line.split()[2:6] for line in said[4:6]] == [
-        ["2", "bob", "1", "1m"],
+        ["2", "bob", "2", "1m"],
         ["1", "alice", "1", "1m"],
     ]
     every = jobs(busy)

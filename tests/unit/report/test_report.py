@@ -160,7 +160,7 @@ def test_many_tasks_are_a_line_each_and_a_sum() -> None:
         "-",
         "12.21",
         "alice",
-        "1",
+        *("0", "(1/4)"),
         "-",
         "-",
         "-",

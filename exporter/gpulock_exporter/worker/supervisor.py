@@ -127,27 +127,29 @@ class WorkerChild:
             self.frames.close()
         self.frames = None
 
-    def crash(self) -> int:
-        """Return the signal by which a library ended it, 0 where none did."""
+    def crash(self) -> str:
+        """Return by what a library ended it, empty where none did; by itself it ends in no call."""
         code = self.process.poll()
-        return -code if code is not None and -code in CRASHES else 0
+        if code is None or code >= 0:
+            return "exit" if code is not None and self.call() else ""
+        return signal.Signals(-code).name if -code in CRASHES else ""
 
 
 @dataclass
 class HungCard:
     """A card with a call that hung or crashed: which, how often, when it is tried again.
 
-    `crash` is the signal by which that call ended its process, 0 where it hung. `is_out` is whether
-    the worker leaves it out now.
+    `crash` is by what that call ended its process, empty where it hung. `is_out` is whether the
+    worker leaves it out now.
     """
 
     call: DriverCall
     times: int = 0
     due: float = 0.0
-    crash: int = 0
+    crash: str = ""
     is_out: bool = True
 
-    def leave_out(self, now: float, call: DriverCall | None, crash: int = 0) -> None:
+    def leave_out(self, now: float, call: DriverCall | None, crash: str = "") -> None:
         """Leave it out for a while, each time longer; None: it is the call of before."""
         self.call, self.crash, self.is_out = call or self.call, crash, True
         self.due = now + min(FIRST_PAUSE * 2 ** min(self.times, 16), LONGEST_PAUSE)
@@ -158,7 +160,7 @@ class HungCard:
         often = f", {self.times} times by now" if self.times > 1 else ""
         how = "hangs in the driver"
         if self.crash:
-            how = f"ends its process by {signal.Signals(self.crash).name}"
+            how = f"ends its process by {self.crash}"
         return f"{self.call.name or 'a call'} {how}{often}"
 
 
@@ -220,7 +222,7 @@ class Supervisor:
     def _outlives_kill(self, child: WorkerChild) -> bool:
         return child.killed > 0 and self._clock() - child.killed > REAP
 
-    def _leave_out(self, index: int, now: float, call: DriverCall | None, crash: int = 0) -> None:
+    def _leave_out(self, index: int, now: float, call: DriverCall | None, crash: str = "") -> None:
         card = self.cards.setdefault(index, HungCard(DriverCall(now, index, "", "")))
         card.leave_out(now, call, crash)
 
@@ -299,7 +301,7 @@ class Supervisor:
         elif self._is_over(trial, now):
             self._trial = None
             card, code, crash = self.cards[trial.card], trial.process.poll(), trial.crash()
-            if code == 0:
+            if code == 0 and not crash:
                 card.is_out = False
                 if self.worker is not None and not self.worker.killed:
                     self.fault = ""

@@ -198,9 +198,9 @@ def test_a_crash_stays_told_until_a_trial_ends_otherwise(site: Site) -> None:
     assert card.words() == "nvmlX ends its process by SIGSEGV, 2 times by now"
     site.wait(2 * FIRST_PAUSE)
     site.worker.calling = DriverCall(site.clock.now, 1, "0000:3b:00.0", "nvmlY")
-    site.end(-signal.SIGABRT)
+    site.end(0)  # no answer of the card: it was in a call
     site.wait(1)
-    assert card.words() == "nvmlY ends its process by SIGABRT, 3 times by now"
+    assert card.words() == "nvmlY ends its process by exit, 3 times by now"
 
 
 def test_garbage_ends_the_worker(site: Site) -> None:
@@ -219,23 +219,27 @@ def test_a_trial_is_ended_with_the_rest(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "out"),
-    [(signal.SIGSEGV, True), (signal.SIGABRT, True), (signal.SIGKILL, False), (signal.SIGTERM, 0)],
+    ("code", "how"),
+    [
+        *((-one, one.name) for one in (signal.SIGSEGV, signal.SIGABRT)),
+        *((-one, "") for one in (signal.SIGKILL, signal.SIGTERM)),
+        *((one, "exit") for one in (0, 7)),
+    ],
 )
 def test_a_worker_that_a_card_crashes_is_replaced_at_once_by_one_without_it(
-    site: Site, ends: signal.Signals, out: bool
+    site: Site, code: int, how: str
 ) -> None:
     site.hang()
-    site.end(-ends)
+    site.end(code)
     site.wait()
-    if not out:  # whoever ended it, it was not the card
+    if not how:  # whoever ended it, it was not the card
         assert (site.starts(), site.supervisor.left_out()) == ([[]], {})
         return
     assert site.starts() == [[], ["without=1"]]
     (card,) = site.supervisor.left_out().values()
-    assert card.words() == f"nvmlX ends its process by {ends.name}"
+    assert card.words() == f"nvmlX ends its process by {how}"
     site.hang()  # in the card that it was told to leave out
-    site.end(-ends)
+    site.end(code)
     site.wait()
     assert len(site.starts()) == 2, "not at once"
 

@@ -13,7 +13,8 @@ from tests.world.kernel import Plan
 
 COUNT = int(os.environ.get("GPULOCK_WORLD_SCHEDULES") or "200")  # at random, of all casts
 SEED = chosen_seed("GPULOCK_WORLD_SEED")
-AT_CALLS, PREEMPTED = 0.6, 0.4  # to each schedule at random
+# for each schedule at random, of CASTS and PAIRS: lost locks, kinds and health come on top
+AT_CALLS, PREEMPTED = 0.6, 0.4
 ALL = os.environ.get("GPULOCK_WORLD_ALL") == "1"  # every point, however long that takes
 
 

@@ -29,7 +29,7 @@ from tests.world.actors import (
 from tests.world.kernel import FREEZE, KILL
 from tests.world.site import OTHER
 
-# Where nothing else is chosen, the first that can goes on: an accident, gpulockd, then another job.
+# Where nothing else is chosen, the first that can goes on, in the order in which a cast names them.
 SGE = sge_job(11, 1)
 SHARD = slurm_job(21, 1, shard=True)
 SHARE = run_claim(1, share=True)
@@ -184,7 +184,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("slurm", "one", FREEZE),
     ("slurm_straggler", "one", KILL),
     ("slurm_requeued", "one", FREEZE),
-    ("slurm_requeued", "two", KILL),
+    ("slurm_requeued", "one", "two"),
     ("slurm_step_dies", "one", "end"),
     ("slurm_shards", "one", KILL),
     ("slurm_shards", "one", FREEZE),

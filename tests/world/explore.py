@@ -103,18 +103,30 @@ class Explorer:
         self.check(*self.drawn(seed), seed)
 
     def each_call(self, name: str, what: str) -> list[Plan]:
-        """Return the plans in which something happens at each call of an actor."""
-        return [{(name, at, "at"): what} for at in self.calls(name, {("", 0, "next"): name})]
+        """Return the plans in which something happens at each call of an actor.
 
-    def calls(self, name: str, plan: Plan) -> list[int]:
+        Both where the cast's first actor begins, and where this one does.
+        """
+        begins = dict.fromkeys((next(iter(self.cast.plays)), name))
+        starts: list[Plan] = [{("", 0, "next"): first} for first in begins]
+        return [
+            {**start, (name, at, "at"): what}
+            for start in starts
+            for at in self.calls(name, start, what)
+        ]
+
+    def calls(self, name: str, plan: Plan, other: str = "") -> list[int]:
         """Return the numbers of the calls of an actor that others can tell, under a plan.
 
-        What it does to a file that it alone knows as yet, they cannot.
+        What it does to a file that it alone knows as yet, they cannot. Of an `other` that acts,
+        those before it has ended.
         """
         self.play(Planned(plan))
+        trace = self.site.kernel.trace
+        last = [number for number, line in enumerate(trace) if line[0] == other][-1:]
         return [
             int(call)
-            for who, call, what, path, _ in self.site.kernel.trace
+            for who, call, what, path, _ in trace[: last[0] if last else None]
             if who == name and (what not in PRIVATE or not path.rpartition("/")[2].startswith("."))
         ]
 

@@ -27,7 +27,9 @@ def check_each_call(site: Site, cast: Cast, actor: str, what: str, part: float) 
     """Let something happen at calls of an actor, in this part of the schedules."""
     explorer = Explorer(site, cast)
     named = f"at a call {what}" if what[0] == "(" else "accident"
-    for plan in some(shuffled(explorer.each_call(actor, what)), AT_CALLS * part):
+    plans = explorer.each_call(actor, what)
+    assert plans, f"{actor} has no call at which {what} can be"
+    for plan in some(shuffled(plans), AT_CALLS * part):
         explorer.check(Planned(plan), named)
 
 

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LOCK_DIR, its `locks` or one lock are removed while jobs run, and while a claim is at work."""
+"""LOCK_DIR, locks, records or their folder are removed while jobs run and claims are at work."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.world.budget import AT_CALLS, shuffled, some
 from tests.world.casts import CASTS, LOST, LOST_POINTS, POINTS
-from tests.world.choosers import Planned
-from tests.world.explore import Explorer
-from tests.world.play import sample_schedules
+from tests.world.play import check_each_call, sample_schedules
 from tests.world.site import Site
 
 
@@ -22,6 +19,4 @@ def test_locks_that_are_lost_at_random_are_put_back(site: Site, name: str) -> No
 def test_locks_that_are_lost_at_any_call_are_put_back(
     site: Site, name: str, actor: str, what: str
 ) -> None:
-    explorer = Explorer(site, LOST[name])
-    for plan in some(shuffled(explorer.each_call(actor, what)), AT_CALLS / len(POINTS)):
-        explorer.check(Planned(plan), "locks are lost")
+    check_each_call(site, LOST[name], actor, what, 1 / len(POINTS))

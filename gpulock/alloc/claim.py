@@ -194,7 +194,7 @@ def lock_devices(node: Node, gate: Gate, chosen: list[Device], template: Owner) 
         if not gate.is_named():
             raise gate.replaced_refusal() from fault
         why = f"a lock cannot be written: {fault}"
-        raise Refusal(os_error_kind(fault), why, "look at LOCK_DIR") from fault
+        raise Refusal(os_error_kind(fault), why, "run gpulock doctor") from fault
     if not gate.is_named():
         grants.undo_claim(node.store, record.token, record.devices)
         raise gate.replaced_refusal()

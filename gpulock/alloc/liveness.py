@@ -72,8 +72,8 @@ class Judge:
     def verdict(self, lock: Lock) -> Verdict:
         """Return the verdict on one lock (its details read already).
 
-        Administrators' locks are alive for ever. A record of another boot is dead: LOCK_DIR is this
-        machine's, whatever its host name was. A pid of another namespace means nothing to us.
+        Administrators' locks are alive for ever. A record of another boot is dead: records are
+        this machine's, whatever its host name was. A pid of another namespace means nothing to us.
         """
         record = lock.owner
         if lock.fault:

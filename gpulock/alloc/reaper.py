@@ -92,7 +92,7 @@ def free_locks(node: Node, locks: list[Lock], how: str) -> None:
     except OSError as fault:
         names = " ".join(ids)
         kind = os_error_kind(fault)
-        raise Refusal(kind, f"{names} cannot be freed: {fault}", "look at LOCK_DIR") from fault
+        raise Refusal(kind, f"{names} cannot be freed: {fault}", "run gpulock doctor") from fault
 
 
 def group_by_claim(outcomes: list[ReapOutcome]) -> list[list[ReapOutcome]]:

@@ -62,7 +62,8 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
         node.store.anchor(record.token, template.pid, template.start, template.add_grp_id)
     except OSError as fault:
         kind = os_error_kind(fault)
-        raise Refusal(kind, f"a lock cannot be joined: {fault}", "look at LOCK_DIR") from fault
+        do = f"look at {node.store.root}"
+        raise Refusal(kind, f"the job's claim cannot be joined: {fault}", do) from fault
     return granted
 
 

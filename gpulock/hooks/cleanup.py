@@ -53,7 +53,7 @@ def clean_leftovers(
 ) -> list[str]:
     """End what the job left behind here; return lines to tell.
 
-    `judge` gives a fresh look at all processes. Raises Refusal where LOCK_DIR cannot be read.
+    `judge` gives a fresh look at all processes. Raises Refusal where locks cannot be read.
     """
 
     def look() -> list[LeftoverProcess]:

@@ -189,8 +189,8 @@ def save_task_note(node: Node, own: TaskNote, deadline: Deadline) -> None:
                     raise
         note.write_task_note(node.store, own)
     except (OSError, kv.MalformedError) as fault:
-        kind = os_error_kind(fault)
-        raise Refusal(kind, f"the note of job {own.job}: {fault}", "look at LOCK_DIR") from fault
+        kind, do = os_error_kind(fault), f"look at {node.store.root}"
+        raise Refusal(kind, f"the note of job {own.job}: {fault}", do) from fault
 
 
 def report_slurm_refusal(call: "SlurmHookCall | None", run: HookRun) -> int:

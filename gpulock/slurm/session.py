@@ -124,4 +124,4 @@ def find_note_by_job(node: Node, number: str) -> "note.TaskNote | None":
     except FileNotFoundError:
         return None
     except (OSError, kv.MalformedError) as fault:
-        raise Refusal(UNKNOWN, f"the note of job {number}: {fault}", "look at LOCK_DIR") from fault
+        raise Refusal(UNKNOWN, f"the note of job {number}: {fault}", f"look at {folder}") from fault

@@ -61,8 +61,8 @@ def check_file_systems(store: LockStore) -> None:
         try:
             kind = file_system_type(f"{path}/.")
         except (OSError, IndexError) as fault:
-            what = f"LOCK_DIR's file system: {fault}"
-            raise Refusal(UNKNOWN, what, "look at LOCK_DIR") from fault
+            why = f"the file system of {path} cannot be seen: {fault}"
+            raise Refusal(UNKNOWN, why, "run gpulock doctor") from fault
         if bad := why_not_local(path, kind):
             raise Refusal(BROKEN, *bad)
 
@@ -93,7 +93,7 @@ def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
 
 
 def unwritable_refusal(fault: OSError) -> Refusal:
-    """Return the refusal where LOCK_DIR or STATE_DIR takes nothing."""
+    """Return the refusal where LOCK_DIR, the records' folder or STATE_DIR takes nothing."""
     why = f"this node's state cannot be written: {fault}"
     return Refusal(os_error_kind(fault), why, "see gpulock doctor")
 
@@ -121,7 +121,7 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
     """Make the folders that every claim lists, gate held; raise Refusal.
 
     Where STATE_DIR was emptied within this boot a file says so: nobody knows what was out of
-    service. Its boot id is put back, without which LOCK_DIR could be lost unseen.
+    service. Its boot id is put back, without which the records could be lost unseen.
     """
     noted = f"{state_dir}/{quarantine.FOLDER}"
     try:
@@ -178,13 +178,13 @@ def may_be_claimed_boot(state_dir: str, boot_id: str) -> bool:
 
 
 def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
-    """Return why LOCK_DIR may not be on a kind of file system and what to do, or None; pure."""
+    """Return why a folder may not be on a kind of file system and what to do, or None; pure."""
     if kind in atomic.LOCAL_FILE_SYSTEMS:
         return None
     if kind == NO_MOUNT:
-        why = f"no mount covers LOCK_DIR {path}, as in a chroot: its file system is not known"
+        why = f"no mount covers {path}, as in a chroot: its file system is not known"
         return why, "bind the chroot's root to itself, or mount a tmpfs there"
-    return f"LOCK_DIR {path} is on {kind}", "mount a tmpfs there"
+    return f"{path} is on {kind}", "mount a tmpfs there"
 
 
 def is_full(path: str) -> bool:

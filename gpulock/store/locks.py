@@ -234,20 +234,20 @@ def check_folder(path: str, make: bool) -> None:
     except OSError as fault:
         if not make or not isinstance(fault, FileNotFoundError):
             kind = os_error_kind(fault)
-            raise Refusal(kind, f"LOCK_DIR: {fault}", "run gpulock doctor") from fault
+            raise Refusal(kind, f"{path}: {fault.strerror}", "run gpulock doctor") from fault
         try:
             atomic.mkdir_if_missing(path)
             info = os.lstat(path)
         except OSError as failed:
-            why = f"LOCK_DIR cannot be created: {failed}"
+            why = f"{path} cannot be created: {failed.strerror}"
             kind = os_error_kind(failed, BROKEN)
             raise Refusal(kind, why, "create it, owned by root, mode 0755") from failed
     if not stat.S_ISDIR(info.st_mode):
-        raise Refusal(BROKEN, f"LOCK_DIR {path} is no directory", "remove it")
+        raise Refusal(BROKEN, f"{path} is no directory", "remove it")
     if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Refusal(
             BROKEN,
-            f"LOCK_DIR {path} has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
+            f"{path} has uid {info.st_uid}, mode {info.st_mode & 0o7777:o}",
             f"it must be uid {os.geteuid()}'s and writable by no other user",
         )
 
@@ -259,4 +259,4 @@ def list_names(folder: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as fault:
-        raise Refusal(UNKNOWN, f"{folder}: {fault.strerror}", "look at LOCK_DIR") from fault
+        raise Refusal(UNKNOWN, f"{folder}: {fault.strerror}", "run gpulock doctor") from fault

@@ -87,7 +87,7 @@ class Owner:
     def key(self) -> tuple[str, str, str, str, str]:
         """Return what names the job: scheduler, cluster, slurmd, job, task.
 
-        The node's name is no part of it: LOCK_DIR is this node's, and a host name may change.
+        The node's name is no part of it: records are this node's, and a host name may change.
         """
         return (self.scheduler, self.cluster, self.slurmd, self.job_id, self.task_id)
 

@@ -39,7 +39,7 @@ def repair_locks(
     except OSError as fault:
         kind = os_error_kind(fault)
         raise Refusal(
-            kind, f"locks and records cannot be made to agree: {fault}", "look at LOCK_DIR"
+            kind, f"locks and records cannot be made to agree: {fault}", "run gpulock doctor"
         ) from fault
     return dict(sorted(held.items()))
 

@@ -114,7 +114,7 @@ class Chore:
 def reconcile_locks(
     node: Node, judge: Judge, deadline: Deadline, dry_run: bool = False
 ) -> ReconcileReport:
-    """Judge and reap every lock of this node; raise Refusal, or OSError where LOCK_DIR fails.
+    """Judge and reap every lock of this node; raise Refusal, or OSError where a folder fails.
 
     With `dry_run` nothing is changed.
     """

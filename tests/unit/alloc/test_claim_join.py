@@ -97,5 +97,5 @@ def test_a_grant_is_whole_with_all_its_devices_and_no_other_claim(
 def test_a_task_that_cannot_be_noted_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     task(box, FIRST)
     monkeypatch.setattr(LockStore, "anchor", disk_full)
-    with pytest.raises(Refusal, match=r"a lock cannot be joined: .*No space left"):
+    with pytest.raises(Refusal, match=r"the job's claim cannot be joined: .*No space left"):
         task(box, SECOND)

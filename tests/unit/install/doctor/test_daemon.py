@@ -256,7 +256,7 @@ def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> Non
     folder = Path(f"{site.files.lock_dir}{name}")
     folder.chmod(0o777)
     (broken,) = faults(site)
-    assert f"LOCK_DIR {folder} has uid" in broken.what and "mode 777" in broken.what
+    assert f"{folder} has uid" in broken.what and "mode 777" in broken.what
 
 
 @pytest.mark.parametrize(

@@ -299,12 +299,7 @@ def test_sums_by_user_device_and_queue(busy: Desk) -> None:
     by_device = json.loads(busy.text("history", "--by", "device", "--json"))
     assert [one["device"] for one in by_device["sums"]] == [bus(n) for n in range(4)]
     by_queue = busy.text("history", "--by", "queue").splitlines()
-    assert [line.split()[0] for line in by_queue] == [
-        "QUEUE",
-        "q1",
-        "q2",
-        "q0",
-    ]  # the largest first
+    assert [line.split()[0] for line in by_queue] == ["QUEUE", "q1", "q2", "q0"], "largest first"
     one = json.loads(busy.text("history", "--by", "user", "--device", "1", "--json"))
     assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
 
@@ -417,15 +412,10 @@ def test_an_ordinary_user_sees_reports_as_far_as_the_folders_mode_allows() -> No
         config.write_text("".join(f"{key}={value}\n" for key, value in desk.settings.items()))
 
         def asked(*words: str) -> subprocess.CompletedProcess[str]:
-            line = [*PROGRAM, "--config", str(config), *words]
+            line, pipe = [*PROGRAM, "--config", str(config), *words], subprocess.PIPE
+            ids: dict[str, Any] = {"user": NOBODY, "group": NOBODY}
             return subprocess.run(
-                line,
-                user=NOBODY,
-                group=NOBODY,
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
+                line, **ids, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, check=False
             )
 
         assert "Job 12 of alice" in asked("report", "12").stdout

@@ -35,9 +35,11 @@ def outcome(
 LIVING = Verdict(ALIVE, "x")
 
 
-def report(*outcomes: ReapOutcome, gpus: int = 4) -> ReconcileReport:
+def report(*outcomes: ReapOutcome, gpus: int = 4, **changes: object) -> ReconcileReport:
     made = ReconcileReport([], list(outcomes))
     made.devices = [Device(bus(number), number) for number in range(gpus)]
+    for name, value in changes.items():
+        setattr(made, name, value)
     return made
 
 
@@ -61,15 +63,8 @@ def test_a_lock_of_an_unknown_owner_has_one_key_whatever_the_reason_and_a_new_ow
 
 def test_blindness_is_told_once_and_not_for_each_lock() -> None:
     blind = "processes came and went faster than they could be read"
-    found = report(*[outcome(number, HELD, UNKNOWN, blind) for number in range(4)])
-    found.blind = blind
+    found = report(*[outcome(number, HELD, UNKNOWN, blind) for number in range(4)], blind=blind)
     assert list(lasting_problem_messages(found, 4)) == ["blind"]
-
-
-def changed(found: ReconcileReport, **changes: object) -> ReconcileReport:
-    for name, value in changes.items():
-        setattr(found, name, value)
-    return found
 
 
 EIO = Device(bus(0), 0)
@@ -88,8 +83,8 @@ OPEN = f"process 7 has {bus(0)} open"
         ),
         (report(gpus=3), 4, ["4 GPUs expected (EXPECTED_GPUS=), 3 are there"]),
         (report(gpus=3), 0, []),
-        (changed(report(), devices=[EIO]), 1, [f"GPU {bus(0)}: {EIO.fault}"]),
-        (changed(report(gpus=0), driver="no NVIDIA driver"), 4, ["no NVIDIA driver"]),
+        (report(devices=[EIO]), 1, [f"GPU {bus(0)}: {EIO.fault}"]),
+        (report(gpus=0, driver="no NVIDIA driver"), 4, ["no NVIDIA driver"]),
         (
             report(outcome(3, HELD, ALIVE, "its shepherd 500 runs"), gpus=3),
             3,
@@ -103,14 +98,10 @@ def test_each_thing_that_lasts_is_one_line(
     assert [*lasting_problem_messages(found, expected).values()] == lines
 
 
-def test_the_summary_counts() -> None:
+def test_the_summary_counts_devices_of_which_two_places_are_one() -> None:
     held = [outcome(0, HELD, ALIVE, "x"), outcome(1, HELD, UNKNOWN, "y")]
-    found = report(*held, outcome(2, FREED, DEAD, "z"))
-    assert format_daemon_status(found, 8) == "2 of 8 devices held, 1 by an unknown owner"
-
-
-def test_two_places_of_a_card_are_one_device_held() -> None:
-    both = [
-        ReapOutcome(Lock(f"{bus(0)}.share{n}", record(), ""), HELD, LIVING, "x") for n in (1, 2)
+    held += [
+        ReapOutcome(Lock(f"{bus(3)}.share{n}", record(), ""), HELD, LIVING, "x") for n in (1, 2)
     ]
-    assert format_daemon_status(report(*both), 8) == "1 of 8 devices held"
+    found = report(*held, outcome(2, FREED, DEAD, "z"))
+    assert format_daemon_status(found, 8) == "3 of 8 devices held, 1 by an unknown owner"

@@ -111,15 +111,6 @@ def find_history_heads(folder: str, query: ClaimQuery, faults: HistoryFaults) ->
         yield from match_lines(path, 0, query, faults)
 
 
-def find_history_claims(
-    folder: str, query: ClaimQuery, faults: HistoryFaults
-) -> Iterator[ReportedClaim]:
-    """Yield the claims that are asked for, the oldest first."""
-    for head in find_history_heads(folder, query, faults):
-        if claim := parse_history_line(head.string, faults):
-            yield claim
-
-
 def find_latest_heads(
     folder: str, query: ClaimQuery, limit: int, faults: HistoryFaults
 ) -> list[Head]:

@@ -20,7 +20,7 @@ from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
-    find_history_claims,
+    find_history_heads,
     find_latest_heads,
     parse_history_line,
 )
@@ -34,8 +34,9 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
     found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
-    for claim in find_history_claims(node_history_folder(node), query, faults):
-        found[claim.owner.token] = claim  # what is in the history has its last word
+    for head in find_history_heads(node_history_folder(node), query, faults):
+        if claim := parse_history_line(head.string, faults):
+            found[claim.owner.token] = claim  # what is in the history has its last word
     return select_last_job(found.values())
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from gpulock.alloc import states
 from gpulock.alloc.states import DeviceState
@@ -11,9 +12,8 @@ from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
 from gpulock.store.locks import Lock
 from gpulock.store.owner import TYPES, Owner
-from gpulock.store.reservations import Reservation
 from gpulock.text.words import held_seconds
-from gpulock.workstation.waiting import WaitingCaller, read_waiting
+from gpulock.workstation.waiting import read_waiting
 
 VERSION = 1
 RESERVED = ("device", "uid", "user", "begin", "end")
@@ -28,7 +28,6 @@ def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[De
     if use.sample is not None or use.why:
         age = round(use.age, 3) if use.age is not None else None
         sample = {"fresh": use.sample is not None, "age_seconds": age, "reason": use.why}
-    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
     cards = {row.device.bus if row.device else row.id for row in rows}
     document = {
         "version": VERSION,
@@ -36,8 +35,13 @@ def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[De
         "boot_id": node.boot_id,
         "settings_faults": list(node.settings.faults),
         "sample": sample,
-        "reservations": [reservation_entry(one) for one in view.reservations],
-        "waiting": [waiting_entry(view, one) for one in callers],
+        "reservations": [
+            {**pick_fields(one, RESERVED), "comment": one.why} for one in view.reservations
+        ],
+        "waiting": [
+            {**pick_fields(one, CALLER), "since": round(one.since - view.boottime + view.now, 3)}
+            for one in read_waiting(node.store.path, node.boot_id, node.proc.running)
+        ],
         "gpus": [status_device_entry(view, row, room.get(row.id)) for row in shown],
         "totals": {
             **states.count_device_states(rows),
@@ -78,21 +82,14 @@ def status_device_entry(
     }
 
 
-def reservation_entry(one: Reservation) -> dict[str, object]:
-    """Return what a user has reserved, now or for later; the times as epoch seconds."""
-    found: dict[str, object] = {key: getattr(one, key) for key in RESERVED}
-    return {**found, "comment": one.why}
-
-
-def waiting_entry(view: StatusView, one: WaitingCaller) -> dict[str, object]:
-    """Return one call of the queue; `since` as epoch seconds."""
-    found: dict[str, object] = {key: getattr(one, key) for key in CALLER}
-    return {**found, "since": round(one.since - view.boottime + view.now, 3)}
+def pick_fields(one: object, keys: Iterable[str]) -> dict[str, object]:
+    """Return some fields of a record, by name."""
+    return {key: getattr(one, key) for key in keys}
 
 
 def owner_entry(view: StatusView, record: Owner) -> dict[str, object]:
     """Return who holds a device, or a share of it; `until` as epoch seconds."""
-    found = {key: getattr(record, key) for key in TYPES if key != "note"}
+    found = pick_fields(record, [key for key in TYPES if key != "note"])
     found["comment"] = record.note or record.comment
     if record.until:
         found["until"] = round(view.now + record.until - view.boottime, 3)

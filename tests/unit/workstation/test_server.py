@@ -482,7 +482,7 @@ def test_devices_are_given_back_by_name(desk: Desk) -> None:
     assert desk.box.locks() == list(granted.devices[2:])
 
 
-def test_what_is_anothers_is_not_given_back(desk: Desk) -> None:
+def test_what_is_anothers_is_not_given_back_nor_what_is_named_with_it(desk: Desk) -> None:
     desk.hold(0, 900, uid=UIDS[0] + 1)
     desk.hold(1, ME, uid=UIDS[0], start=MINE, scheduler="sge", job_id="12")
     desk.hold(2, ME, uid=UIDS[0], start=MINE - 1)  # of an earlier process of that number
@@ -490,14 +490,9 @@ def test_what_is_anothers_is_not_given_back(desk: Desk) -> None:
     for asked in (*named, SocketRequest(RELEASE, ME, MINE)):
         reply = last(desk.ask(asked))
         assert (reply.state, reply.kind) == (REFUSED, INVALID_REQUEST)
-    assert desk.box.locks() == [bus(0), bus(1), bus(2)]
-
-
-def test_of_several_devices_none_is_given_back_when_one_is_anothers(desk: Desk) -> None:
-    desk.hold(0, ME, uid=UIDS[0], start=MINE)
-    desk.hold(1, 900, uid=UIDS[0] + 1)
-    desk.ask(SocketRequest(RELEASE, ME, 0, devices=(bus(0), bus(1))))
-    assert desk.box.locks() == [bus(0), bus(1)]
+    desk.hold(3, ME, uid=UIDS[0], start=MINE)
+    desk.ask(SocketRequest(RELEASE, ME, 0, devices=(bus(3), bus(0))))
+    assert desk.box.locks() == [bus(number) for number in range(4)]
 
 
 @pytest.mark.parametrize(("other", "left"), [(0, [bus(0)]), (1, [])])

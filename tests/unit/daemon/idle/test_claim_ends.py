@@ -79,10 +79,14 @@ def test_its_user_is_told_once_ten_minutes_before(site: Site) -> None:
     assert site.told == ["alice: your claim of GPU 0 ends in 10 min; what still runs keeps it"]
 
 
-def test_the_end_of_a_claim_that_was_just_made_is_not_told(tmp_path: Path) -> None:
-    site = Site(tmp_path, claimed_boottime=END - BEFORE)
-    site.go(END - BEFORE + 1)
-    assert site.told == []
+@pytest.mark.parametrize(
+    ("claim", "now"),
+    [({"until": 0.0}, END), ({"claimed_boottime": END - BEFORE}, END - BEFORE + 1)],
+    ids=["it has none", "it was just made"],
+)
+def test_no_end_of_a_claim_is_told(tmp_path: Path, claim: dict[str, object], now: float) -> None:
+    site = Site(tmp_path, **claim)
+    assert (site.go(now), site.told) == ([bus(0)], [])
 
 
 def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:
@@ -116,12 +120,6 @@ def test_a_process_that_is_the_work_keeps_its_claim(tmp_path: Path, comment: str
     assert "beyond its end" in str(site.journal.said())
     site.box.proc.remove(SHELL)
     assert site.go(END + 2) == []
-
-
-def test_a_claim_without_an_end_has_none(tmp_path: Path) -> None:
-    site = Site(tmp_path, until=0.0)
-    assert site.go(END) == [bus(0)]
-    assert site.told == []
 
 
 def test_idle_command_is_run_before_the_end(tmp_path: Path) -> None:

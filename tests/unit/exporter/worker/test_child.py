@@ -146,9 +146,7 @@ def test_a_driver_that_is_gone_is_an_exit_code_for_who_tries_a_card() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_has_the_name_of_an_allowed_process_and_ends_when_nobody_reads_its_frames() -> (
-    None
-):
+def test_a_worker_has_an_allowed_name_and_ends_when_nobody_reads_its_frames() -> None:
     forever = PROGRAM.replace(', "looks=2"', "")
     with subprocess.Popen(
         [sys.executable, "-c", forever], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

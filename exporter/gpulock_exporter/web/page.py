@@ -286,7 +286,7 @@ def render_memory(seen: DeviceSnapshot) -> str:
     ]
     text, bar = "memory &ndash;", ""
     if seen.memory_used is not None and seen.memory_total:
-        share = min(1.0, seen.memory_used / seen.memory_total)
+        share = seen.memory_used / seen.memory_total
         text = f"{seen.memory_used / GIB:.1f} of {seen.memory_total / GIB:.0f} GiB"
         bar = f"<i class=bar><i style=width:{share * 100:.1f}%></i></i>"
     elif not any(heat):

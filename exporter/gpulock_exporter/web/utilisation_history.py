@@ -44,8 +44,7 @@ def render_sparkline(history: Sequence[float | None]) -> str:
         if not known:
             continue
         points = [
-            (place * step, 1 + (SPARK_HEIGHT - 2) * (1 - min(1.0, max(0.0, value or 0.0))))
-            for place, value in run
+            (place * step, 1 + (SPARK_HEIGHT - 2) * (1 - (value or 0.0))) for place, value in run
         ]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         line.append(f"M{path}" + ("h0" if len(points) == 1 else ""))

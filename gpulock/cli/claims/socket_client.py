@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask gpulockd for what an ordinary user may not do himself: the other end of its socket.
+"""Ask gpulockd for what an ordinary user may not do: the other end of its socket.
 
-The claim's owner is the process that the kernel says connected: nobody has to be believed. What
-is granted is the daemon's word; the devices are read from the driver here as well.
+A claim's owner is the process that the request names. gpulockd checks that it is of the user who
+the kernel says connected. What is granted is the daemon's word; the devices are read from the
+driver here as well.
 """
 
 from __future__ import annotations
@@ -49,21 +50,24 @@ from gpulock.workstation.wire import (
 )
 
 BACK_SECONDS = 60.0  # a gpulockd that is restarted comes back within that
-PAUSE = 0.5
+PAUSE = 0.5  # seconds between two tries
 READ_SECONDS = 15.0  # until gpulockd has read a request: a reconcile may take that long
-ANSWER_SECONDS = 60.0  # for a release
+ANSWER_SECONDS = 60.0  # until the last reply to a request, behind what a claim waits
 _SEND_TIMEOUT = struct.Struct("ll")  # struct timeval
 
 
-class DaemonEndedError(Refusal):
-    """The daemon said nothing more: where it ended our place in line is kept for the next one."""
+class NoDaemonReplyError(Refusal):
+    """gpulockd gave no reply that can be read: it ended, or hangs.
+
+    Where it ended, the next gpulockd keeps our place in the queue.
+    """
 
     def __init__(self) -> None:
         super().__init__(BROKEN, "no answer came from gpulockd", "try again")
 
 
-class DaemonAbsentError(CommandRefusedError):
-    """No gpulockd listens at its socket: it ended, or is being restarted."""
+class NoDaemonError(CommandRefusedError):
+    """gpulockd cannot be reached at its socket: it ended, is being restarted, or hangs."""
 
 
 def is_daemon_needed(node: Node) -> bool:
@@ -110,7 +114,7 @@ def connect_to_daemon(node: Node) -> socket.socket:
             ) from fault
         what = "answer" if isinstance(fault, BlockingIOError) else "run"
         do = "start gpulockd again" if own else f"ask {name} to start gpulockd again"
-        raise DaemonAbsentError(f"{who}gpulockd does not {what}", do) from fault
+        raise NoDaemonError(f"{who}gpulockd does not {what}", do) from fault
     return connection
 
 
@@ -131,7 +135,7 @@ class ClaimWait(NamedTuple):
 
 
 def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
-    """Return how a claim waits: on, where the program that waited in our place ended."""
+    """Return how a claim waits; where `waiter` has waited in our place, from there on."""
     number, _, begun = os.environ.pop(waiter.ENVIRONMENT, "").partition(" ")
     try:
         handed = socket.socket(fileno=int(number))
@@ -144,7 +148,8 @@ def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
 def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
     """Return once the next packet is the last reply, or there is none in time.
 
-    Who has a program to go on with becomes one that loads next to nothing, which starts it.
+    With a program to go on with this process becomes `waiter`, which loads next to nothing and
+    then starts that program.
     """
     number, until = connection.fileno(), how.until
     connection.settimeout(min(max(0.001, until - clock_boottime()), waiter.LONGEST))
@@ -163,7 +168,7 @@ def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
 def send_daemon_request(
     node: Node, request: SocketRequest, deadline: Deadline, how: ClaimWait | None = None
 ) -> SocketReply:
-    """Send a request and return the last reply; raise CommandRefusedError, Refusal or EndedError.
+    """Send a request and return the last reply; raise CommandRefusedError or Refusal.
 
     `how` it waits, for a claim. Where it is not even read, that is told; without time to wait it
     is a Refusal.
@@ -180,7 +185,7 @@ def send_daemon_request(
             connection.settimeout(min(max(0.001, left), waiter.LONGEST))
             reply = parse_reply(connection.recv(LARGEST))
         except (OSError, ValueError) as fault:
-            raise DaemonEndedError from fault
+            raise NoDaemonReplyError from fault
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
         devices = node.devices_if_driver()
@@ -229,10 +234,10 @@ def request_daemon_claim(
         try:
             reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), how)
             break
-        except DaemonEndedError as nothing:
+        except NoDaemonReplyError as nothing:
             ended = nothing
         except CommandRefusedError as nobody:
-            if lost is None and not isinstance(nobody, DaemonAbsentError):
+            if lost is None and not isinstance(nobody, NoDaemonError):
                 raise
             ended = nobody
         how = how._replace(handed=None)

@@ -21,7 +21,7 @@ from gpulock.node.settings import Settings
 # looks nowhere else.
 ENROOT_HOOK: Final = "etc/enroot/hooks.d/97-gpulock.sh"
 PODMAN_HOOK: Final = "usr/share/containers/oci/hooks.d/97-gpulock.json"
-# What has podman give a container more than its job's GPUs: NVIDIA's hook, and its CDI names.
+# NVIDIA's hook and CDI specs: with one of them podman gives a container more than its job's GPUs
 NVIDIA_SERVES: Final = (
     "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
     "etc/cdi/nvidia.yaml",

@@ -52,10 +52,10 @@ def check_device_programs(settings: Settings) -> Iterator[Finding]:
 
 
 def check_login_bypass(settings: Settings) -> Iterator[Finding]:
-    """Look whether what a user starts past a job can be closed."""
+    """Look whether logins, cron and at are closed: a user starts programs past a job by them."""
     top = tree.find_cgroup_top(settings.sys_root)
     if not sessions.login_cgroups(top):
-        what = "no user.slice: logins, cron and at open every GPU where users have them"
+        what = "no cgroup of logins, cron or at: they open every GPU where users have them"
         yield warning(what, SEE)
     elif left := sessions.unclosed_login_cgroups(top):
         names = " ".join(map(os.path.basename, left))

@@ -8,7 +8,7 @@ environment of their own processes: it proves something about that user's jobs a
 import errno
 import time
 
-from gpulock.node.procfs import CHUNK, INIT, MOST
+from gpulock.node.procfs import CHUNK, FILE_LIMIT, INIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read_environ(proc: "Proc", pid: int, late: float = float("inf")) -> bytes:
         data = b""
         try:
             data = proc.read_memory(pid, name, late - time.monotonic())
-            if 0 < len(data) < CHUNK or len(data) >= MOST:
+            if 0 < len(data) < CHUNK or len(data) >= FILE_LIMIT:
                 return data
         except ProcessLookupError:
             pass  # it has no memory any more: another thread may

@@ -85,11 +85,11 @@ class Judge:
         if record.boot_id != self.boot_id:
             return Verdict(DEAD, "claimed before this boot", REBOOT)
         try:
-            ours = self.scan.proc.pid_namespace()
+            ours = self.scan.proc.namespaces()
         except OSError as fault:
             return Verdict(UNKNOWN, f"our pid namespace cannot be seen: {fault}")
-        if record.pid_ns != ours:
-            return Verdict(UNKNOWN, f"claimed in {record.pid_ns}, judged in {ours}")
+        if record.namespaces != ours:
+            return Verdict(UNKNOWN, f"claimed in {record.namespaces}, judged in {ours}")
         rule = self._rules.get(record.scheduler)
         unruled = Verdict(UNKNOWN, f"no rule for scheduler {record.scheduler}")
         found = rule(lock, self.scan, self.job_processes) if rule else unruled

@@ -160,7 +160,7 @@ class ProcessReader:
         if self._sees_all is None:
             try:
                 self.proc.status(INIT)
-                self._sees_all = HOST_PIDS in self.proc.pid_namespace()
+                self._sees_all = HOST_PIDS in self.proc.namespaces()
             except (OSError, ValueError):
                 self._sees_all = False
         return self._sees_all

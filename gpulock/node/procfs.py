@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gpulock.node.timed_read import TimedReader
 
 CHUNK = 1 << 13  # bytes; /proc/PID/status is shorter, unless a process has many groups
-MOST = 1 << 20  # bytes: 65,536 groups, the most there can be, fit in
-LONG = 1024  # bytes of a list of groups
-LONGEST = 1 << 15  # bytes of one that is read: some thousand groups, 6 MiB where it has 65,536
-KEPT = 256  # lists of groups: those of the processes of most nodes
+FILE_LIMIT = 1 << 20  # bytes: 65,536 groups, the most there can be, fit in
+LONG_GROUPS = 1024  # bytes of a list of groups of which one alone is kept
+GROUPS_LIMIT = 1 << 15  # bytes: some thousand groups; the set of 65,536 would take 4 MiB of memory
+KEPT_GROUPS = 256  # lists of groups: those of the processes of most nodes
 UNREAD = frozenset((-1,))  # stands for groups that are too many
 STAT_FIELDS = 20  # after the name, up to the start time
 UIDS = 4  # real, effective, saved, file system
@@ -89,9 +89,9 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
     line = status_line_value(data, b"\nGroups:")
     known = {} if known is None else known
     if line not in known:
-        if len(line) > LONG:
-            known.clear()  # a user with subordinate ids may have many such lists: one is kept
-        known[line] = frozenset(map(int, line.split())) if len(line) <= LONGEST else UNREAD
+        if len(line) > LONG_GROUPS:
+            known.clear()  # a user with subordinate ids may have many such lists
+        known[line] = frozenset(map(int, line.split())) if len(line) <= GROUPS_LIMIT else UNREAD
     found.groups = known[line]
     told = b"\nNSsid:" in data
     found.session = int((status_line_value(data, b"\nNSsid:").split() or [b""])[0]) if told else -1
@@ -131,7 +131,7 @@ class Proc:
             fd = os.open(f"{self.root}/{pid}/{name}", os.O_RDONLY)
             try:
                 data = b""
-                while len(data) < MOST and (piece := os.read(fd, CHUNK)):
+                while len(data) < FILE_LIMIT and (piece := os.read(fd, CHUNK)):
                     data += piece
                 return data
             finally:
@@ -142,7 +142,7 @@ class Proc:
     def read_memory(self, pid: int, name: str, seconds: float = float("inf")) -> bytes:
         """Return /proc/PID/cmdline or environ; raise TimeoutError where the process hangs.
 
-        Or needs more than `seconds`. And whatever `read` raises.
+        It has a second, or `seconds` where they are less. Raises what `read` raises as well.
         """
         if self._reader is None:
             from gpulock.node.timed_read import TimedReader
@@ -156,7 +156,7 @@ class Proc:
 
     def status(self, pid: int) -> ProcessStatus:
         """Return the process's /proc/PID/status, with its session in any case."""
-        if len(self._groups) > KEPT:
+        if len(self._groups) > KEPT_GROUPS:
             self._groups.clear()
         found = parse_status(self.read(pid, "status"), self._groups)
         if found.session < 0:
@@ -244,8 +244,8 @@ class Proc:
         """Return the random id of this boot."""
         return atomic.read_head(f"{self.root}/sys/kernel/random/boot_id", 64).decode().strip()
 
-    def pid_namespace(self, unseen: "str | None" = None) -> str:
-        """Return our pid and time namespaces (`pid:[4026531836] time:[4026531834]`).
+    def namespaces(self, unseen: "str | None" = None) -> str:
+        """Return our own pid and time namespace (`pid:[4026531836] time:[4026531834]`).
 
         In another time namespace the start times of processes read differently. A kernel before
         5.6 has none. Where the pid namespace cannot be seen, return `unseen` or raise OSError.
@@ -269,7 +269,7 @@ class Proc:
         return not self.find_living_thread(pid)
 
     def find_living_thread(self, pid: int) -> str:
-        """Return the number of a thread that is not over; nothing where the process is."""
+        """Return the number of a thread that is not over; nothing where all are."""
         try:
             threads = os.listdir(f"{self.root}/{pid}/task")
         except (FileNotFoundError, ProcessLookupError):

@@ -29,7 +29,8 @@ class TimedReader:
     def read(self, pid: int, act: "Callable[[], bytes]", seconds: float = float("inf")) -> bytes:
         """Return what `act` reads of a process; raise TimeoutError for one that hangs.
 
-        Or needs more than `seconds`. And BlockingIOError where no thread can be started.
+        It has SECONDS, or `seconds` where they are less. Raises BlockingIOError where no thread can
+        be started.
         """
         if self._is_hung(pid):
             raise hung_error(pid)

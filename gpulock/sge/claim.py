@@ -56,7 +56,7 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
         add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
         sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
         boot_id=node.boot_id,
-        pid_ns=node.proc.pid_namespace(""),
+        namespaces=node.proc.namespaces(""),
     )
 
 

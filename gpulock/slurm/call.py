@@ -72,7 +72,7 @@ class SlurmHookCall:
             uid=self.uid,
             queue=self.partition,
             boot_id=node.boot_id,
-            pid_ns=node.proc.pid_namespace(""),
+            namespaces=node.proc.namespaces(""),
         )
 
 

@@ -44,7 +44,7 @@ class Owner:
     add_grp_id: int = 0  # supplementary group of the job's processes, 0: none (sge)
     sid: int = 0  # session of the holding process (process)
     boot_id: str = ""  # boot in which the claim was made
-    pid_ns: str = ""  # pid namespace in which pid means something
+    namespaces: str = ""  # pid and time namespace in which pid and start mean something
     claimed_at: float = 0.0  # epoch seconds, for people
     claimed_boottime: float = 0.0  # CLOCK_BOOTTIME seconds, for durations
     token: str = ""  # random, one a claim

@@ -50,7 +50,7 @@ def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Ow
         user=one_line(user),
         uid=uid,
         boot_id=node.boot_id,
-        pid_ns=node.proc.pid_namespace(""),
+        namespaces=node.proc.namespaces(""),
         comment=one_line(comment),
     )
 

@@ -147,7 +147,7 @@ class Site:
             "node": node.name,
             "uid": 4242,
             "boot_id": node.boot_id,
-            "pid_ns": node.proc.pid_namespace(""),
+            "namespaces": node.proc.namespaces(""),
             "pid": os.getpid(),
             "start": node.proc.start(os.getpid()),
             "add_grp_id": 0,

@@ -78,7 +78,7 @@ OWNERS: Mapping[str, Mapping[str, Any]] = {
         "queue": "gpu.q",
         "spool_dir": "/var/spool/node1/active_jobs/12.3",
         "add_grp_id": 20001,
-        "pid_ns": "4026531836",
+        "namespaces": "4026531836",
         "draining": 1,
     },
     "slurm": {
@@ -95,7 +95,7 @@ OWNERS: Mapping[str, Mapping[str, Any]] = {
         "pid": 4711,
         "start": 5678,
         "sid": 4711,
-        "pid_ns": "4026531836",
+        "namespaces": "4026531836",
         "comment": RUN,
     },
     "admin": {"job_id": CARD, "comment": "driver test"},

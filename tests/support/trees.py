@@ -228,7 +228,7 @@ def record(**changes: object) -> Owner:
         "queue": "gpu.q",
         "add_grp_id": 65400,
         "boot_id": BOOT,
-        "pid_ns": HOST_NS,
+        "namespaces": HOST_NS,
         "token": "feedfacefeedface",
         "devices": (bus(0),),
         **changes,

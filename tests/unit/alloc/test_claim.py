@@ -78,7 +78,7 @@ def test_an_earlier_run_that_is_not_proven_dead_is_a_refusal(box: Box, why: str)
         ({"scheduler": "slurm"}, BUSY),
         ({"scheduler": "admin"}, BUSY),
         ({"add_grp_id": 0, "pid": 999}, BUSY),
-        ({"pid_ns": "pid:[1]", "pid": 999}, BUSY),
+        ({"namespaces": "pid:[1]", "pid": 999}, BUSY),
     ],
 )
 def test_a_held_device_is_taken_only_from_a_dead_owner(

@@ -52,10 +52,10 @@ def test_a_record_of_another_boot_is_dead_but_for_an_administrators(
 def test_a_record_of_another_time_namespace_is_not_judged(fake: FakeProc) -> None:
     """Start times shift in a time namespace: the same process looks like another one."""
     (fake.root / "self/ns/time").symlink_to("time:[4026531834]")
-    claimed = Proc(str(fake.root)).pid_namespace()
-    assert common(fake, record(pid_ns=claimed)) == NOT_JUDGED
+    claimed = Proc(str(fake.root)).namespaces()
+    assert common(fake, record(namespaces=claimed)) == NOT_JUDGED
     (fake.root / "self/ns/time").unlink()
-    assert common(fake, record(pid_ns=claimed)) == UNKNOWN
+    assert common(fake, record(namespaces=claimed)) == UNKNOWN
 
 
 def test_a_process_lives_by_its_pid_and_start_time_and_by_its_session(fake: FakeProc) -> None:
@@ -76,10 +76,10 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
 
 
 def test_a_namespace_that_is_another_or_cannot_be_seen_is_unknown(fake: FakeProc) -> None:
-    assert common(fake, record(pid_ns="pid:[99]")) == UNKNOWN
+    assert common(fake, record(namespaces="pid:[99]")) == UNKNOWN
     (fake.root / "self/ns/pid").unlink()
     assert common(fake, record()) == UNKNOWN
-    assert common(fake, record(pid_ns="")) == UNKNOWN
+    assert common(fake, record(namespaces="")) == UNKNOWN
 
 
 def test_a_record_that_cannot_be_read_or_is_being_made_is_unknown(fake: FakeProc) -> None:

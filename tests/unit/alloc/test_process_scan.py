@@ -263,7 +263,7 @@ def test_groups_that_are_too_many_are_a_doubt_of_their_user_alone(
 
     Stopped by: a list of more than some thousand groups is not kept, and may have any.
     """
-    monkeypatch.setattr(procfs, "LONGEST", 10)
+    monkeypatch.setattr(procfs, "GROUPS_LIMIT", 10)
     proc.add(CROWD[0], uids=(GONE,) * 4, groups=range(10))
     for pid in CROWD[1:]:
         proc.remove(pid)

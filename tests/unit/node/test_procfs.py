@@ -80,11 +80,11 @@ def test_a_process_that_is_gone_is_not_one_that_may_not_be_seen(
 def test_the_namespace_is_empty_in_a_record_where_it_cannot_be_seen(tmp_path: Path) -> None:
     fake = FakeProc(tmp_path / "proc")
     proc = Proc(str(fake.root))
-    assert proc.pid_namespace("") == HOST_NS
+    assert proc.namespaces("") == HOST_NS
     (fake.root / "self/ns/pid").unlink()
-    assert proc.pid_namespace("") == ""
+    assert proc.namespaces("") == ""
     with pytest.raises(OSError):
-        proc.pid_namespace()
+        proc.namespaces()
 
 
 def test_a_thread_of_the_kernel_is_told_from_a_helper_it_started() -> None:

@@ -38,7 +38,7 @@ def test_the_record_says_whose_it_is(site: Site) -> None:
     assert found.key() == ("slurm", "lab", "n1", "12", "")
     assert (found.user, found.uid, found.queue) == ("alice", UID, "main")
     assert (found.restart, found.het_leader, found.positions) == (2, "11", "1")
-    assert (found.boot_id, found.pid_ns, found.node) == (BOOT, HOST_NS, os.uname().nodename)
+    assert (found.boot_id, found.namespaces, found.node) == (BOOT, HOST_NS, os.uname().nodename)
     assert (found.minors, found.uuids) == (("1",), ("GPU-00000001-aaaa",))
 
 

@@ -30,7 +30,7 @@ def test_the_dead_go_the_living_stay_and_everybody_can_read_why(box: Box) -> Non
     box.proc.shepherd(500, box.root)
     hold(box, 0, 500)
     hold(box, 1, 501)
-    hold(box, 2, 502, pid_ns="pid:[99]")
+    hold(box, 2, 502, namespaces="pid:[99]")
     report = run(box)
     assert [o.act for o in report.outcomes] == ["held", "freed", "held"]
     assert box.locks() == [bus(0), bus(2)]

@@ -13,7 +13,6 @@ meanwhile: a scrape that came too early for it finds it the next time.
 from __future__ import annotations
 
 import base64
-import errno
 import hmac
 import ipaddress
 import os
@@ -32,7 +31,6 @@ from gpulock_exporter.web.server import WebSettings
 if TYPE_CHECKING:
     from yaml import MappingNode
 
-_LARGEST = 1024 * 1024  # bytes; a CA bundle has a few hundred KiB
 _TLS, _USERS, _HTTP = "tls_server_config", "basic_auth_users", "http_server_config"
 _SUITES = "cipher_suites"
 _KEYS = {
@@ -87,15 +85,10 @@ def load_web_config(path: str) -> tuple[WebSettings, str]:
 
 
 def _read_file(path: str, modes: dict[str, int]) -> bytes:
-    """Return what a file holds, and note its mode. A pipe has nobody wait."""
-    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+    """Return what a file holds, and note its mode."""
+    with open(path, "rb") as file:
         modes[path] = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(modes[path]):
-            raise OSError(errno.EINVAL, "this is not a regular file", path)
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise OSError(errno.EFBIG, f"this is larger than {_LARGEST} bytes", path)
-    return content
+        return file.read()
 
 
 def _parse_yaml(text: str) -> Any:
@@ -117,7 +110,7 @@ def _parse_yaml(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise WebConfigError(f"this is no YAML: {one_line(str(error))}") from error
 
 
@@ -169,7 +162,7 @@ def _make_tls_context(tls: Section, folder: str, modes: dict[str, int]) -> ssl.S
     for key in ("cert_file", "key_file", "client_ca_file"):
         if key in tls:
             paths[key] = os.path.join(folder, tls[key])
-            _read_file(paths[key], modes)  # OpenSSL would wait at a pipe
+            _read_file(paths[key], modes)  # of a missing one OpenSSL does not say which
     try:
         context.load_cert_chain(paths["cert_file"], paths["key_file"], refuse_password)
         if "client_ca_file" in tls:

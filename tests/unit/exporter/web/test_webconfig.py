@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import ssl
 import subprocess
@@ -35,8 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     locked = "openssl pkcs8 -topk8 -in server.key -passout pass:secret -out encrypted.key"
     subprocess.run(locked.split(), check=True, cwd=made)
     (made / "junk.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    (made / "large.pem").write_text("-----BEGIN CERTIFICATE-----\n" * 40_000)
-    os.mkfifo(made / "pipe")
     return made
 
 
@@ -60,8 +57,6 @@ WRONG: list[tuple[str, str]] = [
     *[(nothing, "it is empty: without TLS") for nothing in ("", "# all is commented out\n")],
     ("x: \xe4\n", "'utf-8' codec"),
     ("a: b\nx: \x01\n", "special characters are not allowed"),
-    ("x: [" + "[" * 1100, "recursion"),
-    ('basic_auth_users: {a: "\\U00110000"}\n', "this is no YAML"),
     ("{1: 2}\n", "1 is not supported"),
     ("basic_auth_users: &a\n  b: *a\n", "recursive"),
     ("tls_server_config:\n", "tls_server_config is not a mapping with at least one key"),
@@ -76,9 +71,6 @@ WRONG: list[tuple[str, str]] = [
     ("tls_server_config:\n  key_file: server.key\n", "needs cert_file and key_file"),
     (TLS.replace("server.pem", ""), "tls_server_config.cert_file is not a text: write one"),
     (TLS.replace("server.pem", "gone.pem"), "No such file or directory: '{folder}/gone.pem'"),
-    (TLS.replace("server.pem", "/dev/zero"), "this is not a regular file: '/dev/zero'"),
-    (TLS.replace("server.pem", "pipe"), "this is not a regular file: '{folder}/pipe'"),
-    (TLS.replace("server.pem", "large.pem"), "larger than 1048576 bytes: '{folder}/large.pem'"),
     (TLS.replace("server.pem", '"a\\0b"'), "embedded null "),
     (TLS.replace("server.key", "other.key"), "{folder}/other.key: KEY_VALUES_MISMATCH"),
     (TLS.replace("server.key", "encrypted.key"), "tls_server_config.key_file is encrypted"),

@@ -134,7 +134,7 @@ LOST: dict[str, Cast] = {
         one=SHARE, root=lock_dir_lost(f"/locks/{bus(1)}.share1"), two=SHARE, d=gpulockd(2)
     ),
     "locks_and_reap": Cast(
-        one=run_claim(2), root=lock_dir_lost("/locks"), two=reap(), d=sge_job(12, 1)
+        one=run_claim(2), root=lock_dir_lost("/locks"), reaper=reap(), two=sge_job(12, 1)
     ),
     "lock_dir_and_a_later_job": Cast(
         one=SGE, root=lock_dir_lost(), d=gpulockd(2), two=sge_job(12, 2)

@@ -2,7 +2,8 @@
 """The kernel of the world: every system call of an actor is one step, and a chooser says whose.
 
 Files are real. Processes, clocks and random bytes are the world's own. An actor is a greenlet; it
-goes on until the chooser wants another one, kills its program at a call, or freezes it there.
+goes on until the chooser wants another one, kills its program at a call, or freezes it there until
+no other can go on.
 """
 
 from __future__ import annotations

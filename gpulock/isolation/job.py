@@ -59,7 +59,7 @@ def check_systemd_scope(config: "dict[str, list[str]]") -> None:
     if config.get("enable_systemd") == ["1"]:  # Open Cluster Scheduler
         do = "set ENABLE_SYSTEMD=false in execd_params, or ISOLATION=off"
         raise Refusal(INVALID_REQUEST, why, do)
-    if config.get("use_systemd") == ["yes"]:  # Some Grid Engine
+    if config.get("use_systemd") == ["yes"]:  # Some Grid Engine (daimh/sge)
         raise Refusal(INVALID_REQUEST, why, "take USE_CGROUPS=systemd out of execd_params")
 
 

@@ -78,7 +78,7 @@ def list_store_faults(view: StatusView) -> list[tuple[str, str]]:
     full = "it is full, no GPU is granted until there is room; df"
     faults = (
         (view.is_read_only, "LOCK_DIR", f"{read_only}; mount it writable"),
-        (view.fault, "LOCK_DIR", f"{view.fault}; {unread}"),
+        (view.fault, "records", f"{view.fault}; {unread}"),
         (view.lost, "records lost", f"nothing is granted; {lost.do}"),
         (view.full, "LOCK_DIR", f"{full} {path}"),
     )

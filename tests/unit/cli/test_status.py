@@ -90,7 +90,7 @@ def test_a_card_in_mig_mode_without_an_instance_is_no_administrators_quarantine(
 def test_records_at_which_every_claim_stops_are_said_before_all_else(site: Site) -> None:
     spoil_record(site.node().store, "garbage")
     text = site.words("status")
-    assert "LOCK_DIR the record of claim garbage cannot be read: " in text
+    assert "records the record of claim garbage cannot be read: " in text
     assert "nothing is granted until it can be read" in text
     shutil.rmtree(f"{site.files.lock_dir}.claims")
     text = site.words("status")
@@ -109,7 +109,7 @@ def test_a_boot_id_that_cannot_be_read_hides_no_device(site: Site) -> None:
     assert "8 GPUs: 7 free, 1 held" in result.stdout
     said = " ".join(result.stdout.split())
     why = f"boot_id: [Errno 22] not a regular file: '{path}'; nothing is granted until it can be"
-    assert said.count(f"LOCK_DIR {why} read; run {site.gpulock} doctor as root") == 1
+    assert said.count(f"records {why} read; run {site.gpulock} doctor as root") == 1
     assert "job 12 of alice" in site.call("why", "3").stdout
 
 

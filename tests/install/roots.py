@@ -47,7 +47,7 @@ class Machine:
             (top / name).mkdir()
         self.run(f"rm -rf {_OWN}")
 
-    def run(self, script: str, status: int = 0) -> str:
+    def run(self, script: str, status: int = 0, seconds: float = 300) -> str:
         """Run a script of bash until a command fails; return all that it printed."""
         unshare = ("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child")
         done = subprocess.run(
@@ -67,7 +67,7 @@ class Machine:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=300,
+            timeout=seconds,
         )
         assert done.returncode == status, done.stdout
         return done.stdout

@@ -27,9 +27,10 @@ class Layer(NamedTuple):
 
 
 _PYTHON = ("python3", "python3-venv", "gcc", "libc6-dev", "make", "strace", "openssl", "git")
-_NEEDED = ("python3-bcrypt", "python3-psutil", "python3-yaml")  # by gpulock's package
+_NEEDED = ("python3-bcrypt", "python3-psutil", "python3-yaml")  # by gpulock's packages
+_PACKAGERS = ("apt", "dnf", "rpm", *_NEEDED)
 _TOOLS = (
-    *("apt", "ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
+    *("ca-certificates", "curl", "debian-archive-keyring", "gpgv", "iproute2", "less"),
     *("libpam-modules", "man-db", "mawk", "mount", "netbase", "passwd", "procps", "psmisc"),
     *("tcsh", "tzdata", "util-linux", "zsh"),
 )
@@ -42,7 +43,7 @@ _SGE = ("gridengine-master", "gridengine-exec", "gridengine-client")
 _IMAGES = ("bubblewrap", "busybox-static", "fuse2fs", "fuse3", "squashfs-tools", "squashfuse")
 _CONTAINERS = ("charliecloud-runtime", "podman", "runc")
 _LABS = (
-    *("dbus-user-session", "dnf", "libbsd-dev", "libcap-dev", "libpam-systemd", "rpm"),
+    *("dbus-user-session", "libbsd-dev", "libcap-dev", "libpam-systemd"),
     *("docker.io", "tmux"),
 )
 _NVML = ("slurm-wlm-nvml-plugin",)
@@ -54,18 +55,18 @@ _APPTAINER = (
 
 def _newer(release: str) -> Layer:
     """Return the root of a newer Slurm and Python."""
-    packages = (*_PYTHON, *_TOOLS, *_NEEDED, *_SLURM, *_IMAGES, *_CONTAINERS)
+    packages = (*_PYTHON, *_TOOLS, *_PACKAGERS, *_SLURM, *_IMAGES, *_CONTAINERS)
     return Layer(release, packages, others=(Other(release, "contrib", _NVML, "slurm-nvml"),))
 
 
 LAYERS = {
-    "bullseye": Layer("bullseye", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_NEEDED), oldest=True),
+    "bullseye": Layer("bullseye", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_PACKAGERS), oldest=True),
     "bookworm": Layer("bookworm", (*_PYTHON, *_DISTUTILS, *_TOOLS, *_SLURM, *_SGE), extra="dev"),
     "trixie": _newer("trixie"),
     "sid": _newer("sid"),
     "labs": Layer(
         "bookworm",
-        (*_IMAGES, *_CONTAINERS, *_LABS, *_NEEDED),
+        (*_IMAGES, *_CONTAINERS, *_LABS, *_PACKAGERS),
         below="bookworm",
         others=(
             Other("bookworm", "contrib", _NVML, "slurm-nvml"),

@@ -180,11 +180,11 @@ def _make_passwords(users: Section) -> Passwords:
             what = "has no bcrypt hash of cost 4 to 15: htpasswd -nBC 10 ''"
             raise WebConfigError(f"{_USERS}.{name} {what}")
     try:
-        import bcrypt
+        from bcrypt import checkpw
     except ImportError as error:
         what = f"{_USERS} needs bcrypt: python3-bcrypt, on RHEL of EPEL, pip 'gpulock[web]'"
         raise WebConfigError(what) from error
-    return Passwords(users, bcrypt.checkpw)
+    return Passwords(users, checkpw)
 
 
 class Passwords:

@@ -68,7 +68,10 @@ class WaitQueue:
     def enqueue(self, client: Client, request: SocketRequest, user: str) -> None:
         """Queue a claim, at its old place where it waited already; raise OSError."""
         pid, account = client.peer.pid, client.peer.account
-        start, since, what = self._node().proc.start(pid), clock_boottime(), request_words(request)
+        node, since = self._node(), clock_boottime()
+        start, what = node.proc.start(pid), request_words(request)
+        for device in node.devices_if_driver() if request.devices else ():
+            what = what.replace(device.id, device.label())
         caller = WaitingCaller(self._number + 1, pid, start, account, since, user, what, "")
         for one in self._left:
             if (one.pid, one.start) == (pid, start):

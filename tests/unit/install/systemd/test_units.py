@@ -72,6 +72,7 @@ def write(folder: Path, **keys: str) -> list[str]:
         *((unit, "RestartPreventExitStatus", ["2"]) for unit in (DAEMON, EXPORTER)),
         # no unit owns the folder of the locks, and what the exporter writes outlives it
         *((unit, "RuntimeDirectory", []) for unit in (DAEMON, SOCKET)),
+        (EXPORTER, "OOMPolicy", ["continue"]),
         (EXPORTER, "RuntimeDirectory", ["gpulock-exporter"]),
         (EXPORTER, "RuntimeDirectoryPreserve", ["yes"]),
         (EXPORTER, "DevicePolicy", ["closed"]),

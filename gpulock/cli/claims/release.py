@@ -160,7 +160,7 @@ def warn_of_stale_mask(
 
 
 def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
-    """Name what was started in the claims, runs on, and has no GPU any more."""
+    """Name what was started in the claims, and runs on without what was freed of them."""
     scan = ProcessScan(node.proc)
     users = {lock.owner.uid for lock in freed if lock.owner and lock.owner.scheduler == "process"}
     tokens = {lock.owner.token.encode() for lock in freed if lock.owner}
@@ -169,7 +169,7 @@ def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
         for pid, started in scan.started_as(uid)[0].items():
             if started.token in tokens and pid not in scan.ancestry(os.getpid()):
                 who = f"process {pid} ({printable_process_name(node.proc, pid)})"
-                told = f"{who} was started in this claim: it has no GPU any more"
+                told = f"{who} was started in this claim, and runs on without what is freed"
                 click.echo(f"gpulock: {told}", err=True)
 
 

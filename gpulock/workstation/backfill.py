@@ -127,7 +127,8 @@ def why_yield(view: QueueView, want: ClaimRequest) -> str:
         return ""
     own = {name.partition(SHARE)[0] for name, why in stay.items() if why == OWN}
     holds = f"{OWN} {len(own)} GPU{'s' if len(own) > 1 else ''}" if own else ""
-    causes = {*stay.values(), RESERVED if want.kept else "", holds} - {"", OWN}
+    kept = want.kept.keys() & (want.wanted or want.kept)
+    causes = {*stay.values(), RESERVED if kept else "", holds} - {"", OWN}
     return " and ".join(sorted(causes)) or "GPUs are out of service"
 
 

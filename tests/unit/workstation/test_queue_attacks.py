@@ -121,6 +121,15 @@ def test_a_caller_that_waits_for_what_it_holds_itself_lets_others_by(desk: Desk)
     assert waiting[0].why.startswith("others go first while its user holds 1 GPU; 4 GPUs asked for")
 
 
+def test_a_reservation_of_what_a_caller_does_not_ask_for_is_not_in_its_way(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
+    reserved = Reservation(bus(3), CAROL, (0.0, time.time() + 1000.0), "carol", "talk")
+    write_reservations(str(desk.box.state), [reserved])
+    desk.ask(SocketRequest(CLAIM, 902, 9, 1, (bus(0),), FOR_EVER), desk.come_as(ALICE, 902))
+    later(desk)
+    assert desk.waiting()[0].why.startswith("others go first while its user holds 1 GPU; ")
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("barrier", "why"),

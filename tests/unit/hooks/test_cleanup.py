@@ -16,20 +16,18 @@ import pytest
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
-from gpulock.alloc.job_processes import JobProcesses, find_job_processes
+from gpulock.alloc.job_processes import JobProcesses
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import DAEMONS
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline
 from gpulock.hooks import cleanup
-from gpulock.isolation.tree import MARK, cgroup_name
 from gpulock.node.context import Node
 from gpulock.node.procfs import TICKS
-from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
-from tests.support.trees import EXECD, Box, box_with_shepherd, bus, judging, record, soon
+from tests.support.trees import Box, box_with_shepherd, bus, judging, record, soon
 
 if TYPE_CHECKING:
     from gpulock.alloc.job_processes import JobMembers
@@ -286,116 +284,6 @@ def test_a_name_of_any_bytes_can_be_told_and_of_many_the_first_four(box: Box) ->
 
 def test_one_that_is_gone_is_not_left(box: Box) -> None:
     assert left(box, hold(box), 700) == []
-
-
-def carriers(box: Box, **changes: object) -> dict[int, str]:
-    """Return what Grid Engine's part says is left of a job."""
-    node = box.node()
-    lock = Lock(bus(0), record(pid=500, add_grp_id=GID, **changes), "")
-    lock.anchors = [(600, 1000, GID + 1)]
-    return find_job_processes(lock, ProcessScan(node.proc), SgeMembers(node)).pids
-
-
-def test_what_a_shepherd_forks_on_its_way_to_a_hook_is_no_shepherd(
-    box: Box, tmp_path: Path
-) -> None:
-    """It hangs in a FIFO that a user has made of the job's output, its shepherd alive or not."""
-    mine, home = tmp_path / "active_jobs/12.1", tmp_path / "home"
-    for folder in (mine, home):
-        folder.mkdir(parents=True)
-    (mine / "config").write_text(f"add_grp_id={GID}\n")
-    box.proc.shepherd(500, mine)
-    root = (0, 0, 0, 0)
-    box.proc.add(501, "sge_shepherd", ppid=500, uids=root, cwd=mine)
-    box.proc.add(502, "sge_shepherd", ppid=500, uids=root, cwd=home)
-    box.proc.add(503, "sge_shepherd", ppid=1, uids=root, cwd=home)
-    box.proc.add(700, groups=[GID])
-    assert list(carriers(box)) == [700]
-    box.proc.add(503, "sge_shepherd", ppid=1, uids=root)  # where it is cannot be seen
-    assert list(carriers(box)) == []
-
-
-def test_a_fork_in_a_folder_that_a_user_named_like_execds_is_no_shepherd(
-    box: Box, tmp_path: Path
-) -> None:
-    home = tmp_path / "home/active_jobs/1.1"
-    home.mkdir(parents=True)
-    box.proc.add(503, "sge_shepherd", ppid=1, uids=(0, 0, 0, 0), cwd=home)
-    box.proc.add(700, groups=[GID])
-    assert list(carriers(box)) == [700]
-    box.proc.remove(EXECD)  # for all that is known its jobs were there
-    assert list(carriers(box)) == []
-
-
-# --- Grid Engine, in a cgroup of gpulock's --------------------------------------------------------
-
-
-def confine(box: Box, label: str, pid: int, start: int, *members: int) -> None:
-    """Let processes be in a job's cgroup below execd's, in both trees."""
-    lines: list[str] = []
-    for place in ("devices", "unified"):
-        outer = box.root / "sys/fs/cgroup" / place / "system.slice/sgeexecd.service"
-        folder = outer / cgroup_name(label, pid, start)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cgroup.procs").write_text("".join(f"{one}\n" for one in members))
-        lines.append(f"{outer}\n")
-    (box.records / MARK).write_text("".join(lines))
-
-
-@pytest.fixture
-def cell(box: Box) -> Box:
-    box.settings["ISOLATION"] = "cgroup"
-    hold(box)
-    return box
-
-
-def test_who_shed_the_jobs_group_is_found_in_its_cgroup(cell: Box) -> None:
-    cell.proc.add(700, "conmon")
-    cell.proc.add(701, groups=[GID])
-    confine(cell, "12.1", 500, 1000, 700, 701)
-    confine(cell, "13.1", 501, 1000, 702)
-
-    assert carriers(cell) == {700: "is in the job's cgroup", 701: f"carries the job's group {GID}"}
-    cell.settings["ISOLATION"] = "off"
-    assert list(carriers(cell)) == [701]
-
-
-def test_a_task_that_still_runs_is_not_left_behind_and_what_one_left_that_is_over_is(
-    cell: Box,
-) -> None:
-    cell.proc.add(600, "sge_shepherd", start=1000)
-    cell.proc.add(700)
-    confine(cell, "12.1", 600, 1000, 700)
-    assert carriers(cell) == {}
-
-    cell.proc.remove(600)
-    assert carriers(cell) == {700: "is in the job's cgroup"}
-
-
-def test_a_cgroup_of_a_cgroup_counts_and_one_that_cannot_be_read_is_none(cell: Box) -> None:
-    cell.proc.add(700)
-    cell.proc.add(701)
-    confine(cell, "12.1", 500, 1000, 0, 700)
-    inner = cell.root / "sys/fs/cgroup/unified/system.slice/sgeexecd.service"
-    inner = inner / cgroup_name("12.1", 500, 1000) / "inner"
-    inner.mkdir()
-    (inner / "cgroup.procs").write_text("701\n")
-    assert sorted(carriers(cell)) == [700, 701]
-
-    (inner / "cgroup.procs").unlink()
-    (inner / "cgroup.procs").mkdir()
-    assert carriers(cell) == {}
-
-
-def test_what_of_the_cgroup_is_above_the_epilog_or_roots_is_spared(cell: Box) -> None:
-    cell.proc.add(700, "conmon", uids=(1000,) * 4)
-    cell.proc.add(701, "sge_shepherd", uids=(0, 1000, 0, 1000))
-    cell.proc.add(702, "ours", uids=(0,) * 4)
-    confine(cell, "12.1", 500, 1000, 500, 700, 701, 702)
-    node = cell.node()
-    judge = judge_with(node, SgeMembers(node))
-    found = cleanup.find_leftovers(node, lambda o: o.job_id == "12", judge)
-    assert [left.pid for left in found] == [700]
 
 
 # --- Slurm, where no cgroup marks a job's processes -----------------------------------------------

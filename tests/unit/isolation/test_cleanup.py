@@ -109,7 +109,12 @@ def test_what_is_left_of_a_job_is_in_its_own_cgroup_and_in_those_of_tasks_that_a
         folder = cell.cgroups / "system.slice/sgeexecd.service" / cgroup_name(label, pid, 1000)
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.procs").write_text(f"0\n{number}\n")  # 0: of another pid namespace
-    assert job.confined_pids(cell.node(), "12.1", 500) == [700, 702]
+    inner = cell.cgroups / "system.slice/sgeexecd.service" / JOB / "inner"
+    inner.mkdir()
+    (inner / "cgroup.procs").write_text("710\n")
+    assert job.confined_pids(cell.node(), "12.1", 500) == [700, 702, 710]
+    cell.proc.remove(600)
+    assert job.confined_pids(cell.node(), "12.1", 500) == [700, 701, 702, 710]
 
 
 def test_an_epilog_whose_launcher_ends_meanwhile_takes_its_jobs_cgroup_away(

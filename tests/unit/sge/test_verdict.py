@@ -219,10 +219,20 @@ def test_a_folder_of_that_name_which_a_user_made_is_no_jobs(box: Box, tmp_path: 
     box.proc.execd(box.root)
     box.proc.shepherd(501, forged)
     assert left(box) == [700]
+    (forged / "config").unlink()
+    assert left(box) == [700]
+    box.proc.remove(EXECD)  # for all that is known its jobs were there
+    assert left(box) == []
 
 
-def test_what_a_shepherd_forks_to_become_a_hook_is_no_other_jobs_shepherd(box: Box) -> None:
-    box.proc.add(501, "sge_shepherd", ppid=500, uids=(0,) * 4, cwd=box.root / "active_jobs/500.1")
+def test_what_a_shepherd_forks_to_become_a_hook_is_no_other_jobs_shepherd(
+    box: Box, tmp_path: Path
+) -> None:
+    """It hangs in a FIFO that a user has made of the job's output, its shepherd alive or not."""
+    (tmp_path / "home").mkdir()
+    places = (500, "active_jobs/500.1"), (500, "home"), (1, "home")
+    for pid, (above, place) in enumerate(places, 501):
+        box.proc.add(pid, "sge_shepherd", ppid=above, uids=(0,) * 4, cwd=tmp_path / place)
     assert left(box) == [700]
 
 

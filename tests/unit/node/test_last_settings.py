@@ -15,7 +15,14 @@ from gpulock.node import setting_keys, settings, settings_file
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
 from gpulock.store import atomic
-from tests.support.faults import plant_fifo, plant_folder, plant_link, replace_text
+from tests.support.faults import (
+    disk_full,
+    plant_fifo,
+    plant_folder,
+    plant_link,
+    raising,
+    replace_text,
+)
 
 COPY = "settings.obeyed"
 OLD = 1_000_000_000  # seconds since the epoch, long ago
@@ -123,11 +130,7 @@ def test_a_copy_that_cannot_follow_is_removed(file: File, monkeypatch: pytest.Mo
     file.read()
     file.write("ON_BUSY=error\n")
     with monkeypatch.context() as full:
-
-        def no_room(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        full.setattr(atomic, "replace_file", no_room)
+        full.setattr(atomic, "replace_file", disk_full)
         assert file.read().on_busy == "error"
     file.write("nonsense\n")
 
@@ -145,13 +148,14 @@ def test_who_may_not_read_the_file_may_not_read_the_copy(file: File, mode: int) 
     assert (copy.st_mode & 0o777, copy.st_gid) == (mode, file.path.stat().st_gid)
 
 
-def of_a_user(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def of_a_user(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file or folder be another user's."""
     real = os.stat
 
     def stat(path: Path | str, *, follow_symlinks: bool = True) -> os.stat_result:
         info = real(path, follow_symlinks=follow_symlinks)
         other = [*info[:4], 12345, *info[5:10]]
-        return os.stat_result(other) if path == str(file.path) else info
+        return os.stat_result(other) if path == str(theirs) else info
 
     monkeypatch.setattr(os, "stat", stat)
 
@@ -165,7 +169,7 @@ def test_a_file_that_others_may_write_says_nothing_and_the_last_good_one_counts(
     file.path.write_text("EXPECTED_GPUS=8\nISOLATION=cgroup\n")
     file.changed += 3600
     if spoil == "a user's":
-        of_a_user(file, monkeypatch)
+        of_a_user(file.path, monkeypatch)
     else:
         file.path.chmod(int(spoil.split()[1], 8))
 
@@ -241,14 +245,7 @@ def test_a_copy_of_another_user_is_none(
     file.write("EXPECTED_GPUS=4\n")
     file.read()
     file.write("nonsense\n")
-    mine = os.stat
-
-    def stat(path: Path | str, *, follow_symlinks: bool = True) -> os.stat_result:
-        info = mine(path, follow_symlinks=follow_symlinks)
-        other = [*info[:4], 12345, *info[5:10]]
-        return os.stat_result(other) if path == str(getattr(file, part)) else info
-
-    monkeypatch.setattr(os, "stat", stat)
+    of_a_user(getattr(file, part), monkeypatch)
 
     file.refused()
 
@@ -315,12 +312,8 @@ def test_who_may_not_read_the_file_is_refused_whatever_was_obeyed_last(
     file: File, default: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_the_default(file, default)
-
-    def denied(*_: object) -> str:
-        raise PermissionError(13, "Permission denied")
-
     with monkeypatch.context() as other:
-        other.setattr(atomic, "read_text", denied)
+        other.setattr(atomic, "read_text", raising(PermissionError(13, "Permission denied")))
         assert "Permission denied" in file.refused().why
         assert file.refused().do == "its owner can make it readable: chmod 644"
 

@@ -17,7 +17,7 @@ from gpulock.errors import UNKNOWN, Refusal
 
 POLL_SECONDS = 0.002
 KILL_SECONDS = 1.0  # for a child that was killed: on a file system that hangs it does not end
-ANSWER_LIMIT = 1 << 24  # bytes
+ANSWER_LIMIT, PIECE = 1 << 24, 1 << 16  # bytes, in all and at once
 
 
 class SchedulerProgram:
@@ -75,7 +75,7 @@ class SchedulerProgram:
                 raise Refusal(UNKNOWN, f"{self.name} did not answer in time", self.hint)
             if deadline.left() <= 0:
                 raise Refusal(UNKNOWN, f"{self.name} did not end in time", self.hint)
-            data = os.read(fd, 1 << 16)
+            data = os.read(fd, PIECE)
             if not data:
                 return output
             output += data

@@ -19,6 +19,7 @@ from gpulock.store.locks import LockStore
 PREFIX = "gpulock-"
 LAUNCHER = f"{PREFIX}slurmd-"  # of the cgroup in which slurmd itself lives
 MARK = "isolation"
+PIDS_LIMIT = 1 << 22  # bytes of a list of processes
 PARTS = 2  # of `J.T-PID-START` behind its label: pid and start time
 
 
@@ -96,7 +97,7 @@ def move_to_cgroup(pid: int, folder: str) -> None:
 
 def cgroup_pids(folder: str) -> list[int]:
     """Return the processes of a cgroup; raise OSError."""
-    return [int(pid) for pid in atomic.read_text(f"{folder}/cgroup.procs", 1 << 22).split()]
+    return [int(pid) for pid in atomic.read_text(f"{folder}/cgroup.procs", PIDS_LIMIT).split()]
 
 
 def remove_cgroup(folder: str) -> bool:

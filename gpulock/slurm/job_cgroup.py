@@ -15,6 +15,7 @@ CONTROLLERS = ("freezer", "devices", "memory", "cpuset")  # version 1: what proc
 SLICE, SCOPE = "system.slice", "slurmstepd.scope"  # CgroupSlice of 25.11 may name another
 SLUID = 14  # characters: an s, and 13 digits of base 32
 INIT = 1
+PIDS_LIMIT = 1 << 22  # bytes of a list of processes
 DEPTH = 5  # job / step / user / task, and one to spare
 
 
@@ -152,7 +153,7 @@ def list_slurm_cgroup_pids(folder: str, depth: int = DEPTH) -> list[int]:
         inner = f"{folder}/{name}"
         try:
             if name == "cgroup.procs":
-                found += [int(pid) for pid in atomic.read_text(inner, 1 << 22).split()]
+                found += [int(pid) for pid in atomic.read_text(inner, PIDS_LIMIT).split()]
             elif depth and os.path.isdir(inner):
                 found += list_slurm_cgroup_pids(inner, depth - 1)
         except FileNotFoundError:

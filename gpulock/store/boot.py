@@ -20,6 +20,7 @@ from gpulock.store.repair import NO_CLAIM
 
 BOOT_ID_LENGTH, BOOT_ID_LETTERS = 36, "0123456789abcdef-"
 ROOM, INODES = 1 << 16, 16  # bytes and files without which a claim may find no room in LOCK_DIR
+MOUNTS_LIMIT = 1 << 26  # bytes: users mount too
 NO_MOUNT = "unknown"  # a folder that no line of mountinfo covers
 
 
@@ -210,7 +211,7 @@ def file_system_type(path: str, proc_root: str = "/proc") -> str:
     finally:
         os.close(fd)
     mount = info.partition("mnt_id:")[2].split(None, 1)[0]
-    for line in atomic.read_text(f"{proc_root}/self/mountinfo", 1 << 26).split("\n"):
+    for line in atomic.read_text(f"{proc_root}/self/mountinfo", MOUNTS_LIMIT).split("\n"):
         if line.partition(" ")[0] == mount:  # users mount too, at paths of any length
             return line.partition(" - ")[2].split(None, 1)[0]
     return NO_MOUNT

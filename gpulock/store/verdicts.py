@@ -32,6 +32,7 @@ SLURMCTLD: "DeathProof" = "slurmctld"
 OTHER: "DeathProof" = "other"
 VERSION_LINE = "gpulock-verdicts 1"
 ORPHANS = " orphans"  # ends the key, behind a token, of what has a device of that claim open
+LIMIT = 1 << 20  # bytes
 PERIOD = 30.0  # seconds between reconciles of gpulockd
 FRESH = 3 * PERIOD
 ROUNDING = 0.001  # seconds: what is written as milliseconds may be rounded up
@@ -77,7 +78,7 @@ def read_dated_verdicts(
     boot: a LOCK_DIR may be kept over a reboot. Raises OSError or ValueError.
     """
     try:
-        text = atomic.read_text(f"{lock_dir}/verdicts", 1 << 20)
+        text = atomic.read_text(f"{lock_dir}/verdicts", LIMIT)
     except FileNotFoundError:
         return None, None
     pairs = kv.decode_pairs(text, VERSION_LINE)

@@ -71,7 +71,8 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     fake.add(500 if name == "stat" else 700)
-    hide(monkeypatch, name)
+    # as the kernel does without CAP_SYS_PTRACE
+    fail_at(monkeypatch, "open", f"/{name}", PermissionError(1, "not permitted"))
     assert verdict(fake, process()) == UNKNOWN
 
 
@@ -124,11 +125,6 @@ def test_an_anchor_keeps_the_claim_of_a_process(fake: FakeProc) -> None:
     assert verdict(fake, lock) == DEAD
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let the kernel refuse one file of every process, as it does without CAP_SYS_PTRACE."""
-    fail_at(monkeypatch, "open", f"/{name}", PermissionError(1, "not permitted"))
-
-
 def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
     """gpulockd's Proc lives long, and a user with subordinate ids may have many such lists."""
     for pid in (700, 701, 702):
@@ -138,14 +134,6 @@ def test_of_lists_of_thousands_of_groups_one_is_kept(fake: FakeProc) -> None:
     assert all(pid in groups for pid, groups in zip((700, 701, 702), found))
     assert found[3] is found[2]
     assert found[4] is not found[0]  # it was read again
-
-
-def children(fake: FakeProc, name: str, *pids: int) -> None:
-    """Let pid 2 be `name`, and those its children as the kernel lists them."""
-    fake.add(2, name, ppid=0, uids=(0,) * 4)
-    (fake.root / "2/task/2/children").write_text(" ".join(map(str, pids)))
-    for pid in pids:
-        fake.add(pid, ppid=2, groups=[65400], session=500)
 
 
 @pytest.mark.parametrize("state", ["gone", "over"])

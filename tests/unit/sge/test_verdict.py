@@ -234,6 +234,8 @@ def test_what_a_shepherd_forks_to_become_a_hook_is_no_other_jobs_shepherd(
     for pid, (above, place) in enumerate(places, 501):
         box.proc.add(pid, "sge_shepherd", ppid=above, uids=(0,) * 4, cwd=tmp_path / place)
     assert left(box) == [700]
+    (box.proc.root / str(EXECD) / "cwd").unlink()
+    assert left(box) == [700]
 
 
 def test_in_a_look_that_ran_out_of_time_no_group_proves_anything(box: Box) -> None:

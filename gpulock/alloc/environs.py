@@ -64,8 +64,7 @@ def environ_value(environ: bytes, key: bytes) -> bytes:
     if not at and not environ.startswith(key):
         return b""
     begin = at + len(key)
-    end = environ.find(b"\0", begin)
-    return environ[begin : end if end >= 0 else None][:LONG]
+    return environ[begin : begin + LONG].partition(b"\0")[0]
 
 
 def read_environ(proc: "Proc", pid: int, late: float = float("inf")) -> bytes:

@@ -117,7 +117,7 @@ def list_later_device_users(node: Node, lock: Lock, scan: ProcessScan) -> list[i
 
 def own_ancestor_pids(scan: ProcessScan) -> set[int]:
     """Return this process and all above it: an epilog does not end itself or its daemon."""
-    return {0, INIT, os.getpid(), *scan.ancestry(os.getpid())}
+    return {INIT, os.getpid(), *scan.ancestry(os.getpid())}
 
 
 def check_leftover(

@@ -5,6 +5,8 @@ Hot. Precedence: default < file < option. The environment never configures anyth
 as root with an environment that a job's owner wrote.
 """
 
+import os
+
 from gpulock.node.setting_keys import (
     CHOICE,
     COUNT,
@@ -126,6 +128,10 @@ class Settings:
             self.share_mps = False  # MPS serves one user, who opens through it what a job may not
         if self.isolation != "off" or self.share_mps:
             self.visible_devices = "uuid"  # CUDA counts only the devices that it can open, or MPS
+
+    def root_uid(self) -> int:
+        """Return whose processes are taken for root's: in a simulation those of its user."""
+        return os.geteuid() if self.simulation else 0
 
 
 def convert_setting(kind: str, default: str, given: "str | None") -> object:

@@ -53,8 +53,7 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
     if above != call.shepherd:
         why = f"not started by sge_shepherd (parent {above}, not {call.shepherd})"
         raise Refusal(BROKEN, why, "see gpulock doctor")
-    uid = os.geteuid() if node.settings.simulation else 0
-    found = spool.open_shepherd_spool(node.proc, call.shepherd, uid)
+    found = spool.open_shepherd_spool(node.proc, call.shepherd, node.settings.root_uid())
     task = call.task if call.task.isdigit() and call.task != "0" else "1"
     if (found.job, found.task) != (call.job, task):
         raise Refusal(

@@ -97,9 +97,9 @@ def has_gpus_elsewhere(spool: Spool, settings: Settings, job: SgeJob) -> bool:
         from gpulock.sge.granted import list_other_hosts
 
         return bool(list_other_hosts(job, settings.sge_complexes, spool.need("host")))
-    if count_sge_job_hosts(spool) == 1:
+    if is_per_job_request(job.requests, settings.sge_complexes):
         return False
-    return not is_per_job_request(job.requests, settings.sge_complexes)
+    return count_sge_job_hosts(spool) > 1
 
 
 def is_per_job_request(requests: list[tuple[str, float, int]], complexes: tuple[str, ...]) -> bool:

@@ -35,10 +35,11 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
     Of a session that is closed slurmstepd only logs it: the step is over, and nothing is put back.
     """
     run, closing = HookRun(), environ.get("PAM_TYPE") == CLOSE
-    node = run.load(config)
-    if node is not None and node.settings.isolation == "off":
-        return GO_ON
-    step = run.attempt(lambda: find_parent_step(node, os.getppid())) if node else None
+    node, step = run.load(config), None
+    if node is not None:
+        if node.settings.isolation == "off":
+            return GO_ON
+        step = run.attempt(lambda: find_parent_step(node, os.getppid()))
     if node is not None and step is not None:
         run.attempt(lambda: confine_or_free_step(node, step, environ.get("PAM_USER", ""), closing))
     if run.refusal is None:
@@ -86,8 +87,8 @@ def find_parent_step(node: Node, pid: int) -> job.IsolatedJob:
         start = node.proc.start(pid)
     except (OSError, ValueError) as fault:
         raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "see syslog") from fault
-    root = os.geteuid() if node.settings.simulation else 0
-    if status.name != STEPD or set(status.uids[:3]) != {root} or not number:
+    root = {node.settings.root_uid()}
+    if status.name != STEPD or set(status.uids[:3]) != root or not number:
         raise Refusal(
             UNKNOWN, f"the parent {pid} is {status.name!r}, no step daemon", "see docs/isolation.md"
         )

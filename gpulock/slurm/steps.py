@@ -38,7 +38,7 @@ class SlurmSteps:
 
     def __init__(self, settings: Settings) -> None:
         self._cgroup = f"{settings.sys_root}/fs/cgroup"
-        self._uid = os.geteuid() if settings.simulation else 0  # root's
+        self._uid = settings.root_uid()
 
     def owns(self, pid: int, record: Owner, scan: ProcessScan) -> bool:
         """Return whether a process is of a job: where it has no cgroup, by the environment too.

@@ -83,6 +83,7 @@ def test_a_model_that_is_not_here_is_told_with_what_is(two_models: Box) -> None:
 def test_several_kinds_are_given_to_one_job(two_models: Box) -> None:
     grant = ask_kinds(two_models, ("", 2), ("model:h200", 2))
     assert ids(grant) == [bus(0), bus(1), bus(2), bus(3)]
+    assert refused_kinds(two_models, ("model:h200", 2), ("model:h*", 2)).kind == INVALID_REQUEST
     assert refused_kinds(two_models, ("model:h200", 3), ("model:*", 3)).kind == INVALID_REQUEST
     short = refused_kinds(two_models, ("model:a100*", 1), ("model:h200", 1))
     assert ", 1 of 5 free (0: job 12; 1: job 12; 2: job 12; 3: job 12; 4: free)" in short.why

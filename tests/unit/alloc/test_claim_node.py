@@ -78,19 +78,6 @@ def test_a_card_that_cannot_be_read_is_not_granted(box: Box) -> None:
     assert ids(ask(box, 2, job_id="13")) == [bus(2), bus(3)]
 
 
-def test_what_may_refuse_at_the_end_leaves_no_lock(box: Box) -> None:
-    node = box.node()
-    with pytest.raises(Refusal):
-        claim_devices(
-            node,
-            record(token=""),
-            ClaimRequest(2, check=raising(Refusal(UNKNOWN, "no UUID", "wait"))),
-            never,
-            soon(),
-        )
-    assert box.locks() == []
-
-
 def test_a_node_that_is_full_is_not_broken_however_many_ask(box: Box) -> None:
     box.proc.shepherd(500, box.root)
     ask(box, 4)

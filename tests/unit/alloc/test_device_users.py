@@ -114,7 +114,8 @@ def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
 def test_a_process_whose_files_may_not_be_seen_keeps_every_lock_of_its_user(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, hidden: tuple[str, ...]
 ) -> None:
-    stage.fake.add(700, uids=(os.geteuid(), 1000, 1000, 1000))
+    monkeypatch.setattr(os, "geteuid", lambda: 64_001)
+    stage.fake.add(700, uids=(64_001, 1000, 1000, 1000))
     for name in hidden:
         fail_at(monkeypatch, "listdir", f"/700/{name}", PermissionError(13, "denied"))
     assert stage.who() == []

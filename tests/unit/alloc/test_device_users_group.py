@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,11 @@ from gpulock.alloc import device_users
 from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
-from gpulock.node.devices import Device
+from gpulock.node.devices import MAJOR, Device
 from gpulock.node.procfs import device_file_key
 from gpulock.node.settings import Settings
 from gpulock.sge.members import SgeMembers
 from gpulock.store.locks import Lock
-from tests.support.faults import returning
 from tests.support.trees import FakeProc, record
 
 
@@ -40,13 +40,6 @@ def test_the_session_of_another_user_under_that_number_is_not_the_owners(fake: F
     assert left_in_group(fake, lock) == ""
     fake.add(701, session=500, uids=(0, 1000, 0, 0))  # a set-user-id program of the owner's
     assert "701" in left_in_group(fake, lock)
-
-
-def test_who_cannot_see_finds_something_left(
-    fake: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ProcessScan, "why_blind_about", returning("too dark"))
-    assert left_in_group(fake, Lock("x", record(), "")) == "too dark"
 
 
 def test_anchors_that_cannot_be_read_count_as_something_left(fake: FakeProc) -> None:
@@ -90,3 +83,11 @@ def test_an_instance_without_known_nodes_is_recognised_by_its_card(
 ) -> None:
     found = mig(tmp_path, table)
     assert key(tmp_path / "dev/nvidia7") in found
+
+
+def test_a_card_without_a_node_is_recognised_by_nvidias_number(tmp_path: Path) -> None:
+    card = Device("0000:3b:00.0", 0)
+    assert device_users.device_node_keys(card, str(tmp_path)) == []
+    card.minor = 0
+    keys = device_users.device_node_keys(card, str(tmp_path))
+    assert keys == [(os.makedev(MAJOR, 0), 0, 0)]

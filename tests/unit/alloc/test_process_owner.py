@@ -212,6 +212,7 @@ def test_a_daemon_is_told_by_its_program(proc: FakeProc, ending: str) -> None:
     node = Proc(str(proc.root))
     named = [is_root_program(node, JOB, name) for name in ("slurmd", "slurm")]
     assert named == [True, False]
+    assert not is_root_program(node, JOB + 1, "slurmd")
 
 
 @pytest.mark.parametrize("sid", [0, 300])

@@ -112,7 +112,7 @@ def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(
     monkeypatch.setattr(process_scan, "ROUNDS", 1)
     scan = look(proc)
     scan.statuses()
-    assert (scan.restless, "faster than" in scan.blind) == (True, True)
+    assert (scan.restless, scan.complete, "faster than" in scan.blind) == (True, True, True)
     proc.add(700)
     (proc.root / "700/status").write_text("garbage")
     scan = look(proc)

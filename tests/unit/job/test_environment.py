@@ -74,6 +74,9 @@ def test_every_name_that_may_be_set_is_dropped_first() -> None:
     place.places, place.memory_mib = 4, 8000
     assert set(variables([place], CDI_DIR="/run/cdi")) == dropped
     assert set(variables([card(2)])) < dropped
+    shared = variables([place, place], SHARES="2:4", SHARE_MPS="yes")
+    assert shared["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4000M"
+    assert shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
 
 
 def test_podman_is_told_the_names_of_the_cdi_spec_where_one_is_kept() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,12 @@ def test_what_this_process_has_open_is_told_as_stat_tells_it(opened: Opened) -> 
 
 def test_what_the_kernel_has_cached_is_the_same(opened: Opened) -> None:
     assert cached_file_key(str(opened[0])) == device_file_key(os.stat(opened[0]))
+
+
+def test_where_ctypes_cannot_be_loaded_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    with pytest.raises(OSError, match="no ctypes"):
+        cached_file_key("/dev/null")
 
 
 @pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "nfs4", "cifs", "9p", "lustre", "autofs"])

@@ -129,11 +129,13 @@ def test_a_leader_is_not_over_while_any_thread_goes_on_and_one_that_vanished_doe
     assert proc.finished(800)
 
 
-@pytest.mark.parametrize(("uid", "real"), [(0, True), (1000, False)])
-def test_pid_2_is_the_kernels_only_where_it_is_roots(tmp_path: Path, uid: int, real: bool) -> None:
+@pytest.mark.parametrize(("uids", "real"), [((0,) * 4, True), ((0, 1000, 0, 0), False)])
+def test_pid_2_is_the_kernels_only_where_it_is_roots(
+    tmp_path: Path, uids: tuple[int, ...], real: bool
+) -> None:
     """In a container it is anybody's process, whatever it calls itself."""
     fake = FakeProc(tmp_path / "proc")
-    fake.add(2, "kthreadd", ppid=0, uids=(uid,) * 4)
+    fake.add(2, "kthreadd", ppid=0, uids=uids)
     status = fake.root / "2/status"
     status.write_text(status.read_text().replace("VmSize:\t    1000 kB\n", ""))
     proc = Proc(str(fake.root))

@@ -64,6 +64,12 @@ def test_in_a_user_namespace_the_file_is_not_to_blame() -> None:
     assert last.endswith(f"{path}: nobody can say whose it is in this user namespace"), last
 
 
+def test_in_a_simulation_its_users_processes_are_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert Settings({}).root_uid() == 0
+    assert Settings({"SIMULATION": "/marker"}).root_uid() == 1234
+
+
 def test_a_site_has_few_settings() -> None:
     assert len(KEYS) <= MOST_KEYS
 

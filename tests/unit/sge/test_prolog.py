@@ -131,6 +131,8 @@ def test_gpus_asked_for_on_several_hosts_need_a_site_that_gives_them_there(site:
         start(site, site.run(once, job_id=13, pe="mpi", hosts=(("node", 2), ("other", 2)))) == RUN
     )
     assert site.locks() == [bus(0), bus(1)]
+    assert start(site, site.run(gpus(1), job_id=14, pe="smp", hosts=(("node", 2),))) == RUN
+    assert len(site.locks()) == 4
 
 
 SHARES = {"SGE_COMPLEXES": "gpu gpu_share=share", "SHARES": "0:4", "SHARE_MPS": "yes"}

@@ -51,7 +51,9 @@ def test_the_cgroups_of_its_own_steps_go_and_of_no_job_whose_number_begins_so(
     site.set(ISOLATION="cgroup")
     site.epilog()
     assert (site.locks(), ended) == ([], ["12."])
-    assert "its isolation is kept for now: it is busy" in lines[-1]
+    released, kept = lines[-2:]
+    assert f"released {bus(0)},{bus(1)} in " in released
+    assert "its isolation is kept for now: it is busy" in kept
 
 
 @pytest.mark.parametrize("gpus", [None, "", "3", "x", "2-3", "0\n1"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import INVALID_REQUEST
+from gpulock.hooks.frame import HookRun
 from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.clock import VirtualClock
 from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer, row
@@ -20,9 +21,12 @@ OURS = {"SLURM_DEVICE_SELECTION": "gpulock"}
 
 
 def test_slurms_own_positions_are_locked_and_noted(
-    site: Site, capfd: pytest.CaptureFixture[str]
+    site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(HookRun, "log", lambda _, line: lines.append(line))
     assert site.prolog(12, "1,3") == RUN
+    assert f"granted 1={bus(1)},3={bus(3)} in " in lines[-1]
     assert site.locks() == site.granted() == [bus(1), bus(3)]
     note = site.note()
     assert (note.positions, [d.index for d in note.devices]) == (["1", "3"], [1, 3])
@@ -67,6 +71,9 @@ def test_a_prolog_waits_while_gpulockd_compares_a_changed_gres_conf(
         file.write("# another\n")
     assert site.prolog(13, "0") == RUN
     assert site.note(13).refused
+    assert clock.slept == pytest.approx(15, abs=1)
+    assert site.prolog(14, "GPU-00000002-aaaa") == RUN
+    assert site.granted(14) == [bus(2)]
     assert clock.slept == pytest.approx(15, abs=1)
 
 

@@ -59,7 +59,7 @@ def test_verdicts_of_another_boot_are_not_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("boot", "age", "known"),
     [
-        *((BOOT, age, True) for age in (0, verdicts.FRESH - 1)),
+        *((BOOT, age, True) for age in (0, verdicts.FRESH)),
         *((BOOT, age, False) for age in (verdicts.FRESH + 1, -5, float("nan"), float("-inf"))),
         ("another", 0, False),
     ],

@@ -88,11 +88,8 @@ def parse_cgroup_name(name: str) -> "tuple[int, int] | None":
 
 def move_to_cgroup(pid: int, folder: str) -> None:
     """Move a process, all its threads, into a cgroup; raise OSError."""
-    fd = os.open(f"{folder}/cgroup.procs", os.O_WRONLY)
-    try:
-        os.write(fd, str(pid).encode())
-    finally:
-        os.close(fd)
+    with open(f"{folder}/cgroup.procs", "wb", buffering=0) as file:
+        file.write(str(pid).encode())
 
 
 def cgroup_pids(folder: str) -> list[int]:

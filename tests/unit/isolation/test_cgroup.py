@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cgroups a node has, and which are ours."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from gpulock.errors import BROKEN, UNKNOWN
 from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.procfs import Proc
-from tests.support.faults import raising, refusal
+from tests.support.faults import fail_at, raising, refusal
 from tests.support.trees import Box
 
 
@@ -48,6 +49,15 @@ def test_a_cgroup_that_cannot_be_reached_is_refused(tmp_path: Path, line: str, k
     (tmp_path / "7/cgroup").write_text(f"{line}\n")
 
     assert refusal(lambda: tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7)).kind == kind
+
+
+def test_a_cgroup_that_may_not_be_seen_is_unknown_and_one_that_is_gone_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tree.remove_cgroup(str(tmp_path / "gone")) is True
+    fail_at(monkeypatch, "open", "/7/cgroup", PermissionError(13, "denied"))
+    found = refusal(lambda: tree.process_cgroup_folder("/sys", Proc(str(tmp_path)), 7))
+    assert (found.kind, "denied" in found.why) == (UNKNOWN, True)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +109,20 @@ def test_a_process_is_moved_where_all_but_its_devices_is_closed_already_after_lo
     assert (own / "cgroup.procs").read_text() == "500"
 
 
-@pytest.mark.parametrize(("start", "move"), [(1000, raising(ProcessLookupError())), (1001, print)])
+@pytest.mark.parametrize(
+    ("start", "move", "kind"),
+    [
+        (1000, raising(ProcessLookupError()), UNKNOWN),
+        (1001, print, UNKNOWN),
+        (1000, raising(OSError(errno.EIO, "worn out")), BROKEN),
+    ],
+)
 def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
-    confining: Box, monkeypatch: pytest.MonkeyPatch, start: int, move: Callable[..., None]
+    confining: Box,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    move: Callable[..., None],
+    kind: str,
 ) -> None:
     """Its number may be another's by then."""
     service_of(confining, "/execd.service")
@@ -109,7 +130,7 @@ def test_a_process_that_ends_while_it_is_confined_is_no_fault_of_the_node(
     monkeypatch.setattr(tree, "move_to_cgroup", move)
     own = job.IsolatedJob("12.1", 500, start)
 
-    assert refusal(lambda: job.begin_job_isolation(confining.node(), own, [])).kind == UNKNOWN
+    assert refusal(lambda: job.begin_job_isolation(confining.node(), own, [])).kind == kind
 
 
 def test_where_slurm_moves_tasks_it_is_the_jobs_own_cgroup_that_is_closed(

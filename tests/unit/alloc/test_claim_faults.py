@@ -30,6 +30,12 @@ CALLS = ("mkdir", "rename", "write", "open", "link", "lstat")
 MOST = 60  # system calls of one kind in one claim
 
 
+def reset(box: Box) -> None:
+    for folder in (box.lock, box.records, box.state):
+        shutil.rmtree(folder, ignore_errors=True)
+    box.state.mkdir()
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
 def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
@@ -37,10 +43,7 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for at in range(1, MOST):
-        for folder in (box.lock, box.records):
-            shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(box.state)
-        box.state.mkdir()
+        reset(box)
         node = box.node()
         with pytest.MonkeyPatch.context() as patch:
             calls = Failing(patch, name, at, OSError(code, os.strerror(code))).calls
@@ -68,10 +71,7 @@ def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
 ) -> None:
     """A crash is an exception that no clean-up survives: what stands on disk then must do."""
     for at in range(1, MOST):
-        for folder in (box.lock, box.records):
-            shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(box.state)
-        box.state.mkdir()
+        reset(box)
         ask(box, job_id="7", pid=999)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(grants, "undo_claim", returning(None))

@@ -126,10 +126,9 @@ def test_no_other_hot_module_opens_a_socket() -> None:
 
 # --- what a hook tells decides nothing, whatever the job's output file is -------------------------
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 TELL = f"""
 import sys
-sys.path.insert(0, {str(REPOSITORY)!r})
+sys.path.insert(0, {str(GPULOCK.parent)!r})
 from gpulock.hooks.frame import log_hook_line
 from gpulock.node.settings import parse_settings
 log_hook_line(parse_settings("SIMULATION=/\\n", "x"), "x" * 9_000, error=True)
@@ -139,16 +138,10 @@ print("over")
 
 def tell(stderr: int) -> str:
     """Have a long line logged as an error; return what was printed afterwards."""
-    line = [
-        sys.executable,
-        "-IS",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}){TELL}",
-    ]
-    done = subprocess.run(
+    line = [sys.executable, "-IS", "-c", TELL]
+    return subprocess.run(
         line, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, check=False
-    )
-    return done.stdout
+    ).stdout
 
 
 @pytest.mark.parametrize("filled", [0, 3_000, 1 << 20])
@@ -263,10 +256,7 @@ def test_what_is_short_stays_as_it_is(text: str) -> None:
 
 @hostile
 def test_every_refusal_is_one_short_line(value: str) -> None:
-    for refusal in (
-        Refusal(INVALID_REQUEST, value, "x"),
-        Refusal(INVALID_REQUEST, "x", value),
-    ):
+    for refusal in (Refusal(INVALID_REQUEST, value, "x"), Refusal(INVALID_REQUEST, "x", value)):
         assert_one_short_line(refusal.sentence("job 12").encode() + b"\n")
         assert_one_short_line(refusal.sentence(value).encode() + b"\n")
 
@@ -291,10 +281,8 @@ def test_a_hooks_standard_error_is_one_short_line(
     assert_one_short_line(
         sent(monkeypatch, 2, lambda: log_hook_line(settings, line, error=True)),
     )
-    assert (
-        len(sent(monkeypatch, 2, lambda: log_hook_line(settings, value, error=True)))
-        <= LINE_BYTES + 1
-    )
+    said = sent(monkeypatch, 2, lambda: log_hook_line(settings, value, error=True))
+    assert len(said) <= LINE_BYTES + 1
 
 
 @hostile

@@ -74,6 +74,9 @@ def test_a_step_is_confined_to_what_its_job_was_granted(
 
     assert run(site) == 0
     assert kernel.confined == [(f"12.{step}", [0, 1])]
+    site.set(ISOLATION="off")
+    assert run(site) == 0
+    assert len(kernel.confined) == 1
 
 
 def test_the_minors_are_the_locks_and_not_the_positions(

@@ -174,18 +174,8 @@ def test_a_reserve_takes_over_the_lock_of_a_job_that_died_with_the_last_boot(pla
     assert place.holder(0) == "admin"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("garbage", id="garbage"),
-        pytest.param("at=soon\n", id="time"),
-        pytest.param("by=x\ry\nreason=z\n", id="control"),
-    ],
-)
-def test_a_reserve_whose_note_is_garbage_still_counts(
-    place: Place, text: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("text", ["", "garbage", "at=soon\n", "by=x\ry\nreason=z\n"])
+def test_a_reserve_whose_note_is_garbage_still_counts(place: Place, text: str) -> None:
     place.reserve(0, text)
     place.ready()
     assert place.holder(0) == "admin"

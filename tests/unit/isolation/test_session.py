@@ -141,7 +141,9 @@ def test_a_job_without_a_grant_of_its_own_opens_none(
 @pytest.mark.parametrize(
     "what", ["its device is another's", "its note", "two nodes", "name", "uid", "title"]
 )
-def test_what_is_not_sure_stops_the_step(site: Site, kernel: Kernel, what: str) -> None:
+def test_what_is_not_sure_stops_the_step(
+    site: Site, kernel: Kernel, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Its note cannot be read, two nodes on one machine run it, or its parent is no step daemon."""
     store, note = site.node().store, site.records / "tasks/n1.12"
     if what == "its device is another's":
@@ -159,6 +161,9 @@ def test_what_is_not_sure_stops_the_step(site: Site, kernel: Kernel, what: str) 
 
     assert run(site) == 1
     assert kernel.confined == []
+    said = capfd.readouterr().err
+    assert said.startswith("gpulock: step ") and said.count("\n") == 1
+    assert ("no step daemon" in said) is (what in ("name", "uid", "title"))
 
 
 def test_a_lock_that_was_removed_stops_no_step_of_its_claim(site: Site, kernel: Kernel) -> None:

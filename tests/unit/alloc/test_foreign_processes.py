@@ -444,6 +444,18 @@ def no_subordinates(*_: object) -> bool:
 
 
 @pytest.mark.root
+def test_where_the_owner_has_no_process_no_file_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("a look for nothing")
+
+    monkeypatch.setattr(OpenFiles, "_fill", never)
+    monkeypatch.setattr(subordinate, "may_have_subordinate_uids", no_subordinates)
+    assert ask(Proc()) == ""
+
+
+@pytest.mark.root
 def test_where_the_owner_has_no_process_nobody_is_looked_at(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

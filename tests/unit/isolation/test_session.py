@@ -139,7 +139,7 @@ def test_a_job_without_a_grant_of_its_own_opens_none(
 
 
 @pytest.mark.parametrize(
-    "what", ["its device is another's", "its note", "two nodes", "name", "uid", "title"]
+    "what", ["its device is another's", "its note", "two nodes", "name", "uid", "saved", "title"]
 )
 def test_what_is_not_sure_stops_the_step(
     site: Site, kernel: Kernel, what: str, capfd: pytest.CaptureFixture[str]
@@ -156,6 +156,8 @@ def test_what_is_not_sure_stops_the_step(
         site.process(STEPD, "sshd", "slurmstepd: [12.0]", os.geteuid())
     elif what == "uid":
         site.stepd(STEPD, "12.0", UID)
+    elif what == "saved":
+        site.stepd(STEPD, "12.0", uids=(os.geteuid(), os.geteuid(), UID, os.geteuid()))
     else:
         site.process(STEPD, "slurmstepd", "slurmstepd infinity", os.geteuid())
 
@@ -163,7 +165,7 @@ def test_what_is_not_sure_stops_the_step(
     assert kernel.confined == []
     said = capfd.readouterr().err
     assert said.startswith("gpulock: step ") and said.count("\n") == 1
-    assert ("no step daemon" in said) is (what in ("name", "uid", "title"))
+    assert ("no step daemon" in said) is (what in ("name", "uid", "saved", "title"))
 
 
 def test_a_lock_that_was_removed_stops_no_step_of_its_claim(site: Site, kernel: Kernel) -> None:

@@ -35,7 +35,7 @@ class StartingProgramError(OSError):
 class StartedAs:
     """What a process was started as: for which job, by the slurmd of which node, as which hook.
 
-    Or in which claim of a user.
+    `token` is that of the user's claim in which it was started.
     """
 
     __slots__ = ("context", "job", "node", "token")

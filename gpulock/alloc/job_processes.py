@@ -58,7 +58,8 @@ def find_job_processes(
 ) -> JobProcesses:
     """Return the processes of a lock's job; `lock` has its details read.
 
-    Not the shepherd or process of the record itself: it may be the one that gives the lock back.
+    The shepherd or process of the record itself is left out: it may be the one that gives the lock
+    back.
     A process is of a session only if its user is the owner: anybody may lead a session of a number
     that was given before.
     """

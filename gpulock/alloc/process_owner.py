@@ -75,8 +75,8 @@ def is_claim_process(
 ) -> bool:
     """Return whether a process is of a claim: by group, session, descent or its scheduler's word.
 
-    Or by the token of a user's claim in its environment. A group or session that `beside` has as
-    well proves nothing. Raises OSError or ValueError where the process cannot be seen.
+    The token of a user's claim in its environment says so as well. A group or session that `beside`
+    also has proves nothing. Raises OSError or ValueError where the process cannot be seen.
     """
     record = lock.owner
     assert record is not None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def select_own_locks(locks: list[Lock], template: Owner) -> list[Lock]:
     """Return those of a job's `locks` that are of this run or an earlier one.
 
-    Not those of another user who got the id again in Slurm. Raises Refusal where a later run of
-    the job holds devices.
+    Those of another user whose job got the id again in Slurm are left out. Raises Refusal where a
+    later run of the job holds devices.
     """
     mine: list[Lock] = []
     for lock in locks:

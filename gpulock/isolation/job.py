@@ -153,7 +153,7 @@ def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
 
 
 def raise_unless_cgroup_gone(fault: OSError) -> None:
-    """Raise what is not that a cgroup is gone, before it was opened or since."""
+    """Raise a fault, unless it says that a cgroup is gone, before it was opened or since."""
     if fault.errno not in (errno.ENOENT, errno.ENODEV):
         raise fault
 
@@ -161,8 +161,8 @@ def raise_unless_cgroup_gone(fault: OSError) -> None:
 def end_job_isolation(node: Node, prefix: str, isolated: "IsolatedJob | None" = None) -> str:
     """Take a job's cgroup away, before its devices are released; return what went wrong.
 
-    And those of its tasks or steps here that are over, whose labels begin with `prefix`: a task of
-    `qrsh -inherit` has no epilog. Without `isolated` only these.
+    It also removes those of its tasks or steps here that are over, whose labels begin with
+    `prefix`: a task of `qrsh -inherit` has no epilog. Without `isolated` it removes only these.
     """
     try:
         if isolated is not None:

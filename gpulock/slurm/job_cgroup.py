@@ -20,9 +20,9 @@ DEPTH = 5  # job / step / user / task, and one to spare
 
 
 def find_job_cgroups(root: str, record: Owner, proc: Proc) -> tuple[list[str], list[str]]:
-    """Return the folders that a job's cgroup may have below `root` (/sys/fs/cgroup).
+    """Return the folders that a job's cgroup may have below `root` (/sys/fs/cgroup), and the tops.
 
-    And where the slurmd of the job keeps cgroups: nowhere with proctrack/linuxproc alone.
+    A top is where the job's slurmd keeps cgroups: there is none with proctrack/linuxproc alone.
     """
     tops = [f"{root}/{part}/{top}" for part in CONTROLLERS for top in slurm_tops_v1(record)]
     tops = [top for top in tops if os.path.isdir(top)]

@@ -63,7 +63,7 @@ def check_systemd_scope(config: "dict[str, list[str]]") -> None:
         raise Refusal(INVALID_REQUEST, why, "take USE_CGROUPS=systemd out of execd_params")
 
 
-def begin_job_isolation(node: Node, isolated: IsolatedJob, granted: list[Device]) -> None:
+def begin_job_isolation(node: Node, job: IsolatedJob, granted: list[Device]) -> None:
     """Keep a job to what it was granted; raise Refusal, and then it must not start.
 
     The process from which it will descend is moved where it opens these devices alone.
@@ -74,15 +74,15 @@ def begin_job_isolation(node: Node, isolated: IsolatedJob, granted: list[Device]
         sessions.close_login_cgroups(tree.find_cgroup_top(settings.sys_root))
         major = policy.read_caps_major(settings.proc_root)
         rules = policy.device_rules(granted, major, settings.driver_root)
-        folder = job_cgroup_folder(node, isolated)
+        folder = job_cgroup_folder(node, job)
         if step := slurm_step_folder(folder):
             close_job_cgroup(os.path.dirname(step), rules)
-            os.setxattr(step, STEP_MARK, isolated.cgroup_name.encode())
+            os.setxattr(step, STEP_MARK, job.cgroup_name.encode())
         else:
             tree.note_cgroup_folders(node.store, [os.path.dirname(folder)])
             close_job_cgroup(folder, rules)
-            tree.move_to_cgroup(isolated.pid, folder)
-        if node.proc.running(isolated.pid, isolated.start):
+            tree.move_to_cgroup(job.pid, folder)
+        if node.proc.running(job.pid, job.start):
             return
     except ProcessLookupError:
         pass
@@ -92,21 +92,17 @@ def begin_job_isolation(node: Node, isolated: IsolatedJob, granted: list[Device]
             f"the job cannot be confined to its devices: {fault}",
             "see gpulock doctor",
         ) from fault
-    raise Refusal(UNKNOWN, f"process {isolated.pid} ended meanwhile", "nothing to do")
+    raise Refusal(UNKNOWN, f"process {job.pid} ended meanwhile", "nothing to do")
 
 
-def job_cgroup_folder(node: Node, isolated: IsolatedJob) -> str:
+def job_cgroup_folder(node: Node, job: IsolatedJob) -> str:
     """Return the folder of a job's cgroup, whether it is there and the job in it or not.
 
     Raises Refusal or ProcessLookupError.
     """
     top = tree.find_cgroup_top(node.settings.sys_root)
-    folder = tree.service_cgroup_folder(top, node.proc, isolated.pid)
-    return (
-        folder
-        if os.path.basename(folder) == isolated.cgroup_name
-        else f"{folder}/{isolated.cgroup_name}"
-    )
+    folder = tree.service_cgroup_folder(top, node.proc, job.pid)
+    return folder if os.path.basename(folder) == job.cgroup_name else f"{folder}/{job.cgroup_name}"
 
 
 def slurm_step_folder(folder: str) -> str:
@@ -158,30 +154,30 @@ def raise_unless_cgroup_gone(fault: OSError) -> None:
         raise fault
 
 
-def end_job_isolation(node: Node, prefix: str, isolated: "IsolatedJob | None" = None) -> str:
+def end_job_isolation(node: Node, prefix: str, job: "IsolatedJob | None" = None) -> str:
     """Take a job's cgroup away, before its devices are released; return what went wrong.
 
     It also removes those of its tasks or steps here that are over, whose labels begin with
-    `prefix`: a task of `qrsh -inherit` has no epilog. Without `isolated` it removes only these.
+    `prefix`: a task of `qrsh -inherit` has no epilog. Without `job` it removes only these.
     """
     try:
-        if isolated is not None:
-            end_confinement(node, isolated)
+        if job is not None:
+            end_confinement(node, job)
         remove_step_cgroups(node, f"{tree.PREFIX}{prefix}")
     except (OSError, ValueError, Refusal) as fault:
         return str(fault)
     return ""
 
 
-def end_confinement(node: Node, isolated: IsolatedJob) -> None:
+def end_confinement(node: Node, job: IsolatedJob) -> None:
     """Take a job's own cgroup away: called from below its process, which is moved out.
 
     Processes that the job left behind stay inside, and open no GPU any more. Raises Refusal or
     OSError; the reaper removes what is left.
     """
-    folder = job_cgroup_folder(node, isolated)
+    folder = job_cgroup_folder(node, job)
     if os.path.isdir(folder):
-        for member in ancestor_pids_up_to(node, isolated.pid):
+        for member in ancestor_pids_up_to(node, job.pid):
             try:
                 tree.move_to_cgroup(member, os.path.dirname(folder))
             except ProcessLookupError:

@@ -87,8 +87,7 @@ class SiteHook:
 def job_variables(found: Spool, text: str) -> "dict[str, str]":
     """Return the job's environment as the shepherd reads it from its file.
 
-    8.1.9 and Some Grid Engine (daimh/sge) always have `enable_windomacc` in `config`, and escape
-    backslashes, too.
+    8.1.9 and Some Grid Engine (daimh/sge) have `enable_windomacc`, and escape backslashes too.
     """
     escaped = "enable_windomacc" in found.config
     variables: "dict[str, str]" = {}

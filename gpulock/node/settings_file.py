@@ -24,6 +24,7 @@ WHOLE_MAP = ["0", "0", "4294967295"]  # outside of any user namespace
 OVERFLOW_UID = 65534  # of every user that a user namespace does not know
 HEAD = "# gpulock-settings 2: the last of {!r} without a fault; not to be edited\n"
 END = "\n# gpulock-settings: the end\n"
+COPY_LIMIT = 2 * atomic.LIMIT  # bytes: a file, and the two lines above
 READ_BITS = 0o644  # of the file's mode, which the copy has as well
 MAY_CHANGE_UNSEEN = 1  # time of a copy whose file may still change within the same second
 
@@ -140,7 +141,7 @@ def read_copy(place: Settings, caller: int) -> "Settings | None":
             info = os.stat(path)
             if info.st_uid not in (0, caller) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
-        text = atomic.read_text(place.copy_path, 2 * atomic.LIMIT)
+        text = atomic.read_text(place.copy_path, COPY_LIMIT)
         if not text.startswith(HEAD.format(os.path.abspath(place.path))):
             return None
         settings = parse_settings_file(text, place.path, caller)

@@ -52,6 +52,11 @@ def test_a_refusal_names_a_job_that_has_ended_while_its_processes_have_not(box: 
     assert "job 12, which has ended, but not its processes" in refused(box, job_id="13").why
 
 
+def test_a_refusal_names_the_user_of_a_claim_without_a_scheduler(box: Box) -> None:
+    ask(box, 3, job_id="4711", scheduler="process", add_grp_id=0)
+    assert "2: pid 4711 of alice; 3: free" in refused(box, job_id="13").why
+
+
 @pytest.mark.parametrize("why", ["shepherd", "group", "device", "blind"])
 def test_an_earlier_run_that_is_not_proven_dead_is_a_refusal(box: Box, why: str) -> None:
     first = ask(box)
@@ -145,6 +150,8 @@ def test_a_refusal_tells_what_is_quarantined_from_what_is_reserved_or_in_mig_mod
     said = refused(box, 2)
     assert "1 of 4 free (0: reserve; 1: no MIG instance; 2: quarantined; 3: free)" in said.why
     assert said.do.startswith("the job can run when enough are back in service")
+    ask(box, 1)
+    assert refused(box, 1, job_id="13").do == "the job can run when others have ended"
 
 
 def test_a_card_that_does_not_answer_is_taken_last_and_refused_to_nobody(box: Box) -> None:

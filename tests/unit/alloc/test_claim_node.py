@@ -62,6 +62,7 @@ def test_a_faulty_card_asked_for_by_id_sends_the_job_back_and_breaks_no_node(box
         pick(box, bus(0))
     assert (caught.value.kind, refused(box, 4).kind) == (UNKNOWN, BROKEN)
     assert caught.value.why.startswith("GPU 0: ") and "here" not in caught.value.why
+    assert refusal(lambda: pick(box, "0000:ff:00.0")).kind == INVALID_REQUEST
 
 
 @pytest.mark.parametrize("count", [0, -1, -(10**30)])

@@ -102,6 +102,7 @@ class Kernel:
         (pointer,) = struct.unpack("<Q", ctypes.string_at(place + 16, 8))
         if command.value == bpf.LOAD:
             assert second == len(bpf.assemble_device_program(RULES)) // 8
+            assert ctypes.string_at(place + 24, 24) == bytes(24)  # no log, no flags
             self.names[99] = ctypes.string_at(place + 48, 16).rstrip(b"\0")
             return self.open(99)
         if command.value == bpf.FD_BY_ID:

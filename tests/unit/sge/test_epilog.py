@@ -111,7 +111,12 @@ def test_the_exit_status_is_the_shepherds_own_again(site: Site) -> None:
     found = site.above()
     found.uid = 104
     epilog.secure_exit_status(found)
-    assert (job.folder / "exit_status").stat().st_uid == 104
+    status = job.folder / "exit_status"
+    assert status.stat().st_uid == 104
+    status.unlink()
+    status.symlink_to("what its owner says later")
+    epilog.secure_exit_status(found)
+    assert (status.is_symlink(), status.read_text()) == (False, "30\n")
 
 
 @pytest.mark.parametrize("code", [0, 1, 137])
@@ -152,10 +157,11 @@ def test_a_lock_is_this_runs_by_all_that_names_it(site: Site, other: dict[str, o
 
 
 def test_an_exit_status_that_cannot_be_secured_keeps_no_device(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = site.run(gpus(1))
     start(site, job)
     monkeypatch.setattr(epilog, "secure_exit_status", disk_full)
     end(site, job)
     assert site.locks() == []
+    assert "exit_status: [Errno 28] No space left on device" in capfd.readouterr().err

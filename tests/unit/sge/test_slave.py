@@ -68,12 +68,14 @@ def test_what_another_job_holds_there_is_no_grant_of_the_tasks_job(site: Site) -
 
 
 def test_on_the_master_host_a_task_shares_what_was_asked_for_once_a_job(site: Site) -> None:
+    other = site.run(gpus(1), job_id=99, pid=599)
+    assert prolog.main(["sge", "599"], site.environ(other), site.config()) == 0
     job = site.run(gpus(1, consumable=PER_JOB), pe="mpi", hosts=HOSTS)
     site.settings["SGE_SLAVE_TASKS"] = "yes"
     assert prolog.main(["sge", str(SHEPHERD)], site.environ(job), site.config()) == 0
     folder = site.task(job, FIRST, home=True)
     assert start(site, FIRST) == 0
-    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "0"
+    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_a_refused_task_may_start_sees_nothing_and_knows_why(site: Site) -> None:

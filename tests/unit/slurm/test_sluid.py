@@ -31,10 +31,10 @@ def left(site: Site, sluid: str = "") -> str:
     return find_job_processes(slurm_lock(sluid=sluid), scan_of(site), steps.add_members).reason()
 
 
-def hidden(site: Site, path: str, pid: int = 900, uid: int = UID) -> None:
+def hidden(site: Site, path: str, *uids: int) -> None:
     """Let a process be in a cgroup that says nothing of its job in its environment."""
-    site.process(pid, "sleep", uid=uid)
-    (site.proc.root / str(pid) / "cgroup").write_text(f"0::/{path}\n")
+    site.process(900, "sleep", uids=uids or (UID,) * 4)
+    (site.proc.root / "900/cgroup").write_text(f"0::/{path}\n")
 
 
 def nested(site: Site, path: str) -> None:
@@ -86,7 +86,9 @@ def test_without_its_sluid_a_job_may_be_whichever_of_its_users_runs(site: Site) 
     """A record that an earlier gpulock made, or whose slurmd was replaced meanwhile."""
     hidden(site, f"{SCOPE}/{SLUID}/step_0/user/task_0")
     assert "of which job is not known" in left(site)
-    hidden(site, f"{SCOPE}/{SLUID}/step_0/user/task_0", uid=OTHER_UID)
+    hidden(site, f"{SCOPE}/{SLUID}/step_0/user/task_0", UID, 0, 0, 0)
+    assert "of which job is not known" in left(site)
+    hidden(site, f"{SCOPE}/{SLUID}/step_0/user/task_0", *[OTHER_UID] * 4)
     assert left(site) == ""
     hidden(site, f"{SCOPE}/system")
     assert left(site) == ""

@@ -186,7 +186,7 @@ def test_a_hook_is_not_what_a_job_of_roots_left(site: Site) -> None:
 def test_the_slurmd_above_a_prolog_is_the_one_that_is_closed(site: Site, name: str) -> None:
     """Debian's has its program's name after `scontrol reconfigure`."""
     for pid in (700, 701):
-        site.proc.add(pid, name, uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
+        site.proc.add(pid, name, ppid=pid - 1, uids=(0, 0, 0, 0), exe="/usr/sbin/slurmd-wlm")
     site.proc.add(800, "slurmd", ppid=1, uids=(UID, UID, UID, UID))
     site.proc.add(801, "slurmd", ppid=701, uids=(0, 0, 0, 0), exe="/usr/bin/sh")
     site.proc.add(900, "python3", ppid=801, uids=(0, 0, 0, 0))

@@ -128,6 +128,13 @@ def test_an_event_is_one_line_of_limited_length(lock_dir: str) -> None:
     assert ("a?b" in text, text.count("\n"), len(text) < 1300) == (True, 1, True)
 
 
+def test_of_what_was_refused_jobs_with_a_number_are_listed(lock_dir: str) -> None:
+    for job in ("12", "x", "²"):
+        note_event(lock_dir, REFUSED, job, "busy: wait")
+    told = event_log.list_refusals(read_events(lock_dir))
+    assert [one[1:] for one in told] == [("12", "busy: wait")]
+
+
 def test_a_line_that_was_cut_short_costs_no_other(lock_dir: str) -> None:
     log(lock_dir).write_text("12.5 claim gran")
     one_of_each(lock_dir)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store import atomic, boot, quarantine
+from gpulock.store import atomic, boot, grants, quarantine
 from gpulock.store.locks import LockStore
-from tests.support.faults import disk_full, raising
+from tests.support.faults import disk_full, plant_link, raising
 from tests.support.locks import place_lock
 from tests.support.trees import BOOT, NAME, OTHER_BOOT, bus, record
 
@@ -271,6 +271,30 @@ def test_only_on_a_full_disk_a_boot_id_of_the_same_length_is_written_over(
     with pytest.raises(OSError, match="it fails") as caught:
         boot.write_boot_id(str(path), f"{BOOT}\n".encode())
     assert (caught.value.errno, path.read_text()) == (number, before)
+
+
+def test_on_a_full_disk_the_boot_id_of_an_earlier_boot_is_written_over_and_no_link_followed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = place.state / "boot_id", f"{BOOT}\n".encode()
+    path.write_text(f"{OTHER_BOOT}\n")
+    monkeypatch.setattr(atomic, "replace_file", disk_full)
+    boot.write_boot_id(str(path), data)
+    assert path.read_bytes() == data
+    plant_link(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        boot.write_boot_id(str(path), data)
+
+
+def test_a_new_boot_keeps_the_newest_lines_that_the_history_is_owed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grants, "OWED_CAP", 2)
+    for number in range(3):
+        (place.state / grants.OWED / f"t{number}").mkdir(parents=True)
+        os.utime(place.state / grants.OWED / f"t{number}", (number, number))
+    place.ready()
+    assert sorted(os.listdir(place.state / grants.OWED)) == ["t1", "t2"]
 
 
 def test_the_boot_id_is_on_the_disk_before_there_is_a_claim(

@@ -9,8 +9,10 @@ folder, which goes with the last of them.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
@@ -37,6 +39,8 @@ from gpulock.install.versions import (
 )
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import NAME
+
+_GIVEN: Final = re.compile(r"\bGres=(?:\S*,)?gpu(?::[^\s:,()]+)?:[1-9]")  # GPUs of a node
 
 
 class SlurmInstaller(NodePart):
@@ -119,9 +123,18 @@ class SlurmInstaller(NodePart):
                 " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
+    def check_none_given(self) -> None:
+        """Raise InstallError where slurmctld gives this node's GPUs to jobs, by their positions."""
+        for name in self.site.split_nodes()[0] if gres.by_slurm(self.settings) else ():
+            if _GIVEN.search(self.site.scontrol("show", "node", name, "-o")):
+                raise InstallError(
+                    f"slurmctld gives out GPUs of {name}, but {gres.NO_GRES}; {gres.LOOK_AT_LIST}"
+                )
+
     def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
         if not listed.positions:
+            self.check_none_given()
             self.note(f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}")
         places = gres.map_places(self.settings, listed.positions)
         text = gres.slurm_map_text(source, places, listed.shared)

@@ -97,6 +97,24 @@ def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
         read_gres_map(str(node.map.parent))
 
 
+@pytest.mark.parametrize("gres", ["gpu:8", "gpu:h200:8(S:0-1)", "shard:16,gpu:h200:8"])
+def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
+    node: SlurmNode, gres: str
+) -> None:
+    """Its jobs were sent back: slurmd listed none, for it was asked without its libraries."""
+    node.install()
+    before = node.map.read_text()
+    node.list_gpus()
+    shown = node.state / "node"
+    shown.write_text(shown.read_text().replace("Gres=gpu:8", f"Gres={gres}"))
+
+    with pytest.raises(InstallError, match=r"gives out GPUs of node1, but slurmd -G lists no"):
+        node.install()
+    assert node.map.read_text() == before
+    node.set(SLURM_DEVICE_SELECTION="gpulock")  # positions are only counted
+    assert "so no job gets a GPU here; if one should" in told(node)
+
+
 def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

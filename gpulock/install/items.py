@@ -132,6 +132,7 @@ class InstallParts:
 
     items: Sequence[Item]
     notes: list[str] = field(default_factory=list[str])
+    trial: str = ""  # a job that shows its mask, for an ordinary user
     on_node: bool = True  # else all is the cluster's, and may be written from anywhere
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
@@ -13,6 +14,8 @@ from gpulock.install.items import FileItem
 from gpulock.node import device_list
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+
+SHOW_MASK: Final = "/usr/bin/printenv CUDA_VISIBLE_DEVICES"
 
 
 def current_settings(path: Path) -> Settings:

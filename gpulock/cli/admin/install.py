@@ -76,7 +76,7 @@ def install_sge_command(
 def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
-    Reads slurm.conf and gres.conf, and prints the lines to add there, or adds them to slurm.conf.
+    Prints the lines that slurm.conf lacks, or adds them.
     """
     make = partial(make_installer, session, "slurm", **options)
     run_installation(session, "slurm", lambda: make().parts(), dry_run)

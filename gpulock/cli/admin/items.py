@@ -61,6 +61,8 @@ def run_installation(
         return
     if parts.on_node and wanted is Wanted.PRESENT:
         note_missing_daemon(session)
+        if parts.trial and not outcome.clauses():
+            echo_wrapped(f"try it, as an ordinary user: {parts.trial}")
     elif parts.on_node and outcome.changed:
         click.echo(f"{session.config}, locks and history stay")
     if outcome.clauses():

@@ -18,7 +18,7 @@ from gpulock.install import drop_env
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, Wanted
-from gpulock.install.node_part import NodePart
+from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
 from gpulock.install.sge.complexes import (
@@ -117,7 +117,9 @@ class SgeInstaller(NodePart):
         counted = [n for n in counting_complexes(self.settings) if not is_rsmap(table.get(n, ""))]
         amounts = Amounts(host, {n: host_amount(self.settings, n, gpus) for n in counted})
         items = [settings, *files, cluster, amounts, HostConfiguration(host), *hooks]
-        return InstallParts(items, self.notes)
+        queue = [*hooked_queues(host), "QUEUE"][0]
+        trial = f"qsub -q {queue}@{host.name} -l {self.complex}=1 -b y -j y {SHOW_MASK}"
+        return InstallParts(items, self.notes, trial)
 
     def removal(self, force: bool = False) -> InstallParts:
         """Return the items, of which the last goes first: the prologs.

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
-from gpulock.install.node_part import NodePart
+from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
 from gpulock.install.slurm.site import (
@@ -76,7 +76,8 @@ class SlurmInstaller(NodePart):
         if by_spank:  # before TaskProlog may go
             items.append(ByHand("SPANK plugin", lambda: stack.remainder(plugin, task)))
         items.append(SlurmConfItem(self.site, self.settings, options, by_spank))
-        return InstallParts(items, self.notes, on_node=not conf_alone)
+        trial = f"srun --nodelist={self.site.node} --gres=gpu:1 {SHOW_MASK}" if self.slurmd else ""
+        return InstallParts(items, self.notes, trial, on_node=not conf_alone)
 
     def node_items(self) -> list[Item]:
         """Return what each node has; raise InstallError."""

@@ -217,6 +217,8 @@ def test_the_verdict_says_whether_it_is_in_force(site: Site) -> None:
     assert "gpulockd does not run" not in cluster.stdout, "it is no node's"
     whole = install(site)
     assert (whole.exit_code, "\ninstalled: sge\n" in whole.stdout) == (0, True)
+    trial = "qsub -q gpu.q@node1 -l gpu=1 -b y -j y /usr/bin/printenv CUDA_VISIBLE_DEVICES"
+    assert f"as an ordinary user: {trial}" in " ".join(whole.stdout.split())
     assert "nothing to change: sge is in force\n" in install(site).stdout
 
 

@@ -366,7 +366,7 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
 
     assert f"done: file {node.map}\n" in done.stdout
     assert f"\ninstalled, NOT in force: {LACKS}\n" in done.stdout
-    assert "scontrol reconfigure" in done.stdout
+    assert "scontrol reconfigure" in done.stdout and "printenv" not in done.stdout
     assert "\nnote: gpulockd does not run" in done.stdout
     assert (done.exit_code, again.exit_code) == (UNFINISHED, UNFINISHED)
     assert f"nothing to change on this node, NOT in force: {LACKS}\n" in again.stdout
@@ -379,3 +379,4 @@ def test_installing_says_that_it_is_not_in_force_until_slurm_conf_has_the_lines(
     assert "gpulockd does not run" not in whole.stdout
     assert whole.exit_code == 0
     assert "nothing to change: slurm is in force\n" in whole.stdout
+    assert "as an ordinary user: srun --nodelist=node1 --gres=gpu:1 /usr/bin" in whole.stdout

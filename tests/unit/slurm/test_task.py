@@ -207,6 +207,13 @@ def test_a_claim_without_a_record_stops_the_task(site: TaskSite) -> None:
     assert "its claim is over" in stopped(site.run(CUDA_VISIBLE_DEVICES="0,1"))
 
 
+def test_without_settings_and_with_a_folder_for_a_note_no_task_starts(site: TaskSite) -> None:
+    (site.records / "tasks/n1.12").mkdir(parents=True)
+    assert "not a regular file" in stopped(site.run())
+    site.set(SLURM_WAIT="soon")
+    assert "SLURM_WAIT must be a number of seconds" in stopped(site.run())
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_device_that_is_not_the_claims_any_more_stops_the_task(
     site: TaskSite, number: int

@@ -46,6 +46,7 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         ({"utilization": 9.0}, "utilization"),
         ({"observed": math.nan}, "utilization"),
         ({"memory_used": 90 * 2**30}, "memory"),
+        ({"memory_total": 0}, "memory"),
         ({"power": 4294967.295}, "power"),
         ({"clock_reason_seconds": {"board_limit": -1.0}}, "clocks"),
         ({"ecc": {"corrected.dram": 1, "uncorrected.dram": -1}}, "ecc"),
@@ -58,7 +59,9 @@ def test_what_a_sound_card_says_is_all_believed() -> None:
         # of another type
         ({"index": True}, "devices"),
         ({"mig": 1}, "mig"),
+        ({"utilization": True}, "utilization"),
         ({"ecc": 5}, "ecc"),
+        ({"clock_reasons": {"gpu_idle": 1}}, "clocks"),
         ({"energy": 10**400}, "power"),
     ],
 )

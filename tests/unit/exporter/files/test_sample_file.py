@@ -107,6 +107,13 @@ def test_nothing_of_another_boot_or_of_the_future_is_remembered(tmp_path: Path) 
         assert (memory.totals.devices, memory.ledger.accounts, memory.sequence) == ({}, {}, 0)
 
 
+def test_of_counters_those_are_remembered_that_this_release_understands() -> None:
+    line = f"device {bus(0)} c.energy=1,2 c.ecc.sram=nan,2,3 c.pcie_replays=1,2,3,4 c.nvlink=1,2,3"
+    found = parse_sample(f"{SAMPLE_LINE}\nboot_id={BOOT}\n{line}\n", SAMPLE_LINE)
+    totals = restore_exporter_memory(found, BOOT, 1.0).totals.devices[bus(0)]
+    assert list(totals.counters) == ["nvlink"]
+
+
 def opened(root: Path) -> ExporterFolder:
     folder = ExporterFolder(str(root / "run"))
     folder.open()

@@ -397,6 +397,7 @@ def test_a_list_that_failed_is_a_failure_until_it_is_asked_for_again(tmp_path: P
         ({"fabric.state": 3, "fabric.mask": 0x9A}, 5),  # a route is unhealthy
         ({"fabric.state": 3, "fabric.mask": 0xAA | 4 << 8}, 5),  # no partition
         ({"fabric.state": 3, "fabric.status": 999, "fabric.mask": 0xA9}, 4),
+        ({"fabric.state": 2, "fabric.mask": 0xA9}, 2),
         ({}, None),
     ],
 )

@@ -146,6 +146,7 @@ def buffer(first: int, count: int, percent: float = 50) -> list[Sample]:
         pytest.param([], 0, 0, id="nothing new"),
         pytest.param([(500_000, 100), (1_000_000, 0)], 0.5, 1.0, id="half of it"),
         pytest.param([(500_000, 900), (1_000_000, 40)], 0.2, 0.5, id="900 % says nothing"),
+        pytest.param([(500_000, -1), (1_000_000, 40)], 0.2, 0.5, id="less than nothing"),
         pytest.param([(0, 100), (1_000_000, 40)], 0.4, 1.0, id="what was seen before"),
         pytest.param([(600_000, 50), (300_000, 50)], 0.3, 0.6, id="time goes back"),
         pytest.param([(600_000, 50), (600_000, 100)], 0.3, 0.6, id="one moment twice"),
@@ -203,6 +204,7 @@ def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None
     assert source.snapshot(0, 101.5) == (0, 0), "its buffer has the word"
     source.since(101 + DRY)
     source.add([], 101 + DRY)
+    source.add([], 102 + DRY)
     assert source.snapshot(0, 102 + DRY) == (0, 1)
     assert source.snapshot(50, 103 + DRY) == (0.5, 1)
     assert source.snapshot(900, 104 + DRY) == (0, 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.frame import DeviceTelemetry
-from gpulock_exporter.state.claim_accounting import Buckets, LedgerAccount
+from gpulock_exporter.state.claim_accounting import Buckets, LedgerAccount, restore_buckets
 from gpulock_exporter.state.collector_state import classify_device_processes
 
 from gpulock.alloc.process_scan import ProcessScan
@@ -162,6 +162,8 @@ def test_the_width_doubles_when_all_are_full(seconds: int, width: float, count: 
     assert (buckets.width, len(buckets.used)) == (width, count)
     assert sum(buckets.covered) == pytest.approx(seconds)
     assert buckets.used == pytest.approx([one / 2 for one in buckets.covered])
+    used, covered = ([int(one) for one in text.split(",")] for text in buckets.texts())
+    assert restore_buckets(100.0, width, used, covered) == buckets
 
 
 def test_a_look_at_several_seconds_is_spread_over_their_buckets() -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.frame import COLLECTORS
+from gpulock_exporter.frame import COLLECTORS, Frame
 from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
-from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state.collector_state import CollectorState, find_lost_cards
 from gpulock_exporter.state.snapshot import (
     NOT_IN_NVML,
     DeviceSnapshot,
@@ -208,6 +208,28 @@ def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None
         frame = node.frame(card(1), complete=True)
         node.book.tick([frame], node.facts, node.moment, {bus(0): "it hangs"}, cards)
     assert node.book.memory.lost == {bus(0): LostCard(1002.0, "it hangs")}
+
+
+@pytest.mark.parametrize(
+    ("frame", "driver_cards", "lost"),
+    [
+        pytest.param(
+            Frame(1.0, complete=False, lost={bus(0): "new", bus(1): "lost"}),
+            [bus(0), bus(1), bus(2), bus(3)],
+            {bus(0): "new", bus(1): "lost"},
+            id="a frame calls cards lost, not of all there are",
+        ),
+        pytest.param(
+            Frame(1.0, complete=True), None, {bus(0): "old"}, id="the list cannot be read"
+        ),
+        pytest.param(Frame(1.0, complete=True), [bus(2)], {}, id="it is taken out of the machine"),
+    ],
+)
+def test_a_card_is_lost_that_a_frame_calls_lost_or_that_was_lost_and_is_listed(
+    frame: Frame, driver_cards: list[str] | None, lost: dict[str, str]
+) -> None:
+    before = {bus(0): LostCard(1000.0, "old")}
+    assert find_lost_cards(before, frame, {bus(2)}, driver_cards) == lost
 
 
 @pytest.mark.parametrize(

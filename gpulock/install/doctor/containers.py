@@ -47,7 +47,9 @@ def check_driver_dir(settings: Settings) -> Iterator[Finding]:
 def check_container_hooks(root: Path) -> Iterator[Finding]:
     """Look whether containers that are given GPUs in a job get its mask, too."""
     enroot, podman = root / ENROOT_HOOK, root / PODMAN_HOOK
-    link = f"ln -s {FOLDER / CURRENT}"
+    if not Path(f"{root}{FOLDER / CURRENT}").exists():
+        return  # no job gets a mask here, or the installation says so
+    link = f"ln -sf {FOLDER / CURRENT}"  # one that leads nowhere may be there
     if enroot.parent.is_dir() and not enroot.is_file():
         what = "enroot start gives a container no mask of the job, and all GPUs"
         yield warning(what, f"{link}/enroot/{enroot.name} /{ENROOT_HOOK}", "enroot")

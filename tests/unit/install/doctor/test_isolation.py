@@ -207,12 +207,13 @@ def test_a_driver_set_is_whole_for_the_driver_that_is_loaded(node: Node) -> None
 def test_containers_of_a_job_without_the_hook_have_no_mask(
     node: Node, there: tuple[str, ...], name: str, says: str, hook: str
 ) -> None:
-    for path in there:
+    for path in (*there, "usr/lib/gpulock/hooks/current/x"):
         assert node.findings() == []
         node.write(path)
     (check,) = node.findings()
     assert (check.name, check.state, says in check.what) == (name, WARNING, True)
-    assert check.do.endswith(f"/hooks/current/{name}/{Path(hook).name} /{hook}")
+    link = f"ln -sf /usr/lib/gpulock/hooks/current/{name}/{Path(hook).name} /{hook}"
+    assert check.do.endswith(link), "it replaces one that leads nowhere"
     node.write(hook)
     assert node.findings() == []
 

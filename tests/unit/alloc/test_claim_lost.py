@@ -19,16 +19,21 @@ from tests.support.faults import disk_full
 from tests.support.trees import Box, bus, judge_of, soon
 
 
+def lose_gate_after(box: Box, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the gate be removed once claims were changed under it."""
+    real = getattr(grants, name)
+
+    def change(*args: object) -> None:
+        real(*args)
+        (box.records / "gate").unlink()
+
+    monkeypatch.setattr(grants, name, change)
+
+
 def test_a_claim_whose_gate_was_replaced_is_refused_and_undone(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = grants.make_claim
-
-    def make(*args: object) -> None:
-        real(*args)  # type: ignore[arg-type]
-        (box.records / "gate").unlink()
-
-    monkeypatch.setattr(grants, "make_claim", make)
+    lose_gate_after(box, monkeypatch, "make_claim")
     assert refused(box).kind == UNKNOWN
     assert box.locks() == []
     assert os.listdir(box.records / "claims") == []
@@ -49,13 +54,7 @@ def test_a_release_whose_gate_was_replaced_says_so(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant = ask(box, 1)
-    real = grants.release_devices
-
-    def release(*args: object) -> None:
-        real(*args)  # type: ignore[arg-type]
-        (box.records / "gate").unlink()
-
-    monkeypatch.setattr(grants, "release_devices", release)
+    lose_gate_after(box, monkeypatch, "release_devices")
     box.proc.remove(500)
     node = box.node()
     with pytest.raises(Refusal, match="replaced"):

@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -148,13 +149,11 @@ class Field:
 
 
 @pytest.fixture
-def field(request: pytest.FixtureRequest) -> Field:
-    context = folder("contention")
-    root = context.__enter__()
-    request.addfinalizer(lambda: context.__exit__(None, None, None))
-    made = Field(root)
-    request.addfinalizer(made.clear)
-    return made
+def field() -> Iterator[Field]:
+    with folder("contention") as root:
+        made = Field(root)
+        yield made
+        made.clear()
 
 
 def held_twice(events: list[tuple[int, str, int, str]]) -> list[str]:

@@ -13,6 +13,7 @@ from gpulock.slurm import note
 from gpulock.slurm.note import TaskNote
 from gpulock.store import atomic, kv
 from tests.support.driver_reads import is_gate_held
+from tests.support.locks import write_record
 from tests.support.slurm_site import OTHER_UID, RUN, UID, Site
 
 
@@ -95,6 +96,10 @@ def test_a_note_that_names_fewer_devices_than_its_claim_starts_nothing(tmp_path:
     assert site.prolog(12, "0,1") == RUN
     found = site.note()
     note.check_task_claim(site.node().store, found)
+    assert [device.minor for device in found.devices] == [0, 1]
+    write_record(site.node().store, site.holder(0).copy(minors=("", "1")))
+    note.check_task_claim(site.node().store, found)
+    assert [device.minor for device in found.devices] == [-1, 1], "it opens no card"
     found.devices.pop()
     with pytest.raises(Refusal, match="its claim has more devices"):
         note.check_task_claim(site.node().store, found)

@@ -9,16 +9,17 @@ missing. One attribute is written at a time; the table of complexes is taken who
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from gpulock.install.files import InstallError
+from gpulock.install.files import InstallError, read_file
 from gpulock.install.items import ByHand, InstallParts, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import Complexes, check_complexes, cluster_complexes
 from gpulock.install.sge.host import REPORTED
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.sge.queue_hooks import GROUP, HOOKS, GroupHook
-from gpulock.install.sge.site import check_release, find_own_execd, find_qmaster
+from gpulock.install.sge.site import OCS, check_release, find_own_execd, find_qmaster
 from gpulock.install.versions import current_hooks
 
 
@@ -66,6 +67,11 @@ class ClusterInstaller(NodePart):
             if site := one.site_command():
                 what = f"{one.queue}: the {one.hook} in force keeps running, with gpulock's: {site}"
                 self.note(f"{what}; if it hands out GPUs itself, take it out")
+        text = read_file(self.qconf.common("bootstrap")) or ""
+        user = (re.findall(r"(?m)^admin_user\s+(\S+)", text) or ["none"])[0]
+        if user.lower() not in ("none", "root") and not self.qconf.release().startswith(OCS):
+            what = f"admin_user is {user}: qlogin, and qrsh without a command, are refused"
+            self.note(f"{what} on these hosts; see docs/grid-engine.md, interactive jobs")
         self.note("on each execution host of the queue, now: gpulock install sge")
         items = [Complexes(self.qconf, lines), HostGroup(self.qconf), *hooks]
         return InstallParts(items, self.notes, on_node=False)

@@ -16,7 +16,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted
 from gpulock.install.node_part import add_settings
 from gpulock.install.sge import site as site_module
-from gpulock.install.sge.complexes import host_amount
+from gpulock.install.sge.complexes import check_complexes, host_amount
 from gpulock.install.sge.host import SgeHost
 from gpulock.install.sge.login import login_script_text
 from gpulock.install.sge.queue_hooks import HOOKS, hook_line
@@ -108,6 +108,11 @@ def test_a_complex_that_no_hook_can_serve_is_refused(site: Site, line: str) -> N
         site.parts()
 
 
+def test_a_complex_of_the_sites_own_that_counts_in_another_way_is_kept() -> None:
+    for line in ("gpu g RSMAP <= FORCED HOST NONE 9", "gpu g INT <= YES JOB 0 1000"):
+        check_complexes({"gpu": line}, {"gpu": ""})
+
+
 def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +120,19 @@ def test_a_queue_of_this_host_whose_jobs_get_no_locks_is_named(
     monkeypatch.setattr(doctor_sge, "hooked_queues", lambda _: ["gpu.q"])
     (told,) = SgeChecks(read_settings(str(site.config)), site.config).other_queues()
     assert told.what == "all.q is on this host too, and its jobs get no lock"
+
+
+@pytest.mark.parametrize(
+    ("user", "release", "told"),
+    [("sgeadmin", "SGE 8.1.9", True), ("none", "SGE 8.1.9", False), ("sge", "OCS 9.1.5", False)],
+)
+def test_that_interactive_jobs_are_refused_is_said_before(
+    site: Site, user: str, release: str, told: bool
+) -> None:
+    site.edit("release", "SGE 8.1.9", release)
+    site.harm(f"sed -i 's/sgeadmin/{user}/' root/default/common/bootstrap")
+    said = f"admin_user is {user}: qlogin, and qrsh without a command, are refused on these hosts"
+    assert (said in " ".join(site.cluster().parts().notes)) is told
 
 
 def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> None:

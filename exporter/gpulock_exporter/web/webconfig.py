@@ -110,7 +110,7 @@ def _parse_yaml(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise WebConfigError(f"this is no YAML: {one_line(str(error))}") from error
 
 

@@ -57,6 +57,8 @@ WRONG: list[tuple[str, str]] = [
     *[(nothing, "it is empty: without TLS") for nothing in ("", "# all is commented out\n")],
     ("x: \xe4\n", "'utf-8' codec"),
     ("a: b\nx: \x01\n", "special characters are not allowed"),
+    ("x: [" + "[" * 1100, "recursion"),
+    ('"\\UFFFFFFFF": x\n', "this is no YAML"),
     ("{1: 2}\n", "1 is not supported"),
     ("basic_auth_users: &a\n  b: *a\n", "recursive"),
     ("tls_server_config:\n", "tls_server_config is not a mapping with at least one key"),

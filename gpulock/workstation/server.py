@@ -246,10 +246,9 @@ class ClaimServer:
         """
         calls = [one for one in self.clients.values() if one.request and one.request.act == act]
         mine = [one for one in calls if one.peer.account == client.peer.account]
-        full = len(calls) >= (MOST if act == CLAIM else MOST // 2)
+        full = len(calls) >= (room := MOST if act == CLAIM else MOST // 2)
         if len(mine) >= MOST_OF_USER or (full and (mine or act == CLAIM)):
-            who = "you" if len(mine) >= MOST_OF_USER else "others"
-            most = MOST_OF_USER if who == "you" else len(calls)
+            who, most = ("you", MOST_OF_USER) if len(mine) >= MOST_OF_USER else ("others", room)
             why = f"{who} have too many open calls: {most} are allowed"
             raise Refusal(BUSY, why, "wait for them")
 

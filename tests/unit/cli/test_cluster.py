@@ -100,7 +100,7 @@ def write(
 
 
 def test_nodes_models_and_users_are_counted(
-    call: Any, prometheus: Prometheus, tmp_path: Path
+    call: Any, prometheus: Prometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three_nodes(prometheus, tmp_path)
     result = call()
@@ -126,6 +126,8 @@ def test_nodes_models_and_users_are_counted(
         "1 quarantined, 1 missing"
     ) in text
     assert "down  gpu11.example.org: Prometheus does not reach the exporter" in text
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(len(line) for line in call().stdout.splitlines()) <= 60
 
 
 def test_free_lists_nodes_with_free_devices_alone_and_is_1_where_there_is_none(

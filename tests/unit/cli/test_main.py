@@ -7,10 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
 from gpulock import __version__
 from gpulock.cli import command_group
+from gpulock.cli.admin.config import format_config_lines
 from gpulock.cli.commands import NAMES
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.setting_keys import KEYS
@@ -98,7 +100,9 @@ def test_settings_that_are_not_there_are_no_broken_node(
     assert "doctor" not in error, "it is refused as well"
 
 
-def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
+def test_config_shows_every_key_and_where_it_comes_from(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = site.call("config").stdout
     lines = {line.split()[0]: line for line in text.splitlines() if line[:1].isupper()}
     simulated = ["LOCK_DIR", "STATE_DIR", "DRIVER_ROOT", "SYS_ROOT", "DEV_ROOT", "SIMULATION"]
@@ -106,6 +110,10 @@ def test_config_shows_every_key_and_where_it_comes_from(site: Site) -> None:
     assert lines["EXPECTED_GPUS"].split() == ["EXPECTED_GPUS", "8", "(file,", "default", "0)"]
     assert lines["SLURM_WAIT"].split() == ["SLURM_WAIT", "15", "(default)"]
     assert all(meaning in text for *_, meaning in KEYS)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = [*format_config_lines(site.node().settings, 80), site.call("inventory").stdout]
+    shown = click.unstyle("\n".join(narrow)).replace(str(site.files.config.parent), "/run")
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gpulock.cli.select import (
     match_devices,
     match_one_device,
     parse_subject,
+    resolve_lock_id,
 )
 from gpulock.node.devices import Device
 from gpulock.store.owner import Owner
@@ -90,6 +91,12 @@ def test_a_number_is_a_device_where_there_is_one_and_a_job_otherwise() -> None:
     assert parse_subject("1", NODE).device is NODE[1]
     assert parse_subject("9", NODE) == Subject(job="9")
     assert parse_subject("job 1", NODE) == Subject(job="1")
+
+
+def test_what_the_driver_does_not_show_is_named_by_any_form_of_its_id() -> None:
+    forms = ("3B:00.0", "FF:00.0", "00000000:FF:00.0.gi3.ci0", "ff:00.0.share2")
+    names = ["0000:3b:00.0", "0000:ff:00.0", "0000:ff:00.0.gi3.ci0", "0000:ff:00.0.share2"]
+    assert [resolve_lock_id(text, NODE) for text in forms] == names
 
 
 def test_a_list_names_each_device_once() -> None:

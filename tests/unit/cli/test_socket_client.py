@@ -42,7 +42,8 @@ YES = encode_packet(SocketReply(GRANTED, token="feed", devices=(bus(1), bus(2)))
 WHY = "2 GPUs asked for, 1 of 4 free (0: job 3)"
 WAIT = encode_packet(SocketReply(WAITING, number=7, before=3, why=WHY))
 READ_REPLY = encode_packet(SocketReply(READ))
-NO = encode_packet(SocketReply(REFUSED, kind=BUSY, why="2 of 4 free", do="use --wait"))
+HELD, FIRST = f"{bus(1)} is held by a reserve of root", f"gpulock unreserve {bus(1)}"
+NO = encode_packet(SocketReply(REFUSED, kind=BUSY, why=HELD, do=FIRST))
 
 
 class Daemon:
@@ -139,10 +140,11 @@ def test_who_waits_hears_its_number_its_place_and_why(
     assert capfd.readouterr().err == f"gpulock: waiting for 2 GPUs: {place}\n"
 
 
-def test_a_refusal_is_the_daemons_word(daemon: Daemon) -> None:
+def test_a_refusal_is_the_daemons_word_with_numbers_in_the_place_of_ids(daemon: Daemon) -> None:
     daemon.answers([NO])
     refusal = refused(daemon.obtain)
-    assert (refusal.kind, refusal.why, refusal.do) == (BUSY, "2 of 4 free", "use --wait")
+    said = (BUSY, "GPU 1 is held by a reserve of root", "gpulock unreserve 1")
+    assert (refusal.kind, refusal.why, refusal.do) == said
 
 
 def test_who_waits_asks_the_next_gpulockd(daemon: Daemon) -> None:
@@ -162,6 +164,17 @@ def test_one_that_does_not_come_back_is_given_up(
     monkeypatch.setattr(socket_client, "BACK_SECONDS", 0.0)
     daemon.answers([WAIT])
     assert refused(lambda: daemon.obtain(wait=FOR_EVER)).kind == BROKEN
+
+
+def test_one_that_stays_away_is_waited_for_once(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = clock_boottime()
+    monkeypatch.setattr(socket_client, "BACK_SECONDS", 0.05)
+    daemon.close()
+    with pytest.raises(CommandRefusedError, match="does not run"):
+        daemon.obtain(wait=5.0)
+    assert clock_boottime() < begun + 4
 
 
 @pytest.mark.parametrize(

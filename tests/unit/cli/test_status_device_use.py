@@ -209,6 +209,23 @@ def test_json_tells_what_a_device_did(site: Site, sampled: Sampled) -> None:
     assert [key for key in (*use, *found["sample"], "last_busy") if f"`{key}`" not in text] == []
 
 
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_table_fits_and_what_counts_most_is_in_it(
+    site: Site, sampled: Sampled, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    site.hold(0, job_id="1048576", task_id="17", user="a-long-user-name")
+    sampled.device(site.id(0), foreign=1, foreign_pids="4711")
+    sampled.claim("t", site.id(0), idle=900.0)
+    sampled.write()
+    head, *lines = site.call("status").stdout.splitlines()
+    # a path stays whole, to be copied
+    assert max(len(line) for line in (head, *lines) if site.config not in line) <= width
+    assert "1048576.17" in lines[0]
+    assert all(title in head for title in ("GPU", "STATE", "USER", "UTIL", "MEM GIB", "LAST BUSY"))
+    assert ("BUS ID" in head, "FOREIGN" in head) == (width >= 120, width >= 160)
+
+
 # --- a GPU with several holders: each with its part and its work ----------------------------------
 
 

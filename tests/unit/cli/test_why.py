@@ -403,6 +403,10 @@ def test_cards_that_are_gone_are_told_claim_by_claim_and_one_that_never_was_is_r
     result = site.call("why", "fd:00.0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no device 'fd:00.0' here" in result.stderr
+    store = site.node().store
+    place_lock(store, "0000:fd:00.0", site.hold(devices=("0000:fd:00.0",)))
+    retire_lock(store, store.read("0000:fd:00.0"), "epilog")
+    assert site.call("why", "fd:00.0").stdout.startswith("0000:fd:00.0  missing\n")  # it was
 
 
 def test_a_card_that_fell_off_the_bus_is_missing_with_its_last_holder(site: Site) -> None:

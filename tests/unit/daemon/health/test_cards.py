@@ -111,6 +111,7 @@ def test_each_check_that_can_be_made_is_made() -> None:
         ("pcie_width=8", "", {"pcie_width": "x8 on PCIe, and its neighbours have x16"}),
         (f"memory_used={300 * MIB}", "", {"memory": "300 MiB are in use without a process"}),
         ("pcie_width=8", "pcie_width=8", {}),  # the board has such slots
+        ("pcie_width=8 pcie_width_max=8", "", {}),
         ("nvlink_active=0", "nvlink_active=18", {}),  # no bridge on this pair
         (f"memory_used={300 * MIB} coherent=1", "", {}),
     ],

@@ -333,7 +333,7 @@ def test_one_that_says_everything_is_bad_puts_out_half_and_the_rest_is_told_once
 
 def test_what_an_administrator_took_out_leaves_the_policy_its_half(ward: Ward) -> None:
     ward.by_hand(0)
-    ward.by_hand(1)
+    ward.by_hand(1, "health: its fan died")
     for number in range(4):
         ward.log_xid(number)
     ward.round()

@@ -92,6 +92,7 @@ AFTER = "a reboot or a reload of the driver, then 3 clean checks"
     [
         ("xid: XID 79 (off the bus) (gpulock)", AFTER),
         ("health: 3 MiB stay in use after job 12 (gpulock)", "3 clean checks"),
+        ("health: 3 MiB; ecc: a row (gpulock)", AFTER),
         (
             f"health: 3 MiB; health: 3 comebacks in a day, {ADMIN_RESTORE_ONLY} (gpulock)",
             "an administrator",

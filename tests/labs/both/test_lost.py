@@ -7,20 +7,20 @@ import pytest
 
 from tests.labs.both.conftest import EVERY
 from tests.labs.both.site import Site
-from tests.labs.common.installed import lose_claims, lose_locks, other_boot
+from tests.labs.common.installed import lose_locks, lose_locks_and_records, other_boot
 
 pytestmark = pytest.mark.lab
 
 
 @EVERY
-@pytest.mark.parametrize("way", ["kept", "wiped"])
-def test_after_a_reboot_old_locks_are_dead_and_a_kept_or_wiped_lock_dir_serves_again(
+@pytest.mark.parametrize("way", ["kept", "emptied"])
+def test_after_a_reboot_old_locks_are_dead_and_kept_or_emptied_folders_serve_again(
     site: Site, way: str
 ) -> None:
     """What decides is the boot id alone, as old pids mean nothing: the job goes on at first."""
     old = site.start(site.count)
-    if way == "wiped":
-        lose_claims(site.gpus, site.node)
+    if way == "emptied":
+        lose_locks_and_records(site.gpus, site.node)
     with other_boot(site.gpus, site.node):
         site.reboot(old)
         assert len(site.locks()) == (site.count if way == "kept" else 0)
@@ -51,7 +51,7 @@ def test_without_records_nothing_is_granted_until_an_administrator_says_that_no_
     site: Site,
 ) -> None:
     job = site.start(2)
-    lose_claims(site.gpus, site.node)
+    lose_locks_and_records(site.gpus, site.node)
     refused = site.submit(1, "echo ran\n", user=site.bob)
     assert "the records of this boot's claims were lost" in site.wait_sent_back(refused)
     assert site.in_service()

@@ -147,8 +147,8 @@ def lose_locks(gpus: Installed, node: str) -> None:
     empty(gpus.cluster.path_in(node, LOCK_DIR))
 
 
-def lose_claims(gpus: Installed, node: str) -> None:
-    """Leave neither a lock nor a record on a node, as a reboot does."""
+def lose_locks_and_records(gpus: Installed, node: str) -> None:
+    """Empty a node's LOCK_DIR and CLAIMS, as a reboot does."""
     for folder in (LOCK_DIR, CLAIMS):
         empty(gpus.cluster.path_in(node, folder))
 

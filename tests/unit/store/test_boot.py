@@ -92,15 +92,17 @@ def test_claims_on_folders_that_outlived_a_boot_are_finished(place: Place) -> No
     assert os.listdir(place.lock / "locks") == []
 
 
-def test_records_that_are_lost_within_a_boot_stop_every_grant(place: Place) -> None:
+def test_records_that_are_lost_stop_every_grant_until_their_locks_are_forgotten(
+    place: Place,
+) -> None:
     place.ready()
     place_lock(place.store, bus(0), record())
     place.lose_records()
     refusal = place.refusal()
     assert (refusal.kind, "forget-locks" in refusal.do) == (UNKNOWN, True)
-    assert place.store.boot_id() == ""
+    assert (place.store.boot_id(), place.holder(0)) == ("", "sge")
     boot.begin_boot(place.store, str(place.state), BOOT, NAME)
-    assert place.ids() == (BOOT, BOOT)
+    assert (place.ids(), place.holder(0)) == ((BOOT, BOOT), "nobody")
 
 
 def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:

@@ -74,10 +74,10 @@ def os_error_kind(fault: BaseException, missing: str = UNKNOWN) -> str:
 
 
 def lost_records_refusal(folder: str) -> Refusal:
-    """Return the refusal of every claim once the records of this boot are gone."""
+    """Return the refusal of every claim once the records of this boot are gone, or may be."""
     return Refusal(
         UNKNOWN,
-        f"the records of this boot's claims were lost: {folder} was removed",
+        f"the records of this boot's claims were lost: {folder}/boot_id is not this boot's",
         "drain the node and reboot it, or run gpulock forget-locks when no job is left",
     )
 

@@ -130,7 +130,8 @@ def read_nvml_inventory(lock_dir: str, boot_id: str) -> dict[str, str]:
 def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> list[Device]:
     """Add what only NVML tells: a card in MIG mode gives way to its instances.
 
-    Without any it stays, as one that is not granted: the driver shows it, so it is not missing.
+    Without an inventory it is granted whole. Without an instance it stays, and is withheld: the
+    driver shows it, so it is not missing.
     """
     if not inventory:
         return devices

@@ -2,9 +2,9 @@
 """The boot rule: records belong to one boot, and must not be lost within it.
 
 Hot. The boot id stands beside the records and in STATE_DIR. Beside the records: go on. Only in
-STATE_DIR, or nothing there that can be read: the records of running jobs were lost with their
-folder, and nothing is granted until a person has looked (`gpulock forget-locks`). Neither: the
-first claim or reconcile of a boot makes ready.
+STATE_DIR, or garbage there: the records of running jobs were lost with their folder, and nothing is
+granted until a person has looked (`gpulock forget-locks`). Neither: the first claim or reconcile of
+a boot makes ready. One that cannot be read refuses the claim.
 """
 
 import errno
@@ -69,9 +69,10 @@ def check_file_systems(store: LockStore) -> None:
 
 
 def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
-    """Let claims of earlier boots be over, on folders that outlived one; raise OSError, Refusal.
+    """Finish claims of earlier boots, on folders that outlived one; raise OSError, Refusal.
 
-    What a power cut left of them cannot be read, and is removed.
+    What a power cut left of them cannot be read, and is removed. Of this boot's claims those with a
+    record go on, and other locks are removed.
     """
     kept: set[str] = set()
     for token in os.listdir(store.claims_dir):
@@ -82,7 +83,7 @@ def finish_earlier_claims(store: LockStore, boot_id: str) -> None:
                 raise
             text = ""
         if f"\nboot_id={boot_id}\n" in text:
-            kept.add(token)  # a reserve, of a beginning that was cut short
+            kept.add(token)  # a reserve where a kill cut this short; by forget-locks a job's too
         elif text and token[0] != "." and "\nscheduler=admin\n" not in text:
             grants.finish_claim(store, token)
         else:

@@ -24,16 +24,13 @@ from gpulock.errors import BROKEN, LockTimeout, Refusal
 from gpulock.node.device_list import INVENTORY_LINE
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
+from gpulock.store.grants import FINISHED_CAP, FINISHED_PRUNE
 from gpulock_exporter.files.sample_file import finished_text
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.claim_accounting import Accounts
 from gpulock_exporter.state.snapshot import Moment
 
 INVENTORY, LOCK = "inventory", "lock"
-FINISHED_CAP = (
-    1000  # claims whose history line may be written late; as many as gpulock.store.locks keeps
-)
-FINISHED_PRUNE = 500  # how many of the oldest go when the cap is reached
 WAITING_CAP = 64  # claims that could not be written yet
 MIB = 1 << 20
 SWITCH = "switch"  # the NVSwitches among the links of a device
@@ -100,7 +97,8 @@ class ExporterFolder:
     def write_sample(self, text: str) -> None:
         """Put a sample in the place of the last one; raise OSError.
 
-        Then that one goes: more is told since than an exporter could go on from.
+        Where it cannot, that one goes: of counters served since, an exporter that went on from it
+        would serve less.
         """
         try:
             self._replace(SAMPLE, text)
@@ -154,10 +152,10 @@ def prune_finished_files(folder: str, cap: int = FINISHED_CAP, drop: int = FINIS
 
 
 def inventory_text(devices: Mapping[str, DeviceTelemetry], boot_id: str) -> str:
-    """Return what only NVML can tell of the devices, as `gpulock.node.devices` reads it.
+    """Return what only NVML can tell of the devices, as `gpulock.node.device_list` reads it.
 
-    They are cleaned. In MIG mode a card's NVLinks are off.
-    Root checks each entry against the driver before it publishes it in LOCK_DIR.
+    `read_device` has cleaned them. In MIG mode a card's NVLinks are off.
+    gpulockd reads it first, and publishes in LOCK_DIR what agrees with the driver.
     """
     pairs = [("boot_id", boot_id)]
     for _, device in sorted(devices.items()):

@@ -79,13 +79,13 @@ class PollContext:
 
 
 class NvmlDevice:
-    """A device as it answers: `handle` is NVML's, `name` ours. Remembers what it does not have."""
+    """A device as it answers: `handle` is NVML's. Remembers what it does not have."""
 
     index = NO_CARD  # of a card among those of NVML
 
-    def __init__(self, handle: pynvml.c_nvmlDevice_t, name: str) -> None:
+    def __init__(self, handle: pynvml.c_nvmlDevice_t, lock_id: str) -> None:
         self.handle = handle
-        self.name = name
+        self.lock_id = lock_id
         self._absent: dict[Hashable, float] = {}  # when to ask for it again
 
     def query(
@@ -101,7 +101,7 @@ class NvmlDevice:
                 if not self.refused(look, collector, way, fault.value):
                     return None
             except ValueError as fault:  # bytes that are no text
-                look.fail(collector, self.name, fault)
+                look.fail(collector, self.lock_id, fault)
                 return None
         return None
 
@@ -122,7 +122,7 @@ class NvmlDevice:
             raise GpuLostError(text)
         if error in STALE:
             raise NvmlStaleError(text)
-        look.fail(collector, self.name, text)
+        look.fail(collector, self.lock_id, text)
         return False
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One card: who it is, its NVLinks, its MIG devices, and what it keeps from look to look.
 
-Only the worker imports this. Measured values are not kept here: they are in the records.
+Only the worker imports this. Of measured values it keeps those that later looks go on from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of
 
 
 class NvmlCard(NvmlDevice):
-    """A GPU as NVML's index finds it; raise as `query` does where it does not answer."""
+    """A GPU as NVML's index finds it; raise NVMLError, ValueError, and as `query` does."""
 
     def __init__(self, index: int, look: PollContext, sys_root: str, driver: str) -> None:
         handle = calls.nvmlDeviceGetHandleByIndex(index)
@@ -36,7 +36,7 @@ class NvmlCard(NvmlDevice):
         self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
         self.model = self.query(look, "devices", calls.nvmlDeviceGetName) or ""
         self.minor = self.query(look, "devices", calls.nvmlDeviceGetMinorNumber)
-        self.numa = read_numa_node(sys_root, self.name)
+        self.numa = read_numa_node(sys_root, self.lock_id)
         self.coherent = self.query(look, "devices", is_numa_node, is_addressed_by_ats)
         self.links = read_nvlinks(self, look)
         self.mig: bool | None = None  # None: the card cannot be split
@@ -53,7 +53,7 @@ class NvmlCard(NvmlDevice):
     def blank_record(self) -> DeviceTelemetry:
         """Return a record that says no more than which card this is."""
         return DeviceTelemetry(
-            bus=self.name,
+            bus=self.lock_id,
             uuid=self.uuid,
             index=self.index,
             minor=self.minor,
@@ -107,7 +107,7 @@ class NvmlCard(NvmlDevice):
                     self.refused(look, "mig", f"mig {place}", fault.value)
                 continue
             except ValueError as fault:  # bytes that are no text
-                look.fail("mig", self.name, fault)
+                look.fail("mig", self.lock_id, fault)
                 continue
             instance.handle = handle
             found.append(instance)
@@ -126,12 +126,12 @@ class NvmlCard(NvmlDevice):
 
 
 class NvmlMigDevice(NvmlDevice):
-    """One MIG device, with the window on which its work is measured; raise NVMLError."""
+    """One MIG device, and the window of its work; raise NVMLError, ValueError."""
 
     def __init__(self, handle: pynvml.c_nvmlDevice_t, card: NvmlDevice, uuid: str) -> None:
         self.gi = calls.nvmlDeviceGetGpuInstanceId(handle)
         self.ci = calls.nvmlDeviceGetComputeInstanceId(handle)
-        super().__init__(handle, f"{card.name}.gi{self.gi}.ci{self.ci}")
+        super().__init__(handle, f"{card.lock_id}.gi{self.gi}.ci{self.ci}")
         self.uuid = uuid
         self.model, _, self.profile = calls.nvmlDeviceGetName(handle).rpartition(" MIG ")
         self.window = GpmWindow(

@@ -62,7 +62,7 @@ def _collect_busy_samples(card: NvmlCard, look: PollContext) -> BusyTime | None:
         return None if absent else NOTHING
     found = card.samples.add(samples, look.now)
     if not card.samples.sound:
-        look.fail("utilization", card.name, "its samples cannot be")
+        look.fail("utilization", card.lock_id, "its samples cannot be")
     return found
 
 

@@ -227,7 +227,7 @@ def read_fields(
         if 0 <= number <= LARGEST.get(field, sys.float_info.max):
             found[field] = number
         else:
-            look.fail(field.collector, device.name, f"field {field.id} cannot be {number}")
+            look.fail(field.collector, device.lock_id, f"field {field.id} cannot be {number}")
     return found
 
 

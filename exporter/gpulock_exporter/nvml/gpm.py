@@ -79,7 +79,7 @@ class GpmWindow:
                 values = gpm_metrics_between(self._samples[0], self._samples[1])
                 self.latest = measure_gpm_window(values, look.now - since)
                 for number, value in self.latest.wrong.items():
-                    look.fail("gpm", device.name, f"metric {number} cannot be {value}")
+                    look.fail("gpm", device.lock_id, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
             device.refused(look, "gpm", GpmWindow, fault.value)
         return self.latest

@@ -45,7 +45,7 @@ def read_processes(device: NvmlDevice, look: PollContext) -> dict[int, int | Non
         elif not all(device.is_absent(look, way) for way in ways):
             return None  # it failed: what the others say is not all
     if sum(len(one) for one in lists) > MOST:
-        look.fail("processes", device.name, f"more than {MOST} processes")
+        look.fail("processes", device.lock_id, f"more than {MOST} processes")
         return None
     most: dict[int, int | None] = {}  # memory that any list gives it
     for pid, memory in (pair for one in lists for pair in one):

@@ -73,7 +73,7 @@ class NvmlSource:
         for name, collector in COLLECTORS.items():
             for index, card in self._cards.items():
                 if index not in lost:
-                    NAMED.note.enter_card(index, card.name)
+                    NAMED.note.enter_card(index, card.lock_id)
                     asked = time.perf_counter()
                     records = found[index]
                     try:
@@ -81,7 +81,7 @@ class NvmlSource:
                     except GpuLostError as fault:
                         lost[index] = str(fault)
                     except NvmlStaleError as fault:
-                        look.fail(name, card.name, fault)
+                        look.fail(name, card.lock_id, fault)
                         self._stale = True
                     records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
         NAMED.note.leave_card()
@@ -91,7 +91,7 @@ class NvmlSource:
             self._unlisted = look.failures.get("processes", "")
         elif self._unlisted:  # told until they are asked for again, not just once
             look.fail("processes", "", self._unlisted)
-        names = {index: card.name for index, card in self._cards.items()}
+        names = {index: card.lock_id for index, card in self._cards.items()}
         for index, why in sorted(lost.items()):
             look.fail("devices", names.get(index, f"card {index}"), why)
         frame.driver, frame.failures = self._driver, look.failures
@@ -162,7 +162,7 @@ class NvmlSource:
             self._reopen(look)
         lost = dict(self._missing)
         for card in list(self._cards.values()):
-            NAMED.note.enter_card(card.index, card.name)
+            NAMED.note.enter_card(card.index, card.lock_id)
             self._check(card, look, lost)
         if not lost:
             self._retry_at = 0.0

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.files.publish import FINISHED_CAP, LOCK, ExporterFolder, prune_finished_files
+from gpulock_exporter.files.publish import LOCK, ExporterFolder, prune_finished_files
 from gpulock_exporter.files.sample_file import restore_exporter_memory
 from gpulock_exporter.frame import DeviceTelemetry
 from gpulock_exporter.state.collector_state import ExporterMemory
@@ -19,6 +19,7 @@ from gpulock.errors import Refusal
 from gpulock.node import device_list
 from gpulock.node.devices import Device as DriverDevice
 from gpulock.store import atomic
+from gpulock.store.grants import FINISHED_CAP
 from tests.support.exporter_nodes import EPOCH, Node, card, facts, instance, lock, uuid
 from tests.support.faults import disk_full
 from tests.support.trees import BOOT, OTHER_BOOT, FakeProc, bus

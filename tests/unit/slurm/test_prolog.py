@@ -12,6 +12,7 @@ import pytest
 
 from gpulock.errors import INVALID_REQUEST
 from gpulock.hooks.frame import HookRun
+from gpulock.slurm import note
 from gpulock.slurm.prolog import GO_ON, NODE_BROKEN
 from tests.support.clock import VirtualClock
 from tests.support.slurm_site import OTHER_UID, RUN, UID, Site, freezer, row
@@ -164,6 +165,7 @@ def test_what_another_user_holds_under_the_same_id_stays_that_users(
 ) -> None:
     """slurmctld lost its state and gave the id again (docs/facts/slurm.md, job ids)."""
     site.hold(0, job_id="12", uid=OTHER_UID)
+    note.write_task_note(site.node().store, note.TaskNote("n1", "12", OTHER_UID, 1))
     assert site.prolog(12, "0") == RUN
     site.refused()
     assert (site.holder(0).uid, site.holder(0).token) == (OTHER_UID, "t7")

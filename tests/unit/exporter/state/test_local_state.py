@@ -52,11 +52,18 @@ def test_everything_is_read_and_timed(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source"), [("verdicts", "verdicts"), ("events", "counters"), ("boot_id", "verdicts")]
+    ("name", "source", "content"),
+    [
+        ("verdicts", "verdicts", b"nonsense\n"),
+        ("events", "counters", b"\xff\n" * (1 << 20)),
+        ("boot_id", "verdicts", b"\xff\n" * (1 << 20)),
+    ],
 )
-def test_a_file_that_is_broken_costs_only_what_it_tells(name: str, source: str, box: Box) -> None:
+def test_a_file_that_is_broken_costs_only_what_it_tells(
+    name: str, source: str, content: bytes, box: Box
+) -> None:
     path = (box.records if name == "boot_id" else box.lock) / name
-    path.write_bytes(b"\xff\n" * (1 << 20))
+    path.write_bytes(content)
     facts = read_local_state(box.node(), clock_boottime())
     assert list(facts.failures) == [source]
     assert facts.locks is not None

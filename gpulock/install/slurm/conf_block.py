@@ -53,4 +53,8 @@ def split_slurm_conf(path: Path, text: str) -> SplitConf:
             f"{path}: somebody changed gpulock's block: put it back, or take out by hand what"
             f" stands from `{BEGIN}` to `{END.strip()} ...`, and run it again"
         )
+    if first and bare[first - 1].endswith("\\"):
+        raise InstallError(
+            f"{path}: the line above gpulock's block ends in a backslash: take it out"
+        )
     return SplitConf(block, "".join(lines[:first] + lines[last + 1 :]))

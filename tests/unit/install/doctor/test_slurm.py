@@ -260,6 +260,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
         (masks_by_uuid, ("order of gres.conf", "installation")),
         (partial(own_timeouts, prolog="120"), ("installation",)),
         (hooks_beside_slurm_conf, ("installation",)),
+        (put("JobSubmitPlugins", "logging,job_submit/lua"), ("recommended",)),
         (both(put("HASH_VAL", DIFFERENT), put("DebugFlags", "Gres,NO_CONF_HASH")), ("slurm.conf",)),
     ],
 )

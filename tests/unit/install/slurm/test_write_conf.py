@@ -43,6 +43,8 @@ def test_a_block_that_was_moved_is_at_the_head_again_once_its_lines_change() -> 
 
     assert split_slurm_conf(CONF, moved).rest == "A=1\nB=2\n"
     assert split_slurm_conf(CONF, moved).with_lines(LINES[1:]) == f"{other}A=1\nB=2\n"
+    with pytest.raises(InstallError, match="ends in a backslash: take it out"):
+        split_slurm_conf(CONF, f"A=1 \\\n{block}B=2\n")
 
 
 BLOCK = "".join(f"{line}\n" for line in block_lines(LINES))
@@ -217,6 +219,18 @@ def test_what_a_person_has_to_decide_changes_nothing(
     if page := refused.value.page:
         assert "    RequeueExit = 75 # ours" in page, "the site's line, and what it is to be"
         assert "    RequeueExit=75,213" in page
+
+
+def test_a_file_that_slurmd_fetched_is_not_written(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulock.install.slurm.conf_item.FETCHED_CONF", node.conf)
+    before = node.conf.read_text()
+
+    with pytest.raises(InstallError, match="is not the cluster's own: run it with --write-conf wh"):
+        install(node)
+
+    assert node.conf.read_text() == before
 
 
 @pytest.mark.slow

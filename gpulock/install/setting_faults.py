@@ -27,11 +27,13 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
             yield f"QUARANTINE_ON={word}: not one of {' '.join(POLICY_WORDS)}"
     for word in settings.exporter_listen:
         found = _LISTEN.fullmatch(word)
-        if not found or int(found[1]) > HIGHEST_PORT:
+        if not found:
             yield f"EXPORTER_LISTEN={word}: neither HOST:PORT, [IPv6]:PORT nor :PORT"
+        elif int(found[1]) > HIGHEST_PORT:
+            yield f"EXPORTER_LISTEN={word}: the highest port is {HIGHEST_PORT}"
     url = settings.prometheus_url
     if url and parse_http_url(url) is None:
-        yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: neither http://HOST nor https://HOST"
+        yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: no valid http:// or https:// URL"
     if settings.web_config and not os.path.isfile(settings.web_config):
         yield f"WEB_CONFIG={settings.web_config}: no such file"
     programs = {
@@ -39,7 +41,7 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         "IDLE_COMMAND": settings.idle_command,
     }
     for name, program in programs.items():
-        if program and (why := check_program_trust(program)):
+        if program and (why := check_program_trust(program, settings.root_uid())):
             yield f"{name}={program}: not run, {why}"
     if settings.idle_kill and not settings.idle_command:
         yield f"IDLE_KILL={settings.idle_kill:.0f}: ends no job without IDLE_COMMAND"

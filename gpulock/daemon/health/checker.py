@@ -7,6 +7,7 @@ Warm, gpulockd alone. What the policy took out is tested before it comes back, a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -109,7 +110,7 @@ class CardChecker(Chore):
         waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
         if device is None or waiting:
             return
-        fault = check_program_trust(words[0])
+        fault = check_program_trust(words[0], os.geteuid())
         if not fault:
             try:
                 self.command = HealthCommand(node, device, now)

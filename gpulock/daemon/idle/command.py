@@ -52,7 +52,7 @@ class IdleCommand:
         self.claim = claim
         self.event = event
         path = settings.idle_command
-        if fault := check_program_trust(path):
+        if fault := check_program_trust(path, os.geteuid()):
             raise OSError(errno.EACCES, fault)
         environ = build_idle_environment(settings, claim, event, now)
         self._what = f"IDLE_COMMAND {path} {event} about {environ['GPULOCK_JOB']}"
@@ -84,10 +84,10 @@ class IdleCommand:
             self._process.wait()
 
 
-def check_program_trust(path: str) -> str:
-    """Return why a program is not run, or nothing: who else than root could have written it."""
+def check_program_trust(path: str, runner: int) -> str:
+    """Return why a uid does not run a program, or nothing: who else but root could write it."""
     program = Path(path)
-    if why := why_untrusted_program(program, (0, os.geteuid())):
+    if why := why_untrusted_program(program, (0, runner)):
         return why
     return "" if program.is_file() and program.stat().st_mode & stat.S_IXUSR else "it is no program"
 

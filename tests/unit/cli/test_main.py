@@ -127,9 +127,9 @@ def test_config_shows_every_key_and_where_it_comes_from(
         ("IDLE_COMMAND=mail\n", ":1: IDLE_COMMAND must be an absolute path"),
         ("QUARANTINE_ON=xid hot\n", ": QUARANTINE_ON=hot: not one of xid ecc missing health"),
         ("EXPORTER_LISTEN=:9465 foo\n", ": EXPORTER_LISTEN=foo: neither HOST:PORT"),
-        ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: neither HOST:PORT"),
-        ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: neither http:"),
-        ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: neither http:"),
+        ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: the highest port is 65535"),
+        ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: no valid http://"),
+        ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: no valid http://"),
         ("WEB_CONFIG=/none/web.yml\n", ": WEB_CONFIG=/none/web.yml: no such file"),
         (
             "IDLE_COMMAND=/none/mail\n",

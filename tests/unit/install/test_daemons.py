@@ -14,10 +14,11 @@ import pytest
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.files import InstallError
+from gpulock.install.setting_faults import find_setting_faults
 from gpulock.install.sge.site import find_execds, find_sge_binaries
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.procfs import Proc
-from gpulock.node.settings import Settings
+from gpulock.node.settings import Settings, parse_settings
 
 ME = os.geteuid()
 STRANGER = 1234 if ME != 1234 else 1235
@@ -184,6 +185,22 @@ def test_a_link_of_a_strangers_in_a_sticky_folder_is_not_followed(tmp_path: Path
     assert why_untrusted_program(link, (0,)) == ""
     os.lchown(link, STRANGER, STRANGER)
     assert f"{link} belongs to uid {STRANGER}" in why_untrusted_program(link, (0,))
+
+
+@pytest.mark.parametrize("key", ["IDLE_COMMAND", "HEALTH_COMMAND"])
+def test_a_program_of_the_callers_is_a_fault_of_the_settings_but_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Root's gpulockd does not run it."""
+    program, caller = tmp_path / "program", ME or STRANGER
+    program.touch(0o755)
+    if not ME:
+        os.chown(program, caller, caller)
+        monkeypatch.setattr(os, "geteuid", lambda: caller)
+    given = f"{key}={program}"
+    (fault,) = find_setting_faults(parse_settings(given, ""))
+    assert fault == f"{given}: not run, {program} belongs to uid {caller}"
+    assert not [*find_setting_faults(parse_settings(f"{given}\nSIMULATION=/marker", ""))]
 
 
 @pytest.mark.parametrize("opened", ["bin", "bin/qselect"])

@@ -71,7 +71,7 @@ def list_remaining_users(node: Node) -> Iterator[str]:
 
 
 def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
-    """Give each shepherd, step daemon and process that a job or `gpulock run` started."""
+    """Give each shepherd and step daemon, and what a Slurm job or a user's claim started."""
     statuses = scan.statuses()
     for pid, status in statuses.items():
         if status.name == SHEPHERD or (status.name == STEPD and is_step_daemon(node, pid)):
@@ -81,8 +81,8 @@ def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
         for pid, one in started.items():
             if one.token or (one.job and one.node and not one.is_hook()):
                 job = f"job {one.job.decode()}" if one.job.isdigit() else "a job"
-                by = "gpulock run" if one.token else job
-                yield f"process {pid} ({statuses[pid].name}) was started by {by}"
+                whose = "with a user's claim" if one.token else f"by {job}"
+                yield f"process {pid} ({statuses[pid].name}) was started {whose}"
         if missed:
             yield missed
 

@@ -391,7 +391,7 @@ def test_while_a_process_has_a_gpu_open_nothing_is_forgotten_but_by_force(lost: 
         ("slurmstepd", "/usr/sbin/slurmstepd", "", ""),
         ("bash", "bash", "HOME=/root", ""),
         # it has no GPU open, and was started by one
-        ("python3", "", f"{CLAIM}=0123456789abcdef", "was started by gpulock run"),
+        ("python3", "", f"{CLAIM}=0123456789abcdef", "was started with a user's claim"),
         ("python3", "", f"{OF_JOB}=12", "was started by job 12"),
         ("python3", "", f"{OF_JOB}=\x1b[1m", "was started by a job"),
         ("python3", "", f"{OF_JOB}=12\0SLURM_SCRIPT_CONTEXT=epilog_slurmd", ""),

@@ -89,6 +89,11 @@ def test_an_installed_node_has_no_faults_of_its_own(site: Site) -> None:
     assert "Grid Engine 8.1.9" in report.facts
 
 
+def test_without_execd_that_alone_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulock.install.sge.site.find_execds", list)
+    assert [one.name for one in run(site).findings] == ["execd", "gpulockd"]
+
+
 @pytest.mark.parametrize(
     ("harm", "name", "says", "do"),
     [

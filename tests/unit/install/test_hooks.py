@@ -224,13 +224,13 @@ def test_hooks_whose_python_went_with_an_upgrade_run_by_the_new_one(
         for name in schedulers:
             Path(settings.state_dir, f"{name}-map").touch()
             Hooks(settings, name).write(Wanted.PRESENT)
-    prolog = current_hooks(settings).prolog
-    assert prolog.read_text().startswith(f"#!{old} ")
+    paths = current_hooks(settings)
+    named = (paths.prolog, paths.folder / PODMAN_PROGRAM)
+    assert all(hook.read_text().startswith(f"#!{old} ") for hook in named)
     old.unlink()
 
     assert renew(config) == f"done: {Hooks(settings).title}\n"
-    podmans = current_hooks(settings).folder / PODMAN_PROGRAM
-    for hook in (prolog, podmans):
+    for hook in named:
         assert hook.read_text().startswith(f"#!{hooks_python()} -IS\n")
     assert renew(config) == ""
 

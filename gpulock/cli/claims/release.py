@@ -165,12 +165,14 @@ def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
     users = {lock.owner.uid for lock in freed if lock.owner and lock.owner.scheduler == "process"}
     tokens = {lock.owner.token.encode() for lock in freed if lock.owner}
     scan.restrict(dict.fromkeys(users, ""))
-    for uid in users:
-        for pid, started in scan.started_as(uid)[0].items():
-            if started.token in tokens and pid not in scan.ancestry(os.getpid()):
-                who = f"process {pid} ({printable_process_name(node.proc, pid)})"
-                told = f"{who} was started in this claim, and runs on without what is freed"
-                click.echo(f"gpulock: {told}", err=True)
+    started = {pid: one.token for uid in users for pid, one in scan.started_as(uid)[0].items()}
+    above = scan.ancestry(os.getpid())
+    left = [pid for pid, token in started.items() if token in tokens and pid not in above]
+    if left:
+        who = f"process {left[0]} ({printable_process_name(node.proc, left[0])})"
+        told = "was started in this claim, and runs on without what is freed"
+        more = f"; so do {len(left) - 1} more" if left[1:] else ""
+        click.echo(f"gpulock: {who} {told}{more}", err=True)
 
 
 def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], bool]:

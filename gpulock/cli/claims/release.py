@@ -171,7 +171,7 @@ def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
     if left:
         who = f"process {left[0]} ({printable_process_name(node.proc, left[0])})"
         told = "was started in this claim, and runs on without what is freed"
-        more = f"; so do {len(left) - 1} more" if left[1:] else ""
+        more = f"; {len(left) - 1} more likewise" if left[1:] else ""
         click.echo(f"gpulock: {who} {told}{more}", err=True)
 
 

@@ -83,7 +83,9 @@ def test_a_release_names_what_was_started_in_the_claim_and_runs_on(site: Site) -
     )
     started, *said = site.shell(script, "bash").splitlines()
     left = f"gpulock: process {started} (sleep) was started in this claim, and runs on without"
-    assert [line for line in said if "process" in line] == [f"{left} what is freed; so do 1 more"]
+    assert [line for line in said if "process" in line] == [
+        f"{left} what is freed; 1 more likewise"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ PAGE = 4096  # bytes; the driver writes about 700
 
 
 def read_devices(driver_root: str, sys_root: str) -> list[Device]:
-    """Return the node's devices by index; raise Refusal(BROKEN) when no driver is loaded.
+    """Return the node's devices by index; raise Refusal, BROKEN where no driver is loaded.
 
     A directory that vanishes while it is read is a card that is gone. A file that cannot be
     understood gives a device with a `fault`, which is never granted.

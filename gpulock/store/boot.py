@@ -43,7 +43,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     """
     check_file_systems(store)
     make_claim_folders(store, state_dir, boot_id)
-    atomic.remove_quietly(f"{store.path}/{event_kinds.NAME}")  # they are of one boot
+    atomic.remove_quietly(f"{store.path}/{event_kinds.NAME}")  # of what is over
     try:
         finish_earlier_claims(store, boot_id)
         grants.drop_oldest(
@@ -139,7 +139,7 @@ def make_claim_folders(store: LockStore, state_dir: str, boot_id: str) -> None:
 
 
 def restore_reserves(store: LockStore, state_dir: str, boot_id: str, node: str) -> None:
-    """Lock again what an administrator reserved before this boot; raise OSError or Refusal."""
+    """Lock again what an administrator has reserved; raise OSError or Refusal."""
     for device in quarantine.list_noted_devices(state_dir, quarantine.RESERVE):
         note = quarantine.read_device_note(state_dir, quarantine.RESERVE, device)
         if store.read(device).owner is None:
@@ -203,8 +203,8 @@ def is_full(path: str) -> bool:
 def file_system_type(path: str, proc_root: str = "/proc") -> str:
     """Return the type of the file system `path` is on, as /proc/self/mountinfo names it.
 
-    By mount id (fdinfo), which also tells btrfs and overlay mounts apart; statfs(2) has no face
-    in the stdlib.
+    By mount id (fdinfo), which also tells btrfs and overlay mounts apart; Python does not offer
+    statfs(2).
     """
     fd = os.open(path, atomic.OPEN_DIRECTORY)
     try:

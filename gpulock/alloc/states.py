@@ -59,7 +59,7 @@ class NodeView:
     """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
 
     None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
-    where they are old), `lost` whether the locks of this boot were lost, `full` whether LOCK_DIR
+    where they are old), `lost` whether records of this boot were lost, `full` whether LOCK_DIR
     has room for no claim. `fault` is why nothing is granted: the boot's id, or a record, cannot be
     read.
     """

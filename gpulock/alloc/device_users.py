@@ -21,7 +21,7 @@ from gpulock.store.owner import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from gpulock.node.mounts import Mounts
     from gpulock.node.settings import Settings
@@ -207,31 +207,38 @@ class OpenFiles:
         except (OSError, ValueError):
             return -1
 
-    def _opened_by(self, pid: int, uid: "int | None") -> set[str]:
-        """Return the devices that a process of `uid` (None: anybody) has open, unless a service.
+    def _opened_by(self, pid: int, uid: "int | None") -> "Iterator[str]":
+        """Yield the devices that a process of `uid` (None: anybody) has open, unless a service.
 
-        Raises OSError.
+        Raises OSError, at the end where a thread vanished: another may have its files by now.
         """
         held: set[str] = set()
         if uid is not None and not self.scan.is_process_of(pid, uid):
-            return held
+            return
         status, proc = self.scan.status(pid), self.scan.proc
         over = status.state in OVER
         if (status.kernel and proc.kthreadd) or (over and proc.finished(pid)):
-            return held
+            return
         folder = f"{proc.root}/{pid}"
         exact = uid is not None
         self._add_open(pid, f"{folder}/fd", held, exact)
-        for thread in list_own_tables(proc.root, pid, over):
-            try:
-                self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+        seen, vanished = {str(pid)}, ""
+        while threads := list_own_tables(proc.root, pid, over, seen):
+            if time.monotonic() > self._late:
+                raise TimeoutError(folder)
+            for thread in threads:
+                try:
+                    self._add_open(pid, f"{folder}/task/{thread}/fd", held, exact)
+                except (FileNotFoundError, ProcessLookupError):
+                    vanished = thread
         if held:
             from gpulock.alloc.process_owner import is_service_process
 
-            held = set() if is_service_process(pid, self.scan, self._services) else held
-        return held
+            if is_service_process(pid, self.scan, self._services):
+                return
+        yield from held
+        if vanished:
+            raise OSError(errno.EAGAIN, "a thread ended before its files were read", vanished)
 
     def _is_node_name(self, path: str) -> bool:
         """Return whether a path is one that a device's node usually has.

@@ -12,15 +12,17 @@ FILES = 2  # KCMP_FILES of linux/kcmp.h: one table of files?
 ONE_THREAD = 3  # links of /proc/PID/task
 
 
-def list_own_tables(root: str, pid: int, is_leader_over: bool) -> "list[str]":
+def list_own_tables(root: str, pid: int, is_leader_over: bool, seen: "set[str]") -> "list[str]":
     """Return the threads with files that the leader does not show; raise OSError.
 
     All of them, where the kernel compares none: a leader that has ended has no table any more.
+    Those in `seen` are left out; all that are there are in it then.
     """
     folder = f"{root}/{pid}/task"
     if not is_leader_over and os.stat(folder).st_nlink == ONE_THREAD:
         return []
-    threads = [name for name in os.listdir(folder) if name != str(pid)]
+    threads = [name for name in os.listdir(folder) if name not in seen]
+    seen.update(threads)
     number = KCMP.get(os.uname().machine, 0)
     if is_leader_over or not number or root != "/proc":
         return threads

@@ -13,7 +13,7 @@ from gpulock.node.devices import lock_ids_overlap
 from gpulock.store.reservations import Reservation, read_reservations, write_reservations
 from gpulock.workstation.wire import SocketRequest
 
-HOUR = 3600.0
+MINUTE = 60.0
 COUNTED = 86400.0  # seconds before and after one, within which others count with it
 AHEAD = 366 * 86400.0  # seconds: the latest begin of one
 MOST = 16  # of a user, those that count: a second of each GPU every hour would stop all longer ones
@@ -42,9 +42,11 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     near = [o for o in mine if o.end > begin - COUNTED and o.begin < wanted.end + COUNTED]
     left = longest - sum(one.end - one.begin for one in near)
     if wanted.end - begin > left or len(mine) >= MOST:
-        hours = f"{max(0.0, left) / HOUR:.1f} of {longest / HOUR:.1f} hours a day"
-        asked = f"{(wanted.end - begin) / HOUR:.1f} hours are asked for"  # to tomorrow, by mistake
-        why = f"{asked}, {hours} are left to you at that time (RESERVE_MAX)"
+        minutes = f"{max(0.0, left) // MINUTE:.0f} of {longest / MINUTE:.0f} minutes a day"
+        asked = f"{(wanted.end - begin) / MINUTE:.0f} minutes are asked for"  # tomorrow, by mistake
+        why = (
+            f"{asked}, {minutes} are left to you then (RESERVE_MAX; what is over counts for a day)"
+        )
         if len(mine) >= MOST:
             why = f"{MOST} reservations of yours count already, one that is over for a day"
         do = "ask for less, or gpulock unreserve what you do not need"

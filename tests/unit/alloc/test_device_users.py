@@ -349,6 +349,31 @@ def test_with_a_device_cgroup_another_claim_of_the_user_excuses_its_own_card_alo
     assert (bool(reason), unseen) == (kept, "")
 
 
+def test_a_thread_that_ends_before_it_is_read_may_have_given_its_files_to_another(
+    stage: Stage,
+) -> None:
+    """Each thread starts the next one and ends: none of a listing is there when it is read."""
+    stage.fake.add(700, threads={700: "S", 701: "S"})
+    (stage.fake.root / "700/task/701/fd").rmdir()
+    assert stage.left() == "the files of process 700 cannot be seen"
+
+
+def test_a_thread_that_began_after_the_listing_is_read_as_well(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700, threads={700: "S", 701: "S"})
+    tasks, listdir = stage.fake.root / "700/task", os.listdir
+
+    def begin_a_thread(path: str) -> list[str]:
+        if path.endswith("/task/701/fd") and not (tasks / "702").exists():
+            (tasks / "702/fd").mkdir(parents=True)
+            (tasks / "702/fd/9").symlink_to(stage.node)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", begin_a_thread)
+    assert stage.who() == [700]
+
+
 @pytest.mark.parametrize("compared", [True, False], ids=["by kcmp", "where kcmp is not known"])
 def test_a_file_that_a_thread_has_for_itself_alone_is_seen(
     numbered: Stage, monkeypatch: pytest.MonkeyPatch, compared: bool

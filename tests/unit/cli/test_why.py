@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,7 @@ def test_what_was_not_seen_is_said_to_root_of_the_owner_alone(
 ) -> None:
     look = OpenFiles._opened_by  # pyright: ignore[reportPrivateUsage]
 
-    def slow(files: OpenFiles, pid: int, uid: int | None) -> set[str]:
+    def slow(files: OpenFiles, pid: int, uid: int | None) -> Iterator[str]:
         if (uid is not None) is of_owner and pid == os.getpid():
             raise TimeoutError
         return look(files, pid, uid)

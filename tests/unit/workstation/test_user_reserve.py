@@ -14,7 +14,6 @@ from gpulock.node.settings import Settings
 from gpulock.store.reservations import NAME, Reservation, read_reservations, write_reservations
 from gpulock.workstation import backfill
 from gpulock.workstation.socket_claims import PERIOD, Allowance
-from gpulock.workstation.user_reserve import HOUR
 from gpulock.workstation.wire import (
     CLAIM,
     FOR_EVER,
@@ -32,6 +31,7 @@ from tests.support.desk import Desk, last
 from tests.support.trees import bus
 
 ALICE, BOB, CAROL = 2001, 2002, 2003
+HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_who_has_reserved_a_device_gets_no_other_that_is_kept(
         (
             {"uid": ALICE, "number": 1, "hours": 4.1},
             INVALID_REQUEST,
-            "4.1 hours are asked for, 4.0 of",
+            "246 minutes are asked for, 239 of 240",
         ),
         ({"uid": ALICE, "number": 9, "hours": 1}, INVALID_REQUEST, "no device"),
         ({"uid": ALICE, "number": 1, "hours": 1, "ahead": -2}, INVALID_REQUEST, "time is over"),
@@ -212,7 +212,7 @@ def test_what_is_refused(desk: Desk, ask: dict[str, float], kind: str, words: st
 def test_what_lies_within_a_day_counts_with_it_and_nothing_else(desk: Desk) -> None:
     assert [reserve(desk, ALICE, 1, 4, ahead).state for ahead in (1.0, 30.0)] == [RELEASED] * 2
     for ahead in (6.0, 28.0, 57.0):
-        assert "0.0 of 4.0 hours a day" in reserve(desk, ALICE, 2, 1, ahead).why, ahead
+        assert ", 0 of 240 minutes a day" in reserve(desk, ALICE, 2, 1, ahead).why, ahead
     assert reserve(desk, BOB, 2, 1, 57.0).state == RELEASED
 
 

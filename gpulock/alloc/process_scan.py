@@ -49,6 +49,7 @@ class ProcessScan(ProcessReader):
         self.partial = self.restless = self.complete = False
         self._users: "dict[int, str] | None" = None
         self._running: set[int] = set()  # users who had a process
+        self._others: set[int] = set()  # uids whose processes are left out
         self._unread: dict[int, str] = {}  # by user: why not all environments are known
         self._newest: "list[tuple[set[int], frozenset[int]]] | None" = None
         self._read: dict[int, int] = {}  # the inode of /proc/PID as that process was read
@@ -134,9 +135,11 @@ class ProcessScan(ProcessReader):
             return False
         try:
             uid = os.stat(f"{self.proc.root}/{pid}").st_uid
-            return self._is_of_others(pid, uid, self._users)
+            if uid not in self._others and self._is_of_others(pid, uid, self._users):
+                self._others.add(uid)
         except OSError:
             return False
+        return uid in self._others
 
     def _is_of_others(self, pid: int, uid: int, users: "Collection[int]") -> bool:
         """Return whether an ordinary user who is not asked for has a process; raise OSError."""

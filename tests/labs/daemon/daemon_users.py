@@ -162,7 +162,7 @@ def hostile(site: Site, _: int) -> None:
         one.close()
     for device in ("1", "2", "3", "4"):
         assert "reserved" in said(site.gpulock(mallory, "reserve", device, "--to", "1h", *WHY))
-    assert "hours a day" in said(site.gpulock(mallory, "reserve", "5", "--to", "1h", *WHY))
+    assert "minutes a day" in said(site.gpulock(mallory, "reserve", "5", "--to", "1h", *WHY))
     await_honest("all reserved that RESERVE_MAX allows")
     holder.kill()
     said(holder)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which threads of a process have open files of their own.
 
-Hot, loaded where a process with threads is looked at. A thread leaves its process's table of files
-by unshare(2), CLONE_FILES: what it opens then stands in /proc/PID/task/TID/fd alone.
+Hot, loaded with a release. A thread leaves its process's table of files by unshare(2),
+CLONE_FILES: what it opens then stands in /proc/PID/task/TID/fd alone.
 """
 
 import os

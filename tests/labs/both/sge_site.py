@@ -195,7 +195,7 @@ class SgeSite(Site):
         sge, queue = self.sge, f"gpu.q@{self.node}"
         sge.qconf("-rattr", "queue", "slots", str(jobs), queue)
         sge.set_exechost(self.node, f"gpu={GPUS},gpuj={GPUS},slots={jobs}")
-        sge.set_conf("gid_range", "64000-64500", host=self.node)
+        sge.set_conf("gid_range", gid_range(sge.lab, 5, 500), host=self.node)
         installed = format_card_map(self.node, {})
         sge.path_in(self.node, "/var/lib/gpulock/sge-map").write_text(installed)
         sge.set_hooks(*(BELOW.format(prefix, hook) for hook in ("prolog", "epilog")))

@@ -170,10 +170,13 @@ def exechost(node: str) -> dict[str, str]:
     }
 
 
-def gid_range(lab: Path, number: int) -> str:
-    """Return a node's own range: on one kernel no two nodes, of any lab, may hand out one gid."""
+def gid_range(lab: Path, number: int, count: int = 100) -> str:
+    """Return a node's own range: on one kernel no two nodes, of any lab, may hand out one gid.
+
+    Nor may one be a real group's: a shepherd ends what has its job's group (facts/grid-engine.md).
+    """
     first = 1_000_000 + zlib.crc32(os.fsencode(lab)) % 100_000 * 1000 + number * 100
-    return f"{first}-{first + 99}"
+    return f"{first}-{first + count - 1}"
 
 
 def write_root(lab: Path, master: str) -> None:

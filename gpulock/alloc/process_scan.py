@@ -87,11 +87,10 @@ class ProcessScan(ProcessReader):
                 self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
                 break
             try:
-                if not self._is_left_out(pid):
-                    status = self._read_status(pid)
-                    if status.state not in OVER or not self.proc.finished(pid):
-                        self.seen[pid] = status
-                        new.append(pid)
+                status = self._read_status(pid)
+                if status.state not in OVER or not self.proc.finished(pid):
+                    self.seen[pid] = status
+                    new.append(pid)
             except ProcessLookupError:
                 vanished = True
                 continue
@@ -122,24 +121,29 @@ class ProcessScan(ProcessReader):
             kernel = self.proc.kernel_threads()
             self._read = {pid: listed[pid] for pid in kernel if pid in listed}
         read = self._read
-        return {pid: inode for pid, inode in listed.items() if read.get(pid) != inode}
+        unread = {pid: inode for pid, inode in listed.items() if read.get(pid) != inode}
+        return unread if self._users is None else self._leave_out_others(unread, self._users)
 
-    def _is_left_out(self, pid: int) -> bool:
-        """Return whether a process is of none of the users who are asked for, root, or the system.
+    def _leave_out_others(self, unread: dict[int, int], users: "Collection[int]") -> dict[int, int]:
+        """Return the processes of the users who are asked for, root, and the system.
 
         By the owner of /proc/PID, which is the effective uid, also where the files in it are root's
         (a process that is not dumpable): a sixth of what a status costs. One that vanished
         meanwhile may be anybody's: it is looked at more closely.
         """
-        if self._users is None:
-            return False
-        try:
-            uid = os.stat(f"{self.proc.root}/{pid}").st_uid
-            if uid not in self._others and self._is_of_others(pid, uid, self._users):
-                self._others.add(uid)
-        except OSError:
-            return False
-        return uid in self._others
+        root, others, kept = self.proc.root, self._others, dict[int, int]()
+        for pid, inode in unread.items():
+            try:
+                uid = os.stat(f"{root}/{pid}").st_uid
+                if uid not in others and self._is_of_others(pid, uid, users):
+                    others.add(uid)
+            except OSError:
+                uid = -1
+            if uid in others:
+                self._read[pid] = inode
+            else:
+                kept[pid] = inode
+        return kept
 
     def _is_of_others(self, pid: int, uid: int, users: "Collection[int]") -> bool:
         """Return whether an ordinary user who is not asked for has a process; raise OSError."""

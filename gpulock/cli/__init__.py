@@ -8,6 +8,7 @@ what status needs. A refusal becomes one line and an exit code here, and nowhere
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -57,7 +58,8 @@ class LazyGroup(click.Group):
                 raise  # not the node is broken, but where our output goes: `main` says so
             exit_with_refusal(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)  # a shell's script ends with us
 
 
 def import_command(name: str) -> click.Command:
@@ -85,7 +87,7 @@ def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoRetu
 @click.pass_context
 def command_group(ctx: click.Context, config: str) -> None:
     """Show and manage which GPU of this node is whose."""
-    ctx.obj = Session(config, ctx.obj or ())
+    ctx.obj = Session(config)
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
 
@@ -110,22 +112,11 @@ def is_output_error(fault: OSError) -> bool:
     return step is not None
 
 
-def same_program() -> tuple[str, ...]:
-    """Return the arguments that start this program once more, nothing where they are not known."""
-    try:
-        with open("/proc/self/cmdline", "rb") as file:
-            words = [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
-    except OSError:
-        return ()
-    return (sys.executable, *words) if sys.executable else ()
-
-
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     reopen_closed_streams()
     try:
-        program = () if argv is not None else same_program()
-        command_group.main(args=argv, prog_name="gpulock", obj=program)
+        command_group.main(args=argv, prog_name="gpulock")
     except OSError as fault:
         if not is_output_error(fault):
             raise

@@ -41,7 +41,6 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
-from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
@@ -78,8 +77,7 @@ def run_command(
     os.umask(mask)
     node = open_node_for_claim(session)
     want = make_claim_request(node, wishes)
-    waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
-    if not waited and (server := find_terminal_server(node.proc, command)):
+    if server := find_terminal_server(node.proc, command):
         program = os.path.basename(command[0])
         click.echo(
             f"gpulock: your {program} server runs already (pid {server}): what it starts is not"
@@ -87,7 +85,7 @@ def run_command(
             f" gpulock run inside {program} instead",
             err=True,
         )
-    around = [] if waited else list_outer_claims(node)
+    around = list_outer_claims(node)
     for record in around:
         if outer := find_outer_grant(node, record, want):
             names = format_device_list(outer.owner.devices, outer.devices)
@@ -103,7 +101,7 @@ def run_command(
         click.echo(f"gpulock: {who}, holds {names} meanwhile", err=True)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
-    grant = acquire_devices(session, node, record, want, wishes)
+    grant = acquire_devices(node, record, want, wishes)
     try:
         exec_command(command, grant, node.settings, mask)
     except BaseException as fault:

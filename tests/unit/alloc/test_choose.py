@@ -64,38 +64,11 @@ def test_a_pair_on_a_dgx1_is_joined_twice() -> None:
     assert links[a.bus, b.bus] == 2
 
 
-def test_a_single_on_a_k80_node_breaks_no_whole_board() -> None:
-    found, links = machine("k80-node")
-    (single,) = choose.choose_devices(found[1:], 1, links)
-    assert single.index == 1
-
-
 def test_too_many_or_none_is_nothing() -> None:
     found, links = machine("dgx1")
     for count in (0, -1, len(found) + 1):
         assert choose.choose_devices(found, count, links) == []
     assert choose.choose_devices([], 1) == []
-
-
-def graph(seed: int, size: int = 16) -> list[list[int]]:
-    """Return a random machine's scores: a ring or mesh of NVLinks, switches, NUMA nodes."""
-    dice = random.Random(seed)
-    density = dice.choice([0.1, 0.2, 0.4, 0.7])
-    scores = [[0] * size for _ in range(size)]
-    for i, j in itertools.combinations(range(size), 2):
-        score = choose.SWITCH if i // 2 == j // 2 else choose.OTHER
-        score = choose.NUMA if score == choose.OTHER and i // 8 == j // 8 else score
-        if dice.random() < density:
-            score = choose.NVLINK * dice.choice([1, 1, 2, 4])
-        scores[i][j] = scores[j][i] = score
-    return scores
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_best_of_all_sets_of_sixteen_is_found(count: int) -> None:
-    for seed in range(4):
-        scores = graph(seed)
-        assert choose_best_set(scores, count) == best(scores, count)
 
 
 def test_all_sets_of_half_of_sixteen_are_tried() -> None:

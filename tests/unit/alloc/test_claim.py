@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import builtins
-from typing import Any
-
 import pytest
 
 from gpulock.alloc.choose import ClaimRequest
@@ -168,28 +165,6 @@ def name_suspects(box: Box, *numbers: int) -> None:
     for number in range(4):
         cards.of(bus(number)).suspect = "GPU is lost" if number in numbers else ""
     assert save_cards(str(box.state), cards)
-
-
-def test_a_claim_that_reads_of_suspects_loads_nothing_for_it(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To find and load a module takes a hook 0.1 ms, and the file a third of that."""
-    load, loaded = builtins.__import__, set[str]()
-
-    def note(name: str, *words: Any) -> Any:
-        loaded.add(name)
-        return load(name, *words)
-
-    node = box.node()
-    node.store.check(make=True)
-    monkeypatch.setattr(builtins, "__import__", note)
-    ask(box, 1)
-    before = set(loaded)
-    name_suspects(box, 1)
-    loaded.clear()
-    grant = ask(box, 1, job_id="123", pid=501)
-    assert loaded <= before
-    assert ids(grant) == [bus(2)]
 
 
 def test_a_slurm_job_whose_id_another_users_had_frees_nothing_of_that_one() -> None:

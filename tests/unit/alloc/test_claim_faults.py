@@ -17,12 +17,12 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import claim_devices
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, BUSY, UNKNOWN, LockTimeout, Refusal
-from gpulock.store import atomic, grants
+from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.owner import HEALTH_COMMENT, HEALTH_USER
 from tests.support.claims import ask, never, refused
 from tests.support.clock import VirtualClock
-from tests.support.faults import Failing, disk_full, returning
+from tests.support.faults import Failing, disk_full
 from tests.support.locks import place_lock
 from tests.support.trees import Box, bus, judging, record, soon
 
@@ -65,31 +65,6 @@ def test_whichever_call_fails_the_claim_is_whole_or_refused_and_undone(
     assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_after_any_crash_the_next_claims_get_everything_and_nothing_twice(
-    box: Box, name: str
-) -> None:
-    """A crash is an exception that no clean-up survives: what stands on disk then must do."""
-    for at in range(1, MOST):
-        reset(box)
-        ask(box, job_id="7", pid=999)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grants, "undo_claim", returning(None))
-            patch.setattr(atomic, "remove_quietly", returning(None))
-            calls = Failing(patch, name, at, KeyboardInterrupt()).calls
-            try:
-                ask(box, job_id="8", pid=998)
-            except KeyboardInterrupt:
-                pass
-        later = [ask(box, job_id=str(100 + n), pid=500) for n in range(2)]
-        given = [d.id for grant in later for d in grant.devices]
-        assert sorted(given) == [bus(n) for n in range(4)], f"{name} {at}: {calls[-1]}"
-        if len(calls) < at:
-            break
-    else:
-        pytest.fail("more calls than were thought of")
-
-
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_device_locked_meanwhile_stays_with_its_new_owner(
     box: Box, monkeypatch: pytest.MonkeyPatch, nth: int
@@ -106,30 +81,6 @@ def test_a_device_locked_meanwhile_stays_with_its_new_owner(
     theirs = [p.parent.name for p in box.lock.glob("locks/*/owner") if p.read_text() == "theirs"]
     assert theirs == [bus(1 + nth)]
     assert box.locks() == [bus(0), bus(1), bus(1 + nth)]
-
-
-def test_what_was_made_is_undone_newest_first(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask(box, job_id="7", pid=999)
-    removed: list[str] = []
-    real = os.rmdir
-
-    def rmdir(path: str) -> None:
-        removed.append(os.path.basename(path))
-        real(path)
-
-    monkeypatch.setattr(os, "rmdir", rmdir)
-    real_create, written = atomic.create_file, list[str]()
-
-    def create(path: str, data: bytes) -> None:
-        written.append(path)
-        if len(written) == 3:  # behind the record and the first lock's owner
-            raise OSError(errno.ENOSPC, "no space")
-        real_create(path, data)
-
-    monkeypatch.setattr(atomic, "create_file", create)
-    refused(box)
-    assert removed[:2] == [bus(3), bus(2)]
-    assert len(os.listdir(box.records / "claims")) == 1
 
 
 def test_a_name_that_cannot_be_written_locks_nothing(box: Box) -> None:

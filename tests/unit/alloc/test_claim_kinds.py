@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gpulock.alloc.choose import LAST, LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.alloc.release import release_locks
 from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.node.devices import lock_ids_overlap
 from tests.support.claims import ask, ids, pick, refused
@@ -44,11 +43,6 @@ def split(tmp_path: Path) -> Box:
         made.gpu(bus(number), number, Model=A100)
     made.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
     return made
-
-
-def give_back(box: Box, grant: Grant) -> None:
-    node, token = box.node(), grant.owner.token
-    release_locks(node, lambda o: o.token == token, judging(node)(), soon(), "epilog")
 
 
 def ask_kinds(box: Box, *kinds: tuple[str, int], job_id: str = "12") -> Grant:
@@ -138,21 +132,6 @@ def test_a_plain_request_gets_no_instance(split: Box) -> None:
 def test_a_plain_request_may_get_an_instance_where_the_site_says_so(split: Box) -> None:
     split.settings["PLAIN_REQUEST"] = "any"
     assert len(ask(split, 4).devices) == 4
-
-
-def test_mig_mode_counts_for_what_is_free(split: Box) -> None:
-    instance = ask_kinds(split, ("mig:3g.40gb", 1), job_id="12")
-    split.inventory()
-    assert refused_kinds(split, ("model:a100*", 3)).kind == BUSY
-    assert ids(ask_kinds(split, ("model:a100*", 1), job_id="13")) == [bus(1)]
-    assert split.locks() == [f"{bus(0)}.gi1.ci0", bus(1)]
-    give_back(split, instance)
-    whole = ask_kinds(split, ("model:a100*", 2), job_id="14")
-    assert ids(whole) == [bus(0), bus(2)]
-    split.inventory(f"gpu.{bus(0)}.mig=1", *PARTS)
-    assert refused_kinds(split, ("mig:3g.40gb", 1)).kind == BUSY
-    give_back(split, whole)
-    assert ids(ask_kinds(split, ("mig:3g.40gb", 1), job_id="15")) == [f"{bus(0)}.gi1.ci0"]
 
 
 def test_an_instance_whose_profile_nobody_tells_is_unknown_not_impossible(tmp_path: Path) -> None:

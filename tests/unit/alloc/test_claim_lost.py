@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
-from gpulock.alloc import claim
-from gpulock.alloc.reaper import Reaper
 from gpulock.alloc.release import release_locks
 from gpulock.errors import UNKNOWN, Refusal
-from gpulock.store import atomic, grants
-from gpulock.store.locks import Lock
-from tests.support.claims import ask, holder, refused
-from tests.support.faults import disk_full
-from tests.support.trees import Box, bus, judge_of, soon
+from gpulock.store import grants
+from tests.support.claims import ask, refused
+from tests.support.trees import Box, judge_of, soon
 
 
 def lose_gate_after(box: Box, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -59,32 +54,3 @@ def test_a_release_whose_gate_was_replaced_says_so(
     node = box.node()
     with pytest.raises(Refusal, match="replaced"):
         release_locks(node, lambda o: o.token == grant.owner.token, judge_of(node), soon(), "test")
-
-
-@pytest.mark.parametrize("disk_is_full", [False, True])
-def test_a_claim_under_which_a_lock_is_lost_takes_no_device_of_another(
-    box: Box, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool
-) -> None:
-    """Its lock is removed after the repair: the record holds the device all the same."""
-    box.proc.shepherd(500, box.root)
-    token = ask(box, 4).owner.token
-
-    def lose(reaper: Reaper, held: dict[str, Lock]) -> None:
-        del reaper, held
-        shutil.rmtree(box.lock / "locks" / bus(1))
-        if disk_is_full:
-            monkeypatch.setattr(atomic, "replace_file", disk_full)
-
-    monkeypatch.setattr(claim, "reap_held_locks", lose)
-    assert "0 of 4 free" in refused(box, 1, job_id="13", pid=501).why
-    monkeypatch.undo()
-    assert "0 of 4 free" in refused(box, 1, job_id="13", pid=501).why
-    assert holder(box, 1).token == token
-
-
-def test_where_all_records_are_lost_nothing_is_granted(box: Box) -> None:
-    ask(box)
-    shutil.rmtree(box.records)
-    found = refused(box, 1, job_id="13", pid=501)
-    assert (found.kind, "forget-locks" in found.do) == (UNKNOWN, True)
-    assert refused(box).kind == UNKNOWN  # nor does the same run get others

@@ -18,7 +18,6 @@ from gpulock.store import quarantine
 from gpulock.store.gate import Gate
 from tests.support.claims import ask, ids, never, pick, refused
 from tests.support.faults import raising, refusal
-from tests.support.locks import place_lock
 from tests.support.trees import BOOT, Box, bus, record, soon
 
 
@@ -26,26 +25,6 @@ def test_a_wanted_device_is_the_one_that_is_given(box: Box) -> None:
     assert ids(pick(box, bus(2))) == [bus(2)]
     assert refusal(lambda: pick(box, bus(2), "13")).kind == BUSY
     assert refusal(lambda: pick(box, "0000:ff:00.0", "13")).kind == INVALID_REQUEST
-
-
-def test_quarantined_and_reserved_devices_are_left_out(box: Box) -> None:
-    ask(box, 1)
-    quarantine.write_device_note(str(box.state), quarantine.QUARANTINE, bus(1), "root", "ECC")
-    quarantine.write_device_note(str(box.state), quarantine.RESERVE, bus(2), "root", "tests")
-    assert ids(ask(box, 1, job_id="13")) == [bus(3)]
-    assert refused(box, 1, job_id="14").kind == BUSY
-
-
-def test_a_card_is_not_given_beside_its_own_instance_nor_the_reverse(box: Box) -> None:
-    pick(box, bus(3))
-    place_lock(box.node().store, f"{bus(0)}.gi1.ci0", record(token="mig", job_id="9", pid=501))
-    box.proc.shepherd(501, box.root)
-    quarantine.write_device_note(
-        str(box.state), quarantine.QUARANTINE, f"{bus(1)}.gi1.ci0", "root", "ECC"
-    )
-    box.inventory(f"gpu.{bus(3)}.mig=1", f"mig.{bus(3)}.gi1.ci0.uuid=MIG-a")
-    assert [d.id for d in box.node().devices()][3] == f"{bus(3)}.gi1.ci0"
-    assert ids(ask(box, 1, job_id="13")) == [bus(2)]
 
 
 def test_fewer_gpus_than_expected_is_the_nodes_fault_and_too_many_is_the_users(box: Box) -> None:

@@ -18,7 +18,7 @@ from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import file_tables
 from gpulock.node.devices import Device
 from gpulock.node.mounts import Mounts
-from gpulock.node.procfs import Proc, ProcessStatus
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
 from tests.support.faults import fail_at
@@ -92,11 +92,6 @@ def test_a_device_that_is_added_after_a_look_is_looked_for_as_well(stage: Stage)
     assert files.pids_with_open("x", 1000) == []
     files.add(stage.device)
     assert files.pids_with_open(stage.device.id, 1000) == [700]
-
-
-def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
-    stage.fake.add(700, SERVICES[0][:15], uids=(0,) * 4, fds={9: stage.node})
-    assert stage.holders().pids_with_open(stage.device.id, 0) == stage.who() == []
 
 
 def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
@@ -197,56 +192,6 @@ def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
     assert stage.left() == ""
     stage.fake.add(700, fds={9: stage.node})
     assert "process 700 has" in stage.left()
-
-
-@pytest.mark.parametrize("processes_known", [True, False])
-def test_a_process_that_was_forked_while_the_files_were_looked_at_is_found(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, processes_known: bool
-) -> None:
-    stage.fake.add(700)
-    real = os.listdir
-
-    def fork(path: str) -> list[str]:
-        if path.endswith("/700/fd"):
-            stage.fake.add(701, fds={9: stage.node})
-        return real(path)
-
-    holders = stage.holders()
-    if processes_known:
-        holders.scan.statuses()
-    monkeypatch.setattr(os, "listdir", fork)
-    assert holders.pids_with_open(stage.device.id) == [701]
-
-
-@pytest.mark.parametrize("end", ["before it is read", "in its files", "hiding its files"])
-def test_a_process_that_vanished_unread_has_the_processes_listed_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    """It may have forked before it ended, behind the place that the listing had reached."""
-    uids = (os.geteuid(),) * 4
-    stage.fake.add(700)
-    real, real_status = os.listdir, Proc.status
-
-    def files(path: str) -> list[str]:
-        if path.endswith("/700/fd"):
-            stage.fake.add(701, uids=uids)
-        elif path.endswith("/701/fd"):
-            stage.fake.remove(701)
-            stage.fake.add(702, fds={9: stage.node})
-            if end == "hiding its files":
-                stage.fake.add(701, state="Z", uids=uids)
-                raise PermissionError(13, "denied", path)
-        return real(path)
-
-    def status(proc: Proc, pid: int) -> ProcessStatus:
-        if pid == 701 and end == "before it is read":
-            stage.fake.remove(701)
-            stage.fake.add(702, fds={9: stage.node})
-        return real_status(proc, pid)
-
-    monkeypatch.setattr(os, "listdir", files)
-    monkeypatch.setattr(Proc, "status", status)
-    assert stage.who() == [702]
 
 
 def test_a_fork_that_is_hidden_until_its_exec_is_asked_again(

@@ -111,24 +111,6 @@ def test_of_a_file_that_is_larger_than_any_should_be_the_beginning_is_read(tmp_p
     assert len(Proc(str(tmp_path)).read(7, "environ")) == 1 << 20
 
 
-def test_a_leader_is_not_over_while_any_thread_goes_on_and_one_that_vanished_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = FakeProc(tmp_path / "proc")
-    proc = Proc(str(fake.root))
-    fake.add(700, state="Z", threads={700: "Z", 701: "S"})
-    fake.add(800, state="Z", threads={800: "Z"})
-    (fake.root / "800/task/801").mkdir()
-    real = os.listdir
-
-    def in_order(path: str) -> list[str]:
-        return sorted(real(path))
-
-    monkeypatch.setattr(os, "listdir", in_order)
-    assert not proc.finished(700)
-    assert proc.finished(800)
-
-
 @pytest.mark.parametrize(("uids", "real"), [((0,) * 4, True), ((0, 1000, 0, 0), False)])
 def test_pid_2_is_the_kernels_only_where_it_is_roots(
     tmp_path: Path, uids: tuple[int, ...], real: bool

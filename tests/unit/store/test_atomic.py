@@ -25,16 +25,6 @@ def test_what_is_no_regular_file_is_neither_followed_nor_waited_for(
         atomic.read_file(str(tmp_path / "file"))
 
 
-def test_a_file_of_just_the_limit_is_read_and_one_byte_more_is_too_long(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 100)
-    assert atomic.read_file(str(path), 100) == b"x" * 100
-    path.write_bytes(b"x" * 101)
-    with pytest.raises(OSError) as caught:
-        atomic.read_file(str(path), 100)
-    assert caught.value.errno == errno.EFBIG
-
-
 def test_a_huge_sparse_file_is_refused_before_memory_is_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,30 +101,3 @@ def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_then_its_name(
     assert calls == ["", "rename", tmp_path.name]
     atomic.replace_file(f"{tmp_path}/record", b"newer")
     assert calls[3:] == ["rename"]
-
-
-def test_a_replacement_is_hidden_until_it_is_whole_and_leaves_nothing_when_it_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who lists the folder meanwhile must not take it for a lock, a note or a record."""
-    seen: list[str] = []
-
-    def stop(*_: object, **__: object) -> None:
-        seen.extend(os.listdir(tmp_path))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "rename", stop)
-    with pytest.raises(KeyboardInterrupt):
-        atomic.replace_file(str(tmp_path / "file"), b"new")
-    assert [name[:6] for name in seen] == [".file."]
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_says_it_is_empty_is_read_up_to_the_limit_as_well() -> None:
-    """So say all files of /proc."""
-    path = "/proc/self/status"
-    assert os.stat(path).st_size == 0
-    assert atomic.read_file(path)
-    with pytest.raises(OSError) as caught:
-        atomic.read_file(path, 100)
-    assert caught.value.errno == errno.EFBIG

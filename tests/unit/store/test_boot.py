@@ -114,29 +114,6 @@ def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> N
     assert place.holder(0) == "sge"
 
 
-@pytest.mark.parametrize("writes", [0, 1])
-def test_a_crash_in_the_first_claim_of_a_boot_closes_no_node(
-    place: Place, monkeypatch: pytest.MonkeyPatch, writes: int
-) -> None:
-    place.reserve(0)
-    real = atomic.replace_file
-    written: list[str] = []
-
-    def die(path: str, data: bytes, durable: bool = False) -> None:
-        if len(written) == writes:
-            raise KeyboardInterrupt
-        real(path, data, durable=durable)
-        written.append(path)
-
-    monkeypatch.setattr(atomic, "replace_file", die)
-    with pytest.raises(KeyboardInterrupt):
-        place.ready()
-    monkeypatch.undo()
-    place.ready()
-    assert place.holder(0) == "admin"
-    assert place.store.boot_id() == BOOT
-
-
 @pytest.mark.parametrize("name", ["", "\0" * 37, BOOT[:12], f"{BOOT}0\n", "x" * 36, "unknown"])
 def test_a_boot_id_in_state_that_is_garbage_may_have_been_this_one(place: Place, name: str) -> None:
     place.ready()

@@ -110,15 +110,6 @@ def test_two_gates_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     enter(tmp_path, 0)  # a gate without time left is still tried once
 
 
-def test_the_file_is_private_and_stays(tmp_path: Path) -> None:
-    enter(tmp_path)
-    info = (tmp_path / NAME).stat()
-    assert (info.st_mode & 0o7777, info.st_uid) == (0o600, os.geteuid())
-    before = info.st_ino
-    enter(tmp_path)
-    assert (tmp_path / NAME).stat().st_ino == before
-
-
 def mode(number: int) -> Callable[[Path], object]:
     def make(gate: Path) -> None:
         gate.touch()
@@ -207,16 +198,6 @@ def test_a_file_removed_after_it_was_locked_is_made_again(
     monkeypatch.setattr(fcntl, "flock", remove_once)
     with Gate(str(tmp_path), Deadline(1)):
         assert gate.exists()
-
-
-def test_no_descriptor_is_left_open_whatever_happens(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    enter(tmp_path)
-    with Gate(str(tmp_path), Deadline(1)):
-        refusal(tmp_path)
-    (tmp_path / NAME).chmod(0o644)
-    refusal(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' may be closed meanwhile
 
 
 def test_a_lock_file_that_cannot_be_opened_is_named_with_its_folder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gpulock.errors import Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
-from gpulock.store.owner import Owner, parse_owner
+from gpulock.store.owner import Owner
 from tests.support.faults import disk_full, raising, returning
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
@@ -46,14 +46,6 @@ def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     with pytest.raises(OSError, match="No space"):
         grants.make_claim(store, TWO)
     assert list_names(store.claims_dir) == []
-
-
-def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> None:
-    grants.make_claim(store, TWO)
-    grants.remove_lock(store, bus(1))
-    grants.remove_lock(store, bus(0))
-    release(store, bus(0))
-    assert sorted(holders(store)) == [bus(1)]
 
 
 def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(
@@ -153,18 +145,6 @@ def test_a_finished_claim_that_is_dropped_is_counted_first(
     with pytest.raises(KeyboardInterrupt):
         finish(store, "t")
     assert count_dropped_claims(store.path) == 1
-
-
-def test_how_a_claim_ended_is_noted_and_its_record_shrinks_before_a_lock_goes(
-    store: LockStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a release that is killed in the middle, the next one knows neither why nor of what."""
-    grants.make_claim(store, TWO)
-    monkeypatch.setattr(grants, "remove_lock", raising(OSError(5, "killed here")))
-    with pytest.raises(OSError, match="killed here"):
-        release(store, bus(0))
-    assert Path(store.claims_dir, TOKEN, "released").read_text().count("epilog") == 1
-    assert parse_owner(store.read_record(TOKEN)).devices == (bus(1),)
 
 
 def test_a_line_that_cannot_be_owed_stops_no_job_and_lost_records_keep_no_copy_back(

@@ -2,7 +2,7 @@
 """What the NVIDIA driver shows below /proc/driver, as far as gpulock reads it, and /sys.
 
 Facts: kernel-open/nvidia/nv-procfs.c and nv-caps.c of NVIDIA/open-gpu-kernel-modules, and what
-users pasted of older releases: `Blacklisted` stands where 460 and later say `GPU Excluded`.
+users pasted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Union
 
 from gpulock.simulate.machine import Gpu, Machine
-
-UNREAD_UUID = "GPU-????????-????-????-????-????????????"
 
 # nv-caps.c: a static table, in this order; 32 GPUs of 15 GPU instances of 8 compute instances.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_GPU_MINOR = 1, 2, 3
@@ -39,8 +37,6 @@ def driver_tree(machine: Machine) -> Tree:
     }
     for gpu in machine.gpus:
         tree[f"{root}/gpus/{gpu.bus}/information"] = format_gpu_information(machine, gpu).encode()
-    if machine.driver.version < "450":  # they came with MIG
-        return tree
     tree["proc/driver/nvidia-caps/mig-minors"] = format_mig_minors().encode()
     for name, minor in list_capability_minors(machine).items():
         mode = OWNER_READS if name == "mig/config" else ALL_READ
@@ -75,14 +71,13 @@ def sys_tree(machine: Machine) -> Tree:
 
 def format_gpu_information(machine: Machine, gpu: Gpu) -> str:
     """Return `information` of one GPU."""
-    excluded = "Blacklisted" if machine.driver.version < "460" else "GPU Excluded"
     lines = [
         f"Model: \t\t {machine.card.model}",
-        f"GPU UUID: \t {machine.uuid(gpu) if machine.initialised else UNREAD_UUID}",
+        f"GPU UUID: \t {machine.uuid(gpu)}",
         "Bus Type: \t PCIe",
         f"Bus Location: \t {gpu.bus}",
         f"Device Minor: \t {gpu.minor}",
-        f"{excluded}:\t No",
+        "GPU Excluded:\t No",
     ]
     return "\n".join(lines) + "\n"
 

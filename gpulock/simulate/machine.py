@@ -65,7 +65,6 @@ class Machine:
     links: tuple[tuple[int, int, int], ...] = ()
     nvswitch: bool = False
     shares: str = ""  # of its settings
-    initialised: bool = True  # False: no client has opened the cards yet, UUIDs are unread
 
     def take(self, count: int) -> Machine:
         """Return this machine with its first `count` slots only."""

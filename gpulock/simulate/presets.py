@@ -15,10 +15,6 @@ from collections.abc import Iterable, Mapping
 
 from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigDevice
 
-_418 = DriverRelease(
-    "418.87.00",
-    "NVIDIA UNIX x86_64 Kernel Module  418.87.00  Thu Aug  8 15:35:46 CDT 2019",
-)
 _535 = DriverRelease(
     "535.129.03",
     "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
@@ -29,7 +25,6 @@ _570 = DriverRelease(
     "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
 )
 
-_K80 = GpuModel("Tesla K80", 11441)
 _V100 = GpuModel("Tesla V100-SXM2-32GB", 32768)
 _A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81920)
 _H200 = GpuModel("NVIDIA H200", 143771)
@@ -78,24 +73,6 @@ _DGX1 = Machine(
         range(8),
     ),
     links=_CUBE_MESH,
-)
-
-_K80_NODE = Machine(
-    name="k80-node",
-    summary="4 boards K80: 8 GPUs, two a PCI switch, old driver, UUIDs not read yet",
-    driver=_418,
-    card=_K80,
-    gpus=_make_preset_gpus(
-        (
-            *(("05", "00:02.0 03:00.0 04:08.0"), ("06", "00:02.0 03:00.0 04:10.0")),
-            *(("09", "00:03.0 07:00.0 08:08.0"), ("0a", "00:03.0 07:00.0 08:10.0")),
-            *(("85", "80:02.0 83:00.0 84:08.0"), ("86", "80:02.0 83:00.0 84:10.0")),
-            *(("89", "80:03.0 87:00.0 88:08.0"), ("8a", "80:03.0 87:00.0 88:10.0")),
-        ),
-        (0, 0, 0, 0, 1, 1, 1, 1),
-        range(8),
-    ),
-    initialised=False,
 )
 
 _DGX_H200 = Machine(
@@ -158,5 +135,5 @@ _CLASSROOM = dataclasses.replace(
     shares="1:4",
 )
 
-_MACHINES = (_DGX1, _K80_NODE, _DGX_H200, _A100_MIG, _WORKSTATION, _CLASSROOM)
+_MACHINES = (_DGX1, _DGX_H200, _A100_MIG, _WORKSTATION, _CLASSROOM)
 PRESETS: Mapping[str, Machine] = {one.name: one for one in _MACHINES}

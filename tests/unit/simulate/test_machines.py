@@ -3,24 +3,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpulock.simulate import driver
 from gpulock.simulate.presets import PRESETS
-
-
-@pytest.mark.parametrize(
-    ("preset", "uuid", "last"),
-    [("k80-node", "?", "Blacklisted:\t No"), ("dgx-h200", "-", "GPU Excluded:\t No")],
-)
-def test_an_old_driver_before_its_first_client_and_a_later_one(
-    preset: str, uuid: str, last: str
-) -> None:
-    machine = PRESETS[preset]
-    lines = driver.format_gpu_information(machine, machine.gpus[0]).splitlines()
-    assert (uuid in lines[1], lines[-1]) == (True, last)
-    files = driver.driver_tree(machine)
-    assert any("caps" in path for path in files) is (preset != "k80-node")
 
 
 def test_capability_minors_are_those_of_the_drivers_table() -> None:

@@ -23,7 +23,7 @@ from tests.support.journal import HeardJournal
 from tests.support.wait import wait_until
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")  # validated by CDI's own parser
-PRESETS = ("dgx1", "dgx-h200", "a100-mig", "k80-node", "workstation")
+PRESETS = ("dgx1", "dgx-h200", "a100-mig", "workstation")
 
 
 def told(site: Site) -> Any:

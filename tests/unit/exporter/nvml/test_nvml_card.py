@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gpulock_exporter.frame import DeviceTelemetry
 
+from gpulock.simulate.node import write_simulated_node
 from tests.nvml.double import (
     ERROR_NO_PERMISSION,
     ERROR_NOT_SUPPORTED,
@@ -168,7 +169,11 @@ def test_what_no_card_can_say_is_absent(tmp_path: Path) -> None:
 
 
 def test_what_a_card_does_not_have_is_absent_and_asked_for_again_but_rarely(tmp_path: Path) -> None:
-    with Double(tmp_path / "nvml", preset="k80-node", gpus=1) as nvml, Eye(nvml) as eye:
+    node = write_simulated_node(tmp_path / "node", "dgx1", 1)
+    (path,) = node.driver_root.glob("gpus/*/information")
+    path.write_text(path.read_text().replace("Tesla V100-SXM2-32GB", "Tesla K80"))
+    old = Double(tmp_path / "nvml", node=node.directory, driver="418.87.00")
+    with old as nvml, Eye(nvml) as eye:
         card = device(eye.look(processes=True))
         assert card.power == 30.0, "by a call of its own: the field is newer than this driver"
         assert card.temperature == 36.0

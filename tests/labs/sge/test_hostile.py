@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,7 +22,6 @@ from tests.labs.sge.jobs import (
     said,
     stopped_queues,
     submit_args,
-    wait_refused,
     waiting_for,
 )
 from tests.labs.sge.lab import JobId
@@ -34,7 +31,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.attack]
 NODE, OTHER, THIRD = NODES
 MASK = "CUDA_VISIBLE_DEVICES"
 SHEPHERDS_CONFIG_LINE = 99_999  # bytes
-NOTHING: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -245,58 +241,6 @@ def test_names_accounts_and_folders_of_odd_bytes_are_served_or_turned_away(
     assert gpus.sge.queue_states()[NODE] == ""
 
 
-def hook_line(gpus: Gpulock, job: object, hook: Path, env: Mapping[str, str] = NOTHING) -> str:
-    """Return the shell line of a queue's hook, with more in its environment."""
-    more = " ".join(f"{name}={value}" for name, value in env.items())
-    return f"/usr/bin/env -i {more} {gpus.hooks.drop_env} {hook} {job} 0 gpu.q"
-
-
-def stand_in(gpus: Gpulock, job: object, line: str, config: str, mode: int = 0o755) -> str:
-    """Run a line below a process that looks like a shepherd of `job`; return what it printed."""
-    program = script(gpus, "sge_shepherd", "")
-    shutil.copy("/bin/dash", program)
-    spool = gpus.sge.lab / f"stand-in.{job}"
-    spool.mkdir(exist_ok=True)
-    spool.chmod(mode)
-    (spool / "config").write_text(config)
-    (spool / "environment").write_text("HOME=/\n")
-    done = gpus.sge.run_in(NODE, [str(program), "-c", f"cd {spool}; {line}; echo code=$?"])
-    return done.stdout + done.stderr
-
-
-def test_an_epilog_started_by_anything_but_that_very_shepherd_frees_nothing(
-    gpus: Gpulock, holder: JobId
-) -> None:
-    """Tried: a hook below a process that looks like a shepherd, with another's job in config and
-    argv.
-
-    Stopped by: the shepherd above must be that very one: name, real uid, start time, its own
-    folder.
-    """
-    config = (gpus.sge.spool_dir(holder) / "config").read_text(errors="surrogateescape")
-    devices = {MASK: "0,1,2,3", "GPULOCK_DEVICES": "all", "SGE_GPU": "0"}
-    again = hook_line(gpus, holder, gpus.hooks.epilog, devices)
-    told = {
-        "another run": stand_in(gpus, holder, again, config),
-        "another job": stand_in(
-            gpus,
-            999,
-            hook_line(gpus, 999, gpus.hooks.epilog),
-            config.replace(f"job_id={holder}", "job_id=999"),
-        ),
-        "argument lies": stand_in(gpus, holder, hook_line(gpus, 999, gpus.hooks.epilog), config),
-        "open folder": stand_in(gpus, holder, again, config, 0o777),
-        "no shepherd": gpus.sge.run_in(NODE, ["sh", "-c", f"{again}; echo code=$?"]).stdout,
-    }
-    assert {what: "code=0" in text for what, text in told.items()} == dict.fromkeys(told, True)
-    assert len(gpus.held_by(holder)[NODE]) == 4
-    assert all(not record.draining for record in gpus.locks(NODE).values())
-    prolog = hook_line(gpus, 999, gpus.hooks.prolog)
-    assert "code=100" in stand_in(gpus, holder, prolog, config)
-    assert "code=1\n" in gpus.sge.run_in(NODE, ["sh", "-c", f"{prolog}; echo code=$?"]).stdout
-    assert len(gpus.locks(NODE)) == 4
-
-
 def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock) -> None:
     """Tried: an epilog once more, after the GPU has gone to another user's job.
 
@@ -326,121 +270,6 @@ def test_an_epilog_that_runs_twice_does_not_free_who_came_between(gpus: Gpulock)
     assert "twice=0" in said(gpus, first)
     assert len(gpus.held_by(second)[NODE]) == 1
     assert gpus.sge.records(first)[-1]["failed"] == "0"
-
-
-def test_epilogs_without_a_prolog_or_after_one_that_failed_end_well(
-    gpus: Gpulock, holder: JobId
-) -> None:
-    """Tried: jobs with an epilog and no claim, beside another user's job.
-
-    Stopped by: an epilog frees what the record says is its job's, and ends with 0.
-    """
-    gpus.sge.set_hooks("NONE", gpus.line("epilog"), queues=["cpu.q"])
-    words = ("-j", "y", "-q", "cpu.q", "-l", f"h={NODE},gpu=1")
-    without = gpus.sge.submit("glalice", *words, stdin="true\n")
-    invalid = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1.5"), stdin="true\n")
-    gpus.sge.wait_done(without)
-    gpus.sge.wait_state(invalid, "Eqw")
-    assert [r["failed"] for r in gpus.sge.records(without)] == ["0"]
-    assert stopped_queues(gpus) == {}
-    assert len(gpus.held_by(holder)[NODE]) == 4 == len(gpus.locks(NODE))
-
-
-PLANT = """#!/bin/sh
-export PATH=/usr/bin:/bin
-cd -P /proc/$PPID/cwd
-echo untouched >{victims}/$JOB_NAME
-case $JOB_NAME in
-*_link) mv ${{JOB_NAME%_link}} kept; ln -s {victims}/$JOB_NAME ${{JOB_NAME%_link}} ;;
-*_fifo) mv ${{JOB_NAME%_fifo}} kept; mkfifo ${{JOB_NAME%_fifo}} ;;
-*_folder) mv ${{JOB_NAME%_folder}} kept; mkdir ${{JOB_NAME%_folder}} ;;
-esac
-{prolog} "$PPID"
-echo code=$?
-name=${{JOB_NAME%_*}}
-[ ! -e kept ] || {{ rm -rf "$name"; mv kept "$name"; }}
-[ ! -d gpulock ] || rmdir gpulock
-"""
-
-
-def test_links_and_fifos_in_the_spool_directory_are_refused_or_replaced_in_time(
-    gpus: Gpulock,
-) -> None:
-    """Tried: links, FIFOs and folders in the spool directory, which root alone could plant.
-
-    Stopped by: O_NOFOLLOW, O_NONBLOCK, regular files alone, and a rename: nothing is written
-    elsewhere.
-    """
-    victims = gpus.sge.lab / "victims"
-    victims.mkdir(exist_ok=True)
-    plant = script(gpus, "plant", PLANT.format(victims=victims, prolog=gpus.hooks.prolog))
-    gpus.sge.set_hooks(
-        f"root@/usr/bin/env -i JOB_ID=$job_id SGE_TASK_ID=$ja_task_id JOB_NAME=$job_name {plant}",
-        gpus.line("epilog"),
-    )
-    wanted = {
-        "environment_link": "1",
-        "environment_fifo": "1",
-        "environment_folder": "1",
-        "config_link": "99",
-        "config_fifo": "99",
-        "gpulock_link": "0",
-        "gpulock_fifo": "0",
-        "gpulock_folder": "1",
-    }
-    jobs = {
-        name: gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), "-N", name, stdin="true\n")
-        for name in wanted
-    }
-    for name, job in jobs.items():
-        gpus.sge.wait_settled(job)
-        assert f"code={wanted[name]}\n" in said(gpus, job, name), name
-        assert (victims / name).read_text() == "untouched\n"
-    gpus.wait_free()
-
-
-def test_a_gate_that_is_no_private_file_stops_the_queue_and_a_planted_record_is_held(
-    gpus: Gpulock,
-) -> None:
-    """Tried: links and FIFOs in LOCK_DIR: the gate, events, owner records, the boot id.
-
-    Stopped by: what is no regular file of root's is not followed, and a lock in doubt is held.
-    """
-    victim = gpus.sge.lab / "victim"
-    victim.write_text("untouched\n")
-    first = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=1"), stdin="true\n")
-    other = gpus.sge.submit("glalice", *on(OTHER, "-l", "gpu=1"), stdin="true\n")
-    third = gpus.sge.submit("glalice", *on(THIRD, "-l", "gpu=1"), stdin="true\n")
-    for job in (first, other, third):
-        gpus.sge.wait_done(job)
-    lock_dir = gpus.sge.path_in(NODE, "/run/gpulock")
-    (lock_dir / "events").unlink(missing_ok=True)
-    (lock_dir / "events").symlink_to(victim)
-    for place in sorted((gpus.drivers / NODE / "proc/driver/nvidia/gpus").iterdir())[:2]:
-        (lock_dir / "locks" / place.name).mkdir()
-        os.mkfifo(lock_dir / "locks" / place.name / "owner")
-    gate = gpus.sge.path_in(OTHER, "/run/gpulock.claims/gate")
-    gate.unlink()
-    os.mkfifo(gate, 0o600)
-    boot_id = gpus.sge.path_in(THIRD, "/run/gpulock.claims/boot_id")
-    text = boot_id.read_text()
-    boot_id.unlink()
-    elsewhere = gpus.sge.lab / "elsewhere"
-    elsewhere.write_text(text)
-    boot_id.symlink_to(elsewhere)
-    served = gpus.sge.submit("glalice", *on(NODE, "-l", "gpu=6"), stdin=f"echo mask=${MASK}\n")
-    stopped = gpus.sge.submit("glalice", *on(OTHER, "-l", "gpu=1"), stdin="true\n")
-    doubted = gpus.sge.submit("glalice", *on(THIRD, "-l", "gpu=1"), stdin="true\n")
-    gpus.sge.wait_settled(served)
-    assert "mask=2,3,4,5,6,7" in said(gpus, served)
-    assert victim.read_text() == "untouched\n"
-    wait_refused(gpus, OTHER, stopped)
-    assert "gate is not a private file" in said(gpus, stopped)
-    gpus.sge.wait_state(doubted, "Rq")
-    assert "boot_id" in said(gpus, doubted)
-    assert not gpus.locks(OTHER) and not gpus.locks(THIRD)
-    for entry in (lock_dir / "locks").iterdir():
-        shutil.rmtree(entry)
 
 
 @pytest.mark.parametrize("status", ["7", "8", "13", "15", "24", "36", "x"])

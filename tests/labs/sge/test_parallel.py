@@ -130,13 +130,6 @@ def test_a_task_whose_hook_cannot_start_ends_its_job_with_the_reason(tasks: Gpul
     assert stopped_queues(tasks) == {}
 
 
-def test_without_the_feature_a_job_over_several_hosts_is_refused(gpus: Gpulock) -> None:
-    job = gpus.sge.submit("glalice", "-j", "y", *MPI, stdin=SERIAL)
-    gpus.sge.wait_state(job, "Eqw")
-    assert "GPUs on several hosts" in said(gpus, job)
-    assert all(held == [] for held in gpus.held_by(job).values())
-
-
 def test_a_parallel_job_without_gpus_is_masked_on_every_host(tasks: Gpulock) -> None:
     job = tasks.sge.submit("glalice", "-j", "y", "-q", "gpu.q", "-pe", "mpi", "6", stdin=SERIAL)
     tasks.sge.wait_done(job)

@@ -24,11 +24,7 @@ _HEX: Final = "[0-9a-f]" * 12  # how the name of an unrenamed file ends: gpulock
 
 
 class InstallError(RuntimeError):
-    """Say what could not be installed, and what to do: one line; `page` is shown above it."""
-
-    def __init__(self, why: str, page: Sequence[str] = ()) -> None:
-        super().__init__(why)
-        self.page = page
+    """Say what could not be installed, and what to do: one line."""
 
 
 def run_program(
@@ -72,14 +68,12 @@ def read_file(path: Path) -> str | None:
         raise InstallError(f"{path}: {fault.strerror}; look at it") from fault
 
 
-def write_file(
-    path: Path, text: str, mode: int = 0o644, owner: tuple[int, int] | None = None
-) -> None:
+def write_file(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file whole and durably, and make its folder; raise InstallError."""
     try:
         make_public_folder(path.parent)
         data = text.encode("utf-8", "surrogateescape")
-        atomic.replace_file(str(path), data, mode, owner=owner, durable=True)
+        atomic.replace_file(str(path), data, mode, durable=True)
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
 

@@ -191,7 +191,7 @@ def run_items(
             except InstallError as fault:
                 why = str(fault)
                 named = why if item.title in why else f"{item.title}: {why}"
-                raise InstallError(named, fault.page) from fault
+                raise InstallError(named) from fault
     return outcome
 
 

@@ -3,9 +3,7 @@
 """Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
 
 The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release` and `gres`;
-where there is a `down`, slurmctld does not answer, and where there is an `elsewhere` it goes by
-another slurm.conf; where there is a `no_node` this machine is none. `reconfigure` puts the keys of
-slurm.conf in force.
+where there is a `down`, slurmctld does not answer.
 """
 
 import os
@@ -24,9 +22,7 @@ def scontrol(arguments: list[str]) -> int:
     if os.path.exists(f"{HERE}/state/down"):
         print("slurm_load_ctl_conf error: Unable to contact slurm controller", file=sys.stderr)
         return 1
-    if arguments == ["reconfigure"]:
-        reconfigure()
-    elif "-o" in arguments:
+    if "-o" in arguments:
         for record in re.split(r"\n(?=NodeName=)", read("node")):
             print(" ".join(record.split()))
     else:
@@ -34,25 +30,7 @@ def scontrol(arguments: list[str]) -> int:
     return 0
 
 
-def reconfigure() -> None:
-    if os.path.exists(f"{HERE}/state/elsewhere"):
-        return
-    with open(os.environ["SLURM_CONF"], encoding="latin-1") as file:
-        given = dict(line.strip().split("=", 1) for line in file if re.match(r"\w+=\S*\s*$", line))
-    lines = read("config").splitlines(keepends=True)
-    keys = ("Prolog", "TaskProlog", "Epilog", "PrologFlags", "RequeueExit")
-    for number, line in enumerate(lines):
-        key = line.partition("=")[0].strip()
-        if key in keys:
-            lines[number] = f"{key} = {given.get(key, '(null)')}\n"
-    with open(f"{HERE}/state/config", "w", encoding="utf-8") as file:
-        file.writelines(lines)
-
-
 def slurmd(_: list[str]) -> int:
-    if os.path.exists(f"{HERE}/state/no_node"):
-        print("slurmd: fatal: Unable to determine this slurmd's NodeName", file=sys.stderr)
-        return 1
     print(read("gres"), end="", file=sys.stderr)
     return 0
 

@@ -17,12 +17,11 @@ from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
 from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
 from gpulock.install.slurm import site
-from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
 from gpulock.install.slurm.spank import build_mark
 from gpulock.simulate.node import write_simulated_node
-from tests.support.in_process import compile_no_library, play_fakes_in_process, run_or_play
+from tests.support.in_process import compile_no_library, play_fakes_in_process
 from tests.support.install_site import ignore
 from tests.support.scripts import copy_program
 
@@ -89,27 +88,21 @@ class SlurmNode:
         """Return the file of a card, or of several."""
         return f"{self.root}/node/dev/nvidia{minor}"
 
-    def options(self, **changes: object) -> SlurmOptions:
-        """Return what an administrator of this node asks for."""
-        values: dict[str, object] = {"config": self.config, **changes}
-        return SlurmOptions(**values)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-    def parts(self, **changes: object) -> InstallParts:
+    def parts(self) -> InstallParts:
         """Return the items of an installation."""
-        return SlurmInstaller(self.options(**changes)).parts()
+        return SlurmInstaller(self.config).parts()
 
-    def differences(self, **changes: object) -> list[str]:
+    def differences(self) -> list[str]:
         """Return the titles of the items that an installation would change."""
-        return self._run(self.parts(**changes), Wanted.PRESENT, dry_run=True).changed
+        return self._run(self.parts(), Wanted.PRESENT, dry_run=True).changed
 
-    def install(self, **changes: object) -> Outcome:
-        """Install as asked."""
-        return self._run(self.parts(**changes), Wanted.PRESENT)
+    def install(self) -> Outcome:
+        """Install."""
+        return self._run(self.parts(), Wanted.PRESENT)
 
-    def uninstall(self, write_conf: bool = False, force: bool = False) -> Outcome:
-        """Uninstall as asked."""
-        asked = self.options(write_conf=write_conf, force=force)
-        return self._run(SlurmInstaller(asked).removal(), Wanted.ABSENT)
+    def uninstall(self, force: bool = False) -> Outcome:
+        """Uninstall, with `force` although jobs hold GPUs."""
+        return self._run(SlurmInstaller(self.config).removal(force), Wanted.ABSENT)
 
     def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
         state = self.root / "node/state" if parts.on_node else None
@@ -128,12 +121,6 @@ class SlurmNode:
         line = rf"(?m)^({key}\s*)= .*$"
         assert re.search(line, text), key
         (self.state / "config").write_text(re.sub(line, rf"\1= {value}", text))
-
-    def reconfigure(self) -> None:
-        """Put slurm.conf in force."""
-        scontrol = self.root / "slurm/bin/scontrol"
-        env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        assert run_or_play([scontrol, "reconfigure"], 20, env).returncode == 0
 
     def put_hooks(self) -> None:
         """Put all that the installer asks for into slurm.conf."""

@@ -69,16 +69,14 @@ def install_sge_command(
 
 
 @install_command.command("slurm")
-@click.option("--write-conf", is_flag=True, help="Write them into slurm.conf; reconfigure.")
-@click.option("--installed-everywhere", is_flag=True, help="Every node of the cluster has gpulock.")
 @DRY_RUN
 @click.pass_obj
-def install_slurm_command(session: Session, /, dry_run: bool, **options: Any) -> None:
+def install_slurm_command(session: Session, /, dry_run: bool) -> None:
     """Install Prolog, TaskProlog and Epilog for Slurm on this node.
 
-    Prints the lines that slurm.conf lacks, or adds them.
+    Prints the lines that slurm.conf lacks.
     """
-    make = partial(make_installer, session, "slurm", **options)
+    make = partial(make_installer, session, "slurm")
     run_installation(session, "slurm", lambda: make().parts(), dry_run)
 
 
@@ -108,27 +106,23 @@ def install_hooks_command(session: Session, /) -> None:
 @click.command()
 @click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
 @DRY_RUN
-@click.option("--write-conf", is_flag=True, help="Slurm: take the block out of slurm.conf, too.")
 @click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
 @click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
 def uninstall_command(
-    session: Session, /, system: str, dry_run: bool, force: bool, reason: str, **options: Any
+    session: Session, /, system: str, dry_run: bool, force: bool, reason: str, cluster: bool
 ) -> None:
     """Remove gpulock's own files; name what leads to them in files of others."""
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
-    cluster, write_conf = options["cluster"], options["write_conf"]
-    if (cluster and system != "sge") or (write_conf and system != "slurm"):
+    if cluster and system != "sge":
         raise click.UsageError(f"uninstall {system} has no such option.")
     if force and not dry_run and system != "systemd" and not cluster:
         log_to_system(WARNING, one_line(f"{system} is uninstalled by force: {reason}"))
-    name, own = CELL if cluster else system, dict[str, bool]()
-    if system == "slurm":
-        own = {"write_conf": write_conf, "force": force}
-    make = partial(make_installer, session, name, **own)
-    forced = (force,) if name == "sge" else ()
+    name = CELL if cluster else system
+    make = partial(make_installer, session, name)
+    forced = (force,) if name in ("sge", "slurm") else ()
     run_installation(session, name, lambda: make().removal(*forced), dry_run, Wanted.ABSENT)
 
 
@@ -136,7 +130,6 @@ def make_installer(session: Session, system: str, **options: Any) -> Any:
     """Return what installs a system, or the cluster's part of it; raise InstallError."""
     from gpulock.install.sge.cluster import ClusterInstaller
     from gpulock.install.sge.install import SgeInstaller
-    from gpulock.install.slurm.conf_item import SlurmOptions
     from gpulock.install.slurm.install import SlurmInstaller
     from gpulock.install.systemd.install import SystemdInstaller
 
@@ -146,7 +139,7 @@ def make_installer(session: Session, system: str, **options: Any) -> Any:
     if system == "sge":
         return SgeInstaller(config, click.echo, **options)
     if system == "slurm":
-        return SlurmInstaller(SlurmOptions(config, **options))
+        return SlurmInstaller(config)
     return SystemdInstaller(config)
 
 

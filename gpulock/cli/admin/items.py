@@ -42,8 +42,6 @@ def run_installation(
         state_dir = Path(session.settings().state_dir) if parts.on_node else None
         outcome = run_items(parts.items, wanted, state_dir, click.echo, dry_run)
     except InstallError as fault:
-        for line in fault.page:
-            click.echo(line)
         raise CommandRefusedError(str(fault)) from fault
     for note in parts.notes:
         echo_note(note)

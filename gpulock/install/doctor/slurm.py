@@ -24,7 +24,6 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.conf_item import SlurmOptions
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PlugStack
@@ -75,7 +74,7 @@ class SlurmChecks:
     @cached_property
     def installer(self) -> SlurmInstaller:
         """Return what knows this Slurm and its items; raise InstallError."""
-        return SlurmInstaller(SlurmOptions(self.config))
+        return SlurmInstaller(self.config)
 
     @cached_property
     def conf(self) -> SlurmConf:

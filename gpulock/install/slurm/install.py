@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock install slurm` and `uninstall slurm`: this node's part, and a block with --write-conf.
+"""`gpulock install slurm` and `uninstall slurm`: this node's part.
 
 On the node: the hooks, the settings, the map of slurmd's positions. slurm.conf and gres.conf are
-the cluster's, and are only read unless --write-conf is given: what to put there is said. A hook
-stays while Slurm leads to it: a node without one is drained. The hooks of both schedulers are one
-folder, which goes with the last of them.
+the cluster's, and are only read: what to put there is said. A hook stays while Slurm leads to it: a
+node without one is drained. The hooks of both schedulers are one folder, which goes with the last
+of them.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
 from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.conf_item import UNSURE, SlurmConfItem, SlurmOptions
+from gpulock.install.slurm.conf_lines import lines_that_lead_here, missing_lines
 from gpulock.install.slurm.site import (
     Slurmd,
     SlurmSite,
@@ -46,9 +46,8 @@ _GIVEN: Final = re.compile(r"\bGres=(?:\S*,)?gpu(?::[^\s:,()]+)?:[1-9]")  # GPUs
 class SlurmInstaller(NodePart):
     """Find out what is to be there on this node, or to go from it."""
 
-    def __init__(self, options: SlurmOptions) -> None:
-        super().__init__(options.config, "slurm")
-        self.options = options
+    def __init__(self, config: Path) -> None:
+        super().__init__(config, "slurm")
         self.paths = current_hooks(self.settings)
 
     @cached_property
@@ -63,21 +62,18 @@ class SlurmInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        options = self.options
-        conf_alone = options.write_conf and not (self.slurmd or self.site.split_nodes()[0])
         if why := self.site.release_fault():
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
-        if conf_alone:
-            self.note("this machine is no node of slurmctld's: only slurm.conf is written here")
-        items = [] if conf_alone else self.node_items()
+        items = self.node_items()
         stack = PlugStack(self.site.in_force(), self.site.conf)
         plugin, task = hooks_folder(self.settings) / PLUGIN, self.paths.slurm_task
         by_spank = plugin.exists() or bool(stack.naming(PYXIS))
         if by_spank:  # before TaskProlog may go
             items.append(ByHand("SPANK plugin", lambda: stack.remainder(plugin, task)))
-        items.append(SlurmConfItem(self.site, self.settings, options, by_spank))
+        lines = partial(missing_lines, self.site, self.settings, by_spank)
+        items.append(ByHand("slurm.conf", lines))
         trial = f"srun --nodelist={self.site.node} --gres=gpu:1 {SHOW_MASK}" if self.slurmd else ""
-        return InstallParts(items, self.notes, trial, on_node=not conf_alone)
+        return InstallParts(items, self.notes, trial)
 
     def node_items(self) -> list[Item]:
         """Return what each node has; raise InstallError."""
@@ -87,9 +83,12 @@ class SlurmInstaller(NodePart):
         self.check_shares(listed.shared)
         return [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
 
-    def removal(self) -> InstallParts:
-        """Return the items, of which the last goes first; those of Grid Engine are left to it."""
-        if not (is_to_uninstall(self.settings, SLURM) or self.options.write_conf):
+    def removal(self, force: bool = False) -> InstallParts:
+        """Return the items, of which the last goes first; those of Grid Engine are left to it.
+
+        `force` takes them away although jobs hold GPUs, and whatever leads to the hooks.
+        """
+        if not is_to_uninstall(self.settings, SLURM):
             return InstallParts([], on_node=False)
         positions = FileItem(Path(self.settings.state_dir, NAME), "")
         items: list[Item] = [FileItem(self.config_path, "", stays=True), positions]
@@ -97,13 +96,18 @@ class SlurmInstaller(NodePart):
             self.note("the hooks stay: Grid Engine uses them")
         else:
             items.append(Hooks(self.settings))
-        items.append(held_devices_item(self.settings, SLURM, self.options.force))
-        try:
-            items.append(SlurmConfItem(self.site, self.settings, self.options))
-        except InstallError as fault:
-            unsure = Remainder(f"{UNSURE}: {fault}")
-            items += [] if self.options.force else [ByHand("Slurm", lambda: unsure)]
+        items.append(held_devices_item(self.settings, SLURM, force))
+        items += [] if force else [ByHand("Slurm", self.what_leads_here)]
         return InstallParts(items, self.notes)
+
+    def what_leads_here(self) -> Remainder | None:
+        """Return what a person has to take out before the hooks may go."""
+        try:
+            lines = [*dict.fromkeys(lines_that_lead_here(self.site, self.settings))]
+        except InstallError as fault:
+            return Remainder(f"whether Slurm still starts the hooks cannot be found out: {fault}")
+        do = "take out what is named above, everywhere, then scontrol reconfigure, and run it again"
+        return Remainder(f"Slurm still starts the hooks; {do}", lines) if lines else None
 
     def settings_item(self) -> FileItem:
         """Return the settings file, with the keys that it lacks; it stays."""
@@ -126,8 +130,8 @@ class SlurmInstaller(NodePart):
 
     def check_none_given(self) -> None:
         """Raise InstallError where slurmctld gives this node's GPUs to jobs, by their positions."""
-        for name in self.site.split_nodes()[0] if gres.by_slurm(self.settings) else ():
-            if _GIVEN.search(self.site.scontrol("show", "node", name, "-o")):
+        for name, shown in self.site.own_nodes() if gres.by_slurm(self.settings) else ():
+            if _GIVEN.search(shown):
                 raise InstallError(
                     f"slurmctld gives out GPUs of {name}, but {gres.NO_GRES}; {gres.LOOK_AT_LIST}"
                 )

@@ -80,9 +80,9 @@ class SlurmSite:
             raise InstallError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
         return done.stdout
 
-    def split_nodes(self) -> tuple[list[str], list[str]]:
-        """Return slurmctld's nodes that are this machine, and the others; raise InstallError."""
-        return split_nodes(self.scontrol("show", "node", "-o"), self.named, os.uname().nodename)
+    def own_nodes(self) -> list[tuple[str, str]]:
+        """Return slurmctld's nodes that are this machine, with its lines; raise InstallError."""
+        return own_nodes(self.scontrol("show", "node", "-o"), self.named, os.uname().nodename)
 
     def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise InstallError."""
@@ -163,17 +163,20 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
     return SlurmSite(scontrol.parent, path, slurmd)
 
 
-def split_nodes(shown: str, named: str, host: str) -> tuple[list[str], list[str]]:
-    """Return the nodes of `scontrol show node -o` that are this machine, and the others; pure.
+def own_nodes(shown: str, named: str, host: str) -> list[tuple[str, str]]:
+    """Return name and line of the nodes of `scontrol show node -o` that are this machine; pure.
 
     Its slurmd was started for the node `named`. One without a name goes by the machine's, which
     NodeHostName has.
     """
-    found = re.findall(r"(?m)^NodeName=(\S+)(?:.* NodeHostName=(\S+))?", shown)
     short = host.partition(".")[0]
-    unnamed = [name for name, at in found if short in (name, at.partition(".")[0])]
-    own = [named] if named else unnamed
-    return own, [name for name, _ in found if name not in own]
+    found: list[tuple[str, str]] = []
+    for line in shown.splitlines():
+        name = line.partition(" ")[0].partition("=")[2]
+        at = re.search(r" NodeHostName=([^\s.]+)", line)
+        if name == named if named else short in (name, at and at[1]):
+            found.append((name, line))
+    return found
 
 
 def find_own_slurmd(settings: Settings) -> Slurmd | None:

@@ -24,8 +24,6 @@ _NO_VALUE: Final = ("", "(null)", "(null type)", "none")
 _UNLIMITED: Final = 65534  # NO_VAL16 of slurm.h, which 22.05 prints for "no PrologEpilogTimeout"
 _PAIR: Final = re.compile(r'([A-Za-z]\w*)\s*=\s*("[^"]*"|\S+)')
 _INCLUDE: Final = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
-# Lines of slurm.conf that describe one thing; their keys mean nothing beyond it.
-_THINGS: Final = ("nodename", "partitionname", "downnodes", "nodeset", "frontendname", "switchname")
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,9 @@ def parse_scontrol_config(text: str) -> SlurmConf:
 def read_slurm_conf(path: Path) -> SlurmConf:
     """Return what a file like slurm.conf sets, with all that it includes; raise InstallError."""
     values: dict[str, str] = {}
-    for line in read_slurm_lines(path):
-        for key, bare in slurm_pairs(line):
-            if bare.lower() in _NO_VALUE:
-                values.pop(key.lower(), None)
-            else:
-                values[key.lower()] = bare
-    return SlurmConf(values)
+    for _, line in read_slurm_lines(path):
+        values |= {key.lower(): value.strip('"') for key, value in _PAIR.findall(line)}
+    return SlurmConf({k: value for k, value in values.items() if value.lower() not in _NO_VALUE})
 
 
 def read_node_lines(path: Path, node: str) -> list[dict[str, str]]:
@@ -113,7 +107,7 @@ def read_node_lines(path: Path, node: str) -> list[dict[str, str]]:
     Such a line has `NodeName=` with it, or is for all nodes. Keys are in lower case.
     """
     found: list[dict[str, str]] = []
-    for line in read_slurm_lines(path):
+    for _, line in read_slurm_lines(path):
         pairs = {name.lower(): value.strip('"') for name, value in _PAIR.findall(line)}
         listed = pairs.pop("nodename", "")
         if pairs and (not listed or node in expand_bracket_ranges(listed, path.name)):
@@ -146,17 +140,10 @@ def _expand_number_ranges(text: str, file: str) -> list[str]:
     return found
 
 
-def read_slurm_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file of Slurm's and of those it includes; raise InstallError."""
-    for _, _, bare in raw_slurm_lines(path):
-        if bare and not _INCLUDE.match(bare):
-            yield bare
-
-
-def raw_slurm_lines(
+def read_slurm_lines(
     path: Path, depth: int = 0, by_pattern: bool = False
-) -> Iterator[tuple[Path, str, str]]:
-    """Yield each line as it stands, with its file and what Slurm reads of it; raise InstallError.
+) -> Iterator[tuple[Path, str]]:
+    """Yield each line as Slurm reads it, with its file; raise InstallError.
 
     One that ends in a backslash is one with the next. Those of included files stand where they are
     included; those of plugstack.conf, which names them `by_pattern`, need not be there.
@@ -166,17 +153,12 @@ def raw_slurm_lines(
     text = read_slurm_file(path).decode("utf-8", "surrogateescape")
     for raw in re.split(r"(?<!\\)\n", text):
         bare = re.sub(r"(?<!\\)#.*", "", raw.replace("\\\n", " ")).strip()
-        yield path, raw, bare
         if found := _INCLUDE.match(bare):
             name = str(path.parent / found[1].strip('"'))
             for file in sorted(glob.glob(name)) if by_pattern else [name]:
-                yield from raw_slurm_lines(Path(file), depth + 1, by_pattern)
-
-
-def slurm_pairs(bare: str) -> list[tuple[str, str]]:
-    """Return key and value of each setting of a line, none of one that describes a thing; pure."""
-    pairs = [(key, value.strip('"')) for key, value in _PAIR.findall(bare)]
-    return [] if pairs and pairs[0][0].lower() in _THINGS else pairs
+                yield from read_slurm_lines(Path(file), depth + 1, by_pattern)
+        elif bare:
+            yield path, bare
 
 
 def read_slurm_file(path: Path) -> bytes:

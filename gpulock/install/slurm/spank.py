@@ -17,7 +17,7 @@ from typing import Final
 
 from gpulock.install.files import find_share_folder
 from gpulock.install.items import Remainder
-from gpulock.install.slurm.slurm_conf import SlurmConf, raw_slurm_lines
+from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_lines
 from gpulock.install.versions import FOLDER as HOOKS
 from gpulock.store import atomic
 
@@ -40,8 +40,8 @@ class PlugStack:
     def __init__(self, conf: SlurmConf, slurm_conf: Path | None) -> None:
         folder = slurm_conf.parent if slurm_conf else Path("/etc/slurm")
         self.path = folder / (conf.get("PlugStackConfig") or "plugstack.conf")
-        found = raw_slurm_lines(self.path, by_pattern=True) if self.path.exists() else ()
-        self.lines = [(file, " ".join(bare.split())) for file, _, bare in found if bare]
+        found = read_slurm_lines(self.path, by_pattern=True) if self.path.exists() else ()
+        self.lines = [(file, " ".join(line.split())) for file, line in found]
 
     def naming(self, plugin: str) -> list[tuple[Path, str]]:
         """Return each line with a plugin, and its file."""

@@ -37,9 +37,10 @@ INSTALL_FIRST: Final = (
 
 @dataclass(frozen=True)
 class InForceHook:
-    """One of Slurm's hooks: what slurm.conf names, and the programs of them that are ours."""
+    """One of Slurm's hooks: gpulock's `own`, what slurm.conf names, what of that leads to it."""
 
     key: str
+    own: Path
     values: tuple[str, ...]
     ours: tuple[Path, ...]
 
@@ -54,13 +55,14 @@ def find_slurm_hooks(
     """
     found: list[InForceHook] = []
     for key, hook in PATHS.items():
+        own = paths.folder / hook
         values, programs = tuple(conf.get(key).splitlines()), list[Path]()
         for name in values:
             path = slurm_conf.parent / name if slurm_conf else Path(name)
             is_pattern = key != TASK and any(sign in name for sign in "*?[")
             programs += map(Path, sorted(glob.glob(str(path)))) if is_pattern else [path]
-        ours = tuple(path for path in programs if leads_to_hook(path, paths.folder / hook))
-        found.append(InForceHook(key, values, ours))
+        ours = tuple(path for path in programs if leads_to_hook(path, own))
+        found.append(InForceHook(key, own, values, ours))
     return found
 
 
@@ -133,7 +135,10 @@ def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine
 
 def slurm_conf_page(wanted: Sequence[WantedLine]) -> list[str]:
     """Return what to put into slurm.conf by hand; pure."""
-    page = ["Into slurm.conf, the same on every node and at the controller:", ""]
+    page = [
+        "Into slurm.conf, on every node and at the controller, in place of what sets the same key:",
+        "",
+    ]
     for one in [one for one in wanted if not one.is_beside_site]:
         now = f"now: {one.now}; " if one.now else ""
         page += [f"    # {now}{one.why}"] if one.why else []

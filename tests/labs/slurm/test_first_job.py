@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From nothing to the first protected job by `install slurm --write-conf`, and back to nothing.
+"""From nothing to the first protected job by the lines that are printed, and back to nothing.
 
-slurm.conf is the administrator's: whatever they write between, and before or after an
-uninstallation, is still there.
+slurm.conf is the administrator's: gpulock writes nothing into it.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def test_an_installation_killed_at_a_change_is_taken_out_by_one_uninstallation(
     """slurmctld answers as it did before, and slurm.conf is the same file to the byte."""
     conf = bare.slurm.lab / "etc/slurm.conf"
     before, answers = conf.read_bytes(), in_force(bare)
-    words = ("install", "slurm", "--write-conf", "--installed-everywhere")
+    words = ("install", "slurm")
     for point in points_of_changes(said_by(bare, NODE, *words, "--dry-run")):
         line = [sys.executable, "-c", KILLED_ITEMS, str(point), "--config", CONFIG, *words]
         done = bare.slurm.run_in(NODE, line, env={"PYTHONPATH": str(REPOSITORY)}, seconds=120)
         assert done.returncode != 0
-        said_by(bare, NODE, "uninstall", "slurm", "--write-conf")
+        said_by(bare, NODE, "uninstall", "slurm")
         assert (conf.read_bytes(), in_force(bare)) == (before, answers), point
 
 
@@ -72,51 +71,37 @@ def in_force(gpus: Gpulock) -> str:
     return re.sub(_CHANGING, "", gpus.slurm.scontrol("show", "config"))
 
 
-def test_what_an_administrator_writes_into_slurm_conf_stays_and_slurmctld_lives(
-    bare: Gpulock,
-) -> None:
-    """An uninstallation put the first file back, without 396 nodes, and slurmctld 22.05 ended."""
-    slurm, conf = bare.slurm, bare.slurm.lab / "etc/slurm.conf"
-    before, mode = conf.read_text(), conf.stat().st_mode
+def test_the_printed_lines_put_the_hooks_in_force_until_they_are_taken_out(bare: Gpulock) -> None:
+    conf = bare.slurm.lab / "etc/slurm.conf"
+    before = conf.read_text()
     assert [key for key in MADE if re.search(rf"(?m)^{key}=", before)] == []
-    install = ("install", "slurm")
-    write = (*install, "--write-conf", "--installed-everywhere")
-    for node in bare.nodes[1:]:
-        said = said_by(bare, node, *install, code=UNFINISHED)
-        assert "installed, NOT in force: slurm.conf lacks" in said and "Prolog=" in said
-    refused = bare.command(NODE, *install, "--write-conf")
-    assert (refused.returncode, "--installed-everywhere" in refused.stderr) == (1, True)
+    for node in bare.nodes:
+        said = said_by(bare, node, "install", "slurm", code=UNFINISHED)
+        assert "installed, NOT in force: slurm.conf lacks" in said
     assert conf.read_text() == before
+    lines = "".join(f"{line}\n" for line in re.findall(r"(?m)^    (\w+=.*)$", said))
 
-    said = said_by(bare, NODE, *write)
+    conf.write_text(f"{lines}{before}")
+    bare.slurm.scontrol("reconfigure")
 
-    assert "installed: slurm" in said
-    now, written = in_force(bare), conf.read_text()
-    assert (written.endswith(before), conf.stat().st_mode) == (True, mode)
+    for node in bare.nodes:
+        assert "nothing to change: slurm is in force" in said_by(bare, node, "install", "slurm")
+    now = in_force(bare)
     assert f"{PREFIX}/current/prolog/slurm" in now  # from 24.05 on it is Prolog[0]
     for key, value in MADE.items():
-        assert re.search(rf"(?m)^{key}=", written)
         assert re.search(rf"(?m)^{key} *= .*{value}", now), now
     shown = run(bare, "-w", NODE, "--gres=gpu:2")
     assert shown["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "GPULOCK_DEVICES" in shown
     assert run(bare, "-w", NODE)["CUDA_VISIBLE_DEVICES"] == ""
 
-    wait_until(lambda: slurm.slurmctld_pid() > 0, why="slurmctld to run")
-    slurm.stop_slurmctld()
-    racks = "NodeName=later[1-396] State=FUTURE CPUs=1  # the racks of March\n"
-    conf.write_text(f"{written}{racks}")
-    slurm.start_slurmctld()
-    slurm.restart_slurmds()
-    assert "nothing to change: slurm is in force" in said_by(bare, NODE, *write)
-    line = f"Epilog={PREFIX}/current/epilog/slurm\n"
-    conf.write_text(f"{written}{racks}".replace(line, ""))
-    assert "somebody changed gpulock's block" in bare.command(NODE, *write).stderr
-    conf.write_text(f"{written}{racks}")
-
     bare.wait_free()
     named = said_by(bare, NODE, "uninstall", "slurm", code=UNFINISHED)
-    assert "Slurm still starts the hooks" in named and line in named
-    assert conf.read_text() == f"{written}{racks}"
-    assert "UP" in slurm.scontrol("ping")
+    assert "Slurm still starts the hooks" in named
+    assert f"Epilog={PREFIX}/current/epilog/slurm\n" in named
+    assert conf.read_text() == f"{lines}{before}"
     assert run(bare, "-w", NODE, "--gres=gpu:1")["GPULOCK_DEVICES"]
+    bare.wait_free()
+    conf.write_text(before)
+    bare.slurm.scontrol("reconfigure")
+    assert "uninstalled: slurm" in said_by(bare, NODE, "uninstall", "slurm")

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpulock.install.items import FileItem, Item, Wanted, run_items
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.systemd import manager
 from gpulock.install.systemd.units import DAEMON
 from tests.support.install_site import ignore, make_site
@@ -24,7 +21,6 @@ from tests.support.slurm_node import make_slurm_node
 from tests.support.systemd_site import make_systemd_node
 
 pytestmark = pytest.mark.slow
-SLURM = 998  # who slurm.conf belongs to, where root may give it away
 
 
 class KilledItems(KilledSite):
@@ -86,34 +82,19 @@ class KilledSge(KilledSite):
 
 
 class KilledSlurm(KilledSite):
-    """A node of a recorded Slurm, with the controller's slurm.conf and pyxis."""
+    """A node of a recorded Slurm, whose slurm.conf is the cluster's."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.node = node = make_slurm_node(root, patch)
-        run_client = SlurmSite.run_client
-
-        def counted(
-            site: SlurmSite, command: list[str | Path], *how: Any
-        ) -> subprocess.CompletedProcess[str]:
-            """Be a program of Slurm's, which does its work or does not."""
-            with self.one_call("reconfigure") if "reconfigure" in command else nullcontext():
-                return run_client(site, command, *how)
-
-        patch.setattr(SlurmSite, "run_client", counted)
-        patch.setenv("SLURM_CONF", str(node.conf))
+        self.node = make_slurm_node(root, patch)
         # each try begins with files laid out anew, which are other versions
         patch.setattr(gres, "gres_conf_version", lambda path: str(os.stat(path).st_size))
-        node.give_plugin()
-        node.conf.chmod(0o664)
-        if os.geteuid() == 0:
-            os.chown(node.conf, SLURM, -1)
-        super().__init__(node.root)
+        super().__init__(root)
 
     def apply(self) -> None:
-        self.node.install(write_conf=True)
+        self.node.install()
 
     def undo(self) -> list[str]:
-        return self.node.uninstall(write_conf=True).clauses()
+        return self.node.uninstall().clauses()
 
 
 class KilledSystemd(KilledSite):

@@ -198,8 +198,6 @@ def install(site: Site, *args: str) -> Result:
 def test_what_belongs_to_the_cluster_is_not_taken_for_the_nodes(site: Site) -> None:
     assert install(site, "--queue", "gpu.q").exit_code == 2
     assert install(site, "--cluster").exit_code == 2
-    for words in (["--sge-cell", "x"], ["--write-conf"]):
-        assert call(site, "uninstall", "sge", *words).exit_code == 2
     assert call(site, "uninstall", "slurm", "--cluster").exit_code == 2
 
 

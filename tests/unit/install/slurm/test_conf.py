@@ -30,7 +30,7 @@ def test_a_file_is_read_with_its_includes_continuations_and_comments(tmp_path: P
     conf = tmp_path / "slurm.conf"
     conf.write_text(
         "# Prolog=/no\nPROLOGFLAGS=Alloc, # Contain\nEpilog=/e\nInclude hooks.conf\n"
-        "NodeName=n1 Prolog=/not/ours\nRequeueExit=75, \\\n  80-82\nTaskProlog=/a TaskEpilog=/b\n"
+        "RequeueExit=75, \\\n  80-82\nTaskProlog=/a TaskEpilog=/b\n"
         "Epilog=(null)\n"
     )
 

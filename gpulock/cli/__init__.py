@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH
 
 LONGEST = 1 << 10  # characters of a command's first sentence
+EVALUATED = ("claim", "release")
 REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
 
 
@@ -48,7 +50,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; translate what it raises."""
         try:
-            return super().invoke(ctx)
+            with print_false_on_failure(ctx):
+                return super().invoke(ctx)
         except Refusal as refusal:
             exit_with_refusal(ctx, refusal, NODE_BROKEN if refusal.kind == BROKEN else REFUSED)
         except BrokenPipeError:
@@ -60,6 +63,22 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)  # a shell's script ends with us
+
+
+@contextmanager
+def print_false_on_failure(ctx: click.Context) -> Generator[None]:
+    """Let a shell know that a command failed whose output it evaluates (--export).
+
+    Of `eval "$(...)"` it has the status of what was printed alone.
+    """
+    export = "--export" in ctx.args
+    try:
+        yield
+    except BaseException as fault:
+        helped = isinstance(fault, click.exceptions.Exit) and not fault.exit_code
+        if export and ctx.invoked_subcommand in EVALUATED and not helped:
+            click.echo("false")
+        raise
 
 
 def import_command(name: str) -> click.Command:

@@ -21,7 +21,6 @@ from gpulock.cli.claims.acquire import (
     make_grant_environment,
     open_node_for_claim,
 )
-from gpulock.cli.claims.evaluated import EvaluatedCommand
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
 from gpulock.job import environment
 from gpulock.node.procfs import Proc
@@ -35,7 +34,7 @@ REDIRECTED = re.compile(r"[<>]&[0-9-]")  # the & of 2>&1 begins no command
 SEPARATORS = frozenset(";&|\n")
 
 
-@click.command(cls=EvaluatedCommand)
+@click.command()
 @claim_options
 @click.option("--pid", type=click.IntRange(min=2), help="Process to hold them.  [default: caller]")
 @click.option("--export", is_flag=True, help="Print export lines for eval.")

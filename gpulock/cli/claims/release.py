@@ -17,7 +17,6 @@ from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import Reaper, free_locks
 from gpulock.cli.claims import socket_client
-from gpulock.cli.claims.evaluated import EvaluatedCommand
 from gpulock.cli.claims.run import list_outer_claims
 from gpulock.cli.select import Subject, parse_job, resolve_lock_id
 from gpulock.cli.session import (
@@ -60,7 +59,7 @@ def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) 
     return one_line(value or "")
 
 
-@click.command(cls=EvaluatedCommand)
+@click.command()
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--pid", type=click.IntRange(min=2), help="Release the GPUs of this process.")
 @click.option("--job", metavar="JOB", help="Release the GPUs of this job: 12, or 12.3 for a task.")

@@ -114,7 +114,7 @@ def parse_history_query(
         meant = Subject() if job is None else parse_job(job)
         place = "" if device is None else resolve_lock_id(device, node.devices_if_driver())
     except (ValueError, SelectError) as fault:
-        raise click.UsageError(str(fault)) from fault
+        raise click.UsageError(name_config(str(fault))) from fault
     return meant.query(since=begin, until=end, user=name, device=place)
 
 

@@ -31,7 +31,6 @@ class SelectError(CommandRefusedError):
 
     def __init__(self, why: str, do: str = "see gpulock status") -> None:
         super().__init__(why, do)
-        self.why = why
 
 
 class Subject(NamedTuple):

@@ -12,7 +12,7 @@ import sys
 import click
 
 from gpulock.cli.commands import NAMES
-from gpulock.errors import one_line
+from gpulock.errors import INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -36,19 +36,16 @@ def name_config(text: str) -> str:
     return re.sub(rf"\bgpulock (?=({'|'.join(NAMES)})\b)", lambda _: given, text)
 
 
-class CommandRefusedError(click.ClickException):
-    """Refuse a command in one line: why, and what to do; exit code 1."""
-
-    exit_code = 1
+class CommandRefusedError(Refusal):
+    """Refuse a command, where its kind says nothing: why, and what to do."""
 
     def __init__(self, why: str, do: str = "") -> None:
-        super().__init__(one_line(name_config(f"{why}; {do}" if do else why)))
-        context = click.get_current_context(silent=True)
-        self.command = context.command_path.partition(" ")[2] if context else ""
+        super().__init__(INVALID_REQUEST, why, do)
+        self.args = (f"{why}; {do}" if do else why,)
 
-    def show(self, file: object = None) -> None:
-        """Print the line."""
-        echo_error(f"gpulock: {self.command}: {self.message}")
+    def sentence(self, who: str) -> str:
+        """Return the one line that goes to stderr."""
+        return one_line(f"gpulock: {who}: {self}")
 
 
 def echo_error(line: str) -> None:
@@ -120,10 +117,7 @@ class Session:
         return Node(self.settings())
 
     def writable_node(self) -> Node:
-        """Return the node, to change.
-
-        Raises CommandRefusedError for all but the owner of LOCK_DIR.
-        """
+        """Return the node, to change; raise Refusal for all but the owner of LOCK_DIR."""
         node = self.node()
         uid = find_node_owner(node)
         if uid not in (None, os.geteuid()):

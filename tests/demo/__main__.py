@@ -15,7 +15,6 @@ from typing import NoReturn
 import click
 
 from gpulock.cli.admin import reap
-from gpulock.cli.session import CommandRefusedError
 from gpulock.cli.status import status
 from gpulock.cli.status.status_view import view_node
 from gpulock.cli.why import why
@@ -48,9 +47,9 @@ def demo_command(context: click.Context) -> None:
         with open_demo_node() as made:
             Demo(made).play()
     except InstallError as fault:
-        raise CommandRefusedError(str(fault)) from fault
+        raise click.ClickException(str(fault)) from fault
     except Refusal as fault:
-        raise CommandRefusedError(f"{fault.kind}: {fault.why}", fault.do) from fault
+        raise click.ClickException(f"{fault.kind}: {fault.why}; {fault.do}") from fault
     except KeyboardInterrupt:
         context.exit(INTERRUPTED)
 
@@ -102,9 +101,7 @@ class Demo:
         self.settle()
         self.status()
         if not self.all_free():
-            raise CommandRefusedError(
-                "the demo did not end with every GPU free", "report this as a bug"
-            )
+            raise click.ClickException("the demo did not end with every GPU free: report a bug")
         self.scene("Small jobs may share a GPU, where the site says which (SHARES=7:4).")
         self.stage.allow_shares()
         ask = "qsub -l gpu_share=1 class.sh"
@@ -162,8 +159,8 @@ class Demo:
             self.command(line)
         play = self.stage.submit(job_id, gpus, task, asked=asked)
         if play.prolog_status:
-            raise CommandRefusedError(
-                f"job {play.name} did not start: {play.output().strip()}", "see TMPDIR"
+            raise click.ClickException(
+                f"job {play.name} did not start: {play.output().strip()}; see TMPDIR"
             )
         mask = play.variables()["CUDA_VISIBLE_DEVICES"] or '""'
         words = {

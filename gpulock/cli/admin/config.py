@@ -43,7 +43,7 @@ def config_command(session: Session, check: str | None) -> None:
 
 
 def validate_settings_file(path: str, fixed: bool) -> int:
-    """Return how many keys a right file sets; raise CommandRefusedError with its first fault.
+    """Return how many keys a right file sets; raise Refusal with its first fault.
 
     It is to be a real node's where its folders are `fixed`.
     """

@@ -229,7 +229,7 @@ def prepare_admin_device(
 
 
 def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list[Device], str]:
-    """Return the node's devices, and the id of the one that is meant; raise CommandRefusedError."""
+    """Return the node's devices, and the id of the one that is meant; raise Refusal."""
     found = node.devices_if_driver()
     try:
         return found, resolve_lock_id(device, found)
@@ -241,10 +241,7 @@ def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list
 
 
 def ask_for_reserve(session: Session, device: str, act: str, said: str = "", **fields: Any) -> None:
-    """Have gpulockd reserve a device for the caller, or end that.
-
-    Raises CommandRefusedError or Refusal.
-    """
+    """Have gpulockd reserve a device for the caller, or end that; raise Refusal."""
     node = session.node()
     found, name = find_admin_device(node, device)
     request, label = SocketRequest(act, devices=(name,), **fields), format_device_label(name, found)

@@ -35,7 +35,7 @@ def run_installation(
 
     Then say what there is to know, the verdict, and what is next; of an uninstallation what is next
     first. It ends with UNFINISHED where a person has to do the rest, but for a dry run; raises
-    CommandRefusedError at the first item that fails.
+    Refusal at the first item that fails.
     """
     try:
         parts = parts_of()

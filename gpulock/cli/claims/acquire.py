@@ -104,10 +104,7 @@ def claim_options(function: F) -> F:
 
 
 def open_node_for_claim(session: Session) -> Node:
-    """Return the node, on which we or gpulockd for us may claim.
-
-    Raises CommandRefusedError or Refusal.
-    """
+    """Return the node, on which we or gpulockd for us may claim; raise Refusal."""
     node = session.node()
     return node if socket_client.is_daemon_needed(node) else session.writable_node()
 
@@ -115,7 +112,7 @@ def open_node_for_claim(session: Session) -> Node:
 def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     """Return what is asked for.
 
-    Raises UsageError or CommandRefusedError. Of a kind one is asked for without -n.
+    Raises UsageError or Refusal. Of a kind one is asked for without -n.
 
     Only one option names a kind or devices, but shares may be of certain cards.
     """
@@ -144,7 +141,7 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
 
 
 def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wishes: ClaimWishes) -> Grant:
-    """Claim, waiting as long as is wished; raise Refusal or CommandRefusedError.
+    """Claim, waiting as long as is wished; raise Refusal.
 
     Where gpulockd serves users it claims for us, but not for another user's record. Of a share
     whose card has an MPS it waits for that.

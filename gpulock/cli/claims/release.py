@@ -120,7 +120,7 @@ def release_command(
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
-    """Raise CommandRefusedError where the calling shell has no claim, but is in one."""
+    """Raise Refusal where the calling shell has no claim, but is in one."""
     around = list_outer_claims(node)
     if around and not any(meant.owns(record) for record in around):
         names = format_device_list(around[0].devices, node.devices())
@@ -182,10 +182,7 @@ def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], boo
 
 
 def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
-    """Free the caller's locks that are `ours`, all or none.
-
-    Raises CommandRefusedError or Refusal.
-    """
+    """Free the caller's locks that are `ours`, all or none; raise Refusal."""
     caller, how = (os.getuid(), os.getpid()), one_line(f"released by {describe_caller()}")
     try:
         let = release_unused(node, ours, caller, Deadline(LONGEST_WAIT), how)
@@ -202,10 +199,7 @@ def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
 def force_locks(
     node: Node, found: list[Device], ours: Callable[[Lock], bool], reason: str
 ) -> list[Lock]:
-    """Free the locks that are `ours`, whatever is said of them, and log it.
-
-    Raises CommandRefusedError.
-    """
+    """Free the locks that are `ours`, whatever is said of them, and log it; raise Refusal."""
     reaper = Reaper(node, make_liveness_judge(node), found, {})
     how = one_line(f"release --force by {describe_caller()}: {reason}")
     used: list[str] = []

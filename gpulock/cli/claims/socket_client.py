@@ -77,16 +77,13 @@ def is_daemon_serving(node: Node) -> bool:
     """Return whether a gpulockd serves users: then who owns LOCK_DIR queues as well."""
     try:
         connect_to_daemon(node).close()
-    except (CommandRefusedError, OSError):
+    except (Refusal, OSError):
         return False
     return True
 
 
 def connect_to_daemon(node: Node) -> socket.socket:
-    """Return a connection to this node's gpulockd.
-
-    Raises CommandRefusedError where nobody serves.
-    """
+    """Return a connection to this node's gpulockd; raise Refusal where nobody serves."""
     path = node.store.path
     connection = new_packet_socket()
     # connect(2) waits for room in the queue of a gpulockd that hangs
@@ -119,7 +116,7 @@ def connect_to_daemon(node: Node) -> socket.socket:
 def send_daemon_request(
     node: Node, request: SocketRequest, deadline: Deadline, what: str = ""
 ) -> SocketReply:
-    """Send a request and return the last reply; raise CommandRefusedError or Refusal.
+    """Send a request and return the last reply; raise Refusal.
 
     A claim waits for `what`. Where a request is not even read, that is told; without time to wait
     it is a Refusal.
@@ -177,10 +174,7 @@ def receive_last_reply(connection: socket.socket, what: str, deadline: Deadline)
 def request_daemon_claim(
     node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, end: Deadline
 ) -> Grant:
-    """Have the daemon claim for a process of ours until `end`.
-
-    Raises CommandRefusedError or Refusal.
-    """
+    """Have the daemon claim for a process of ours until `end`; raise Refusal."""
     what = format_count(want.count, "share" if want.share else "GPU")
     lost: Deadline | None = None
     while True:
@@ -219,9 +213,7 @@ def request_daemon_claim(
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Have the daemon free what a process holds, or these devices.
-
-    Raises CommandRefusedError or Refusal.
+    """Have the daemon free what a process holds, or these devices; raise Refusal.
 
     The process may have ended, and what it started hold its claim.
     """
@@ -232,10 +224,7 @@ def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) 
 
 
 def request_daemon_act(node: Node, request: SocketRequest) -> SocketReply:
-    """Have the daemon do something that it answers at once.
-
-    Raises CommandRefusedError or Refusal.
-    """
+    """Have the daemon do something that it answers at once; raise Refusal."""
     reply = send_daemon_request(node, request, Deadline(ANSWER_SECONDS))
     if reply.state != RELEASED:
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")

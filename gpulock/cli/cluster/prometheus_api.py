@@ -41,10 +41,7 @@ class Series(NamedTuple):
 def query_prometheus(
     url: str, queries: Sequence[str], seconds: float = SECONDS, limit: int = LIMIT
 ) -> list[list[Series]]:
-    """Return the answer to each query.
-
-    Raises CommandRefusedError. No step of one waits beyond `seconds`.
-    """
+    """Return the answer to each query; raise Refusal. No step of one waits beyond `seconds`."""
     parts = parse_http_url(url)
     if parts is None:
         what = "is no http:// or https:// address" if url else "is not set"

@@ -179,7 +179,7 @@ def sum_cluster(nodes: Sequence[ClusterNode]) -> tuple[Sums, Sums, Sums]:
 
 
 def observe_cluster(url: str) -> list[ClusterNode]:
-    """Return all nodes that a Prometheus server knows; raise CommandRefusedError."""
+    """Return all nodes that a Prometheus server knows; raise Refusal."""
     nodes = build_cluster_nodes(query_prometheus(url, QUERIES))
     if not nodes:
         raise CommandRefusedError(

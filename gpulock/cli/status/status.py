@@ -99,7 +99,7 @@ def status_command(
 def look_at_node(
     session: Session, only_free: bool, idle: float
 ) -> tuple[StatusView, list[DeviceState]]:
-    """Return this node, and what of it was asked for; raise Refusal or CommandRefusedError."""
+    """Return this node, and what of it was asked for; raise Refusal."""
     node = session.node()
     view = view_node(node, judging=owns_lock_dir(node))
     return view, select_status_rows(view, view.rows(), only_free, idle)
@@ -119,8 +119,8 @@ def watch_status(draw: Callable[[], tuple[list[str], bool]], period: float) -> N
                 frame += draw()[0]
             except Refusal as refusal:
                 frame += textwrap.wrap(name_config(refusal.sentence("status")), width)
-            except (CommandRefusedError, OSError) as error:
-                frame += textwrap.wrap(f"gpulock: status: {error}", width)
+            except OSError as fault:
+                frame += textwrap.wrap(f"gpulock: status: {fault}", width)
             if sys.stdout.isatty():
                 height = os.get_terminal_size(sys.stdout.fileno()).lines
                 left = len(frame) - height + 2
@@ -138,10 +138,7 @@ def watch_status(draw: Callable[[], tuple[list[str], bool]], period: float) -> N
 def select_status_rows(
     view: StatusView, rows: list[DeviceState], only_free: bool, idle: float
 ) -> list[DeviceState]:
-    """Return the rows that were asked for.
-
-    Raises CommandRefusedError where nobody knows what is idle.
-    """
+    """Return the rows that were asked for; raise Refusal where nobody knows what is idle."""
     if only_free:
         return [row for row in rows if row.state == states.FREE]
     if not idle:

@@ -73,7 +73,7 @@ def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
 
 
 def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]:
-    """Return the answer, and whether there was anything to find; raise CommandRefusedError."""
+    """Return the answer, and whether there was anything to find; raise Refusal."""
     view = StatusView(node)
     sight = ProcessView(view)
     if owns_lock_dir(node):

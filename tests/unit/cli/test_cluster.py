@@ -262,7 +262,7 @@ HUGE = b'{"status": "success", "data": {"result": [{"metric": {}, "value": [1, 1
 def refused(url: str, seconds: float = 10.0, limit: int = 1 << 20) -> str:
     with pytest.raises(CommandRefusedError) as caught:
         query_prometheus(url, [QUERY], seconds, limit)
-    return caught.value.message
+    return str(caught.value)
 
 
 def sends(raw: bytes) -> Act:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.deadline import Deadline, clock_boottime
-from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal, one_line
+from gpulock.errors import BROKEN, INVALID_REQUEST, Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, lock_ids_overlap
 from gpulock.node.kinds import is_of_kind
@@ -101,14 +102,12 @@ class ClaimTerms(NamedTuple):
     """What a claim is to be besides its devices.
 
     Some are `preferred`, and some taken last, which somebody else has `reserved` for later; its end
-    comes after `seconds` (0: none was chosen); `note` stands beside it. Without `may_reap` nothing
-    of a dead owner is taken.
+    comes after `seconds` (0: none was chosen); `note` stands beside it.
     """
 
     preferred: tuple[str, ...] = ()
     seconds: float = 0.0
     note: str = ""
-    may_reap: bool = True
     reserved: tuple[str, ...] = ()
 
 
@@ -145,15 +144,17 @@ def prefer_unused_cards(node: Node, want: ClaimRequest, pid: int) -> None:
 
 
 def claim_for_process(
-    node: Node, record: Owner, want: ClaimRequest, deadline: Deadline, terms: ClaimTerms = ANY_TERMS
+    node: Node,
+    record: Owner,
+    want: ClaimRequest,
+    deadline: Deadline,
+    terms: ClaimTerms = ANY_TERMS,
+    judge: Callable[[Node], Judge] = make_liveness_judge,
 ) -> Grant:
-    """Claim for a process, which has one claim at a time; raise Refusal."""
+    """Claim for a process, which has one claim at a time; raise Refusal.
 
-    def judge() -> Judge:
-        if not terms.may_reap:
-            raise Refusal(BUSY, "others are before you in the queue", "see gpulock queue")
-        return make_liveness_judge(node)
-
+    `judge` makes the judge of those whose devices it may take.
+    """
     if not (want.wanted or want.share):
         prefer_unused_cards(node, want, record.pid)
     if terms.preferred:
@@ -168,7 +169,7 @@ def claim_for_process(
     seconds = terms.seconds or longest
     record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
     want.check_held = partial(refuse_other_claim, node, record, want)
-    grant = claim_devices(node, record, want, judge, deadline)
+    grant = claim_devices(node, record, want, partial(judge, node), deadline)
     if grant.fresh:
         grants.note_owed_line(node.settings.state_dir, node.store, grant.owner)
     return grant

@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 from gpulock.alloc.choose import CHECK_SECONDS, ClaimRequest
+from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_owner import is_same_process_running
+from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import DIED
 from gpulock.alloc.release import release_locks
 from gpulock.daemon.core.background_call import BackgroundCall, NoAnswerError
@@ -27,7 +29,7 @@ from gpulock.node.devices import SHARE
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import process_claims
-from gpulock.workstation.backfill import QueueView, find_shortage
+from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client, check_peer_may_hold
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
@@ -49,8 +51,6 @@ PERIOD = 10.0  # seconds for each in the long run
 SHARE_OF_USER = 0.1  # of gpulockd's time, for the calls of one user
 SPARE = 2.0  # seconds of it that a user may take before
 SOON = 4 * 3600.0  # seconds within which a claim without an end is told of a reservation
-LOOKS = -1  # in place of a user: attempts that take long, of all users together
-OWN_PART = 1.0  # seconds of a claim's own: one that takes longer waits for what others have done
 
 
 class Allowance:
@@ -82,30 +82,25 @@ class SocketClaims:
         self._journal = journal
 
     @contextmanager
-    def charged(self, account: int, most: float = float("inf")) -> Iterator[None]:
-        """Charge a user for the time that something takes, all together for more than `most`."""
+    def charged(self, account: int) -> Iterator[None]:
+        """Charge a user for the time that something takes."""
         begun = clock_boottime()
         try:
             yield
         finally:
             ended = clock_boottime()
-            payer = account if ended - begun < most else LOOKS
-            self._time.charge(payer, (ended - begun) / SHARE_OF_USER, ended)
+            self._time.charge(account, (ended - begun) / SHARE_OF_USER, ended)
 
     def due(self, account: int, act: str = CLAIM) -> float:
         """Return from when on a user's next call may be served, as CLOCK_BOOTTIME seconds."""
         of_lines = self.rate.due(account) if act != RELEASE else 0.0
         return max(self._time.due(account), of_lines)
 
-    def serve(
-        self, view: QueueView, client: Client, first: bool, kept: dict[str, str]
-    ) -> SocketReply:
+    def serve(self, view: QueueView, client: Client, kept: dict[str, str]) -> SocketReply:
         """Return GRANTED, REFUSED, or WAITING where the devices are not free yet, or are `kept`.
 
-        What dead owners hold is for the first in the queue alone, and the reconcile's where looks
-        of callers have taken too long.
+        What dead owners hold the reconcile frees, but for `reap_own`.
         """
-        first = first and self._time.due(LOOKS) <= clock_boottime()
         node, request, account = view.node, client.request, client.peer.account
         assert request is not None
         kinds = ((request.device_kind, request.number),) if request.device_kind else ()
@@ -117,19 +112,16 @@ class SocketClaims:
         end = view.now + (request.seconds or node.settings.claim_max or FOR_EVER)
         coming = find_reserved_devices(view.reservations, view.now, account, end)
         try:
-            terms = ClaimTerms(preferred, request.seconds, request.note, first, tuple(coming))
+            terms = ClaimTerms(preferred, request.seconds, request.note, tuple(coming))
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
             )
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             grant = process_claims.claim_for_process(
-                node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms
+                node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms, judge_nobody
             )
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None
-            client.reaped = client.reaped or (first and refusal.kind == BUSY)
-            if refusal.kind == BUSY and not first:
-                refusal = find_shortage(view, want) or refusal
             if want.asked:
                 client.until = max(client.until, clock_boottime() + CHECK_SECONDS)
             temporary = refusal.kind == BUSY or isinstance(refusal, LockTimeout)
@@ -154,18 +146,20 @@ class SocketClaims:
 
         No look is taken for a user whose calls have taken too long.
         """
-        freed = False
+        node, limit = view.node, Deadline(GATE_SECONDS)
         with suppress(Refusal, OSError), self.charged(account):  # the claim says why
-            owners = [lock.owner for lock in view.held.values() if lock.owner]
-            own = [one for one in owners if (one.scheduler, one.uid) == ("process", account)]
-            proc = view.node.proc
-            dead = [one for one in own if not is_same_process_running(one.pid, one.start, proc)]
-            gone = {one.token for one in dead}
+            owners = {lock.owner for lock in view.held.values() if lock.owner}
+            gone = {
+                one.token
+                for one in owners
+                if (one.scheduler, one.uid) == ("process", account)
+                and not is_same_process_running(one.pid, one.start, node.proc)
+            }
             if gone and self._time.due(account) <= clock_boottime():
-                judge, limit = make_liveness_judge(view.node), Deadline(GATE_SECONDS)
-                found = release_locks(view.node, lambda o: o.token in gone, judge, limit, "", DIED)
-                freed = bool(found.freed)
-        return freed
+                judge = make_liveness_judge(node)
+                found = release_locks(node, lambda o: o.token in gone, judge, limit, "", DIED)
+                return bool(found.freed)
+        return False
 
     def report_fault(self, client: Client, fault: Exception) -> SocketReply:
         """Return the reply to a request that met a fault of gpulockd, and log it."""
@@ -181,6 +175,11 @@ class SocketClaims:
             release_locks(node, lambda o: o.token == token, judge, Deadline(GATE_SECONDS), how)
         except (Refusal, OSError) as fault:
             self._journal.say(WARNING, f"claim {token} stays until its process ends: {fault}")
+
+
+def judge_nobody(node: Node) -> Judge:
+    """Return a judge that holds every lock of this boot, and looks at no process."""
+    return Judge(node.boot_id, ProcessScan(node.proc), {})
 
 
 def refuse_request(refusal: Refusal) -> SocketReply:

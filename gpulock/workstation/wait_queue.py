@@ -19,7 +19,7 @@ from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
 from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client
-from gpulock.workstation.socket_claims import OWN_PART, SocketClaims, refuse_request
+from gpulock.workstation.socket_claims import SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller, is_stopped
 from gpulock.workstation.wire import (
     GRANTED,
@@ -139,7 +139,7 @@ class WaitQueue:
             why = self._why_not_yet(view, client, now)
             own = find_own_devices(view.reservations, view.now, client.peer.account)
             others = {name: whose for name, whose in kept.items() if name not in own}
-            tried = not why and self._try_claim(view, client, first is None, others)
+            tried = not why and self._try_claim(view, client, others)
             if not why and others and client.want and client.answer.state == WAITING:
                 client.want.kept = dict(client.want.kept.items() - others.items())
                 refusal = backfill.find_shortage(view, client.want)
@@ -202,14 +202,11 @@ class WaitQueue:
                 return f"held already: {mine} of the {most} GPUs that a user may hold (USER_MAX)"
         return ""
 
-    def _try_claim(
-        self, view: QueueView, client: Client, first: bool, kept: dict[str, str]
-    ) -> bool:
+    def _try_claim(self, view: QueueView, client: Client, kept: dict[str, str]) -> bool:
         """Answer a caller once a round; return whether that took a claim.
 
         What is `kept` for another it does not get.
-        One that was refused is not tried where it would be refused again: what dead owners hold
-        the reconcile frees.
+        One that was refused is not tried where it would be refused again.
         """
         if client.round == self._round:
             return False
@@ -220,8 +217,8 @@ class WaitQueue:
             if refusal := backfill.find_shortage(view, client.want):
                 client.answer = refuse_request(refusal)._replace(state=WAITING)
                 return False
-        with self._claims.charged(client.peer.account, OWN_PART):
-            client.answer = self._claims.serve(view, client, first, kept)
+        with self._claims.charged(client.peer.account):
+            client.answer = self._claims.serve(view, client, kept)
         return True
 
     def _list_callers(self, now: float) -> list[WaitingCaller]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Play `scontrol show` and `slurmd -G` from files that a real Slurm printed.
 
-The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node`, `release` and `gres`;
-where there is a `down`, slurmctld does not answer.
+The files lie in the folder `state` beside `bin` and `sbin`: `config`, `node` and `gres`; where
+there is a `down`, slurmctld does not answer.
 """
 
 import os
@@ -36,8 +36,5 @@ def slurmd(_: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["-V"]:
-        print(f"slurm-wlm {read('release').strip()}")
-        sys.exit(0)
     play = scontrol if os.path.basename(__file__) == "scontrol" else slurmd
     sys.exit(play(sys.argv[1:]))

@@ -34,11 +34,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One look; where a check that it `needs` has a fault, or is silent itself, it is silent."""
+    """One look; where a check that it `needs` has a fault, or is silent itself, it is silent.
+
+    `do` is what helps where it cannot be made.
+    """
 
     name: str
     look: Callable[[], Iterable[Finding]]
     needs: tuple[str, ...] = ()
+    do: str = ""
 
 
 @dataclass
@@ -68,7 +72,7 @@ class Report:
         except Refusal as refusal:
             self._fail(check, refusal.why, refusal.do)
         except _FAILURES as reason:
-            self._fail(check, str(reason))
+            self._fail(check, str(reason), check.do)
         if any(one.state == FAULT for one in self.findings[count:]):
             self.failed.append(check.name)
         elif len(self.findings) == count:
@@ -80,7 +84,7 @@ class Report:
         else:
             self.findings.append(replace(said, name=said.name or check.name))
 
-    def _fail(self, check: Check, why: str, do: str = "") -> None:
+    def _fail(self, check: Check, why: str, do: str) -> None:
         self._add(check, warning(f"could not be checked: {why}", do))
         self.failed.append(check.name)
 

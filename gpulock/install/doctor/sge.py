@@ -36,6 +36,7 @@ from gpulock.node.settings import Settings
 from gpulock.sge import shepherds
 
 _AGAIN: Final = "gpulock install sge"
+_PING: Final = "look whether sge_qmaster runs, and whether this host reaches it: qconf -sss"
 _STATES: Final = 5  # the column of `qstat -f`
 _BY_JOB: Final = re.compile(r"as result of job (\d+)'s failure")
 
@@ -52,7 +53,7 @@ class SgeChecks:
         first = [
             Check("execd", self.execd, (INSTALLED,)),
             Check("trial of hooks", lambda: check_trial(settings, try_sge_hooks), (INSTALLED,)),
-            Check("qmaster", self.qmaster, (INSTALLED, "execd")),
+            Check("qmaster", self.qmaster, (INSTALLED, "execd"), _PING),
         ]
         own = ("qmaster",)
         return [

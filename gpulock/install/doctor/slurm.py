@@ -25,17 +25,19 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.install import SlurmInstaller
+from gpulock.install.slurm.site import release_fault
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PlugStack
-from gpulock.install.slurm.wanted import TASK, find_slurm_hooks, wanted_setting_lines
+from gpulock.install.slurm.wanted import TASK, wanted_setting_lines
 from gpulock.install.trial import try_slurm_hooks
-from gpulock.install.versions import PLUGIN, current_hooks
+from gpulock.install.versions import PLUGIN
 from gpulock.node import device_list
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.slurm.steps import SlurmSteps
 
 _AGAIN: Final = "gpulock install slurm"
+_PING: Final = "look whether slurmctld runs, and whether this node reaches it: scontrol ping"
 
 
 class SlurmChecks:
@@ -43,7 +45,6 @@ class SlurmChecks:
 
     def __init__(self, settings: Settings, config: Path) -> None:
         self.settings, self.config = settings, config
-        self.paths = current_hooks(settings)
         self.by_slurm = gres.by_slurm(settings)
 
     def checks(self) -> list[Check]:
@@ -52,15 +53,14 @@ class SlurmChecks:
         first = [
             Check("slurmd", self.slurmd, (INSTALLED,)),
             Check("trial of hooks", lambda: check_trial(settings, try_slurm_hooks), (INSTALLED,)),
-            Check("Slurm", self.release, (INSTALLED,)),
-            Check("slurmctld", self.slurmctld, ("Slurm",)),
+            Check("slurmctld", self.slurmctld, (INSTALLED,), _PING),
             Check("installation", self.installation, ("slurmctld", SETTINGS)),
         ]
         looks = {
             "slurm.conf": self.own_file,
             "recommended": self.recommended,
             "SPANK": self.plugin,
-            "ProctrackType": self.tracking,
+            "PrologFlags": self.run_in_job,
         }
         of_gpus = {
             "ConstrainDevices": self.constrained,
@@ -91,32 +91,23 @@ class SlurmChecks:
             what = "it runs, but a judge of locks does not see it: no lock is ever freed"
             yield fault(what, "run gpulock outside containers, as root with CAP_SYS_PTRACE")
 
-    def release(self) -> Iterator[Finding]:
-        """Look whether this node's Slurm is one that gpulock was run on."""
-        if why := self.installer.site.release_fault():
-            yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
-
     def slurmctld(self) -> Iterator[Finding]:
         """Look whether slurmctld answers: nobody else knows what is in force."""
         yield fact(f"Slurm {self.conf.get('SLURM_VERSION')}")
+        if why := release_fault(self.conf):
+            yield fault(why, "update Slurm, or gpulock uninstall slurm; see docs/slurm.md")
 
     def own_file(self) -> Iterator[Finding]:
-        """Look whether this node's slurm.conf is the one that slurmctld has read.
+        """Look whether this node's slurm.conf, by which slurmd goes, is what slurmctld has read.
 
-        slurmd goes by its own. One that has not read its file since it changed is not seen. A site
-        with NO_CONF_HASH has such files on purpose: there only hooks that are missing are told.
+        That slurmd has not read its own file since it changed is not seen. A site with NO_CONF_HASH
+        has such files on purpose.
         """
-        if not self.conf.get("HASH_VAL").startswith("Different"):
-            return
-        site = self.installer.site
-        hooks = find_slurm_hooks(site.in_file(), self.paths, site.conf)
-        lacks = [hook.key for hook in hooks if not hook.ours and hook.key != TASK]
-        what = f"{site.conf} is not what slurmctld has read"
-        do = "put the controller's there, then scontrol reconfigure"
-        if lacks:
-            yield fault(f"{what}: it lacks {' and '.join(lacks)}, so jobs here get no lock", do)
-        elif not self.conf.has("DebugFlags", "NO_CONF_HASH"):
-            yield warning(what, do)
+        is_other = self.conf.get("HASH_VAL").startswith("Different")
+        if is_other and not self.conf.has("DebugFlags", "NO_CONF_HASH"):
+            what = f"{self.installer.site.conf} is not what slurmctld has read: where it lacks the"
+            do = "put the controller's there, then scontrol reconfigure"
+            yield fault(f"{what} hooks, jobs here get no lock", do)
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""
@@ -136,14 +127,11 @@ class SlurmChecks:
             what = f"TaskProlog={task} runs as well, and fails inside containers of pyxis"
             yield warning(what, "take it out of slurm.conf: the SPANK plugin runs gpulock's")
 
-    def tracking(self) -> Iterator[Finding]:
-        """Warn where children of a job can outlive it, or its Epilog is one of them."""
+    def run_in_job(self) -> Iterator[Finding]:
+        """Warn where the Epilog is one of its job's processes."""
         if self.conf.has("PrologFlags", "RunInJob"):
-            what = "PrologFlags has RunInJob: the Epilog is in its job, and frees no GPU"
+            what = "RunInJob: the Epilog is in its job, and frees no GPU"
             yield warning(what, "take RunInJob out; until then gpulockd frees")
-        if (now := self.conf.get("ProctrackType")) in ("proctrack/linuxproc", "proctrack/pgid"):
-            what = f"{now}: leftover processes of a job keep its GPUs locked"
-            yield warning(what, "ProctrackType=proctrack/cgroup; needs all daemons restarted")
 
     # --- this node's GPUs, as Slurm counts them
 

@@ -24,6 +24,7 @@ from gpulock.install.slurm.site import (
     SlurmSite,
     find_own_slurmd,
     find_slurm_site,
+    release_fault,
 )
 from gpulock.install.slurm.spank import PYXIS, PlugStack
 from gpulock.install.versions import (
@@ -62,10 +63,11 @@ class SlurmInstaller(NodePart):
 
     def parts(self) -> InstallParts:
         """Return all items; raise InstallError for what cannot be installed here."""
-        if why := self.site.release_fault():
+        conf = self.site.in_force()
+        if why := release_fault(conf):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
         items = self.node_items()
-        stack = PlugStack(self.site.in_force(), self.site.conf)
+        stack = PlugStack(conf, self.site.conf)
         plugin, task = hooks_folder(self.settings) / PLUGIN, self.paths.slurm_task
         by_spank = plugin.exists() or bool(stack.naming(PYXIS))
         if by_spank:  # before TaskProlog may go

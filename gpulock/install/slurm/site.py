@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +37,7 @@ _GRES_SECONDS: Final = 40.0  # slurmd -G waits 19 s for a device file that is mi
 class Slurmd:
     """A slurmd of this machine: its program, and what it was started with (empty: defaults).
 
-    `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH), without
-    those that are another folder to who starts a program elsewhere; `owners` are those whose
-    programs beside it are run.
+    `libraries` are the folders in which it looks for libraries first (LD_LIBRARY_PATH).
     """
 
     pid: int
@@ -47,7 +45,6 @@ class Slurmd:
     conf: str = ""
     node: str = ""
     libraries: str = ""
-    owners: frozenset[int] = field(default_factory=trusted_program_owners)
 
 
 @dataclass(frozen=True)
@@ -108,28 +105,17 @@ class SlurmSite:
             raise InstallError(f"{NAME} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
-    def release_fault(self) -> str:
-        """Return why it is not known whether jobs of this release are locked, or nothing.
-
-        Raises InstallError.
-        """
-        said = self.scontrol("-V")
-        found = re.search(r"\b(\d+)\.(\d+)\.", said)  # slurm-wlm 24.11.5
-        if found is None:
-            raise InstallError(f"scontrol -V names no release: {said.strip()[:_MESSAGE]}")
-        release = int(found[1]), int(found[2])
-        mine, oldest = (f"{major}.{minor:02}" for major, minor in (release, OLDEST))
-        fault = f"this Slurm is {mine}, and gpulock is known to work on {oldest} and newer"
-        return "" if release >= OLDEST else fault
-
     def run_client(
         self, command: list[str | Path], seconds: float = _SECONDS, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of Slurm's, with the libraries of slurmd; raise InstallError."""
+        """Run a program of Slurm's, with the libraries of slurmd; raise InstallError.
+
+        In `/`: an entry of LD_LIBRARY_PATH may be relative.
+        """
         libraries = self.slurmd.libraries if self.slurmd else ""
         env = {"PATH": _PATH, "SLURM_CONF": str(self.conf or ""), "LD_LIBRARY_PATH": libraries}
         env = {name: value for name, value in env.items() if value}
-        return run_program(command, seconds, env, executable=program)
+        return run_program(command, seconds, env, executable=program, cwd="/")
 
 
 def _what_it_said(done: subprocess.CompletedProcess[str]) -> str:
@@ -150,17 +136,22 @@ def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
     conf = settings.slurm_conf or (slurmd.conf if slurmd else "")
     there = [path for path in (DEFAULT_CONF, FETCHED_CONF) if path.is_file()]
     path = Path(conf) if conf else next(iter(there), None)
-    clients, vouched = [Path(settings.slurm_binaries)], list[Path]()
-    if "SLURM_BINARIES" in settings.given:  # which the hooks would believe
-        vouched = with_sibling_folders(clients)
-    else:
-        beside = [slurmd.program.parent] if slurmd else []
-        clients = with_sibling_folders([*beside, *clients])
+    clients = [Path(settings.slurm_binaries)]
+    is_named = "SLURM_BINARIES" in settings.given  # the hooks run what is there
+    if slurmd and not is_named:
+        clients = with_sibling_folders([slurmd.program.parent, *clients])
     scontrol = find_slurm_program("scontrol", clients, f"set SLURM_BINARIES in {settings.path}")
-    if slurmd:
-        for one in [one for one in (slurmd.program, scontrol) if one.parent not in vouched]:
-            check_trusted(one, slurmd.owners, "SLURM_BINARIES")
+    for one in [slurmd.program, scontrol] if slurmd and not is_named else ():
+        check_trusted(one, trusted_program_owners(), "SLURM_BINARIES")
     return SlurmSite(scontrol.parent, path, slurmd)
+
+
+def release_fault(conf: SlurmConf) -> str:
+    """Return why it is not known whether jobs of this release are locked, or nothing; pure."""
+    release = conf.get("SLURM_VERSION")
+    oldest = ".".join(f"{number:02}" for number in OLDEST)
+    fault = f"this Slurm is {release}, and gpulock is known to work on {oldest} and newer"
+    return "" if tuple(map(int, re.findall(r"\d+", release)[:2])) >= OLDEST else fault
 
 
 def own_nodes(shown: str, named: str, host: str) -> list[tuple[str, str]]:
@@ -213,10 +204,9 @@ def find_slurmds(settings: Settings, proc: Path = Path("/proc")) -> list[Slurmd]
     found: list[Slurmd] = []
     for daemon in find_scheduler_daemons(NAME, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
-        folders = daemon.env.get("LD_LIBRARY_PATH", "").split(":")
-        libraries = ":".join(folder for folder in folders if folder.startswith("/"))
+        libraries = daemon.env.get("LD_LIBRARY_PATH", "")
         if not settings.slurm_conf or conf in ("", settings.slurm_conf):
-            found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries, daemon.owners))
+            found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries))
     return found
 
 

@@ -49,28 +49,6 @@ class SlurmConf:
         found = re.match(r"\d+", self.get(key))
         return int(found[0]) if found and int(found[0]) != _UNLIMITED else None
 
-    def hook_timeouts(self) -> dict[str, int | None]:
-        """Return the limits of Prolog and Epilog by key, None without end.
-
-        25.05 and later may have one for each, and print these two where they differ.
-        """
-        whole, own = "PrologEpilogTimeout", ("PrologTimeout", "EpilogTimeout")
-        if not any(self.get(key) for key in own):
-            return {whole: self.seconds(whole)}
-        return {key: self.seconds(key if self.get(key) else whole) for key in own}
-
-    def holds_exit(self, key: str, code: int) -> bool:
-        """Say whether a list like `75,80-82` holds an exit code."""
-        for word in self.words(key):
-            first, _, last = word.partition("-")
-            if (
-                first.isdigit()
-                and (last or first).isdigit()
-                and int(first) <= code <= int(last or first)
-            ):
-                return True
-        return False
-
 
 def parse_scontrol_config(text: str) -> SlurmConf:
     """Return what slurmctld goes by, as `scontrol show config` prints it; raise InstallError."""
@@ -167,9 +145,3 @@ def read_slurm_file(path: Path) -> bytes:
         return atomic.read_file(str(path.resolve()), LARGEST)
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; look at it") from fault
-
-
-def add_list_words(words: list[str], *more: str) -> str:
-    """Return a comma separated list with some words added that it lacks; pure."""
-    known = {word.lower() for word in words}
-    return ",".join([*words, *(word for word in more if word.lower() not in known)])

@@ -16,7 +16,7 @@ from typing import Final
 from gpulock.hooks.frame import SECONDS
 from gpulock.install.files import find_share_folder
 from gpulock.install.hooks import HookPaths
-from gpulock.install.slurm.slurm_conf import SlurmConf, add_list_words
+from gpulock.install.slurm.slurm_conf import SlurmConf
 from gpulock.node.settings import Settings
 from gpulock.slurm.note import REQUEUE_EXIT
 from gpulock.slurm.scontrol import ANSWER_SECONDS
@@ -24,10 +24,10 @@ from gpulock.slurm.scontrol import ANSWER_SECONDS
 PROLOG, TASK, EPILOG = "Prolog", "TaskProlog", "Epilog"
 PATHS: Final = {PROLOG: "prolog/slurm", TASK: "prolog/slurm-task", EPILOG: "epilog/slurm"}
 _SCRIPT: Final = 1 << 16  # bytes of a script that may call ours
-SUGGESTED_TIMEOUT: Final = 120
 _CALLS: Final = 5  # to slurmctld, at most, after a hook's own deadline
 _SPARE: Final = 10.0
 HOOK_SECONDS: Final = int(SECONDS + _CALLS * ANSWER_SECONDS + _SPARE)  # Slurm must wait so long
+_TIMEOUT: Final = str(max(120, HOOK_SECONDS))
 SUBMIT_SCRIPT: Final = find_share_folder() / "prolog/job_submit.lua"
 INSTALL_FIRST: Final = (
     "First install gpulock on every node of the cluster, those without GPUs too: where the file",
@@ -98,38 +98,48 @@ class WantedLine:
         return self.key in PATHS and bool(self.now)
 
 
+# Lists of slurm.conf: a key, the words of which one is enough (the first is what to add), whether
+# jobs need it, and what it is for.
+_LISTS: Final = (
+    ("PrologFlags", ("Contain", "X11"), True, "a job's extern step proves that it lives"),
+    ("RequeueExit", (str(REQUEUE_EXIT),), True, "a job that finds no GPU waits again"),
+    ("LaunchParameters", ("use_interactive_step",), False, "salloc's shell gets its mask"),
+    (
+        *("SchedulerParameters", ("nohold_on_prolog_fail",), False),
+        "jobs that meet a broken node are not held",
+    ),
+    (
+        *("JobSubmitPlugins", ("lua", "job_submit/lua"), False),
+        f"no user's SPANK variables drain a node (first cp {SUBMIT_SCRIPT} beside the controller's"
+        " slurm.conf, or slurmctld ends)",
+    ),
+)
+_TIMEOUTS: Final = ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout")  # own ones from 25.05
+
+
 def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
     found: list[WantedLine] = []
-
-    def want(key: str, why: str, *words: str, needed: bool = True) -> None:
-        kept = [word for word in conf.words(key) if word.lower() != "nohold"]
-        value = add_list_words(kept, *words)
-        found.append(WantedLine(key, value, conf.get(key), why, needed))
-
-    if not conf.has("PrologFlags", "Contain", "X11"):
-        want("PrologFlags", "a job's extern step proves that it lives", "Contain")
-    if not conf.holds_exit("RequeueExit", REQUEUE_EXIT):
-        want("RequeueExit", "a job that finds no GPU waits again", str(REQUEUE_EXIT))
-    key, now = "UsePAM", conf.get("UsePAM")
+    for key, words, needed, why in _LISTS:
+        if not conf.has(key, *words):
+            kept = [word for word in conf.words(key) if word.lower() != "nohold"]
+            value = ",".join([*kept, words[0]])
+            found.append(WantedLine(key, value, conf.get(key), why, needed))
+    now = conf.get("UsePAM")
     if settings.isolation == "cgroup" and now.lower() not in ("1", "yes", "true", "y"):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
-        found.append(WantedLine(key, "1", now, why))
-    timeout = str(max(SUGGESTED_TIMEOUT, HOOK_SECONDS))
-    for key, seconds in conf.hook_timeouts().items():
+        found.append(WantedLine("UsePAM", "1", now, why))
+    for key in [key for key in _TIMEOUTS if conf.get(key)] or _TIMEOUTS[:1]:
+        seconds = conf.seconds(key)
         if seconds is None:
             why = "a hook that hangs does not block the node for ever"
-            found.append(WantedLine(key, timeout, "", why, needed=False))
+            found.append(WantedLine(key, _TIMEOUT, "", why, needed=False))
         elif seconds < HOOK_SECONDS:
             why = f"a hook may take {HOOK_SECONDS} s; one that is killed drains the node"
-            found.append(WantedLine(key, timeout, str(seconds), why))
-    if not conf.has(key := "LaunchParameters", word := "use_interactive_step"):
-        want(key, "salloc's shell gets its mask", word, needed=False)
-    if not conf.has(key := "SchedulerParameters", word := "nohold_on_prolog_fail"):
-        want(key, "jobs that meet a broken node are not held", word, needed=False)
-    if not conf.has(key := "JobSubmitPlugins", "lua", "job_submit/lua"):
-        first = f"first cp {SUBMIT_SCRIPT} beside the controller's slurm.conf, or slurmctld ends"
-        want(key, f"no user's SPANK variables drain a node ({first})", "lua", needed=False)
+            found.append(WantedLine(key, _TIMEOUT, str(seconds), why))
+    if (now := conf.get(key := "ProctrackType")) in ("proctrack/linuxproc", "proctrack/pgid"):
+        why = "Slurm ends leftover processes, which keep a job's GPUs locked; restart all daemons"
+        found.append(WantedLine(key, "proctrack/cgroup", now, why, needed=False))
     return found
 
 

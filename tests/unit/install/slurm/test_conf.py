@@ -52,14 +52,6 @@ def test_an_include_without_end_or_of_nothing_is_an_error(
         read_slurm_conf(tmp_path / "a")
 
 
-@pytest.mark.parametrize(
-    ("value", "holds"),
-    [("213", True), ("75,200-220", True), ("200-212", False), ("", False), ("x-y,213x", False)],
-)
-def test_an_exit_code_is_found_in_lists_and_ranges(value: str, holds: bool) -> None:
-    assert SlurmConf({"requeueexit": value}).holds_exit("RequeueExit", 213) is holds
-
-
 # --- where Slurm is ------------------------------------------------------------------------------
 
 

@@ -52,13 +52,13 @@ def set_unknown(node: SlurmNode) -> None:
 
 
 def be_old(node: SlurmNode) -> None:
-    (node.state / "release").write_text("21.08.8-2\n")
+    node.set_in_force("SLURM_VERSION", "21.08.8-2")
 
 
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (be_old, r"this Slurm is 21\.08.* on 22\.05 and newer: nothing"),
+        (be_old, r"this Slurm is 21\.08\.8-2, .* on 22\.05 and newer: nothing"),
         (set_unknown, "unknown key 'GUPS'; correct the file"),
     ],
 )

@@ -127,16 +127,6 @@ def _lines_only_in(value: str | None, other: str | None) -> list[str]:
 
 
 @dataclass
-class InstallParts:
-    """The items of a system in their order, and what the administrator should know."""
-
-    items: Sequence[Item]
-    notes: list[str] = field(default_factory=list[str])
-    trial: str = ""  # a job that shows its mask, for an ordinary user
-    on_node: bool = True  # else all is the cluster's, and may be written from anywhere
-
-
-@dataclass
 class Outcome:
     """What a run changed, by title, and what it leaves to the administrator."""
 
@@ -174,7 +164,8 @@ def run_items(
     without `state_dir` nothing is on this node. Raises InstallError that names the first to fail.
     """
     outcome, blocker = Outcome(), ""  # the first item that this run leaves: the others wait for it
-    with files.lock_installation(state_dir) if state_dir and not dry_run else nullcontext():
+    alone = files.lock_installation(state_dir) if state_dir and items and not dry_run else None
+    with alone or nullcontext():
         for item in items if wanted is Wanted.PRESENT else items[::-1]:
             try:
                 if not dry_run:

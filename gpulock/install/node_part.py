@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every installation finds out of the node itself: its settings, the number of its GPUs."""
+"""What every installer has: items, and what it finds out of the node itself."""
 
 from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
-from gpulock.install.items import FileItem
+from gpulock.install.items import FileItem, Item
 from gpulock.node import device_list
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
@@ -39,13 +41,24 @@ def add_settings(text: str | None, wanted: dict[str, str], scheduler: str) -> st
     return f"{text or ''}{gap}{mark}{added}"
 
 
-class NodePart:
-    """The settings of a node, and what an administrator should know of it."""
+class NodePart(ABC):
+    """The settings of a node, its items, and what an administrator should know of it."""
+
+    trial = ""  # a job that shows its mask, for an ordinary user
+    on_node = True  # else all is the cluster's, and may be written from anywhere
 
     def __init__(self, config: Path, scheduler: str) -> None:
         self.config_path, self.scheduler = config, scheduler
         self.settings = current_settings(config)
         self.notes: list[str] = []
+
+    @abstractmethod
+    def parts(self) -> Sequence[Item]:
+        """Return what is to be there; raise InstallError for what cannot be installed here."""
+
+    @abstractmethod
+    def removal(self) -> Sequence[Item]:
+        """Return what is to go, of which the last goes first; raise InstallError."""
 
     def note(self, text: str) -> None:
         """Tell the administrator something."""

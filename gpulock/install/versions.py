@@ -149,13 +149,13 @@ class Hooks(Item):
                 shutil.rmtree(self.folder / old)
 
 
-def held_devices_item(settings: Settings, scheduler: str, force: bool) -> ByHand:
-    """Return the jobs that hold devices, for which what they need stays; `force` takes it."""
+def held_devices_item(settings: Settings, scheduler: str) -> ByHand:
+    """Return the jobs that hold devices, for which what they need stays."""
 
     def ask() -> Remainder | None:
-        held = [] if force else list_held_devices(settings.lock_dir, scheduler)
+        held = list_held_devices(settings.lock_dir, scheduler)
         what = f"{_JOBS[scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
-        return Remainder(f"{what}: {WAIT_OR_REAP}, or --force --reason TEXT") if held else None
+        return Remainder(f"{what}: {WAIT_OR_REAP}, or gpulock release each") if held else None
 
     return ByHand("jobs that hold devices", ask)
 

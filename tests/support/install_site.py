@@ -18,7 +18,7 @@ from gpulock.install import versions
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.doctor import doctor
 from gpulock.install.doctor.check import FAULT, OK, WARNING, Finding, Report
-from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
+from gpulock.install.items import Item, Outcome, Wanted, run_items
 from gpulock.install.sge import login, qconf, site
 from gpulock.install.sge.cluster import ClusterInstaller
 from gpulock.install.sge.install import SgeInstaller
@@ -100,7 +100,7 @@ class Site:
         """Return a recorded object as it is now."""
         return (self.state / name).read_text()
 
-    def parts(self, **changes: Any) -> InstallParts:
+    def parts(self, **changes: Any) -> list[Item]:
         """Return the items of an installation on this node."""
         return SgeInstaller(self.config, ignore, **changes).parts()
 
@@ -122,18 +122,20 @@ class Site:
         self.install_cluster()
         return self.install()
 
-    def uninstall(self, echo: Echo = ignore, force: bool = False) -> Outcome:
+    def uninstall(self, echo: Echo = ignore) -> Outcome:
         """Uninstall from this node."""
-        return self.run(self.removal(force, echo), Wanted.ABSENT, echo)
+        return self.run(SgeInstaller(self.config, echo).removal(), Wanted.ABSENT, echo)
 
-    def removal(self, force: bool = False, echo: Echo = ignore) -> InstallParts:
-        """Return the items of an uninstallation."""
-        return SgeInstaller(self.config, echo).removal(force)
+    def notes_of_removal(self) -> list[str]:
+        """Return what an uninstallation tells the administrator."""
+        installer = SgeInstaller(self.config, ignore)
+        installer.removal()
+        return installer.notes
 
-    def run(self, parts: InstallParts, wanted: Wanted, echo: Echo = ignore) -> Outcome:
+    def run(self, items: list[Item], wanted: Wanted, echo: Echo = ignore) -> Outcome:
         """Run over all items."""
         state_dir = Path(read_settings(str(self.config)).state_dir)
-        return run_items(parts.items, wanted, state_dir, echo)
+        return run_items(items, wanted, state_dir, echo)
 
     def in_force(self, hook: str) -> str:
         """Return the hook of gpu.q that qmaster has worked out for this host."""

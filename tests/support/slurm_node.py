@@ -15,7 +15,7 @@ from gpulock.install import versions
 from gpulock.install.doctor import doctor
 from gpulock.install.doctor import slurm as doctor_slurm
 from gpulock.install.hooks import HookPaths
-from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
+from gpulock.install.items import Item, Outcome, Wanted, run_items
 from gpulock.install.slurm import site
 from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import Slurmd
@@ -88,7 +88,7 @@ class SlurmNode:
         """Return the file of a card, or of several."""
         return f"{self.root}/node/dev/nvidia{minor}"
 
-    def parts(self) -> InstallParts:
+    def parts(self) -> list[Item]:
         """Return the items of an installation."""
         return SlurmInstaller(self.config).parts()
 
@@ -100,13 +100,12 @@ class SlurmNode:
         """Install."""
         return self._run(self.parts(), Wanted.PRESENT)
 
-    def uninstall(self, force: bool = False) -> Outcome:
-        """Uninstall, with `force` although jobs hold GPUs."""
-        return self._run(SlurmInstaller(self.config).removal(force), Wanted.ABSENT)
+    def uninstall(self) -> Outcome:
+        """Uninstall."""
+        return self._run(SlurmInstaller(self.config).removal(), Wanted.ABSENT)
 
-    def _run(self, parts: InstallParts, wanted: Wanted, dry_run: bool = False) -> Outcome:
-        state = self.root / "node/state" if parts.on_node else None
-        return run_items(parts.items, wanted, state, ignore, dry_run)
+    def _run(self, items: list[Item], wanted: Wanted, dry_run: bool = False) -> Outcome:
+        return run_items(items, wanted, self.root / "node/state", ignore, dry_run)
 
     def put(self, key: str, value: str, in_force: bool = True) -> None:
         """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""
@@ -193,6 +192,6 @@ def make_slurm_node(folder: Path, patch: pytest.MonkeyPatch) -> SlurmNode:
 
 def told(node: SlurmNode) -> str:
     """Return all that an installation says, of what it leaves to the administrator and notes."""
-    parts = node.parts()
-    left = [one for item in parts.items if (one := item.remainder(Wanted.PRESENT))]
-    return "\n".join([line for one in left for line in (one.clause, *one.page)] + parts.notes)
+    installer = SlurmInstaller(node.config)
+    left = [one for item in installer.parts() if (one := item.remainder(Wanted.PRESENT))]
+    return "\n".join([line for one in left for line in (one.clause, *one.page)] + installer.notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Outcome, Wanted, run_items
+from gpulock.install.items import Item, Outcome, Wanted, run_items
 from gpulock.install.systemd import install, manager
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.units import UNITS, read_static_files
@@ -134,7 +134,7 @@ class SystemdNode:
         with self.config.open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in keys.items())
 
-    def parts(self) -> InstallParts:
+    def parts(self) -> list[Item]:
         """Return the items of an installation."""
         return SystemdInstaller(self.config).parts()
 
@@ -155,14 +155,14 @@ class SystemdNode:
 
     def run(
         self,
-        parts: InstallParts,
+        items: list[Item],
         wanted: Wanted,
         said: list[str] | None = None,
         dry_run: bool = False,
     ) -> Outcome:
         """Bring all items where they are wanted."""
         echo = ignore if said is None else said.append
-        return run_items(parts.items, wanted, self.root / "state/install", echo, dry_run)
+        return run_items(items, wanted, self.root / "state/install", echo, dry_run)
 
 
 def nothing(*_: str) -> str:

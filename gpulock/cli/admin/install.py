@@ -14,10 +14,9 @@ import click
 
 from gpulock.cli.admin.items import run_installation
 from gpulock.cli.session import CommandRefusedError, Session, name_config
-from gpulock.errors import one_line
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
-from gpulock.system_log import WARNING, log_to_system
+from gpulock.install.node_part import NodePart
 from gpulock.text import table
 
 CELL = "sge --cluster"
@@ -65,7 +64,7 @@ def install_sge_command(
         raise click.UsageError("--cluster and --queue NAME belong together.")
     system, own = (CELL, {"queues": queues}) if cluster else ("sge", options)
     make = partial(make_installer, session, system, **own)
-    run_installation(session, system, lambda: make().parts(), dry_run)
+    run_installation(session, system, make, dry_run)
 
 
 @install_command.command("slurm")
@@ -77,7 +76,7 @@ def install_slurm_command(session: Session, /, dry_run: bool) -> None:
     Prints the lines that slurm.conf lacks.
     """
     make = partial(make_installer, session, "slurm")
-    run_installation(session, "slurm", lambda: make().parts(), dry_run)
+    run_installation(session, "slurm", make, dry_run)
 
 
 @install_command.command("systemd")
@@ -86,7 +85,7 @@ def install_slurm_command(session: Session, /, dry_run: bool) -> None:
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
     make = partial(make_installer, session, "systemd")
-    run_installation(session, "systemd", lambda: make().parts(), dry_run)
+    run_installation(session, "systemd", make, dry_run)
 
 
 @install_command.command("hooks")
@@ -107,26 +106,17 @@ def install_hooks_command(session: Session, /) -> None:
 @click.argument("system", type=click.Choice(["sge", "slurm", "systemd"]))
 @DRY_RUN
 @click.option("--cluster", is_flag=True, help="Grid Engine: the cluster's part, as a manager.")
-@click.option("--force", is_flag=True, help="Uninstall although jobs hold devices.")
-@click.option("--reason", default="", metavar="TEXT", help="Reason; needed with --force.")
 @click.pass_obj
-def uninstall_command(
-    session: Session, /, system: str, dry_run: bool, force: bool, reason: str, cluster: bool
-) -> None:
+def uninstall_command(session: Session, /, system: str, dry_run: bool, cluster: bool) -> None:
     """Remove gpulock's own files; name what leads to them in files of others."""
-    if force and not reason:
-        raise click.UsageError('--force needs --reason "TEXT".')
     if cluster and system != "sge":
         raise click.UsageError(f"uninstall {system} has no such option.")
-    if force and not dry_run and system != "systemd" and not cluster:
-        log_to_system(WARNING, one_line(f"{system} is uninstalled by force: {reason}"))
     name = CELL if cluster else system
     make = partial(make_installer, session, name)
-    forced = (force,) if name in ("sge", "slurm") else ()
-    run_installation(session, name, lambda: make().removal(*forced), dry_run, Wanted.ABSENT)
+    run_installation(session, name, make, dry_run, Wanted.ABSENT)
 
 
-def make_installer(session: Session, system: str, **options: Any) -> Any:
+def make_installer(session: Session, system: str, **options: Any) -> NodePart:
     """Return what installs a system, or the cluster's part of it; raise InstallError."""
     from gpulock.install.sge.cluster import ClusterInstaller
     from gpulock.install.sge.install import SgeInstaller

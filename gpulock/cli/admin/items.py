@@ -12,7 +12,8 @@ import click
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
-from gpulock.install.items import InstallParts, Wanted, run_items
+from gpulock.install.items import Wanted, run_items
+from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager
 from gpulock.text import table
 
@@ -27,7 +28,7 @@ NO_SYSTEMD = (
 def run_installation(
     session: Session,
     system: str,
-    parts_of: Callable[[], InstallParts],
+    make_installer: Callable[[], NodePart],
     dry_run: bool,
     wanted: Wanted = Wanted.PRESENT,
 ) -> None:
@@ -38,12 +39,13 @@ def run_installation(
     Refusal at the first item that fails.
     """
     try:
-        parts = parts_of()
-        state_dir = Path(session.settings().state_dir) if parts.on_node else None
-        outcome = run_items(parts.items, wanted, state_dir, click.echo, dry_run)
+        installer = make_installer()
+        items = installer.parts() if wanted is Wanted.PRESENT else installer.removal()
+        state_dir = Path(installer.settings.state_dir) if installer.on_node else None
+        outcome = run_items(items, wanted, state_dir, click.echo, dry_run)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault
-    for note in parts.notes:
+    for note in installer.notes:
         echo_note(note)
     pages = ["\n".join(one.page) for one in outcome.remainders]
     verdict = outcome.verdict(system, wanted, dry_run)
@@ -57,11 +59,11 @@ def run_installation(
             click.echo(name_config(f"\n{page}"))
     if dry_run:
         return
-    if parts.on_node and wanted is Wanted.PRESENT:
+    if installer.on_node and wanted is Wanted.PRESENT:
         note_missing_daemon(session)
-        if parts.trial and not outcome.clauses():
-            echo_wrapped(f"try it, as an ordinary user: {parts.trial}")
-    elif parts.on_node and outcome.changed:
+        if installer.trial and not outcome.clauses():
+            echo_wrapped(f"try it, as an ordinary user: {installer.trial}")
+    elif installer.on_node and outcome.changed:
         click.echo(f"{session.config}, locks and history stay")
     if outcome.clauses():
         click.get_current_context().exit(UNFINISHED)

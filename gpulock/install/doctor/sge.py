@@ -83,7 +83,7 @@ class SgeChecks:
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change."""
-        return check_installation(lambda: self.installer.parts().items, _AGAIN)
+        return check_installation(self.installer.parts, _AGAIN)
 
     def execd(self) -> Iterator[Finding]:
         """Look whether execd can be seen, as the reaper must."""

@@ -111,7 +111,7 @@ class SlurmChecks:
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""
-        return check_installation(lambda: self.installer.parts().items, _AGAIN)
+        return check_installation(self.installer.parts, _AGAIN)
 
     def recommended(self) -> Iterator[Finding]:
         """Name the keys of slurm.conf that had better be otherwise."""

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from gpulock.install.files import InstallError, read_file
-from gpulock.install.items import ByHand, InstallParts, Item, Remainder, Wanted
+from gpulock.install.items import ByHand, Item, Remainder, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.sge.complexes import Complexes, check_complexes, cluster_complexes
 from gpulock.install.sge.host import REPORTED
@@ -45,14 +45,15 @@ class HostGroup(Item):
 class ClusterInstaller(NodePart):
     """Find out what is to be there in the cluster, or to go from it."""
 
+    on_node = False
+
     def __init__(self, config: Path, queues: tuple[str, ...] = ()) -> None:
         super().__init__(config, "sge")
         self.queues = queues
         self.qconf = find_qmaster(self.settings, find_own_execd(self.settings))
         self.current = current_hooks(self.settings).folder
 
-    def parts(self) -> InstallParts:
-        """Return what is to be there; raise InstallError for what cannot be installed."""
+    def parts(self) -> list[Item]:
         check_release(self.qconf.release())
         there = self.qconf.names("-sql")
         if missing := [queue for queue in self.queues if queue not in there]:
@@ -73,17 +74,16 @@ class ClusterInstaller(NodePart):
             what = f"admin_user is {user}: qlogin, and qrsh without a command, are refused"
             self.note(f"{what} on these hosts; see docs/grid-engine.md, interactive jobs")
         self.note("on each execution host of the queue, now: gpulock install sge")
-        items = [Complexes(self.qconf, lines), HostGroup(self.qconf), *hooks]
-        return InstallParts(items, self.notes, on_node=False)
+        return [Complexes(self.qconf, lines), HostGroup(self.qconf), *hooks]
 
-    def removal(self) -> InstallParts:
+    def removal(self) -> list[Item]:
         """Return what is to go, of all queues."""
         table = self.qconf.complexes()
         if left := [name for name in (*self.settings.sge_complexes, *REPORTED) if name in table]:
             self.note(f"complexes stay, for the site's jobs may name them: {' '.join(left)}")
         hooks = self.hooks(tuple(self.qconf.names("-sql")))
         members = ByHand(f"hosts of {GROUP}", self.members_left)
-        return InstallParts([HostGroup(self.qconf), *hooks, members], self.notes, on_node=False)
+        return [HostGroup(self.qconf), *hooks, members]
 
     def members_left(self) -> Remainder | None:
         """Return the hosts that are in the group: each leaves it by its own uninstallation."""

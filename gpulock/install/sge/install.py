@@ -17,7 +17,7 @@ from typing import Final
 from gpulock.install import drop_env
 from gpulock.install.daemons import SchedulerDaemon
 from gpulock.install.files import InstallError
-from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder, Wanted
+from gpulock.install.items import ByHand, FileItem, Item, Remainder, Wanted
 from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.sge import login
 from gpulock.install.sge.cards import CardMap, CardNames, is_rsmap, mapped_cards
@@ -92,8 +92,7 @@ class SgeInstaller(NodePart):
         """The configuration of this host."""
         return self.host.effective_configuration()
 
-    def parts(self) -> InstallParts:
-        """Return all items; raise InstallError for what cannot be installed here."""
+    def parts(self) -> list[Item]:
         if not self.execd:
             raise InstallError("no execd runs here: start it, and run this again")
         host = self.host
@@ -116,18 +115,17 @@ class SgeInstaller(NodePart):
             one.check()  # refused before anything is written
         counted = [n for n in counting_complexes(self.settings) if not is_rsmap(table.get(n, ""))]
         amounts = Amounts(host, {n: host_amount(self.settings, n, gpus) for n in counted})
-        items = [settings, *files, cluster, amounts, HostConfiguration(host), *hooks]
         queue = [*hooked_queues(host), "QUEUE"][0]
-        trial = f"qsub -q {queue}@{host.name} -l {self.complex}=1 -b y -j y {SHOW_MASK}"
-        return InstallParts(items, self.notes, trial)
+        self.trial = f"qsub -q {queue}@{host.name} -l {self.complex}=1 -b y -j y {SHOW_MASK}"
+        return [settings, *files, cluster, amounts, HostConfiguration(host), *hooks]
 
-    def removal(self, force: bool = False) -> InstallParts:
+    def removal(self) -> list[Item]:
         """Return the items, of which the last goes first: the prologs.
 
         Those that Slurm needs as well are left to it. Raises InstallError.
         """
         if not is_to_uninstall(self.settings, SGE):
-            return InstallParts([], on_node=False)
+            return []
         host = self.host
         hooks = Hooks(self.settings, before_removal=lambda: host.await_configuration(sensor=False))
         shared: list[Item] = [hooks]
@@ -137,7 +135,7 @@ class SgeInstaller(NodePart):
         mark = CardMap(self.settings.state_dir, "", host.name, host.qconf.run)
         epilogs, prologs = [queue_hooks(host, hook) for hook in HOOKS]
         scripts = login.login_script_items(login.PROFILE)
-        jobs = held_devices_item(self.settings, SGE, force)
+        jobs = held_devices_item(self.settings, SGE)
         leading = ByHand("lines of the site's that lead here", lambda: site_lines_left(host))
         own = HostConfiguration(host)
         if own.goal(Wanted.ABSENT) == own.idle_text():
@@ -147,7 +145,7 @@ class SgeInstaller(NodePart):
             self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
         settings = FileItem(self.config_path, "", stays=True)
         in_qmaster = [own, *epilogs, jobs, leading, *prologs]
-        return InstallParts([settings, mark, *shared, *scripts, *in_qmaster], self.notes)
+        return [settings, mark, *shared, *scripts, *in_qmaster]
 
     def missing_in_cluster(self, complexes: Collection[str]) -> Remainder | None:
         """Return what a manager has not installed: without it no job comes to the hooks."""

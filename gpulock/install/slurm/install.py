@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulock.install.files import InstallError
-from gpulock.install.items import ByHand, FileItem, InstallParts, Item, Remainder
+from gpulock.install.items import ByHand, FileItem, Item, Remainder
 from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_lines import lines_that_lead_here, missing_lines
@@ -61,8 +61,7 @@ class SlurmInstaller(NodePart):
         """This node's Slurm; raises InstallError."""
         return find_slurm_site(self.settings, self.slurmd)
 
-    def parts(self) -> InstallParts:
-        """Return all items; raise InstallError for what cannot be installed here."""
+    def parts(self) -> list[Item]:
         conf = self.site.in_force()
         if why := release_fault(conf):
             raise InstallError(f"{why}: nothing was installed (docs/slurm.md)")
@@ -74,8 +73,9 @@ class SlurmInstaller(NodePart):
             items.append(ByHand("SPANK plugin", lambda: stack.remainder(plugin, task)))
         lines = partial(missing_lines, self.site, self.settings, by_spank)
         items.append(ByHand("slurm.conf", lines))
-        trial = f"srun --nodelist={self.site.node} --gres=gpu:1 {SHOW_MASK}" if self.slurmd else ""
-        return InstallParts(items, self.notes, trial)
+        if self.slurmd:
+            self.trial = f"srun --nodelist={self.site.node} --gres=gpu:1 {SHOW_MASK}"
+        return items
 
     def node_items(self) -> list[Item]:
         """Return what each node has; raise InstallError."""
@@ -85,29 +85,31 @@ class SlurmInstaller(NodePart):
         self.check_shares(listed.shared)
         return [settings, self.map_item(source, listed), Hooks(self.settings, SLURM)]
 
-    def removal(self, force: bool = False) -> InstallParts:
-        """Return the items, of which the last goes first; those of Grid Engine are left to it.
-
-        `force` takes them away although jobs hold GPUs, and whatever leads to the hooks.
-        """
+    def removal(self) -> list[Item]:
+        """Return the items, of which the last goes first; those of Grid Engine are left to it."""
         if not is_to_uninstall(self.settings, SLURM):
-            return InstallParts([], on_node=False)
-        positions = FileItem(Path(self.settings.state_dir, NAME), "")
-        items: list[Item] = [FileItem(self.config_path, "", stays=True), positions]
+            return []
+        positions = Path(self.settings.state_dir, NAME)
+        items: list[Item] = [FileItem(self.config_path, "", stays=True), FileItem(positions, "")]
+        gone = f"rm {positions}"
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
         else:
             items.append(Hooks(self.settings))
-        items.append(held_devices_item(self.settings, SLURM, force))
-        items += [] if force else [ByHand("Slurm", self.what_leads_here)]
-        return InstallParts(items, self.notes)
+            gone = f"rm -r {positions} {hooks_folder(self.settings)}"
+        items.append(held_devices_item(self.settings, SLURM))
+        return [*items, ByHand("Slurm", partial(self.what_leads_here, gone))]
 
-    def what_leads_here(self) -> Remainder | None:
-        """Return what a person has to take out before the hooks may go."""
+    def what_leads_here(self, gone: str) -> Remainder | None:
+        """Return what a person has to take out before the hooks may go.
+
+        `gone` takes them away where Slurm has left this node, and nobody can be asked.
+        """
         try:
             lines = [*dict.fromkeys(lines_that_lead_here(self.site, self.settings))]
         except InstallError as fault:
-            return Remainder(f"whether Slurm still starts the hooks cannot be found out: {fault}")
+            what = f"whether Slurm still starts the hooks cannot be found out: {fault}"
+            return Remainder(f"{what}; where it is gone from this node: {gone}")
         do = "take out what is named above, everywhere, then scontrol reconfigure, and run it again"
         return Remainder(f"Slurm still starts the hooks; {do}", lines) if lines else None
 

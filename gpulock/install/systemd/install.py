@@ -17,7 +17,7 @@ from typing import Final
 
 import gpulock
 from gpulock.install.files import InstallError
-from gpulock.install.items import FileItem, InstallParts, Item, Wanted
+from gpulock.install.items import FileItem, Item, Wanted
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager, units
 from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
@@ -130,8 +130,7 @@ class SystemdInstaller(NodePart):
     def __init__(self, config: Path) -> None:
         super().__init__(config.absolute(), "systemd")
 
-    def parts(self) -> InstallParts:
-        """Return all items; raise InstallError for what cannot be installed here."""
+    def parts(self) -> list[Item]:
         check_own_node(self.settings)
         if not manager.RUNNING.is_dir():
             raise InstallError(
@@ -139,11 +138,10 @@ class SystemdInstaller(NodePart):
             )
         check_exporter_python(sys.executable)
         self.note(f"after an upgrade of gpulock, or a change of settings: {RESTART}")
-        return InstallParts(self.items(self.drop_ins()), self.notes)
+        return self.items(self.drop_ins())
 
-    def removal(self) -> InstallParts:
-        """Return the items of which the last goes first: the services before their files."""
-        return InstallParts(self.items(dict.fromkeys(units.UNITS, "any")), self.notes)
+    def removal(self) -> list[Item]:
+        return self.items(dict.fromkeys(units.UNITS, "any"))
 
     def drop_ins(self) -> dict[str, str]:
         """Return the drop-in of each unit; raise InstallError."""

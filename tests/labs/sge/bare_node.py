@@ -196,4 +196,4 @@ def clear_node(node: Node) -> None:
     """Take gpulock out of a node and its host's lines, whatever state they are in."""
     for hook in ("prolog", "epilog"):
         node.sge.qconf("-purge", "queue", hook, f"gpu.q@{node.name}")
-    node.uninstall("--force", "--reason", "the test is over")
+    node.uninstall()

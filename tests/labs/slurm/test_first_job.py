@@ -39,8 +39,7 @@ def bare(slurm_gpus: Gpulock) -> Iterator[Gpulock]:
     wait_until(lambda: gpus.slurm.slurmctld_pid() > 0, why="slurmctld to run")
     gpus.slurm.reconfigure()  # writes slurm.conf anew
     for node in gpus.nodes:
-        words = ("uninstall", "slurm", "--force", "--reason", "the end")
-        gpus.command(node, *words)
+        gpus.command(node, "uninstall", "slurm")
 
 
 @pytest.mark.timeout(3600)

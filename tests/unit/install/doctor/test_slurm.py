@@ -305,7 +305,7 @@ def test_without_slurmd_it_is_a_fault_and_without_slurm_nothing(
 ) -> None:
     monkeypatch.setattr(site, "find_slurmds", returning(list[object]()))
     assert found(node)["slurmd"].state == FAULT, "it is gone"
-    node.uninstall(force=True)
+    harm(node.root, f"rm -r {node.hooks} {node.map}")
     monkeypatch.setattr(doctor, "find_slurmds", returning(list[object]()))
 
     report = run(node)

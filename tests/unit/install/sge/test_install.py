@@ -91,7 +91,7 @@ def test_a_grid_engine_that_starts_no_hook_as_we_know_is_refused(site: Site, rel
 
     assert tree(site.root) == before
     site.harm(r"sed -i -E 's/^(min_.id) .*/\1 0/' sge/state/sconf")
-    assert not is_known or site.parts().items
+    assert not is_known or site.parts()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def test_that_interactive_jobs_are_refused_is_said_before(
     site.edit("release", "SGE 8.1.9", release)
     site.harm(f"sed -i 's/sgeadmin/{user}/' root/default/common/bootstrap")
     said = f"admin_user is {user}: qlogin, and qrsh without a command, are refused on these hosts"
-    assert (said in " ".join(site.cluster().parts().notes)) is told
+    installer = site.cluster()
+    installer.parts()
+    assert (said in " ".join(installer.notes)) is told
 
 
 def test_a_queue_that_is_not_there_is_told_with_how_one_is_made(site: Site) -> None:
@@ -288,7 +290,7 @@ def test_an_execd_takes_a_first_configuration_of_its_own_when_it_starts(site: Si
     site.restart_execd()
     assert site.install().remainders == []
     assert site.in_force("prolog") == site.hook("prolog")
-    assert "stays: qconf -dconf node1" in site.removal().notes
+    assert "stays: qconf -dconf node1" in site.notes_of_removal()
     assert site.uninstall().remainders == []
     assert site.show("sconf-node1").split() == ["load_sensor", "none"]
     assert qconf_values(site.show("sconf")) == before

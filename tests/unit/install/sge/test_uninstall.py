@@ -25,21 +25,21 @@ def test_uninstall_takes_out_what_leads_to_gpulock_and_names_what_stays(site: Si
     site.install_all()
     settings = site.config.read_text()
 
-    assert "stays: qconf -dattr exechost complex_values gpu node1" in site.removal().notes
-    assert "stays: qconf -dconf node1" not in site.removal().notes
+    assert "stays: qconf -dattr exechost complex_values gpu node1" in site.notes_of_removal()
+    assert "stays: qconf -dconf node1" not in site.notes_of_removal()
 
     outcome = site.uninstall()
 
     assert outcome.verdict("sge", Wanted.ABSENT, dry_run=False) == "uninstalled: sge"
     assert (site.in_force("prolog"), site.in_force("epilog")) == ("NONE", "NONE")
     assert (site.state / "hgrp-@gpulock").read_text().endswith("hostlist NONE\n")
-    removal = site.cluster().removal()
-    assert site.run(removal, Wanted.ABSENT).remainders == []
+    cluster = site.cluster()
+    assert site.run(cluster.removal(), Wanted.ABSENT).remainders == []
     after = {name: qconf_values(site.show(name)) for name in OBJECTS}
     for name in ("sq", "se", "sconf", "sconf-node1"):
         assert after[name] == before[name], name
     assert {*after["sc"]} - {*before["sc"]} == {*REPORTED}, "others may use them by now"
-    assert removal.notes == [
+    assert cluster.notes == [
         f"complexes stay, for the site's jobs may name them: gpu {' '.join(REPORTED)}"
     ]
     assert site.config.read_text() == settings
@@ -238,19 +238,3 @@ def test_both_ways_are_shown_and_the_cluster_goes_last(site: Site) -> None:
     last = call(site, "uninstall", "sge", "--cluster")
     assert (last.exit_code, last.stdout.splitlines()[-1]) == (0, "uninstalled: sge --cluster")
     assert call(site, "uninstall", "sge").stdout.startswith("nothing to do: sge")
-
-
-def test_a_force_is_logged_with_its_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(
-        "gpulock.cli.admin.install.log_to_system", lambda _, line: said.append(line)
-    )
-    install(site, *CLUSTER)
-    install(site)
-    (site.root / "node/run/gpulock/locks/0000:06:00.0").mkdir(parents=True)
-
-    assert call(site, "uninstall", "sge", "--force").exit_code == 2
-    done = call(site, "uninstall", "sge", "--force", "--reason", "moved")
-
-    assert done.exit_code == 0
-    assert said == ["sge is uninstalled by force: moved"]

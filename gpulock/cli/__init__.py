@@ -20,7 +20,7 @@ import click
 
 from gpulock import __version__
 from gpulock.cli.commands import MODULES, NAMES, SECTIONS
-from gpulock.cli.session import Session, echo_error, name_config
+from gpulock.cli.session import Session, echo_wrapped
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH
 
@@ -90,7 +90,7 @@ def import_command(name: str) -> click.Command:
 
 def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:
     """Say one line and end with `code`."""
-    echo_error(name_config(refusal.sentence(ctx.invoked_subcommand or "gpulock")))
+    echo_wrapped(refusal.sentence(ctx.invoked_subcommand or "gpulock"))
     ctx.exit(code)
 
 

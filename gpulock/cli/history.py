@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import click
 
 from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, resolve_lock_id
-from gpulock.cli.session import CommandRefusedError, Session, echo_error, name_config, parse_time
+from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config, parse_time
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
 from gpulock.report.scan import (
@@ -88,7 +88,7 @@ def history_command(
     if unwritten := find_unwritten_claims(node, query):
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
-        echo_error(name_config(f"gpulock: history: {text}: gpulockd or gpulock reap does it"))
+        echo_wrapped(f"gpulock: history: {text}: gpulockd or gpulock reap does it")
     for fault in faults.as_sentences():
         click.echo(f"gpulock: history: {fault}", err=True)
     if faults.files:

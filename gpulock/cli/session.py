@@ -48,12 +48,13 @@ class CommandRefusedError(Refusal):
         return one_line(f"gpulock: {who}: {self}")
 
 
-def echo_error(line: str) -> None:
-    """Print a line to stderr; on a terminal it is as many as it needs there."""
+def echo_wrapped(text: str, indent: str = "  ", err: bool = True) -> None:
+    """Print a sentence, in lines that fit where that is a terminal; its commands can be copied."""
     from gpulock.text import table
 
-    for part in table.wrap_sentence(line, table.sentence_width(sys.stderr), "  "):
-        click.echo(part, err=True)
+    width = table.sentence_width(sys.stderr if err else sys.stdout)
+    for line in table.wrap_sentence(name_config(text), width, indent):
+        click.echo(line, err=err)
 
 
 def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
@@ -126,7 +127,7 @@ class Session:
             )
         os.umask(PUBLIC)
         for fault in node.settings.faults:
-            echo_error(f"gpulock: {one_line(fault)}")
+            echo_wrapped(f"gpulock: {one_line(fault)}")
         return node
 
 

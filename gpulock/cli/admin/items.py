@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from gpulock.cli.session import CommandRefusedError, Session, name_config
+from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import NodePart
 from gpulock.install.systemd import manager
-from gpulock.text import table
 
 UNFINISHED = 4  # exit code: what this run may do is done, and a person has to do the rest
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
@@ -52,9 +50,9 @@ def run_installation(
     if wanted is Wanted.ABSENT:  # what leads here comes before
         for page in filter(None, pages):
             click.echo(page)
-        echo_wrapped(verdict)
+        echo_wrapped(verdict, "", err=False)
     else:
-        echo_wrapped(verdict)
+        echo_wrapped(verdict, "", err=False)
         for page in filter(None, pages):
             click.echo(name_config(f"\n{page}"))
     if dry_run:
@@ -62,7 +60,7 @@ def run_installation(
     if installer.on_node and wanted is Wanted.PRESENT:
         note_missing_daemon(session)
         if installer.trial and not outcome.clauses():
-            echo_wrapped(f"try it, as an ordinary user: {installer.trial}")
+            echo_wrapped(f"try it, as an ordinary user: {installer.trial}", "", err=False)
     elif installer.on_node and outcome.changed:
         click.echo(f"{session.config}, locks and history stay")
     if outcome.clauses():
@@ -71,14 +69,7 @@ def run_installation(
 
 def echo_note(text: str) -> None:
     """Tell the administrator something, in lines that fit."""
-    echo_wrapped(f"note: {text}", "      ")
-
-
-def echo_wrapped(text: str, indent: str = "") -> None:
-    """Say what was found and what to do next, in lines that fit."""
-    width = table.sentence_width(sys.stdout)
-    for line in table.wrap_sentence(name_config(text), width, indent):
-        click.echo(line)
+    echo_wrapped(f"note: {text}", "      ", err=False)
 
 
 def note_missing_daemon(session: Session) -> None:

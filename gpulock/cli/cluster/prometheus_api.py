@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from gpulock.cli.session import CommandRefusedError
-from gpulock.deadline import Deadline
 from gpulock.errors import one_line
 from gpulock.install.setting_faults import parse_http_url
 
 SECONDS = 10.0  # for each step of a query
 LIMIT = 1 << 26  # bytes of an answer: 1,000 nodes with 8 GPUs are about 20 MB
-CHUNK = 1 << 20  # bytes that are read at once
 SHOWN = 60  # characters of what a server said instead of an answer
 DO = "look at PROMETHEUS_URL in gpulock.conf, and at that server"
 NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -61,7 +59,6 @@ def query_prometheus(
 
 def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> bytes:
     """Return the body of an answer; raise OSError, HTTPException or ValueError."""
-    end = Deadline(seconds)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     path = quote(f"{parts.path.rstrip('/')}/api/v1/query", safe="/%")
@@ -73,17 +70,13 @@ def fetch_answer(parts: SplitResult, query: str, seconds: float, limit: int) -> 
     try:
         connection.request("GET", f"{path}?{words}", headers=headers)
         with connection.getresponse() as answer:
-            data = bytearray()  # a server may send parts of a few thousand bytes
-            while part := answer.read1(CHUNK):
-                data += part
-                if len(data) > limit:
-                    raise ValueError(f"its answer is longer than {limit >> 20} MiB")
-                if end.left() <= 0:
-                    raise socket.timeout
+            data = answer.read(limit + 1)
+            if len(data) > limit:
+                raise ValueError(f"its answer is longer than {limit >> 20} MiB")
             if answer.status != OK:
-                said = error_of_answer(bytes(data))
+                said = error_of_answer(data)
                 raise ValueError(f"it answers {answer.status} {answer.reason}{said}")
-            return bytes(data)
+            return data
     finally:
         connection.close()
 

@@ -31,11 +31,10 @@ from gpulock.workstation.waiting import KEPT, is_stopped, read_waiting
 ATTENTION = (states.MISSING, states.QUARANTINED, states.STALE, states.NOT_KNOWN, states.FOREIGN)
 IN_USE = (states.HELD, states.HELD_IDLE)
 # what only root may do
-ROOTS = re.compile("gpulock (reap|release|restore|unreserve|quarantine) ?|^mount ")
+ROOTS = re.compile("gpulock (reap|release|restore|unreserve|quarantine) ?")
 ADMINISTRATOR = "an administrator"  # only an administrator restores what an administrator took out
 REQUEST = "gpulock run -n 1 --wait -- COMMAND"
 NEEDS_INSTANCE = ("a MIG instance that the exporter tells, or MIG mode off", "nvidia-smi mig -lgi")
-READ_ONLY = ("nothing while LOCK_DIR is mounted read-only", "mount it writable")
 
 
 def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tuple[str, str]]:
@@ -73,11 +72,9 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
 def list_store_faults(view: StatusView) -> list[tuple[str, str]]:
     """Return what is wrong with LOCK_DIR and the records, so that nothing is granted."""
     path, lost = view.node.store.path, lost_records_refusal(view.node.store.root)
-    read_only = f"{path} is mounted read-only: nothing is granted and nothing freed"
     unread = "nothing is granted until it can be read; run gpulock doctor as root"
     full = "it is full, no GPU is granted until there is room; df"
     faults = (
-        (view.is_read_only, "LOCK_DIR", f"{read_only}; mount it writable"),
         (view.fault, "records", f"{view.fault}; {unread}"),
         (view.lost, "records lost", f"nothing is granted; {lost.do}"),
         (view.full, "LOCK_DIR", f"{full} {path}"),
@@ -177,8 +174,6 @@ def list_next_steps(
         label = "back by"
     elif row.lock is None and row.state != states.HELD:
         return [("next", command_for_caller(view.node, command))]
-    elif row.lock and view.is_read_only:
-        how, command = READ_ONLY
     return [(label, how), ("next", command_for_caller(view.node, command))]
 
 

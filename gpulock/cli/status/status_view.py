@@ -16,6 +16,7 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
+from gpulock.alloc.shares import card_share_room
 from gpulock.alloc.states import NodeView
 from gpulock.cli.status.device_use import SampleView, read_sample_view
 from gpulock.deadline import clock_boottime
@@ -39,7 +40,6 @@ class StatusView(NodeView):
         if os.path.lexists(node.store.path):
             os.stat(f"{node.store.path}/.")  # one that may not be entered is a broken node
         vars(self).update(vars(read_node_view(node, self.boottime)))
-        self.is_read_only = is_mounted_read_only(node.store.path)
         self.foreign: frozenset[str] = frozenset()
         settings = node.settings
         self.use: SampleView = read_sample_view(
@@ -71,12 +71,7 @@ class StatusView(NodeView):
 
     def share_room(self, rows: list[states.DeviceState]) -> dict[str, tuple[int, int]]:
         """Return (places, how many of them are free for one user) of each card that has some."""
-        words = self.node.settings.shares
-        if not words:
-            return {}
-        from gpulock.alloc.shares import card_share_room
-
-        return card_share_room(rows, self.held, words)
+        return card_share_room(rows, self.held, self.node.settings.shares)
 
 
 class ProcessView:
@@ -144,11 +139,3 @@ def view_node(node: Node, judging: bool) -> StatusView:
     if judging:
         ProcessView(view).judge()
     return view
-
-
-def is_mounted_read_only(path: str) -> bool:
-    """Return whether nobody can write below a path; one that is not there yet can be made."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False

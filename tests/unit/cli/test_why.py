@@ -184,26 +184,6 @@ def test_a_process_that_proc_hides_is_not_said_to_be_gone(
     assert describe_process(proc, 5019, 1) == "5019 is gone"
 
 
-def test_nothing_frees_a_lock_while_lock_dir_is_mounted_read_only(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid, start = dead_process()
-    site.hold(5, pid=pid, start=start, sid=pid)
-    before = os.statvfs(site.files.lock_dir)
-    locked = os.statvfs_result([*before[:8], before.f_flag | os.ST_RDONLY, before.f_namemax])
-
-    def statvfs(_: str) -> os.statvfs_result:
-        return locked
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-    found = facts(site.call("why", "5").stdout)
-    assert found["freed by"] == "nothing while LOCK_DIR is mounted read-only"
-    assert found["next"] == "mount it writable"
-    said = " ".join(site.call("status").stdout.split())  # it is wrapped by the length of a path
-    assert "freed by nothing while LOCK_DIR is mounted read-only; mount it writable" in said
-    assert "is mounted read-only: nothing is granted and nothing freed" in said
-
-
 @pytest.mark.parametrize(
     ("after", "older"),
     [(-1.0, ""), (0.009, ""), (1.0, ", older than the claim")],  # a start is known to 0.01 s

@@ -22,8 +22,7 @@ WARM = (
 )
 COLD = (
     *("text", "report", "install", "install.sge", "install.slurm", "install.systemd"),
-    *("install.doctor", "simulate", "cli", "cli.cluster", "cli.status", "cli.why", "cli.claims"),
-    "cli.admin",
+    *("install.doctor", "simulate", "cli", "cli.status", "cli.claims", "cli.admin"),
 )
 ORDER = (*HOT, *WARM, *COLD)
 SCHEDULERS = frozenset({"sge", "slurm"})
@@ -77,7 +76,7 @@ EXPORTER_WARM = frozenset(
 
 
 def package_of(module: str) -> str:
-    """Name the package that a module belongs to: `gpulock.cli.why.why` is of `cli.why`."""
+    """Name the package that a module belongs to: `gpulock.cli.status.why` is of `cli.status`."""
     name = module.partition(".")[2]
     while name not in ORDER:
         name = name.rpartition(".")[0]

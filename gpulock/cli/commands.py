@@ -9,7 +9,7 @@ from typing import Final
 SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Look": {
         "status": "status.status",
-        "why": "why.why",
+        "why": "status.why",
         "report": "history",
         "history": "history",
         "inventory": "admin.inventory",

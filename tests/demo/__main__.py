@@ -15,9 +15,8 @@ from typing import NoReturn
 import click
 
 from gpulock.cli.admin import reap
-from gpulock.cli.status import status
+from gpulock.cli.status import status, why
 from gpulock.cli.status.status_view import view_node
-from gpulock.cli.why import why
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.deadline import Deadline
 from gpulock.errors import Refusal

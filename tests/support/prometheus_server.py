@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpulock.cli.cluster.view import QUERIES
+from gpulock.cli.status.cluster import QUERIES
 
 Sample = tuple[dict[str, str], float]
 Act = Callable[[BaseHTTPRequestHandler], None]

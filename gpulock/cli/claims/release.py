@@ -26,7 +26,7 @@ from gpulock.cli.session import (
     find_calling_shell,
     log_to_syslog,
 )
-from gpulock.cli.why.evidence import printable_process_name
+from gpulock.cli.status.evidence import printable_process_name
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.job import environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock status`: every device of this node, who holds it and what it does.
+"""`gpulock status` and `why`: who holds which device and what it does, here or on all nodes.
 
-Cold. All nodes at once: `gpulock.cli.cluster`. One job or device in depth: `gpulock.cli.why`.
+Cold. It judges nothing itself: the verdict is that of `alloc`.
 """

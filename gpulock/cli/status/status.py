@@ -81,7 +81,7 @@ def status_command(
     def draw() -> tuple[list[str], bool]:
         width = table.terminal_width(NARROWEST)
         if cluster:
-            from gpulock.cli.cluster.view import format_cluster_tables, observe_cluster
+            from gpulock.cli.status.cluster import format_cluster_tables, observe_cluster
 
             nodes = observe_cluster(session.settings().prometheus_url)
             return format_cluster_tables(nodes, only_free, width)

@@ -17,9 +17,9 @@ from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import LabelUser, render_families
 
 from gpulock.cli import command_group
-from gpulock.cli.cluster.prometheus_api import query_prometheus
-from gpulock.cli.cluster.view import QUERIES
 from gpulock.cli.session import CommandRefusedError
+from gpulock.cli.status.cluster import QUERIES
+from gpulock.cli.status.prometheus_api import query_prometheus
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
 from tests.support.exporter_nodes import Node, card, facts, instance, listed, lock

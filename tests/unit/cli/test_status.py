@@ -352,7 +352,7 @@ def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
     assert not loaded & {
         *("json", "subprocess", "psutil", "dataclasses", "shutil", "tempfile"),
         *(
-            "gpulock.cli.why.why",
+            "gpulock.cli.status.why",
             "gpulock.cli.claims.run",
             "gpulock.alloc.claim",
             "gpulock.install",

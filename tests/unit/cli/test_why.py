@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
-from gpulock.cli.status import attention
+from gpulock.cli.status import attention, evidence, why
+from gpulock.cli.status.evidence import describe_process, printable_process_name
 from gpulock.cli.status.status_view import ProcessView, view_node
-from gpulock.cli.why import evidence, why
-from gpulock.cli.why.evidence import describe_process, printable_process_name
 from gpulock.node.procfs import TICKS, Proc
 from gpulock.store.event_kinds import REFUSED
 from gpulock.store.events import note_event
@@ -163,7 +162,7 @@ def test_what_was_not_seen_is_said_to_root_of_the_owner_alone(
 
     monkeypatch.setattr(OpenFiles, "_opened_by", slow)
     site.hold(5, uid=os.getuid() if of_owner else 4321)
-    monkeypatch.setattr("gpulock.cli.why.evidence.owns_lock_dir", lambda _: to_root)
+    monkeypatch.setattr("gpulock.cli.status.evidence.owns_lock_dir", lambda _: to_root)
     said = facts(site.call("why", "5").stdout).get("not seen", "")
     assert (
         said.endswith("open files than can be looked at in time")
@@ -220,7 +219,7 @@ def test_a_user_is_told_what_only_root_may_do_as_roots(
     site.publish(t=verdict)
     monkeypatch.setattr(attention, "owns_lock_dir", lambda _: False)
     monkeypatch.setattr(attention, "find_running_daemon", lambda *_: runs)
-    monkeypatch.setattr("gpulock.cli.why.why.owns_lock_dir", lambda _: False)
+    monkeypatch.setattr("gpulock.cli.status.why.owns_lock_dir", lambda _: False)
     assert facts(site.call("why", "1").stdout)["next"] == f"ask root: {site.gpulock} restore 1"
     assert facts(site.call("why", "0").stdout)["next"] == second.format(site.gpulock)
     verdict.orphans = "process 7 has the device open"

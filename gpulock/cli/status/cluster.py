@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpulock.alloc import states
-from gpulock.cli.cluster.prometheus_api import Series, query_prometheus
 from gpulock.cli.session import CommandRefusedError
+from gpulock.cli.status.prometheus_api import Series, query_prometheus
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
 from gpulock.text.words import format_count, short_model

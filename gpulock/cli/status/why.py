@@ -24,12 +24,7 @@ from gpulock.cli.session import (
     owns_lock_dir,
 )
 from gpulock.cli.status.attention import REQUEST, list_next_steps, list_queue_facts
-from gpulock.cli.status.status_view import (
-    ProcessView,
-    StatusView,
-    group_by_claim,
-)
-from gpulock.cli.why.evidence import (
+from gpulock.cli.status.evidence import (
     FactList,
     absence_words,
     describe_lock,
@@ -39,6 +34,11 @@ from gpulock.cli.why.evidence import (
     find_blocking_pids,
     last_holder_facts,
     past_claim_facts,
+)
+from gpulock.cli.status.status_view import (
+    ProcessView,
+    StatusView,
+    group_by_claim,
 )
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import lost_records_refusal

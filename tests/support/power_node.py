@@ -14,11 +14,7 @@ from pathlib import Path
 
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
-from gpulock.daemon.history.files import (
-    FOLDER,
-    iter_history_lines,
-    list_months,
-)
+from gpulock.daemon.history.files import FOLDER, iter_history_lines, list_months
 from gpulock.daemon.history.writer import HistoryWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover

@@ -15,13 +15,7 @@ from pathlib import Path
 
 from gpulock.isolation import job, tree
 from gpulock.node.procfs import Proc
-from tests.labs.common.device_nodes import (
-    PROBE,
-    Service,
-    make_nodes,
-    opened,
-    programs,
-)
+from tests.labs.common.device_nodes import PROBE, Service, make_nodes, opened, programs
 from tests.support.starter import Shepherd, Starter
 from tests.sweep.beside import await_end, beside
 from tests.sweep.play import Case, Play

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from tests.labs.common.confined_node import ConfinedNode
-from tests.labs.common.installed import (
-    Installed,
-    gate_file,
-    reap,
-    waiting_for,
-)
+from tests.labs.common.installed import Installed, gate_file, reap, waiting_for
 from tests.labs.common.processes import command_of, end
 from tests.labs.common.reaped import Reaped
 from tests.support.wait import wait_until

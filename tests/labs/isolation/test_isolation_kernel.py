@@ -15,13 +15,7 @@ import pytest
 from gpulock.isolation import bpf, job, sessions, tree
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.node.devices import MAJOR
-from tests.labs.common.device_nodes import (
-    PROBE,
-    TOP,
-    make_nodes,
-    opened,
-    programs,
-)
+from tests.labs.common.device_nodes import PROBE, TOP, make_nodes, opened, programs
 
 pytestmark = pytest.mark.lab
 NOBODY = 65534

@@ -8,11 +8,7 @@ import pytest
 from tests.sweep import isolated, isolated_slurm
 from tests.sweep.play import Case
 from tests.sweep.tally import WHOLE
-from tests.sweep.test_sweep import (
-    play,
-    strace,
-    test_a_fault_at_any_system_call_loses_nothing,
-)
+from tests.sweep.test_sweep import play, strace, test_a_fault_at_any_system_call_loses_nothing
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(7200 if WHOLE else 900)]
 __all__ = ["play", "strace", "test_a_fault_at_any_system_call_loses_nothing"]

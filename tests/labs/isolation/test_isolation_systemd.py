@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.common.device_nodes import (
-    PROBE,
-    make_nodes,
-    opened,
-    programs,
-)
+from tests.labs.common.device_nodes import PROBE, make_nodes, opened, programs
 from tests.labs.systemd.machine import Machine
 from tests.support.wait import wait_until
 

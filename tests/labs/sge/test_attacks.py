@@ -18,14 +18,7 @@ from tests.labs.common.starved import starved
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
 from tests.labs.sge.install import PROGRAMS
-from tests.labs.sge.jobs import (
-    full_fifo,
-    on,
-    said,
-    stopped_queues,
-    submit_args,
-    submit_env,
-)
+from tests.labs.sge.jobs import full_fifo, on, said, stopped_queues, submit_args, submit_env
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 
@@ -258,8 +251,7 @@ def test_a_display_forges_no_prolog(guarded: Gpulock) -> None:
 
 
 @pytest.mark.parametrize(
-    "forged",
-    ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"],
+    "forged", ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"]
 )
 def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> None:
     """Tried: a folder's name that forges an owner, for a task of `qrsh -inherit`.

@@ -18,10 +18,7 @@ import pytest
 
 from tests.labs.both.fair import Fair
 from tests.labs.both.sge_site import SgeSite
-from tests.labs.common.hostile_jobs import (
-    Hostile,
-    hostile_job,
-)
+from tests.labs.common.hostile_jobs import Hostile, hostile_job
 from tests.labs.common.installed import SOAK, reap, script
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.confined import isolated

@@ -9,13 +9,7 @@ from tests.labs.common.installed import SOAK, gate_file, shut_gate
 from tests.labs.common.processes import end, wait_at_gate
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import (
-    on,
-    started,
-    stopped_queues,
-    wait_said,
-    waiting_for,
-)
+from tests.labs.sge.jobs import on, started, stopped_queues, wait_said, waiting_for
 
 pytestmark = pytest.mark.lab
 NODE, OTHER = NODES[:2]

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.labs.common.device_nodes import (
-    opened,
-)
+from tests.labs.common.device_nodes import opened
 from tests.labs.common.installed import gate_file, reap
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.confined import Site

@@ -18,14 +18,7 @@ from tests.labs.common.device_nodes import TOP
 from tests.labs.common.installed import gate_file, reap, script
 from tests.labs.sge.confined import NODE, Site, isolated
 from tests.labs.sge.gpulock import Gpulock
-from tests.labs.sge.jobs import (
-    carriers,
-    end_carriers,
-    on,
-    sparing_execd,
-    wait_said,
-    waiting_for,
-)
+from tests.labs.sge.jobs import carriers, end_carriers, on, sparing_execd, wait_said, waiting_for
 from tests.labs.sge.lab import JobId
 from tests.support.wait import wait_until
 

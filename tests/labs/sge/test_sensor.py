@@ -10,11 +10,7 @@ import pytest
 
 from tests.labs.sge.cluster import NODES
 from tests.labs.sge.gpulock import GPUS, Gpulock
-from tests.labs.sge.jobs import (
-    forget_conf,
-    on,
-    restart_execd,
-)
+from tests.labs.sge.jobs import forget_conf, on, restart_execd
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab

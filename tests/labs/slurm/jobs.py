@@ -10,10 +10,7 @@ import sys
 from collections.abc import Generator
 from typing import Final
 
-from tests.labs.common.installed import (
-    CONFIG,
-    reap,
-)
+from tests.labs.common.installed import CONFIG, reap
 from tests.labs.common.processes import children_of, command_of, end
 from tests.labs.common.reaped import REPOSITORY
 from tests.labs.slurm.gpulock import Gpulock

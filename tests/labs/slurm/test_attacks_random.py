@@ -12,10 +12,7 @@ import pytest
 
 from tests.labs.both.fair import Fair
 from tests.labs.both.slurm_site import SlurmSite
-from tests.labs.common.hostile_jobs import (
-    environ_bytes,
-    hostile_job,
-)
+from tests.labs.common.hostile_jobs import environ_bytes, hostile_job
 from tests.labs.common.installed import SOAK
 from tests.labs.slurm.confined import COUNT, confined_site
 from tests.labs.slurm.gpulock import Gpulock

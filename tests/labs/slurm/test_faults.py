@@ -9,23 +9,9 @@ from tests.labs.common.installed import reap, shut_gate
 from tests.labs.common.processes import running
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.hooks import Stops, When
-from tests.labs.slurm.jobs import (
-    held,
-    impatient,
-    kill_steps,
-    notes,
-    started,
-    wait_requeued,
-)
+from tests.labs.slurm.jobs import held, impatient, kill_steps, notes, started, wait_requeued
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import (
-    EXTRA,
-    MORE,
-    NODE,
-    SLURM_CONF,
-    TWO,
-    by_gpulock,
-)
+from tests.labs.slurm.modes import EXTRA, MORE, NODE, SLURM_CONF, TWO, by_gpulock
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.lab

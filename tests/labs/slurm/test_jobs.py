@@ -8,15 +8,7 @@ import pytest
 from tests.labs.common.installed import reap, variables
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import held, wait_requeued
-from tests.labs.slurm.modes import (
-    NODE,
-    Mode,
-    by_gpulock,
-    by_slurm,
-    run,
-    wait_said,
-    write_map,
-)
+from tests.labs.slurm.modes import NODE, Mode, by_gpulock, by_slurm, run, wait_said, write_map
 
 pytestmark = pytest.mark.lab
 BOTH = pytest.mark.parametrize("mode", [by_gpulock, by_slurm], scope="module")

@@ -10,11 +10,7 @@ import pytest
 from tests.labs.slurm.gpulock import Gpulock
 from tests.labs.slurm.jobs import SHOW_MASK, SLEEP, held, started
 from tests.labs.slurm.lab import JobId
-from tests.labs.slurm.modes import (
-    NODE,
-    by_slurm,
-    wait_said,
-)
+from tests.labs.slurm.modes import NODE, by_slurm, wait_said
 
 pytestmark = pytest.mark.lab
 SHARDS: Final = {"shard": 8}  # two on each of four cards

@@ -122,8 +122,7 @@ def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
-    ["run", "run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"],
+    "what", ["run", "run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"]
 )
 def test_what_somebody_removed_of_a_claim_is_released_all_the_same(box: Box, what: str) -> None:
     one = hold(box)

@@ -12,11 +12,7 @@ import pytest
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.isolation import bpf, job, sessions, tree
-from gpulock.isolation.job import (
-    IsolatedJob,
-    end_job_isolation,
-    prepare_slurm_isolation,
-)
+from gpulock.isolation.job import IsolatedJob, end_job_isolation, prepare_slurm_isolation
 from gpulock.isolation.policy import CLOSE_ALL_GPUS
 from gpulock.isolation.tree import MARK, cgroup_name
 from tests.support.claims import ask

@@ -83,6 +83,8 @@ def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
     node, devices = view.node, view.devices
     if isinstance(devices, Refusal):
         return devices
+    if not {*want.wanted} <= {one.id for one in devices}:
+        return None  # a claim says that one is gone
     try:
         chosen, out = pick_free_devices(node, devices, view.held, want)
     except Refusal as refusal:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pwd
+import shutil
 import socket
 import threading
 import time
@@ -243,6 +244,16 @@ def test_free_devices_that_the_first_could_not_use_are_not_kept_for_it(
     assert last(head).state == WAITING
     desk.give_back(1)
     assert last(desk.claim_as(BOB, 904, 3)).devices == (bus(1), bus(2), bus(3))
+
+
+def test_who_waits_for_a_card_that_falls_off_the_bus_is_told(desk: Desk) -> None:
+    desk.hold(0, desk.process(901, CAROL), uid=CAROL, start=9)
+    request = SocketRequest(CLAIM, 903, 9, 1, devices=(bus(0),), wait=FOR_EVER)
+    head = desk.ask(request, desk.come_as(ALICE, 903))
+    shutil.rmtree(desk.box.driver / "gpus" / bus(0))
+    for rounds in (1, 2):
+        desk.go(clock_boottime() + rounds * PAUSE)
+    assert last(head).state == REFUSED
 
 
 def test_what_is_kept_for_the_first_is_of_the_kind_that_it_asks_for(desk: Desk) -> None:

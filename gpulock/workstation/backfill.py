@@ -41,12 +41,9 @@ class QueueView:
         self.reservations = read_reservations(node.settings.state_dir)
 
     @cached_property
-    def devices(self) -> list[Device] | Refusal:
-        """Return the node's devices, or why they are not known: the driver is asked once."""
-        try:
-            return self.node.devices()
-        except Refusal as refusal:
-            return refusal
+    def devices(self) -> list[Device]:
+        """Return the node's devices, none where the driver shows none: it is asked once."""
+        return self.node.devices_if_driver()
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
@@ -80,16 +77,14 @@ def find_shortage(view: QueueView, want: ClaimRequest) -> Refusal | None:
 
     `want` is as that claim left it: with its user, and its kinds resolved.
     """
-    node, devices = view.node, view.devices
-    if isinstance(devices, Refusal):
-        return devices
-    if not {*want.wanted} <= {one.id for one in devices}:
+    if not {*want.wanted} <= {one.id for one in view.devices}:
         return None  # a claim says that one is gone
     try:
-        chosen, out = pick_free_devices(node, devices, view.held, want)
+        chosen, out = pick_free_devices(view.node, view.devices, view.held, want)
     except Refusal as refusal:
         return refusal
-    return None if chosen else shortage_refusal(devices, view.held, out, want, node.settings)
+    settings = view.node.settings
+    return None if chosen else shortage_refusal(view.devices, view.held, out, want, settings)
 
 
 def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
@@ -97,8 +92,6 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
 
     `want` as for find_shortage.
     """
-    if isinstance(view.devices, Refusal):
-        return []
     found = [one for one in view.devices if one.id not in want.kept]
     if want.wanted:
         found = [one for one in found if one.id in want.wanted]
@@ -110,7 +103,7 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
 
 
 DEAD_CLAIMS, RESERVED = "GPUs of dead or unknown claims are locked", "GPUs are reserved"
-OWN = "its user holds"
+OWN = "its user holds GPUs"
 
 
 def why_yield(view: QueueView, want: ClaimRequest) -> str:
@@ -127,10 +120,8 @@ def why_yield(view: QueueView, want: ClaimRequest) -> str:
     alone.held = {name: view.held[name] for name, why in stay.items() if why}
     if find_shortage(alone, want) is None:
         return ""
-    own = {name.partition(SHARE)[0] for name, why in stay.items() if why == OWN}
-    holds = f"{OWN} {len(own)} GPU{'s' if len(own) > 1 else ''}" if own else ""
     kept = want.kept.keys() & (want.wanted or want.kept)
-    causes = {*stay.values(), RESERVED if kept else "", holds} - {"", OWN}
+    causes = {*stay.values(), RESERVED if kept else ""} - {""}
     return " and ".join(sorted(causes)) or "GPUs are out of service"
 
 

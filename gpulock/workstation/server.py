@@ -21,7 +21,6 @@ from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation.peer import (
     Client,
-    check_peer_may_hold,
     close_aside,
     identify_peer,
     read_peer_ids,
@@ -74,7 +73,6 @@ class ClaimServer:
         self._journal = journal
         self._node = node
         self._socket: socket.socket | None = None
-        self._file = (0, 0)
         self.clients: dict[int, Client] = {}
         self._line = WaitQueue(self.claims, node, self._end)
         self._calls: list[Client] = []  # that neither claim nor cancel
@@ -86,12 +84,11 @@ class ClaimServer:
         Until a new socket listens, and all may connect to it, users find that of before.
         """
         path = f"{self._node().store.path}/{SOCKET}"
-        if self._socket is not None and self._file == socket_file_identity(path):
+        if self._socket is not None and os.path.exists(path):
             return
         self._stop_listening()
         self._line.recover()
         self._socket = listen_at(path)
-        self._file = socket_file_identity(path)
         self._loop.watch(self._socket.fileno(), self._accept)
 
     def close(self, why: str = "") -> None:
@@ -229,15 +226,10 @@ class ClaimServer:
 
     def _enqueue(self, client: Client, request: SocketRequest) -> None:
         """Put a claim into the queue; raise Refusal or OSError."""
-        node = self._node()
-        account = client.peer.account
-        if self.claims.due(account) <= clock_boottime():  # else once it is served
-            with self.claims.charged(account):
-                check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
-        if (most := node.settings.user_max) and request.number > most:
+        if (most := self._node().settings.user_max) and request.number > most:
             why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
             raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-        self._line.enqueue(client, request, user_name(account))
+        self._line.enqueue(client, request, user_name(client.peer.account))
 
     def _refuse_too_many(self, client: Client, act: str) -> None:
         """Raise Refusal where a user, or all users, have too many calls of this kind.
@@ -311,31 +303,19 @@ class ClaimServer:
 
 def listen_at(path: str) -> socket.socket:
     """Return a socket that listens at a path, and that all may connect to; raise OSError."""
-    listening = new_packet_socket(socket.SOCK_NONBLOCK)
-    refuse_descriptors(listening)
-    folder, beside = -1, atomic.name_temporary(SOCKET)
+    folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
+    listening, beside = new_packet_socket(socket.SOCK_NONBLOCK), atomic.name_temporary(SOCKET)
     try:
-        folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
+        refuse_descriptors(listening)
         name = f"/proc/self/fd/{folder}/{beside}"  # a path of a socket has 107 bytes at most
         listening.bind(name)
         os.chmod(name, 0o666)
         listening.listen(BACKLOG)
         os.rename(beside, SOCKET, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+    except OSError:
         listening.close()
-        if folder >= 0:
-            atomic.remove_quietly(beside, folder)
+        atomic.remove_quietly(beside, folder)
         raise
     finally:
-        if folder >= 0:
-            os.close(folder)
+        os.close(folder)
     return listening
-
-
-def socket_file_identity(path: str) -> tuple[int, int]:
-    """Return what tells one file from another of its name, (0, 0) for none."""
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return (0, 0)
-    return (info.st_dev, info.st_ino)

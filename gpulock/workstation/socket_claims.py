@@ -113,10 +113,10 @@ class SocketClaims:
         coming = find_reserved_devices(view.reservations, view.now, account, end)
         try:
             terms = ClaimTerms(preferred, request.seconds, request.note, tuple(coming))
+            check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
             )
-            check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             grant = process_claims.claim_for_process(
                 node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms, judge_nobody
             )

@@ -140,10 +140,8 @@ class WaitQueue:
             own = find_own_devices(view.reservations, view.now, client.peer.account)
             others = {name: whose for name, whose in kept.items() if name not in own}
             tried = not why and self._try_claim(view, client, others)
-            if not why and others and client.want and client.answer.state == WAITING:
-                client.want.kept = dict(client.want.kept.items() - others.items())
-                refusal = backfill.find_shortage(view, client.want)
-                why = refusal.why if refusal else f"free GPUs are {next(iter(others.values()))}"
+            if not why and others and client.answer.state == WAITING:
+                why = f"free GPUs are {next(iter(others.values()))}; {client.answer.why}"
             if client.answer.state == WAITING and not client.reaped:
                 client.reaped = True
                 if self._claims.reap_own(view, client.peer.account):

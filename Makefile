@@ -105,6 +105,9 @@ coverage: $(DEV)  ## which part of the hot code's lines and branches the quick u
 bench: $(DEV)  ## how long a hook takes as a process, and a release's look among up to 30,000 processes
 	@code=0; $(BIN)/python -m tests.bench.hooks || code=1; $(BIN)/python -m tests.bench.release || code=1; exit $$code
 
+bench-walks: $(DEV)  ## how many modules and functions a prolog, a dead owner and a metric pass through
+	@$(BIN)/python -m tests.bench.walks $(WORDS)
+
 bench-exporter: $(DEV)  ## the exporter on the NVML double
 	@$(BIN)/python -m tests.bench.exporter
 
@@ -120,7 +123,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-exporter gpu-check clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-walks bench-exporter gpu-check clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

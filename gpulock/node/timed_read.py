@@ -64,5 +64,5 @@ class TimedReader:
 
 
 def hung_error(pid: int) -> TimeoutError:
-    """Return the error of a process that hangs."""
-    return TimeoutError(f"process {pid} hangs: what it was started with cannot be read")
+    """Return the error of a process that hangs; on a node with too much to do it looks alike."""
+    return TimeoutError(f"process {pid} hangs, or this node is overloaded: its memory is not read")

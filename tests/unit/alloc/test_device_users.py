@@ -14,6 +14,7 @@ import pytest
 
 from gpulock.alloc import device_users
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.process_reader import too_much_of
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node import file_tables
 from gpulock.node.devices import Device
@@ -317,6 +318,23 @@ def test_a_thread_that_began_after_the_listing_is_read_as_well(
 
     monkeypatch.setattr(os, "listdir", begin_a_thread)
     assert stage.who() == [700]
+
+
+def test_threads_that_begin_without_end_cost_a_look_its_time_and_leave_a_doubt(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.fake.add(700, threads={700: "S", 701: "S"})
+    listdir = os.listdir
+
+    def begin_the_next(path: str) -> list[str]:
+        folder, _, thread = path.removesuffix("/fd").rpartition("/")
+        if folder.endswith("/task"):
+            Path(f"{folder}/{int(thread) + 1}/fd").mkdir(parents=True)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", begin_the_next)
+    monkeypatch.setattr(device_users, "LONGEST", 0.05)
+    assert stage.left() == too_much_of(record().uid)
 
 
 @pytest.mark.parametrize("compared", [True, False], ids=["by kcmp", "where kcmp is not known"])

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gpulock.daemon.idle.command import why_untrusted_program
+from gpulock.install.daemons import trusted_program_owners
 from gpulock.install.files import find_share_folder
 from gpulock.install.items import Remainder
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_lines
@@ -56,12 +58,17 @@ class PlugStack:
         wanted, is_made = [f"required {plugin}", f"required {plugin} {AGAIN}"], False
         with suppress(OSError):
             is_made = build_mark(hook) in atomic.read_file(str(plugin), _LARGEST)
+        why = why_untrusted_program(plugin, trusted_program_owners())
+        if is_made and why:
+            what = f"{why}, and slurmd runs {plugin.name} as root"
+            return Remainder(what, do="make it writable by root alone")
         needed = {*(wanted if self.naming(PYXIS) else wanted[:1])}
         if is_made and needed <= {line for _, line in self.lines}:
             return None
         prefix = [f"PREFIX={plugin.parent}"] if plugin.parent != HOOKS else []
         make = ["make", "-C", str(find_share_folder() / FOLDER), "install", *prefix]
         page = [
+            "Until plugin and lines are there, jobs have their locks and no mask of gpulock's.",
             "As root, on every node and login node:",
             f"    {shlex.join(make)}",
             "It needs make, cc, and slurm/spank.h of this Slurm (libslurm-dev, slurm-devel; else"

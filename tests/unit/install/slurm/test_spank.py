@@ -155,5 +155,20 @@ def test_what_is_missing_is_shown_whole(tmp_path: Path) -> None:
     wanted = [f"required {plugin}", f"required {plugin} again"]
     assert left(*WHOLE[0]) == wanted, "it is not made"
     plugin.write_bytes(b"\x7fELF " + build_mark(hook))
+    plugin.chmod(0o644)
     assert [left(*lines) for lines in WHOLE] == [None, None]
     assert [left(OTHER, *lines) for lines in LACKING] == [wanted] * len(LACKING)
+
+
+def test_a_plugin_that_others_may_write_is_named(tmp_path: Path) -> None:
+    """slurmd loads it as root, whoever may write it."""
+    plugin, hook = tmp_path / PLUGIN.name, Path("/hooks/slurm-task")
+    found = stack(tmp_path, *(line.replace(str(PLUGIN), str(plugin)) for line in WHOLE[0]))
+    plugin.write_bytes(build_mark(hook))
+    plugin.chmod(0o666)
+
+    left = found.remainder(plugin, hook)
+
+    assert left and f"{plugin} is writable by others" in left.clause
+    plugin.chmod(0o644)
+    assert found.remainder(plugin, hook) is None

@@ -43,6 +43,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
     for name, program in programs.items():
         if program and (why := check_program_trust(program, settings.root_uid())):
             yield f"{name}={program}: not run, {why}"
+    if settings.share_mps and not settings.shares:
+        yield "SHARE_MPS=yes: no card has places without SHARES"
     if settings.idle_kill and not settings.idle_command:
         yield f"IDLE_KILL={settings.idle_kill:.0f}: ends no job without IDLE_COMMAND"
 

@@ -28,7 +28,7 @@ from gpulock.daemon.history.record import (
 )
 from gpulock.daemon.reconcile.inventory_file import format_inventory, read_inventory_file
 from gpulock.daemon.slots.rsmap import load_withdrawn_ids, save_withdrawn_ids
-from gpulock.install.slurm.gres import slurm_map_text
+from gpulock.install.slurm.gres import GresSource, slurm_map_text
 from gpulock.node import settings
 from gpulock.node.device_list import read_nvml_inventory
 from gpulock.node.devices import Device
@@ -180,7 +180,9 @@ def write_formats(root: Path) -> None:
     (root / "inventory").write_text(format_inventory({**cards, **more}, BOOT))
     (root / "history").write_bytes(make_history_line(root))
     (root / "task").write_text(make_task_note().encode())
-    (root / "slurm-map").write_text(slurm_map_text(None, ["0", "1.gi1.ci0"], ("shard",)))
+    (root / "slurm-map").write_text(
+        slurm_map_text(GresSource("", "", ""), ["0", "1.gi1.ci0"], ("shard",))
+    )
     (root / "sge-map").write_text(format_card_map("node1", {("gpu", "GPU1"): CARD}))
     save_withdrawn_ids(str(root), {"gpu": {"gpu1": "gpu1[mem=4G]"}})
     (root / "cards").write_text(make_cards().text())

@@ -131,6 +131,6 @@ def write_map(node: Node, gres_conf: Path, shared: str = "") -> None:
     """Write gres.conf with every device, and the map of its positions."""
     minors = [str(device.minor) for device in node.devices()]
     gres_conf.write_text("".join(f"Name=gpu File=/dev/nvidia{minor}\n" for minor in minors))
-    source = GresSource(gres_conf, gres_conf_version(str(gres_conf)), "")
+    source = GresSource(str(gres_conf), gres_conf_version(str(gres_conf)), "")
     text = slurm_map_text(source, minors, shared.split())
     (Path(node.settings.state_dir) / NAME).write_text(text)

@@ -83,27 +83,16 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
         return
     policy = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
     unseen = [word for word in policy if word in POLICY_WORDS and word not in (MISSING, XID)]
-    seen = read_unit(units.EXPORTER)
-    state = manager.unit_state(seen)
+    state = manager.unit_state(read_unit(units.EXPORTER))
     last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
     here = last is not None and last.boot_id == boot_id
     if not here and not unseen and state in UNUSED:
         return
     then = last.boottime if here and last else None
     since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
-    failed = state is not None and state.endswith("failed")
-    why = f": exit {seen.get('ExecMainStatus')}{read_last_words()}" if failed else ""
-    do = _LOG if failed else how_to_start(units.EXPORTER)
+    do = _LOG if state and state.endswith("failed") else how_to_start(units.EXPORTER)
     lost = f"{' '.join(unseen)} is not detected" if unseen else "Jobs are not affected"
-    yield warning(f"down{since}{why}. {lost}", do)
-
-
-def read_last_words() -> str:
-    """Return the last line that the exporter wrote to the journal, as far as it is known."""
-    words = ("-n1", "-ocat", f"_SYSTEMD_UNIT={units.EXPORTER}")
-    with suppress(InstallError):
-        return f", {manager.run_systemd_program('journalctl', *words).strip()}"
-    return ""
+    yield warning(f"down{since}. {lost}", do)
 
 
 def systemd_checks(config: Path) -> list[Check]:

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock.daemon.mps import unit
 from gpulock.errors import Refusal, lost_records_refusal
 from gpulock.install.doctor.check import (
     DRIVER,
@@ -53,7 +52,6 @@ def node_checks(settings: Settings) -> list[Check]:
         Check(DRIVER, lambda: check_driver(settings), (INSTALLED,)),
         Check("EXPECTED_GPUS", lambda: check_gpu_number(settings), (DRIVER,)),
         Check("device nodes", lambda: check_device_nodes(settings), (DRIVER,)),
-        Check("SHARE_MPS", lambda: check_mps(settings), (DRIVER,)),
     ]
 
 
@@ -171,18 +169,6 @@ def check_driver(settings: Settings) -> Iterator[Finding]:
         what = "the driver does not list all UUIDs yet: containers lack them"
         state = fault if settings.visible_devices == "uuid" else warning
         yield state(what, "run nvidia-persistenced", "UUIDs")
-
-
-def check_mps(settings: Settings) -> Iterator[Finding]:
-    """Tell what keeps gpulockd from starting MPS."""
-    if not settings.share_mps:
-        return
-    if not settings.shares:
-        yield warning("no card has places, so that none has an MPS", "set SHARES, or SHARE_MPS=no")
-    for program in [f"{unit.BIN}/{name}" for name in unit.PROGRAMS]:
-        if not os.access(program, os.X_OK):
-            what = f"{program} is no program: each job that asks for a share is sent back"
-            yield fault(what, "install systemd and the driver's MPS, or set SHARE_MPS=no")
 
 
 def check_gpu_number(settings: Settings) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from gpulock.install.doctor.check import (
 from gpulock.install.doctor.installation import check_installation, check_trial
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.install import SlurmInstaller
-from gpulock.install.slurm.site import release_fault
+from gpulock.install.slurm.site import find_own_slurmd, release_fault
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PlugStack
 from gpulock.install.slurm.wanted import TASK, wanted_setting_lines
@@ -83,7 +83,7 @@ class SlurmChecks:
 
     def slurmd(self) -> Iterator[Finding]:
         """Look whether slurmd can be seen, as the reaper must."""
-        if self.installer.slurmd is None:
+        if find_own_slurmd(self.settings) is None:
             yield fault("none runs here", "start it: systemctl start slurmd")
         elif not SlurmSteps(self.settings).is_slurmd_seen(
             ProcessScan(Proc(self.settings.proc_root))
@@ -169,7 +169,7 @@ class SlurmChecks:
             # without the type no job of the cluster's can ask for any
             state = warning if self.conf.has("GresTypes", "gpu") else fault
             yield state(gres.NO_GRES, f"if one should, {gres.LOOK_AT_LIST}")
-        elif not self.by_slurm and not gres.has_gres_flag(site.gres_conf, site.node, "no_gpu_env"):
+        elif not self.by_slurm and not gres.has_gres_flag(site, "no_gpu_env"):
             what = "without no_gpu_env, but SLURM_DEVICE_SELECTION=gpulock: Slurm names cards too"
             do = "Flags=no_gpu_env on each Name=gpu line; restart slurmd, do not reconfigure"
             yield fault(what, do)
@@ -177,7 +177,7 @@ class SlurmChecks:
     def order(self) -> Iterator[Finding]:
         """Look whether position N is the card that CUDA calls N, where that decides the mask."""
         site = self.installer.site
-        by_uuid = gres.has_gres_flag(site.gres_conf, site.node, "env_uuid")  # 26.05 and later
+        by_uuid = gres.has_gres_flag(site, "env_uuid")  # 26.05 and later
         if not self.by_slurm or self.constrains() or by_uuid:
             return
         places = gres.devices_of_positions(self.settings, self.listed.positions)

@@ -21,7 +21,7 @@ import psutil
 
 from gpulock.errors import Refusal
 from gpulock.install.files import InstallError
-from gpulock.install.slurm.site import Slurmd, SlurmSite
+from gpulock.install.slurm.site import SlurmSite
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges, read_node_lines
 from gpulock.node import device_list, devices
 from gpulock.node.context import Node
@@ -87,38 +87,20 @@ def by_slurm(settings: Settings) -> bool:
     return settings.slurm_device_selection == "slurm"
 
 
-def slurm_map_text(
-    source: GresSource | None,
-    places: list[str],
-    shared: Sequence[str] = (),
-) -> str:
+def slurm_map_text(source: GresSource, places: list[str], shared: Sequence[str] = ()) -> str:
     """Return the text of the map; `shared` are the GRES that are parts of its devices; pure."""
-    pairs = [(GRES_CONF, str(source.path) if source else "")]
-    pairs += [(VERSION, source.version), (MEANING, source.meaning)] if source else []
+    pairs = [(GRES_CONF, source.path), (VERSION, source.version), (MEANING, source.meaning)]
     pairs += [(SHARED, " ".join(shared))] if shared else []
     pairs += [(str(number), place) for number, place in enumerate(places)]
     return f"{LINE}\n{kv.encode_pairs(pairs)}"
 
 
-def map_places(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the place of each position; where no hook reads them none for a fault of one.
-
-    Raises InstallError.
-    """
-    try:
-        return devices_of_positions(settings, wanted)
-    except InstallError:
-        if needs_gres_map(Node(settings).devices_if_driver(), settings):
-            raise
-        return []
-
-
 def devices_of_positions(settings: Settings, wanted: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the place of each position, which must be a device that the driver shows.
+    """Return the place of each position, none where no hook reads them; raise InstallError.
 
-    Raises InstallError.
+    Each must be a device that the driver shows.
     """
-    if not wanted:
+    if not (wanted and needs_gres_map(Node(settings).devices_if_driver(), settings)):
         return []
     try:
         found = device_list.read_devices(settings.driver_root, settings.sys_root)
@@ -197,28 +179,35 @@ def read_mig_capabilities(path: str) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class GresSource:
-    """gres.conf as the map was compared with it: its version, and what its lines mean here."""
+    """gres.conf as the map was compared with it: its version, and what its lines mean here.
 
-    path: Path
+    It has no path where slurmd's folder is not known.
+    """
+
+    path: str
     version: str
     meaning: str
 
 
-def read_gres_source(site: SlurmSite) -> GresSource | None:
-    """Return this node's gres.conf, None where there is none; raise InstallError."""
-    path = site.gres_conf  # by the name that slurmd knows
-    if path is None or not path.exists():
-        return None
-    version = gres_conf_version(str(path))  # first: what is written meanwhile is another one
-    return GresSource(path, version, gres_meaning(read_node_lines(path, site.node)))
+def read_gres_source(site: SlurmSite) -> GresSource:
+    """Return this node's gres.conf, which may not be there; raise InstallError."""
+    path = str(site.gres_conf or "")  # by the name that slurmd knows
+    version = gres_conf_version(path)  # first: what is written meanwhile is another one
+    return GresSource(path, version, gres_meaning(read_gres_lines(site)))
 
 
-def has_slurmd_read(slurmd: Slurmd | None, conf: Path | None, source: GresSource | None) -> bool:
+def read_gres_lines(site: SlurmSite) -> list[dict[str, str]]:
+    """Return what the lines of gres.conf say of this node; raise InstallError."""
+    path = site.gres_conf
+    return read_node_lines(path, site.node) if path and path.exists() else []
+
+
+def has_slurmd_read(site: SlurmSite) -> bool:
     """Return whether slurmd started after the last change of the files that make its list."""
-    files = [*([conf] if conf else []), *([source.path] if source else [])]
+    files = [path for path in (site.conf, site.gres_conf) if path and path.exists()]
     try:
         changed = max([path.stat().st_ctime for path in files], default=0.0)
-        return slurmd is None or psutil.Process(slurmd.pid).create_time() > changed
+        return not site.slurmd or psutil.Process(site.slurmd.pid).create_time() > changed
     except (OSError, psutil.Error):
         return False
 
@@ -229,9 +218,8 @@ def gres_meaning(lines: list[dict[str, str]]) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-def has_gres_flag(gres_conf: Path | None, node: str, flag: str) -> bool:
-    """Say whether each line of gres.conf that gives a node GPUs sets a flag."""
-    lines = read_node_lines(gres_conf, node) if gres_conf and gres_conf.exists() else []
-    lines = [line for line in lines if line.get("name", "").lower() == _GPU]
+def has_gres_flag(site: SlurmSite, flag: str) -> bool:
+    """Say whether each line of gres.conf that gives this node GPUs sets a flag."""
+    lines = [line for line in read_gres_lines(site) if line.get("name", "").lower() == _GPU]
     flags = [line.get("flags", "").lower().split(",") for line in lines]
     return bool(flags) and all(flag in words for words in flags)

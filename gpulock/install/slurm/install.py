@@ -19,13 +19,7 @@ from gpulock.install.items import ByHand, FileItem, Item, Remainder
 from gpulock.install.node_part import SHOW_MASK, NodePart
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.conf_lines import lines_that_lead_here, missing_lines
-from gpulock.install.slurm.site import (
-    Slurmd,
-    SlurmSite,
-    find_own_slurmd,
-    find_slurm_site,
-    release_fault,
-)
+from gpulock.install.slurm.site import SlurmSite, find_slurm_site, release_fault
 from gpulock.install.slurm.spank import PYXIS, PlugStack
 from gpulock.install.versions import (
     PLUGIN,
@@ -52,14 +46,9 @@ class SlurmInstaller(NodePart):
         self.paths = current_hooks(self.settings)
 
     @cached_property
-    def slurmd(self) -> Slurmd | None:
-        """The slurmd of this node; raises InstallError for several."""
-        return find_own_slurmd(self.settings)
-
-    @cached_property
     def site(self) -> SlurmSite:
         """This node's Slurm; raises InstallError."""
-        return find_slurm_site(self.settings, self.slurmd)
+        return find_slurm_site(self.settings)
 
     def parts(self) -> list[Item]:
         conf = self.site.in_force()
@@ -73,7 +62,7 @@ class SlurmInstaller(NodePart):
             items.append(ByHand("SPANK plugin", lambda: stack.remainder(plugin, task)))
         lines = partial(missing_lines, self.site, self.settings, by_spank)
         items.append(ByHand("slurm.conf", lines))
-        if self.slurmd:
+        if self.site.slurmd:
             self.trial = f"srun --nodelist={self.site.node} --gres=gpu:1 {SHOW_MASK}"
         return items
 
@@ -119,8 +108,8 @@ class SlurmInstaller(NodePart):
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else dict[str, str]()
         if str(self.site.binaries) != Settings({}).slurm_binaries:  # not at its usual place
             counted["SLURM_BINARIES"] = str(self.site.binaries)
-        if self.slurmd and self.slurmd.conf:
-            counted["SLURM_CONF"] = self.slurmd.conf
+        if self.site.slurmd and self.site.slurmd.conf:
+            counted["SLURM_CONF"] = self.site.slurmd.conf
         return self.settings_file_item(counted)
 
     def check_shares(self, shared: tuple[str, ...]) -> None:
@@ -140,17 +129,17 @@ class SlurmInstaller(NodePart):
                     f"slurmctld gives out GPUs of {name}, but {gres.NO_GRES}; {gres.LOOK_AT_LIST}"
                 )
 
-    def map_item(self, source: gres.GresSource | None, listed: gres.GresList) -> FileItem:
+    def map_item(self, source: gres.GresSource, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
         if not listed.positions:
             self.check_none_given()
             self.note(f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}")
-        places = gres.map_places(self.settings, listed.positions)
+        places = gres.devices_of_positions(self.settings, listed.positions)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
-        if item.read() != text and not gres.has_slurmd_read(self.slurmd, self.site.conf, source):
+        if item.read() != text and not gres.has_slurmd_read(self.site):
             self.note(
-                f"{source.path if source else self.site.conf} is younger than slurmd: if no"
-                " scontrol reconfigure was run since, run it now, before the next GPU job starts"
+                f"{source.path or self.site.conf} is younger than slurmd: if no scontrol"
+                " reconfigure was run since, run it now, before the next GPU job starts"
             )
         return item

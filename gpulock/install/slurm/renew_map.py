@@ -17,7 +17,7 @@ from gpulock.install.files import InstallError, lock_installation
 from gpulock.install.items import FileItem, Wanted
 from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
-from gpulock.install.slurm.site import find_own_slurmd, find_slurm_site
+from gpulock.install.slurm.site import find_slurm_site
 from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
 
 DONE, NOT_DONE = 0, 1
@@ -31,20 +31,22 @@ def renew_gres_map(config: Path, ask: bool) -> str:
     """
     settings = current_settings(config)
     pairs = read_map_pairs(settings.state_dir)
-    slurmd = find_own_slurmd(settings)
-    site = find_slurm_site(settings, slurmd)
+    site = find_slurm_site(settings)
     source = gres.read_gres_source(site)
     places = [place for _, place in sorted(map_positions(pairs).items(), key=lambda p: int(p[0]))]
     shared = pairs.get(SHARED, "").split()
     known = (places, shared)
-    same = (source.meaning if source else "") == pairs.get(gres.MEANING, "")
+    same = source.meaning == pairs.get(gres.MEANING, "")
     if ask or not same:
         listed = gres.parse_gres_list(site.gres())
         if listed.positions or not places:
-            places, shared = gres.map_places(settings, listed.positions), list(listed.shared)
+            places, shared = (
+                gres.devices_of_positions(settings, listed.positions),
+                list(listed.shared),
+            )
         elif not same:  # else NVML was not to be loaded: gpulockd opens no device
             raise InstallError(f"{gres.NO_GRES}; {gres.LOOK_AT_LIST}")
-    if (places, shared) != known and not gres.has_slurmd_read(slurmd, site.conf, source):
+    if (places, shared) != known and not gres.has_slurmd_read(site):
         raise InstallError(
             "slurmd has another list of GPUs in its files than in force, as far as is known:"
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"

@@ -127,12 +127,13 @@ def _what_it_said(done: subprocess.CompletedProcess[str]) -> str:
     return (f"{fatal}{message}" or "; ".join(errors) or last)[:_MESSAGE]
 
 
-def find_slurm_site(settings: Settings, slurmd: Slurmd | None) -> SlurmSite:
+def find_slurm_site(settings: Settings) -> SlurmSite:
     """Return this node's Slurm: what the settings give, then what slurmd was started with.
 
     Raises InstallError where there is no Slurm, and for programs that others could have put where
     they are, unless the settings name their folder.
     """
+    slurmd = find_own_slurmd(settings)
     conf = settings.slurm_conf or (slurmd.conf if slurmd else "")
     there = [path for path in (DEFAULT_CONF, FETCHED_CONF) if path.is_file()]
     path = Path(conf) if conf else next(iter(there), None)

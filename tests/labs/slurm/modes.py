@@ -60,7 +60,7 @@ def write_map(gpus: Gpulock, node: str, places: Sequence[int | str]) -> None:
     source = gpus.slurm.lab / "etc/gres.conf"
     state = gpus.slurm.path_in(node, "/var/lib/gpulock")
     said = read_node_lines(source, node)
-    compared = GresSource(source, gres_conf_version(str(source)), gres_meaning(said))
+    compared = GresSource(str(source), gres_conf_version(str(source)), gres_meaning(said))
     text = slurm_map_text(compared, list(map(str, places)), [*gpus.slurm.setup.shares])
     (state / "slurm-map").write_text(text)
 

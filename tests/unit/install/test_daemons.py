@@ -16,6 +16,7 @@ from gpulock.install.daemons import SchedulerDaemon, find_scheduler_daemons
 from gpulock.install.files import InstallError
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.install.sge.site import find_execds, find_sge_binaries
+from gpulock.install.slurm import site as slurm_site
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings, parse_settings
@@ -218,13 +219,16 @@ def test_no_client_is_run_that_others_could_have_put_there(machine: Machine, ope
 
 
 @pytest.mark.parametrize("name", ["bin/scontrol", "sbin/slurmd"])
-def test_no_program_of_slurms_is_run_that_others_can_write(machine: Machine, name: str) -> None:
+def test_no_program_of_slurms_is_run_that_others_can_write(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     scontrol, slurmd = machine.program("bin/scontrol"), machine.program("sbin/slurmd")
+    monkeypatch.setattr(slurm_site, "find_slurmds", lambda _: [Slurmd(7, slurmd)])
     (machine.root / name).chmod(0o777)
 
     with pytest.raises(InstallError, match=f"{name} is writable by others.*set SLURM_BINARIES"):
-        find_slurm_site(Settings({}), Slurmd(7, slurmd))
+        find_slurm_site(Settings({}))
 
     by_hand = Settings({"SLURM_BINARIES": str(scontrol.parent)})  # an administrator's word
-    site = find_slurm_site(by_hand, Slurmd(7, slurmd))
+    site = find_slurm_site(by_hand)
     assert (site.binaries, site.slurmd) == (scontrol.parent, Slurmd(7, slurmd))

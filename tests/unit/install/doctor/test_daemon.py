@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core import sample
-from gpulock.daemon.mps import unit
 from gpulock.deadline import clock_boottime
 from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
-from gpulock.install.doctor.node import UNREADABLE, check_mps, check_settings, node_checks
+from gpulock.install.doctor.node import UNREADABLE, check_settings, node_checks
 from gpulock.install.systemd import install, manager, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node.settings import parse_settings
@@ -25,7 +24,6 @@ from gpulock.node.settings_file import read_settings
 from gpulock.store.verdicts import FRESH, write_verdicts
 from tests.support.cli_site import Site
 from tests.support.install_site import harm
-from tests.support.scripts import write_script
 from tests.support.systemd_site import SystemdNode, make_systemd_node
 from tests.support.trees import BOOT, Box
 
@@ -121,8 +119,8 @@ def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
 
 def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "gpulock.conf"
-    path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\n")
-    assert [one.state for one in check_settings(read_settings(str(path)), path)] == [FAULT, FAULT]
+    path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\nSHARE_MPS=yes\n")
+    assert [one.state for one in check_settings(read_settings(str(path)), path)] == [FAULT] * 3
     path.write_text("QUARANTINE_ON=xid\n")
     path.chmod(0o644)
     assert [*check_settings(read_settings(str(path)), path)] == []
@@ -131,18 +129,6 @@ def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> N
     assert (found.state, found.what) == (WARNING, UNREADABLE.format(path))
     path.rename(path.with_name("other"))
     assert [*check_settings(parse_settings("", str(path)), path)] == []
-
-
-def test_what_keeps_mps_from_starting_is_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit, "BIN", str(box.root))
-    write_script(box.root / unit.RUN, "exit 0")
-    box.settings |= {"SHARES": "0:4", "SHARE_MPS": "yes"}
-    assert [(one.state, one.what.partition(":")[0]) for one in check_mps(box.node().settings)] == [
-        (FAULT, f"{box.root}/{name} is no program") for name in (unit.CONTROL, unit.CTL)
-    ]
-    for name in (unit.CONTROL, unit.CTL):
-        write_script(box.root / name, "exit 0")
-    assert [*check_mps(box.node().settings)] == []
 
 
 # --- the services that systemd runs ---------------------------------------------------------------

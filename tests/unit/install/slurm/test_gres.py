@@ -14,6 +14,7 @@ from gpulock.install.slurm.gres import (
     has_gres_flag,
     parse_gres_list,
 )
+from gpulock.install.slurm.site import Slurmd, SlurmSite
 from gpulock.install.slurm.slurm_conf import expand_bracket_ranges
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import read_settings
@@ -155,6 +156,7 @@ def test_on_a_real_node_only_an_nvidia_device_is_one(tmp_path: Path) -> None:
 def test_a_flag_counts_on_the_lines_of_this_node(
     tmp_path: Path, lines: str, *, flagged: bool
 ) -> None:
-    path = tmp_path / "gres.conf"
-    path.write_text(f"{lines}\n")
-    assert has_gres_flag(path, "n2", "no_gpu_env") is flagged
+    conf = tmp_path / "slurm.conf"
+    conf.with_name("gres.conf").write_text(f"{lines}\n")
+    site = SlurmSite(tmp_path, conf, Slurmd(1, tmp_path / "slurmd", node="n2"))
+    assert has_gres_flag(site, "no_gpu_env") is flagged

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_owner import belongs_to_other_claim
 from gpulock.alloc.states import FOREIGN, HELD_IDLE, DeviceState
 from gpulock.cli.select import Subject
@@ -118,7 +119,10 @@ def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> F
         carriers = format_process_list(proc, sight.scan.carriers(gid))
         nobody = f"no process{unseen_note(proc)}"
         found.append(("group", f"{gid}, carried by {carriers or nobody}"))
-    if record.sid and not record.add_grp_id:
+    if record.scheduler == "process":  # past a claim's end this is what keeps it
+        left = find_job_processes(lock, sight.scan).pids
+        found.append(("beside it", format_process_list(proc, [*left]) or "nothing to be seen"))
+    elif record.sid and not record.add_grp_id:
         members = [pid for pid in sight.scan.session_members(record.sid) if pid != record.pid]
         nobody = f"no other process{unseen_note(proc)}"
         found.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.alloc.device_users import OpenFiles
+from gpulock.alloc.environs import CLAIM
 from gpulock.cli.status import attention, evidence, why
 from gpulock.cli.status.evidence import describe_process, printable_process_name
 from gpulock.cli.status.status_view import ProcessView, view_node
@@ -465,6 +466,16 @@ def test_of_a_card_that_is_gone_a_lock_that_no_reap_can_free_is_told_as_such(sit
     assert said["freed by"] == "an administrator: no reap frees what it cannot read"
     assert said["next"] == f'{site.gpulock} release 0000:ff:00.0 --force --reason "TEXT"'
     assert "end of its job" not in site.call("status").stdout
+
+
+def test_what_keeps_a_claim_past_its_end_is_named_beside_the_shell(site: Site) -> None:
+    shell = str(os.getpid())
+    site.hold(0, scheduler="process", job_id=shell, uid=os.getuid(), until=1.0)
+    with subprocess.Popen(["/bin/sleep", "300"], env={CLAIM: "t"}) as job:
+        found = facts(site.call("why", "0").stdout)
+        job.kill()
+    assert "it is over" in found["end"]
+    assert (found["process"].split()[0], found["beside it"]) == (shell, f"{job.pid} (sleep)")
 
 
 def test_the_process_that_lives_is_named_where_the_one_that_claimed_is_gone(

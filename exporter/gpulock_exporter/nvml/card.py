@@ -159,6 +159,9 @@ def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
                 return None
             if not card.refused(look, "nvlink", f"link {link}", fault.value):
                 return None
+        except ValueError as fault:  # bytes that are no text
+            look.fail("nvlink", card.lock_id, fault)
+            return None
     return dict(found)
 
 

@@ -76,8 +76,9 @@ def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
 def restore_buckets(
     since: float, width: float | None, used: Sequence[int], covered: Sequence[int]
 ) -> Buckets:
-    """Return the buckets of a file, in which they are milliseconds."""
-    seconds = ([one / MILLI for one in values] for values in (used, covered))
+    """Return the buckets of a file, in which they are milliseconds; none of lists that differ."""
+    lists = (used, covered) if len(used) == len(covered) else ((), ())
+    seconds = ([one / MILLI for one in values] for values in lists)
     return Buckets(since, width or FIRST_WIDTH, *seconds)
 
 

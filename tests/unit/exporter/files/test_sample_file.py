@@ -115,6 +115,15 @@ def test_of_counters_those_are_remembered_that_this_release_understands() -> Non
     assert list(totals.counters) == ["nvlink"]
 
 
+def test_use_over_time_whose_two_lists_do_not_match_is_left_out() -> None:
+    """An account goes on with those it has: of unequal ones none says which seconds it is of."""
+    found = parse_sample(SAMPLE.replace("used=500,500", "used=500"), SAMPLE_LINE)
+    account = restore_exporter_memory(found, BOOT, 2000.0).ledger.accounts[A][bus(0)]
+    account.buckets.add(1004.0, 1.0, 1.0)
+    assert account.buckets.covered == [0.0, 0.0, 1.0]
+    assert account.busy == 1.0
+
+
 def opened(root: Path) -> ExporterFolder:
     folder = ExporterFolder(str(root / "run"))
     folder.open()

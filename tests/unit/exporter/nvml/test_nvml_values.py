@@ -11,8 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 from gpulock_exporter.nvml import field_values
-from gpulock_exporter.nvml.answers import RETRY, VALUES, NvmlDevice, PollContext
-from gpulock_exporter.nvml.card import read_numa_node
+from gpulock_exporter.nvml.answers import NAMED, RETRY, VALUES, NvmlDevice, PollContext
+from gpulock_exporter.nvml.card import read_numa_node, read_nvlinks
 from gpulock_exporter.nvml.field_values import (
     BOARD_FIELDS,
     ECC,
@@ -213,6 +213,17 @@ def test_a_card_that_writes_no_samples_while_idle_is_seen_by_snapshots() -> None
 def test_a_snapshot_does_not_stand_for_minutes_in_which_a_card_was_lost() -> None:
     source = UtilizationSamples(100.0)
     assert source.snapshot(50, 100 + 600).observed == KEPT
+
+
+def test_the_end_of_a_link_whose_bus_id_is_no_text_is_a_failure_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    garbage = NVML.nvmlPciInfo_t(busId=b"\xff\xfe")
+    monkeypatch.setattr(NAMED, "nvmlDeviceGetNvLinkState", lambda *_: 1)
+    monkeypatch.setattr(NAMED, "nvmlDeviceGetNvLinkRemotePciInfo", lambda *_: garbage)
+    look = PollContext(100.0)
+    assert read_nvlinks(NvmlDevice(NVML.c_nvmlDevice_t(), "0000:3b:00.0"), look) is None
+    assert {*look.failures} == {"nvlink"}
 
 
 MIB = 1 << 20

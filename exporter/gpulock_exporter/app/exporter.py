@@ -110,10 +110,12 @@ class Exporter:
                 return
             self._list_due, patience = now + LIST_PERIOD, DRIVER_SECONDS
             self._asked = BackgroundCall(self._node.devices)
+        if not self._asked.wait(patience):
+            return
         try:
-            self.devices = self._asked.answer(patience)
+            self.devices = self._asked.answer()
         except NoAnswerError:
-            return  # what it listed last stands
+            pass  # no thread could be started: what it listed last stands
         except Refusal:
             self.devices = []  # there is no driver
         except OSError:

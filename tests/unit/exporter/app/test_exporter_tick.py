@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import re
 import threading
 from pathlib import Path
@@ -163,6 +164,22 @@ def test_a_driver_that_hangs_leaves_what_it_listed_and_one_that_is_gone_nothing(
     monkeypatch.setattr(Node, "devices", hang)
     ticking.tick()
     assert asked == [1], "it is not asked again at once"
+
+
+def test_a_node_without_room_for_a_thread_costs_one_reading_of_the_drivers_list(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", raising(RuntimeError("can't start new thread")))
+        ticking.tick()
+    assert ticking.exporter.devices is None
+
+    def listed_again() -> list[Device] | None:
+        ticking.clock.now += LIST_PERIOD
+        ticking.tick()
+        return ticking.exporter.devices
+
+    assert len(wait_until(listed_again, why="the list") or ()) == 4
 
 
 # --- the journal: what fails is told with its reason, once, and not in a flood -----------------

@@ -104,7 +104,7 @@ class DeviceTelemetry:
     pcie_replays: int | None = known("pcie", 0, MOST_ERRORS)
     nvlink_errors: dict[str, int] | None = known("nvlink", 0, MOST_BYTES)  # by kind: `replay`, ...
     nvlink_active: int | None = known("nvlink", 0, MOST_ID)  # links that are up
-    fabric: int | None = known("nvlink", 1, 5)  # nvml/field_values.py
+    fabric: int | None = known("nvlink", 1, 5)  # nvml/slow_counters.py
     pcie_transmit: int | None = known("pcie", 0, MOST_COUNT)  # bytes, as are the next three
     pcie_receive: int | None = known("pcie", 0, MOST_COUNT)
     nvlink_transmit: int | None = known("nvlink", 0, MOST_COUNT)

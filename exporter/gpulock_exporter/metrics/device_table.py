@@ -17,7 +17,7 @@ CLOCK_REASONS = (  # nvmlClocksEventReasons of nvml.h, from bit 0 on
     *("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
     *("display_clock_setting", "board_limit", "reliability"),
 )
-FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/field_values.py
+FABRIC_STATES = {  # nvmlGpuFabricState_t; the last two are ours: nvml/slow_counters.py
     1: "not_started",
     2: "in_progress",
     3: "completed",

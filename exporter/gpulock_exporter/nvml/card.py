@@ -12,8 +12,8 @@ import pynvml
 
 from gpulock_exporter.frame import DeviceTelemetry, normalize_bus_id
 from gpulock_exporter.nvml.answers import ABSENT, NvmlDevice, PollContext, calls
-from gpulock_exporter.nvml.field_values import SlowCounters
 from gpulock_exporter.nvml.gpm import GpmWindow
+from gpulock_exporter.nvml.slow_counters import SlowCounters
 from gpulock_exporter.nvml.utilisation_samples import SampleList, UtilizationSamples
 
 ENABLED = 1  # NVML_DEVICE_MIG_ENABLE

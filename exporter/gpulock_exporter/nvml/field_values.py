@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Field values: many numbers of a card for one call; those that change seldom are kept.
+"""Field values: many numbers of a card for one call.
 
 Only the worker imports this. The numbers of the fields are written out, with the release that
 brought the newer ones, for nvidia-ml-py names only those that it knows. pynvml makes a structure
@@ -20,61 +20,17 @@ import pynvml
 
 from gpulock_exporter.frame import RULES
 from gpulock_exporter.nvml.answers import (
-    NAMED,
     NARROW,
     NOT_AVAILABLE,
     VALUES,
     NvmlDevice,
     PollContext,
     call_nvml,
-    calls,
 )
 
-FABRIC_DONE = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
-FABRIC_FAILED, FABRIC_UNHEALTHY = 4, 5  # ours: done with an error, and done but not well
-FABRIC = struct.Struct("@I16sIIB3xIB3x")  # nvmlGpuFabricInfo_v3_t; version 2 ends with the mask
-SUMMARY_UNHEALTHY = 2  # NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY
-MASK_FLAGS, FLAG_TRUE = (0, 2, 4, 6), 1  # of the health mask: two bits for each fault, 1: it is so
-MASK_CONFIGURATION, CONFIGURATION_GOOD = 8, 1  # four bits: 0 not supported, 1 none is wrong
-VERSION_WORD = 4  # bytes
 FIELD = struct.Struct("@IIqqII8s")  # nvmlFieldValue_t
 LISTS_KEPT = 64  # of fields that were asked for together: those that a card lacks are left out
 ALL_LINKS = 0xFFFFFFFF  # nvml.h: the scope that adds up the counters of all NVLinks
-
-
-def fabric_query(call: str, version: int, size: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
-    """Return a way to ask how far a card is registered with the NVLink fabric; 0: there is none.
-
-    Without it CUDA finds no card on a node with NVSwitch (Hopper and later). A call without a
-    version fills in neither that word nor whether the card is well there.
-    """
-
-    def read(handle: pynvml.c_nvmlDevice_t) -> int:
-        raw = ctypes.create_string_buffer(FABRIC.size)
-        struct.pack_into("@I", raw, 0, size | version << 24)
-        call_nvml(call, handle, ctypes.byref(raw, 0 if version else VERSION_WORD))
-        _, _, status, _, state, mask, summary = FABRIC.unpack(raw.raw)
-        if state != FABRIC_DONE:
-            return int(state)
-        if status:
-            return FABRIC_FAILED
-        bad = summary == SUMMARY_UNHEALTHY or is_fabric_mask_bad(mask)
-        return FABRIC_UNHEALTHY if bad else FABRIC_DONE
-
-    return read
-
-
-def is_fabric_mask_bad(mask: int) -> bool:
-    """Return whether a health mask names a fault. Pure."""
-    flags = any(mask >> shift & 3 == FLAG_TRUE for shift in MASK_FLAGS)
-    return flags or mask >> MASK_CONFIGURATION & 15 > CONFIGURATION_GOOD
-
-
-FABRIC_CALLS = (
-    fabric_query("nvmlDeviceGetGpuFabricInfoV", 3, FABRIC.size),  # 550
-    fabric_query("nvmlDeviceGetGpuFabricInfoV", 2, FABRIC.size - 4),
-    fabric_query("nvmlDeviceGetGpuFabricInfo", 0, 0),  # 525
-)
 
 
 class NvmlField(NamedTuple):
@@ -152,7 +108,6 @@ NVLINK = (
     NvmlField(139, ALL_LINKS, "nvlink_receive", read=lambda kib: int(kib) * KIB),
 )
 
-WORD = 1 << 32
 LARGEST = dict.fromkeys((PENDING, FAILURE, *NVLINK_STATES), 1)  # flags; others may be any
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 ZEROS = (0, 0, 0, 0, bytes(8))  # an entry behind number and scope: no time, so nobody filled it in
@@ -160,7 +115,6 @@ UNFILLED = (0, 0, 0, NOT_SUPPORTED, bytes(8))
 UNKNOWN_FIELD = pynvml.NVML_ERROR_INVALID_ARGUMENT  # of one field: it is newer than the driver
 BOARD_FIELDS = (PENDING, FAILURE, RECOVERY_ACTION, MEMORY_TEMPERATURE, REPLAYS)
 ALWAYS = (*ECC, *REMAPPED, *BOARD_FIELDS)
-MILLI, WHOLE = 1e3, 100  # milliwatts, percent
 
 FieldValue = tuple[int, int, bytes]  # error, nvmlValueType_t, the value as it lies in memory
 
@@ -242,104 +196,3 @@ def field_error(field: NvmlField, error: int, value_type: int) -> int:
     if value_type >= len(VALUES) or (field in PCIE and value_type == NARROW):
         return NOT_SUPPORTED
     return 0
-
-
-class SlowCounters:
-    """The last values of a card that change seldom, by the names of their attributes in a record.
-
-    They are read every few seconds. Some of it costs the driver a millisecond, with the lock held
-    that the applications wait for (docs/facts/nvml.md, cost); the cards take
-    turns. In between a frame has the last values, and their failures.
-    """
-
-    def __init__(self, driver: str) -> None:
-        self._reasons = reason_fields(driver)
-        self.values: dict[str, Any] = {}
-        self.failures: dict[str, str] = {}
-        self.due = 0.0
-        self._pcie: dict[NvmlField, float] = {}
-
-    def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
-        """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
-        now = PollContext(look.now)
-        self.values, self.failures = {}, now.failures
-        links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
-        values = read_fields(card, now, (*self._reasons, *ALWAYS, *links, *(PCIE if pcie else ())))
-        self._leave_out_narrow(card, now, values)
-        persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
-        self.values = board_values(values)
-        for name, (way, unit) in BOARD_CALLS.items():
-            value = card.query(now, RULES[name].collector, way)
-            if value is not None and value not in NOT_AVAILABLE:
-                self.values[name] = value / unit if unit else value
-        if ecc := _with_sram(card, now, self.values.get("ecc")):
-            self.values["ecc"] = ecc
-        if persistence in (0, 1):
-            self.values["persistence"] = persistence == 1
-        if nvlink and (fabric := card.query(now, "nvlink", *FABRIC_CALLS)):
-            self.values["fabric"] = fabric
-
-    def _leave_out_narrow(
-        self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
-    ) -> None:
-        """Drop bytes over PCIe that fell before they filled 32 bits: see `field_error`."""
-        for field in PCIE:
-            value = values.get(field, 0)
-            if value < self._pcie.get(field, 0) < WORD:
-                values.pop(field, None)
-                card.refused(look, field.collector, field, NOT_SUPPORTED)
-            elif value:
-                self._pcie[field] = value
-
-
-def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
-    """Return what field values say, by the names of the fields of a record."""
-    found: dict[str, Any] = {}
-    for field in sorted(values, key=lambda field: field.id):
-        value = field.read(values[field])
-        if field.key:
-            found.setdefault(field.name, {})[field.key] = value
-        else:
-            found[field.name] = value
-    if "nvlink_active" in found:
-        found["nvlink_active"] = sum(found["nvlink_active"].values())
-    if not found.get("memory_temperature"):  # 0: no sensor
-        found.pop("memory_temperature", None)
-    for sent, received in (NVLINK, PCIE):  # one direction alone is no traffic
-        if not {sent.name, received.name} <= found.keys():
-            found.pop(sent.name, None)
-            found.pop(received.name, None)
-    return found
-
-
-def _with_sram(
-    card: NvmlDevice, look: PollContext, ecc: dict[str, int] | None
-) -> dict[str, int] | None:
-    """Add the errors in SRAM, where a card (from Ampere on) tells them as one, by no field."""
-    if ecc and any(not name.endswith(".dram") for name in ecc):
-        return ecc  # it tells its caches apart, and they are the SRAM
-    found = dict(ecc or {})
-    for name, way in SRAM_QUERIES.items():
-        count = card.query(look, "ecc", way)
-        if count is not None and count not in NOT_AVAILABLE:
-            found[name] = count
-    return found or None
-
-
-BOARD_CALLS: dict[str, tuple[Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
-    "power_limit": (calls.nvmlDeviceGetPowerManagementLimit, MILLI),
-    "power_limit_enforced": (calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
-    "fan": (calls.nvmlDeviceGetFanSpeed, WHOLE),
-    "pcie_generation": (calls.nvmlDeviceGetCurrPcieLinkGeneration, 0),
-    "pcie_generation_max": (calls.nvmlDeviceGetMaxPcieLinkGeneration, 0),
-    "pcie_width": (calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
-    "pcie_width_max": (calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
-}
-SINCE_LOAD, SRAM = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_MEMORY_LOCATION_SRAM
-SRAM_QUERIES = {
-    name: NAMED.bind("nvmlDeviceGetMemoryErrorCounter", kind, SINCE_LOAD, SRAM)
-    for name, kind in (
-        ("corrected.sram", pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        ("uncorrected.sram", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-    )
-}

@@ -26,11 +26,11 @@ from gpulock_exporter.nvml.field_values import (
     REASON_SECONDS,
     REMAPPED,
     NvmlField,
-    board_values,
     field_error,
     read_fields,
 )
 from gpulock_exporter.nvml.gpm import GRAPHICS, measure_gpm_window
+from gpulock_exporter.nvml.slow_counters import board_values
 from gpulock_exporter.nvml.utilisation_samples import (
     DRY,
     HEAL,

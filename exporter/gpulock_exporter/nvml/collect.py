@@ -19,16 +19,10 @@ from gpulock_exporter.nvml.utilisation_samples import NOTHING, BusyTime
 
 SLOW = 5.0  # seconds between two looks at what changes seldom
 TURNS = 8  # cards take turns within that time
-MEGA = 1e6
 WHOLE = 100  # percent
 NO_SAMPLES = pynvml.NVML_ERROR_NOT_FOUND
 
 MEMORY_V2 = NAMED.bind("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)  # 510
-TEMPERATURE = NAMED.bind("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-# as CUDA 14 will want it (nvml.h 13): the other call is to go
-TEMPERATURE_V = NAMED.bind("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
-SM_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
-MEMORY_CLOCK = NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
 
 
 def collect_utilization(card: NvmlCard, records: Records, look: PollContext) -> None:
@@ -91,25 +85,6 @@ def collect_power(card: NvmlCard, records: Records, look: PollContext) -> None:
         records[0].power = milliwatts / 1e3
     if ENERGY in values:
         records[0].energy = values[ENERGY] / 1e3
-
-
-def collect_temperature(card: NvmlCard, records: Records, look: PollContext) -> None:
-    """Degrees Celsius of the chip."""
-    degrees = card.query(look, "temperature", TEMPERATURE, TEMPERATURE_V)
-    records[0].temperature = None if degrees is None else float(degrees)
-
-
-def collect_clocks(card: NvmlCard, records: Records, look: PollContext) -> None:
-    """Hertz, and what holds the clocks down now."""
-    sm, mem = (card.query(look, "clocks", clock) for clock in (SM_CLOCK, MEMORY_CLOCK))
-    records[0].sm_clock = None if sm is None else sm * MEGA
-    records[0].memory_clock = None if mem is None else mem * MEGA
-    records[0].clock_reasons = card.query(
-        look,
-        "clocks",
-        calls.nvmlDeviceGetCurrentClocksEventReasons,  # 535
-        calls.nvmlDeviceGetCurrentClocksThrottleReasons,
-    )
 
 
 def collect_gpm(card: NvmlCard, records: Records, look: PollContext) -> None:

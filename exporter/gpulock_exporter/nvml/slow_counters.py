@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a card tells at a slower rhythm: counters, limits, links, its place in the NVLink fabric.
+"""What a card tells at a slower rhythm: temperature, clocks, counters, limits, links, its fabric.
 
 Only the worker imports this.
 """
@@ -42,7 +42,7 @@ MASK_FLAGS, FLAG_TRUE = (0, 2, 4, 6), 1  # of the health mask: two bits for each
 MASK_CONFIGURATION, CONFIGURATION_GOOD = 8, 1  # four bits: 0 not supported, 1 none is wrong
 VERSION_WORD = 4  # bytes
 WORD = 1 << 32
-MILLI, WHOLE = 1e3, 100  # milliwatts, percent
+MILLI, MEGA, WHOLE = 1e3, 1e6, 100  # milliwatts, megahertz, percent
 
 
 def fabric_query(call: str, version: int, size: int) -> Callable[[pynvml.c_nvmlDevice_t], int]:
@@ -102,16 +102,13 @@ class SlowCounters:
         links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
         values = read_fields(card, now, (*self._reasons, *ALWAYS, *links, *(PCIE if pcie else ())))
         self._leave_out_narrow(card, now, values)
-        persistence = card.query(now, "devices", calls.nvmlDeviceGetPersistenceMode)
         self.values = board_values(values)
-        for name, (way, unit) in BOARD_CALLS.items():
-            value = card.query(now, RULES[name].collector, way)
+        for name, (read, *ways) in BOARD_CALLS.items():
+            value = card.query(now, RULES[name].collector, *ways)
             if value is not None and value not in NOT_AVAILABLE:
-                self.values[name] = value / unit if unit else value
+                self.values[name] = read(value)
         if ecc := _with_sram(card, now, self.values.get("ecc")):
             self.values["ecc"] = ecc
-        if persistence in (0, 1):
-            self.values["persistence"] = persistence == 1
         if nvlink and (fabric := card.query(now, "nvlink", *FABRIC_CALLS)):
             self.values["fabric"] = fabric
 
@@ -148,6 +145,16 @@ def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
     return found
 
 
+def watts(milliwatts: int) -> float:
+    """Return milliwatts in watts."""
+    return milliwatts / MILLI
+
+
+def hertz(megahertz: int) -> float:
+    """Return megahertz in hertz."""
+    return megahertz * MEGA
+
+
 def _with_sram(
     card: NvmlDevice, look: PollContext, ecc: dict[str, int] | None
 ) -> dict[str, int] | None:
@@ -162,14 +169,27 @@ def _with_sram(
     return found or None
 
 
-BOARD_CALLS: dict[str, tuple[Callable[[pynvml.c_nvmlDevice_t], int], float]] = {
-    "power_limit": (calls.nvmlDeviceGetPowerManagementLimit, MILLI),
-    "power_limit_enforced": (calls.nvmlDeviceGetEnforcedPowerLimit, MILLI),
-    "fan": (calls.nvmlDeviceGetFanSpeed, WHOLE),
-    "pcie_generation": (calls.nvmlDeviceGetCurrPcieLinkGeneration, 0),
-    "pcie_generation_max": (calls.nvmlDeviceGetMaxPcieLinkGeneration, 0),
-    "pcie_width": (calls.nvmlDeviceGetCurrPcieLinkWidth, 0),
-    "pcie_width_max": (calls.nvmlDeviceGetMaxPcieLinkWidth, 0),
+TEMPERATURE = NAMED.bind("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+# as CUDA 14 will want it (nvml.h 13): the other call is to go
+TEMPERATURE_V = NAMED.bind("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+# how each value is made of the number that the first way gives which driver and card have
+BOARD_CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "persistence": ({0: False, 1: True}.get, calls.nvmlDeviceGetPersistenceMode),
+    "power_limit": (watts, calls.nvmlDeviceGetPowerManagementLimit),
+    "power_limit_enforced": (watts, calls.nvmlDeviceGetEnforcedPowerLimit),
+    "temperature": (float, TEMPERATURE, TEMPERATURE_V),
+    "fan": (lambda percent: percent / WHOLE, calls.nvmlDeviceGetFanSpeed),
+    "sm_clock": (hertz, NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)),
+    "memory_clock": (hertz, NAMED.bind("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)),
+    "clock_reasons": (
+        int,
+        calls.nvmlDeviceGetCurrentClocksEventReasons,  # 535
+        calls.nvmlDeviceGetCurrentClocksThrottleReasons,
+    ),
+    "pcie_generation": (int, calls.nvmlDeviceGetCurrPcieLinkGeneration),
+    "pcie_generation_max": (int, calls.nvmlDeviceGetMaxPcieLinkGeneration),
+    "pcie_width": (int, calls.nvmlDeviceGetCurrPcieLinkWidth),
+    "pcie_width_max": (int, calls.nvmlDeviceGetMaxPcieLinkWidth),
 }
 SINCE_LOAD, SRAM = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_MEMORY_LOCATION_SRAM
 SRAM_QUERIES = {

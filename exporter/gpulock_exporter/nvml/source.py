@@ -196,8 +196,6 @@ COLLECTORS: dict[str, Collect] = {
     "utilization": collect.collect_utilization,
     "memory": collect.collect_memory,
     "power": collect.collect_power,
-    "temperature": collect.collect_temperature,
-    "clocks": collect.collect_clocks,
     "gpm": collect.collect_gpm,
     "counters": collect.collect_slow_counters,
     "processes": collect.collect_processes,

@@ -44,6 +44,7 @@ _CHUNK = 4096
 _MOST_DRAINED = 256 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: what is unsent is thrown away
 _LOOK_SECONDS = 0.25  # how late a deadline may be kept
+_REST_SECONDS = 2.0  # between two looks while nobody is connected
 _KERNEL_LATER = 1.0  # seconds that the kernel waits longer than we do
 _PAUSE_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
@@ -162,8 +163,9 @@ class HttpServer:
         self._settings, self._limits = settings or WebSettings(), limits or ServerLimits()
         self._connections: dict[Connection, None] = {}  # the oldest first, until its thread ends
         self._changed = threading.Condition()
-        self._listeners: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
+        self._stopper, stopping = socket.socketpair()  # closing one end wakes who waits
+        self._selector.register(stopping, selectors.EVENT_READ, stopping)
         self._is_stopping = False
         self._went_round = self._quiet_until = float("-inf")
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
@@ -181,7 +183,6 @@ class HttpServer:
                     listener.close()
                     continue
                 self._tune(listener)
-                self._listeners.append(listener)
                 self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def stop(self) -> None:
@@ -192,10 +193,11 @@ class HttpServer:
         """
         with self._changed:
             self._is_stopping = True
+        self._stopper.close()
         self._thread.join()
+        for key in [*(self._selector.get_map() or {}).values()]:
+            key.data.close()
         self._selector.close()
-        for listener in self._listeners:
-            listener.close()
         begun = time.monotonic()
         patience = dict.fromkeys((Phase.HANDLING, Phase.WRITING), self._limits.stop_seconds)
         patience[Phase.ARRIVING] = self._limits.new_seconds
@@ -224,8 +226,10 @@ class HttpServer:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            for key, _ in self._selector.select(_LOOK_SECONDS):
-                self._accept_from(key.data)
+            seconds = _LOOK_SECONDS if self._connections else _REST_SECONDS
+            for key, _ in self._selector.select(seconds):
+                if not self._is_stopping:
+                    self._accept_from(key.data)
             now = time.monotonic()
             if now - self._went_round < _LOOK_SECONDS:
                 continue  # a flood of newcomers

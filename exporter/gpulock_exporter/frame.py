@@ -14,7 +14,7 @@ supervisor reads the page when a frame is late, and learns which card the other 
 from __future__ import annotations
 
 import json
-import os
+import mmap
 import re
 import struct
 from dataclasses import dataclass, field, fields
@@ -224,7 +224,7 @@ class CallNote:
     """The worker's side of its page; file descriptor -1 is one that nobody reads."""
 
     def __init__(self, fd: int = -1) -> None:
-        self._fd = fd
+        self._page = mmap.mmap(fd, PAGE.size)
         self._card = (NO_CARD, b"")
 
     def enter_card(self, index: int, bus: str) -> None:
@@ -234,15 +234,11 @@ class CallNote:
     def leave_card(self) -> None:
         """Say that the calls from now on are of no card, and that none is made now."""
         self._card = (NO_CARD, b"")
-        self._write(0.0, b"")
+        PAGE.pack_into(self._page, 0, 0.0, *self._card, b"")
 
-    def name_call(self, name: str) -> None:
+    def name_call(self, name: bytes) -> None:
         """Name a call before it is made."""
-        self._write(clock_boottime(), name.encode())
-
-    def _write(self, since: float, name: bytes) -> None:
-        if self._fd >= 0:
-            os.pwrite(self._fd, PAGE.pack(since, *self._card, name), 0)
+        PAGE.pack_into(self._page, 0, clock_boottime(), *self._card, name)
 
 
 def read_driver_call(page: bytes) -> DriverCall | None:

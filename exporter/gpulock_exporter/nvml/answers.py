@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pynvml
 
@@ -147,15 +147,18 @@ class NamedCalls:
 
         It raises NVMLError, as of a driver without it, where nvidia-ml-py is older than that call.
         """
+        function, noted = getattr(pynvml, name, raise_function_not_found), name.encode()
 
         def call(*arguments: Any) -> Any:
-            self.note.name_call(name)
-            function = getattr(pynvml, name, None)
-            if function is None:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            self.note.name_call(noted)
             return function(*arguments, *last)
 
         return call
+
+
+def raise_function_not_found(*_: Any) -> NoReturn:
+    """Raise NVMLError, as of a driver without a function."""
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 NAMED = NamedCalls()
@@ -167,10 +170,7 @@ else:
 
 def call_nvml(name: str, *arguments: Any) -> None:
     """Call a function of the library itself; raise NVMLError, also where it has no such one."""
-    NAMED.note.name_call(name)
-    function = getattr(pynvml.nvmlLib, name, None)
-    if function is None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    error = function(*arguments)
+    NAMED.note.name_call(name.encode())
+    error = getattr(pynvml.nvmlLib, name, raise_function_not_found)(*arguments)
     if error:
         raise pynvml.NVMLError(error)

@@ -62,6 +62,7 @@ class WorkerChild:
         self._page, self._words = map(os.memfd_create, ("gpulock-call", "gpulock-words"))
         for descriptor in (self._page, self._words):
             weakref.finalize(self, os.close, descriptor)
+        os.ftruncate(self._page, PAGE.size)
         self.process = subprocess.Popen(
             [*argv, f"note={self._page}"],
             stdin=subprocess.DEVNULL,

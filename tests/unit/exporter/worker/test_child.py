@@ -35,11 +35,12 @@ WORDS = encode_frame(LOOKED).decode().strip()
 
 def test_a_note_tells_card_and_call_to_the_other_process_that_has_its_page() -> None:
     fd = os.memfd_create("page")
+    os.ftruncate(fd, PAGE.size)
     note = CallNote(fd)
     told: list[DriverCall | None] = [read_driver_call(os.pread(fd, PAGE.size, 0))]
     note.enter_card(3, "0000:3b:00.0")
     for _ in range(2):
-        note.name_call("nvmlDeviceGetTemperature")
+        note.name_call(b"nvmlDeviceGetTemperature")
         told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))
         note.leave_card()
         told.append(read_driver_call(os.pread(fd, PAGE.size, 0)))

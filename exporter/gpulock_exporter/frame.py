@@ -40,17 +40,23 @@ NO_CARD = -1
 
 
 class FieldRule(NamedTuple):
-    """What can be true of a field, or, `by_name`, of each of its values, which have that type."""
+    """What can be true of a field, or, `by_name`, of each of its values."""
 
     collector: str  # that fails where it is not so
     least: float
     most: float
-    by_name: bool
+    kinds: tuple[type, ...]  # the first is what a value becomes
+    by_name: bool = False
+
+    def allows(self, value: Any) -> bool:
+        """Return whether that can be."""
+        return type(value) in self.kinds and self.least <= value <= self.most
 
 
 def known(collector: str, least: float = False, most: float = True) -> Any:
     """Return a field that is None where it is not known; without bounds it is a yes or no."""
-    return field(default=None, metadata={"collector": collector, "least": least, "most": most})
+    kinds = (float, int) if type(most) is float else (type(most),)
+    return field(default=None, metadata={"rule": FieldRule(collector, least, most, kinds)})
 
 
 @dataclass
@@ -120,8 +126,8 @@ class DeviceTelemetry:
         return self.bus if self.gi is None else f"{self.bus}.gi{self.gi}.ci{self.ci}"
 
 
-RULES = {
-    one.name: FieldRule(**one.metadata, by_name="dict" in str(one.type))
+RULES: dict[str, FieldRule] = {
+    one.name: one.metadata["rule"]._replace(by_name="dict" in str(one.type))
     for one in fields(DeviceTelemetry)
     if one.metadata
 }
@@ -199,13 +205,13 @@ def read_device(raw: dict[str, Any], failures: dict[str, str]) -> DeviceTelemetr
 
 def usable_value(value: Any, rule: FieldRule) -> Any:
     """Return a value as far as the rule of its field allows it, None where nothing of it can be."""
-    if rule.by_name and type(value) is dict:
-        one = rule._replace(by_name=False)
-        usable = [(name, usable_value(own, one)) for name, own in value.items() if NAME.match(name)]
-        return dict([pair for pair in usable if pair[1] is not None][:MOST_NAMES])
-    kind = type(rule.most)
-    sound = type(value) in ((float, int) if kind is float else (kind,)) and not rule.by_name
-    return kind(value) if sound and rule.least <= value <= rule.most else None
+    make = rule.kinds[0]
+    if not rule.by_name:
+        return make(value) if rule.allows(value) else None
+    if type(value) is not dict:
+        return None
+    usable = [name for name, own in value.items() if NAME.match(name) and rule.allows(own)]
+    return {name: make(value[name]) for name in usable[:MOST_NAMES]}
 
 
 class DriverCall(NamedTuple):

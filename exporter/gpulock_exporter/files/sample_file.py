@@ -46,7 +46,7 @@ WORDS: dict[str, Callable[[Any], str]] = {  # how a value of each type is writte
     TEXT: one_line,
     COUNT: lambda value: str(int(value)),  # a yes is 1
     REAL: repr,
-    LIST: lambda value: value if isinstance(value, str) else ",".join(map(str, value)),
+    LIST: lambda value: ",".join(map(str, value)),
 }
 
 
@@ -88,7 +88,7 @@ def format_fields(line: str, values: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}={WORDS[kind](value)}"
         for key, kind in WRITTEN[line]
-        if (value := values.get(key)) is not None and value not in ("", ())
+        if (value := values.get(key)) is not None and value not in ("", (), [])
     ]
 
 
@@ -135,8 +135,7 @@ def token_lines(token: str, accounts: Accounts) -> list[str]:
 
 def account_words(account: LedgerAccount) -> list[str]:
     """Return the fields of one account."""
-    used, covered = account.buckets.texts()
-    values = {**vars(account), "width": account.buckets.width, "used": used, "covered": covered}
+    values = {**vars(account), **vars(account.buckets)}
     if not account.observed:
         values["busy"] = values["idle"] = None
     return format_fields("token", values)

@@ -24,15 +24,15 @@ Accounts = dict[str, "LedgerAccount"]
 
 @dataclass
 class Buckets:
-    """Seconds at work (`used`) and seconds observed (`covered`) in each bucket from `since` on.
+    """Milliseconds at work (`used`) and observed (`covered`) in each bucket from `since` on.
 
     What is not covered is not known: it is neither work nor idleness.
     """
 
     since: float
     width: float = FIRST_WIDTH
-    used: list[float] = field(default_factory=list[float])
-    covered: list[float] = field(default_factory=list[float])
+    used: list[int] = field(default_factory=list[int])
+    covered: list[int] = field(default_factory=list[int])
 
     def add(self, at: float, used: float, covered: float) -> None:
         """Add a look that ended `at` a time, spread over the buckets that it covers.
@@ -48,27 +48,19 @@ class Buckets:
         last = max(0, math.ceil(end / self.width) - 1)
         missing = last + 1 - len(self.used)
         if missing > 0:
-            self.used += [0.0] * missing
-            self.covered += [0.0] * missing
+            self.used += [0] * missing
+            self.covered += [0] * missing
         first = min(last, int(begin / self.width))
         for place in range(first, last + 1):
             share = 1.0
             if first < last:
                 left, right = max(begin, place * self.width), min(end, (place + 1) * self.width)
                 share = (right - left) / (end - begin)
-            self.used[place] += used * share
-            self.covered[place] += covered * share
-
-    def texts(self) -> tuple[str, str]:
-        """Return `used` and `covered` as a file has them, in milliseconds."""
-        used, covered = (
-            ",".join([f"{value * MILLI:.0f}" for value in values])
-            for values in (self.used, self.covered)
-        )
-        return used, covered
+            self.used[place] += round(used * share * MILLI)
+            self.covered[place] += round(covered * share * MILLI)
 
 
-def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
+def sum_neighbour_pairs(values: Sequence[int]) -> list[int]:
     """Return the sum of each two neighbours; the last one may be alone."""
     return [sum(values[place : place + 2]) for place in range(0, len(values), 2)]
 
@@ -76,10 +68,9 @@ def sum_neighbour_pairs(values: Sequence[float]) -> list[float]:
 def restore_buckets(
     since: float, width: float | None, used: Sequence[int], covered: Sequence[int]
 ) -> Buckets:
-    """Return the buckets of a file, in which they are milliseconds; none of lists that differ."""
+    """Return the buckets of a file; none of lists that differ."""
     lists = (used, covered) if len(used) == len(covered) else ((), ())
-    seconds = ([one / MILLI for one in values] for values in lists)
-    return Buckets(since, width or FIRST_WIDTH, *seconds)
+    return Buckets(since, width or FIRST_WIDTH, *map(list, lists))
 
 
 @dataclass(frozen=True)

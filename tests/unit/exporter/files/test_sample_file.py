@@ -120,7 +120,7 @@ def test_use_over_time_whose_two_lists_do_not_match_is_left_out() -> None:
     found = parse_sample(SAMPLE.replace("used=500,500", "used=500"), SAMPLE_LINE)
     account = restore_exporter_memory(found, BOOT, 2000.0).ledger.accounts[A][bus(0)]
     account.buckets.add(1004.0, 1.0, 1.0)
-    assert account.buckets.covered == [0.0, 0.0, 1.0]
+    assert account.buckets.covered == [0, 0, 1000]
     assert account.busy == 1.0
 
 

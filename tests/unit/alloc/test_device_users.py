@@ -22,6 +22,7 @@ from gpulock.node.mounts import Mounts
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.locks import Lock
+from tests.support.clock import VirtualClock
 from tests.support.faults import fail_at
 from tests.support.trees import FakeProc, record
 
@@ -321,7 +322,7 @@ def test_a_thread_that_began_after_the_listing_is_read_as_well(
 
 
 def test_threads_that_begin_without_end_cost_a_look_its_time_and_leave_a_doubt(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
     stage.fake.add(700, threads={700: "S", 701: "S"})
     listdir = os.listdir
@@ -329,11 +330,11 @@ def test_threads_that_begin_without_end_cost_a_look_its_time_and_leave_a_doubt(
     def begin_the_next(path: str) -> list[str]:
         folder, _, thread = path.removesuffix("/fd").rpartition("/")
         if folder.endswith("/task"):
+            clock.now += 1.0
             Path(f"{folder}/{int(thread) + 1}/fd").mkdir(parents=True)
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", begin_the_next)
-    monkeypatch.setattr(device_users, "LONGEST", 0.05)
     assert stage.left() == too_much_of(record().uid)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import Item, Outcome, Wanted, run_items
-from gpulock.install.systemd import install, manager
+from gpulock.install.systemd import install
 from gpulock.install.systemd.install import SystemdInstaller
 from gpulock.install.systemd.units import UNITS, read_static_files
 from gpulock.simulate.node import write_simulated_node
@@ -59,8 +59,11 @@ class FakeSystemctl:
         else:
             path.unlink(missing_ok=True)
 
-    def __call__(self, verb: str, *words: str) -> str:
-        """Do as systemctl does, as far as the installer relies on it."""
+    def __call__(self, program: str, verb: str, *words: str) -> str:
+        """Do as systemctl does, as far as the installer relies on it; as other programs nothing."""
+        if program != "systemctl":
+            self.told.append(" ".join((program, verb, *words)))
+            return ""
         units = [word for word in words if not word.startswith("-")]
         if verb == "show":
             return self.show(units[0])
@@ -82,18 +85,13 @@ class FakeSystemctl:
 
     def show(self, unit: str) -> str:
         """Return the properties of a unit, one a line."""
-        if not (text := self.kept(unit)):
+        if not self.kept(unit):
             return "LoadState=not-found\nActiveState=inactive\n"
         active = "active" if unit in self.units("active") else "inactive"
-        path = install.drop_in_path(unit)
-        known = "# Of gpulock install systemd" in text
-        is_new = path.exists() and not known  # in a folder that is new, too, which it does not see
         found = {
             "LoadState": "loaded",
             "UnitFileState": "enabled" if unit in self.units("enabled") else "disabled",
             "ActiveState": "failed" if unit in self.units("failed") else active,
-            "NeedDaemonReload": "no" if text == self.text(unit) or is_new else "yes",
-            "DropInPaths": str(path) if known else "",
             **self.properties.get(unit, {}),
         }
         return "".join(f"{name}={value}\n" for name, value in found.items())
@@ -165,11 +163,6 @@ class SystemdNode:
         return run_items(items, wanted, self.root / "state/install", echo, dry_run)
 
 
-def nothing(*_: str) -> str:
-    """Do nothing, in place of a self-test."""
-    return ""
-
-
 @functools.cache
 def driver(top: Path) -> Path:
     """Return the tree of a driver with eight cards, made once and never changed."""
@@ -189,10 +182,9 @@ def make_systemd_node(folder: Path, patch: pytest.MonkeyPatch) -> SystemdNode:
         "DEV_ROOT": tree / "dev",
     }
     config.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
-    patch.setattr(manager, "RUNNING", folder)
-    patch.setattr(manager, "run_systemd_program", nothing)
-    patch.setattr(install, "check_exporter_python", nothing)
+    patch.setattr(install, "BOOTED", folder)
+    patch.setattr(install, "_HIDDEN", ())
     patch.setattr(install, "ROOT", folder)
     ctl = FakeSystemctl(folder / "systemd")
-    patch.setattr(manager, "systemctl", ctl)
+    patch.setattr(install, "run_systemd_program", ctl)
     return SystemdNode(folder, config, ctl)

@@ -13,7 +13,7 @@ from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import NodePart
-from gpulock.install.systemd import manager
+from gpulock.install.systemd import install
 
 UNFINISHED = 4  # exit code: what this run may do is done, and a person has to do the rest
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
@@ -76,4 +76,4 @@ def note_missing_daemon(session: Session) -> None:
     """Say how gpulockd is started, where it does not run."""
     settings = session.settings()
     if find_running_daemon(settings.lock_dir, settings.proc_root) is None:
-        echo_note(NO_DAEMON if manager.RUNNING.is_dir() else NO_SYSTEMD)
+        echo_note(NO_DAEMON if install.BOOTED.is_dir() else NO_SYSTEMD)

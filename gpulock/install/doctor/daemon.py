@@ -14,9 +14,8 @@ from gpulock.deadline import clock_boottime
 from gpulock.install.doctor.check import INSTALLED, Check, Finding, fact, fault, warning
 from gpulock.install.files import InstallError
 from gpulock.install.items import FileItem, Wanted
-from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.install import Services, SystemdInstaller
-from gpulock.install.systemd.manager import ON, UNUSED
+from gpulock.install.systemd import install, units
+from gpulock.install.systemd.install import UNUSED, SystemdInstaller
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
@@ -61,17 +60,17 @@ def check_daemon_runs(settings: Settings) -> Iterator[Finding]:
 
 def how_to_start(unit: str) -> str:
     """Return the command that starts one of the services."""
-    if not manager.RUNNING.is_dir():
+    if not install.BOOTED.is_dir():
         return f"start {unit.partition('.')[0]}"
-    known = manager.unit_state(read_unit(unit))
+    known = install.unit_state(read_unit(unit))
     return f"systemctl enable --now {unit}" if known else _AGAIN
 
 
 def read_unit(unit: str) -> dict[str, str]:
     """Return how systemd sees a unit, as one that is not there where systemd does not run."""
     with suppress(InstallError):
-        if manager.RUNNING.is_dir():
-            return manager.unit_properties(unit)
+        if install.BOOTED.is_dir():
+            return install.unit_properties(unit)
     return {"LoadState": "not-found"}
 
 
@@ -83,7 +82,7 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
         return
     policy = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
     unseen = [word for word in policy if word in POLICY_WORDS and word not in (MISSING, XID)]
-    state = manager.unit_state(read_unit(units.EXPORTER))
+    state = install.unit_state(read_unit(units.EXPORTER))
     last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
     here = last is not None and last.boot_id == boot_id
     if not here and not unseen and state in UNUSED:
@@ -97,7 +96,7 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
 
 def systemd_checks(config: Path) -> list[Check]:
     """Return the checks of the services; none where nobody installed, enabled or started any."""
-    if not manager.RUNNING.is_dir():
+    if not install.BOOTED.is_dir():
         return []
     return [Check("services", lambda: check_services(SystemdInstaller(config)), (INSTALLED,))]
 
@@ -105,13 +104,8 @@ def systemd_checks(config: Path) -> list[Check]:
 def check_services(installer: SystemdInstaller) -> Iterator[Finding]:
     """Compare files and services with what would be installed; raise InstallError."""
     items = installer.items(installer.drop_ins())
-    services = Services([one for one in items if isinstance(one, FileItem)])
-    states = services.states()
-    if {*states.values()} <= {*UNUSED} and not any(item.read() for item in services.files):
+    files = [one for one in items if isinstance(one, FileItem)]
+    if {*install.unit_states().values()} <= {*UNUSED} and not any(item.read() for item in files):
         return
-    if differ := [str(item.path) for item in services.files if item.show(Wanted.PRESENT)]:
+    if differ := [str(item.path) for item in files if item.show(Wanted.PRESENT)]:
         yield warning(f"not as package and settings want them: {', '.join(differ)}", _AGAIN)
-        return
-    for unit in services.changed_units():
-        if states[unit] == ON:  # else the checks of both programs say so
-            yield warning(f"{unit} was changed since systemd read it", _AGAIN)

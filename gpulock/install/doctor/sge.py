@@ -29,7 +29,7 @@ from gpulock.install.sge.complexes import host_amount
 from gpulock.install.sge.install import CLUSTER, SgeInstaller
 from gpulock.install.sge.queue_hooks import hooked_queues
 from gpulock.install.sge.site import check_release
-from gpulock.install.systemd.manager import RUNNING
+from gpulock.install.systemd.install import BOOTED
 from gpulock.install.trial import try_sge_hooks
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
@@ -142,7 +142,7 @@ class SgeChecks:
         if "USE_CGROUPS=SYSTEMD" in given:
             what = "USE_CGROUPS=systemd: no process can be known as a job's: GPU jobs are refused"
             yield fault(what, "remove it from execd_params")
-        scopes = RUNNING.is_dir() and self.installer.qconf.common("slice_name").is_file()
+        scopes = BOOTED.is_dir() and self.installer.qconf.common("slice_name").is_file()
         scopes = scopes and not {"ENABLE_SYSTEMD=FALSE", "ENABLE_SYSTEMD=0"} & {*given}
         tagged = {"ENABLE_ADDGRP_KILL=TRUE", "ENABLE_ADDGRP_KILL=1"} & {*given}
         if scopes and (self.settings.isolation != "off" or not tagged):

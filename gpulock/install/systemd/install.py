@@ -11,27 +11,60 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import gpulock
-from gpulock.install.files import InstallError
+from gpulock.install.files import InstallError, run_program
 from gpulock.install.items import FileItem, Item, Wanted
 from gpulock.install.node_part import NodePart
-from gpulock.install.systemd import manager, units
-from gpulock.install.systemd.manager import ASKED, MASKED, ON, UNUSED, unit_properties, unit_state
+from gpulock.install.systemd import units
 from gpulock.isolation.tree import MARK
-from gpulock.node.settings import Settings
 from gpulock.store.locks import claims_root
 
 ROOT: Final = Path("/")  # below which files go
+BOOTED: Final = Path("/run/systemd/system")  # sd_booted(3)
 DROP_IN: Final = "10-gpulock.conf"  # before those of `systemctl edit`, which win
 PACKAGE: Final = Path(gpulock.__file__)
 # What ProtectHome= and PrivateTmp= hide.
 _HIDDEN: Final = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")
 RESTART: Final = "systemctl restart gpulockd gpulock-exporter"
-_DO: Final = "install gpulock into a folder such as /opt/gpulock"
+ON: Final = "enabled, active"
+MASKED: Final = "masked"
+UNUSED: Final = (None, "disabled, inactive", MASKED)
+_ASKED: Final = "--property=LoadState,UnitFileState,ActiveState"
+_SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
+
+
+def run_systemd_program(*command: str) -> str:
+    """Run systemctl or another of systemd's programs; raise InstallError with its own words."""
+    done = run_program(command, _SECONDS, None)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())[:400] or "no reason given"
+        raise InstallError(f"{' '.join(command)} ended with {done.returncode}: {said}")
+    return done.stdout
+
+
+def unit_properties(unit: str) -> dict[str, str]:
+    """Return what systemd goes by for a unit; raise InstallError."""
+    lines = run_systemd_program("systemctl", "show", unit, _ASKED).splitlines()
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def unit_state(seen: Mapping[str, str]) -> str | None:
+    """Return a unit's state in two words, None for one that is not there; pure."""
+    if seen.get("LoadState") == "not-found":
+        return None
+    if seen.get("LoadState") == MASKED or seen.get("UnitFileState", "").startswith("masked"):
+        return MASKED
+    return f"{seen.get('UnitFileState') or 'disabled'}, {seen.get('ActiveState') or 'inactive'}"
+
+
+def unit_states() -> dict[str, str]:
+    """Return the state of each of our units that systemd knows; raise InstallError."""
+    states = {unit: unit_state(unit_properties(unit)) for unit in units.UNITS}
+    return {unit: state for unit, state in states.items() if state}
 
 
 def is_package() -> bool:
@@ -63,6 +96,9 @@ class UnitFile(FileItem):
             self.path.parent.rmdir()
 
     def write(self, wanted: Wanted) -> None:
+        """Stop the services before: the next run starts them, even where this one is killed."""
+        if wanted is Wanted.PRESENT and (known := unit_states()):
+            run_systemd_program("systemctl", "stop", *known)
         super().write(wanted)
         self.tidy()
 
@@ -72,56 +108,27 @@ class Services(Item):
 
     title = "services gpulockd and gpulock-exporter"
 
-    def __init__(self, files: Sequence[FileItem]) -> None:
-        self.files = files
-
-    def states(self) -> dict[str, str | None]:
-        """Return each unit's state, None for one that systemd does not know."""
-        return {unit: unit_state(unit_properties(unit, ASKED)) for unit in units.UNITS}
-
     def show(self, wanted: Wanted) -> list[str]:
-        states = self.states()
+        states = unit_states()
         if wanted is Wanted.ABSENT:
             return [f"  - {unit}: {state}" for unit, state in states.items() if state not in UNUSED]
-        if masked := [unit for unit, state in states.items() if state == MASKED]:
-            raise InstallError(f"masked: systemctl unmask {' '.join(masked)}")
-        if off := [unit for unit, state in states.items() if state != ON]:
-            return [f"  {unit}: {states[unit] or 'not there'} -> {ON}" for unit in off]
-        stale = [f"{item.title} changes" for item in self.files if item.show(wanted)]
-        stale += [f"{unit} was changed since systemd read it" for unit in self.changed_units()]
-        return [f"  started afresh: {stale[0]}"] if stale else []
+        seen = {unit: states.get(unit, "not there") for unit in units.UNITS}
+        return [f"  {unit}: {state} -> {ON}" for unit, state in seen.items() if state != ON]
 
     def write(self, wanted: Wanted) -> None:
-        known = [unit for unit, state in self.states().items() if state]
         if wanted is Wanted.ABSENT:
-            manager.systemctl("disable", "--now", "--quiet", *known)
-            if failed := [unit for unit, state in self.states().items() if "failed" in str(state)]:
-                manager.systemctl("reset-failed", *failed)  # else systemd keeps what it knows of it
+            run_systemd_program("systemctl", "disable", "--now", "--quiet", *unit_states())
+            if failed := [unit for unit, state in unit_states().items() if "failed" in state]:
+                run_systemd_program("systemctl", "reset-failed", *failed)  # else it stays known
             return
         for program in (("systemd-sysusers",), ("systemd-tmpfiles", "--create")):
-            manager.run_systemd_program(*program, Path(units.SYSUSERS).name)
-        if known:
-            manager.systemctl("stop", *known)  # so that a run that is killed leaves it to the next
-        manager.systemctl("daemon-reload")
-        manager.systemctl("enable", "--quiet", *units.UNITS)
-        journal = f"see {units.JOURNAL}"
+            run_systemd_program(*program, Path(units.SYSUSERS).name)
+        run_systemd_program("systemctl", "daemon-reload")
+        run_systemd_program("systemctl", "enable", "--quiet", *units.UNITS)
         try:
-            manager.systemctl("restart", *units.UNITS)
+            run_systemd_program("systemctl", "restart", *units.UNITS)
         except InstallError as fault:
-            raise InstallError(f"{fault}; {journal}") from fault
-        if off := [f"{unit} is {state}" for unit, state in self.states().items() if state != ON]:
-            raise InstallError(f"{'; '.join(off)}; {journal}")
-
-    def changed_units(self) -> Iterator[str]:
-        """Yield each unit that systemd has to read again; raise InstallError.
-
-        Of a drop-in in a folder that is new systemd 252 does not say so.
-        """
-        for unit in units.UNITS:
-            seen, path = unit_properties(unit, ASKED), drop_in_path(unit)
-            is_read = str(path) in seen.get("DropInPaths", "").split()
-            if seen.get("NeedDaemonReload") == "yes" or is_read is not path.exists():
-                yield unit
+            raise InstallError(f"{fault}; see {units.JOURNAL}") from fault
 
 
 class SystemdInstaller(NodePart):
@@ -131,12 +138,16 @@ class SystemdInstaller(NodePart):
         super().__init__(config.absolute(), "systemd")
 
     def parts(self) -> list[Item]:
-        check_own_node(self.settings)
-        if not manager.RUNNING.is_dir():
+        if self.settings.simulation:
+            raise InstallError(f"{self.config_path} is a simulated node's: its services are none")
+        if not BOOTED.is_dir():
             raise InstallError(
                 "systemd does not run here; start gpulockd and gpulock-exporter yourself"
             )
-        check_exporter_python(sys.executable)
+        for path in (Path(sys.executable), Path(sys.executable).resolve(), PACKAGE):
+            if str(path).startswith(_HIDDEN):
+                do = "install gpulock into a folder such as /opt/gpulock"
+                raise InstallError(f"{path} is in a folder that services do not see; {do}")
         self.note(f"after an upgrade of gpulock, or a change of settings: {RESTART}")
         return self.items(self.drop_ins())
 
@@ -155,17 +166,4 @@ class SystemdInstaller(NodePart):
         files = [FileItem(ROOT / "etc" / name, static[name]) for name in etc]
         files += [UnitFile(unit_path(unit), static[unit]) for unit in units.UNITS if static]
         files += [UnitFile(drop_in_path(unit), drop_ins[unit]) for unit in units.UNITS]
-        return [*files, *([Services(files)] if manager.RUNNING.is_dir() else [])]
-
-
-def check_own_node(settings: Settings) -> None:
-    """Raise InstallError for settings of a simulated node."""
-    if settings.simulation:
-        raise InstallError(f"{settings.path} is a simulated node's: its services are no system's")
-
-
-def check_exporter_python(python: str) -> None:
-    """Raise InstallError for an interpreter that the exporter's own user cannot use."""
-    for path in (Path(python), Path(python).resolve(), PACKAGE):
-        if str(path).startswith(_HIDDEN):
-            raise InstallError(f"{path} is in a folder that services do not see; {_DO}")
+        return [*files, *([Services()] if BOOTED.is_dir() else [])]

@@ -13,7 +13,7 @@ import pytest
 from gpulock.install.items import FileItem, Item, Wanted, run_items
 from gpulock.install.sge.qconf import Qconf
 from gpulock.install.slurm import gres
-from gpulock.install.systemd import manager
+from gpulock.install.systemd import install
 from gpulock.install.systemd.units import DAEMON
 from tests.support.install_site import ignore, make_site
 from tests.support.killed import ALL_OR_SAMPLE, KilledSite, Left
@@ -103,22 +103,17 @@ class KilledSystemd(KilledSite):
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.node = node = make_systemd_node(root, patch)
         node.give_package_units()
-        patch.setattr(manager, "systemctl", self.systemctl)
-        patch.setattr(manager, "run_systemd_program", self._make)
+        patch.setattr(install, "run_systemd_program", self.program)
         for state in ("read", "enabled", "active"):
             node.ctl.mark(state, DAEMON, node.ctl.text(DAEMON))
         super().__init__(node.root)
 
-    def _make(self, *command: str) -> str:
-        """Be the program that makes users."""
-        with self.one_call(command[0]):
-            (self.node.ctl.known / "made").touch()
-        return ""
-
-    def systemctl(self, verb: str, *words: str) -> str:
-        """Be a systemctl that does its work or does not."""
-        with nullcontext() if verb == "show" else self.one_call(verb):
-            return self.node.ctl(verb, *words)
+    def program(self, name: str, *words: str) -> str:
+        """Be systemctl, or the program that makes users, that does its work or does not."""
+        with nullcontext() if words[0] == "show" else self.one_call(words[0]):
+            if name != "systemctl":
+                (self.node.ctl.known / "made").touch()
+            return self.node.ctl(name, *words)
 
     def apply(self) -> None:
         self.node.install()

@@ -17,7 +17,7 @@ from gpulock.install.doctor import daemon
 from gpulock.install.doctor.check import FAULT, WARNING, Finding, Report, run_checks
 from gpulock.install.doctor.daemon import systemd_checks
 from gpulock.install.doctor.node import UNREADABLE, check_settings, node_checks
-from gpulock.install.systemd import install, manager, units
+from gpulock.install.systemd import install, units
 from gpulock.install.systemd.units import PACKAGE_PYTHON
 from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import read_settings
@@ -30,7 +30,7 @@ from tests.support.trees import BOOT, Box
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
-    monkeypatch.setattr(manager, "RUNNING", tmp_path)
+    monkeypatch.setattr(install, "BOOTED", tmp_path)
     made = Box(tmp_path)
     made.lock.mkdir(exist_ok=True)
     return made
@@ -61,7 +61,7 @@ def test_a_reap_from_cron_does_while_it_is_fresh(box: Box, monkeypatch: pytest.M
         assert [check.state for check in told(box)] == [WARNING]
     write_verdicts(str(box.lock), {}, "33333333-3333-3333-3333-333333333333")  # another boot's
     assert [check.state for check in told(box)] == [WARNING]
-    monkeypatch.setattr(manager, "RUNNING", box.root / "none")
+    monkeypatch.setattr(install, "BOOTED", box.root / "none")
     (check,) = told(box)
     assert check.do == "start gpulockd; or run gpulock reap from cron every minute"
 
@@ -105,7 +105,7 @@ def test_a_daemon_that_was_stopped_or_reconciles_no_more_does_not_answer(
 def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
     box: Box, boot: str, ago: float, warned: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "RUNNING", box.root / "none")
+    monkeypatch.setattr(install, "BOOTED", box.root / "none")
     head = f"{sample.SAMPLE_LINE}\nboot_id={boot}\nboottime={clock_boottime() - ago}\n"
     (box.root / "run-exporter").mkdir()
     (box.root / "run-exporter" / "sample").write_text(head)
@@ -151,10 +151,9 @@ def test_nothing_is_said_where_nothing_was_installed_or_nothing_runs(
     tmp_path: Path, node: SystemdNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.ctl.mark("active", DAEMON, "")
-    node.ctl.properties[DAEMON] = {"NeedDaemonReload": "yes"}
     assert look(node) == [], "the checks of both programs say so"
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "RUNNING", node.root / "nowhere")
+        patch.setattr(install, "BOOTED", node.root / "nowhere")
         assert look(node) == []
     assert look(make_systemd_node(tmp_path / "other", monkeypatch)) == []
 
@@ -181,10 +180,6 @@ def turned_off_with_other_settings(node: SystemdNode) -> None:
             *("lib/systemd/system/gpulockd.service", "install systemd"),
         ),
         (
-            lambda node: node.ctl.properties.update({DAEMON: {"NeedDaemonReload": "yes"}}),
-            *("gpulockd.service was changed since systemd read it", "install systemd"),
-        ),
-        (
             turned_off_with_other_settings,
             *("/gpulockd.service.d/10-gpulock.conf", "install systemd"),
         ),
@@ -208,13 +203,13 @@ def test_the_packages_units_are_compared_with_the_settings_once_one_of_them_runs
     monkeypatch.setattr(sys, "executable", PACKAGE_PYTHON)
     monkeypatch.setattr(units, "DEFAULT_PATH", str(node.config))
     node.give_package_units()
-    node.ctl("enable", DAEMON)
-    node.ctl("restart", DAEMON)
+    node.ctl("systemctl", "enable", DAEMON)
+    node.ctl("systemctl", "restart", DAEMON)
     assert look(node) == []
     node.set(ISOLATION="cgroup")
-    node.ctl("disable", DAEMON)
+    node.ctl("systemctl", "disable", DAEMON)
     assert look(node) == []  # nobody starts any
-    node.ctl("enable", DAEMON)
+    node.ctl("systemctl", "enable", DAEMON)
 
     (first,) = look(node)
 

@@ -29,7 +29,7 @@ from gpulock.install.doctor.check import (
 )
 from gpulock.install.doctor.doctor import run_doctor
 from gpulock.install.files import InstallError
-from gpulock.install.systemd import manager
+from gpulock.install.systemd import install as systemd_install
 from gpulock.node.procfs import Proc
 from gpulock.node.settings_file import read_settings
 from gpulock.store import boot
@@ -308,7 +308,7 @@ def run_daemon(config: Path, patch: pytest.MonkeyPatch) -> None:
     be_real(config)
     patch.setattr(daemon, "find_running_daemon", lambda *_: RUNS)
     patch.setattr(daemon, "is_stopped", lambda *_: False)
-    patch.setattr(manager, "RUNNING", config.parent / "no-systemd")
+    patch.setattr(systemd_install, "BOOTED", config.parent / "no-systemd")
     name = os.uname_result(("Linux", "n17", "6.1", "#1", "x86_64"))
     patch.setattr(os, "uname", lambda: name)
 
@@ -358,8 +358,8 @@ def test_of_an_exporter_that_failed_the_log_is_named_and_jobs_go_on(
         return "LoadState=loaded\nUnitFileState=enabled\nActiveState=failed\nExecMainStatus=3\n"
 
     box = Box(tmp_path)
-    monkeypatch.setattr(manager, "RUNNING", tmp_path)
-    monkeypatch.setattr(manager, "run_systemd_program", systemd)
+    monkeypatch.setattr(systemd_install, "BOOTED", tmp_path)
+    monkeypatch.setattr(systemd_install, "run_systemd_program", systemd)
     folder = Path(box.node().settings.exporter_dir)
     folder.mkdir(exist_ok=True)
     head = f"{sample.SAMPLE_LINE}\nboot_id={BOOT}\nboottime={clock_boottime() - 190}\n"

@@ -34,7 +34,6 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "install": "admin.install",
         "uninstall": "admin.install",
         "doctor": "admin.install",
-        "cdi": "admin.inventory",
         "simulate": "admin.simulate",
     },
 }

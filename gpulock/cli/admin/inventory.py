@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock inventory` and `cdi`: the devices as gpulock sees them, and as containers name them."""
+"""`gpulock inventory`: the devices as gpulock sees them."""
 
 from __future__ import annotations
 
 import click
 
 from gpulock.cli.session import Session
-from gpulock.daemon.reconcile.cdi import (
-    cdi_spec_path,
-    format_cdi_spec,
-    update_cdi_spec,
-)
 from gpulock.errors import Refusal
 from gpulock.job.environment import loaded_driver_version
 from gpulock.node.context import Node
@@ -69,20 +64,3 @@ def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[
         why = "no inventory was published in this boot"
         result.append(f"NVLinks, memory and MIG are not known: {why}.")
     return result
-
-
-@click.command()
-@click.option("--write", is_flag=True, help="Write it into CDI_DIR, as gpulockd does.")
-@click.pass_obj
-def cdi_command(session: Session, write: bool) -> None:
-    """Print the CDI spec of this node, which names its devices for podman and Docker.
-
-    In a job, where CDI_DIR is set: podman run $GPULOCK_CDI IMAGE
-    """
-    node = session.node()
-    text = format_cdi_spec(node.settings, node.devices())
-    if not write:
-        click.echo(text, nl=False)
-        return
-    written = update_cdi_spec(node.settings, text)
-    click.echo(f"{cdi_spec_path(node.settings)}: {'written' if written else 'up to date'}")

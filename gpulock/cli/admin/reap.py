@@ -9,7 +9,9 @@ import click
 
 from gpulock.alloc.reaper import FREED, HELD, ORPHANS
 from gpulock.cli.session import Session, name_config
+from gpulock.daemon.core.journal import ERROR, DaemonJournal
 from gpulock.daemon.history.writer import HistoryWriter
+from gpulock.daemon.reconcile.cdi import CdiSpecWriter
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.daemon.reconcile.temporaries import TemporaryRemover
 from gpulock.deadline import Deadline, clock_boottime
@@ -39,16 +41,16 @@ ACT_WIDTH = 12
 @click.pass_obj
 def reap_command(session: Session, dry_run: bool) -> None:
     """Free what dead owners hold, put back what was lost, publish the verdicts,
-    and, where no gpulockd runs, write finished claims into the history."""
+    and, where no gpulockd runs, write the history and the CDI spec."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
     told = format_reap_report(node, report, dry_run)
     click.echo(name_config("\n".join(told)))
     if not dry_run:
-        tell = partial(click.echo, err=True)  # a fault of the history fails no reap
-        writer = HistoryWriter(lambda line: tell(f"gpulock: reap: {line}"))
-        writer.run(node, report, clock_boottime())
-        TemporaryRemover().run(node, report, clock_boottime())
+        journal = DaemonJournal(quiet=True, who="gpulock: reap")  # no fault of these fails a reap
+        writer = HistoryWriter(partial(journal.say, ERROR))
+        for chore in (writer, CdiSpecWriter(journal), TemporaryRemover()):
+            chore.run(node, report, clock_boottime())
     if report.fault:
         raise Refusal(
             BROKEN, f"the verdicts cannot be published: {report.fault}", "make room there"

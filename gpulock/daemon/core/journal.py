@@ -31,8 +31,10 @@ class DaemonJournal:
     `quiet`: not to syslog, of which a simulated node has none.
     """
 
-    def __init__(self, fd: int = 2, levels: bool = False, quiet: bool = False) -> None:
-        self._fd = fd
+    def __init__(
+        self, fd: int = 2, levels: bool = False, quiet: bool = False, who: str = WHO
+    ) -> None:
+        self._fd, self._who = fd, who
         self._levels = levels
         self.quiet = quiet
         self._standing: dict[str, dict[str, Said]] = {}
@@ -40,7 +42,7 @@ class DaemonJournal:
     def say(self, level: int, text: str) -> None:
         """Say one line."""
         line = one_line(text)[:LENGTH]
-        shown = f"<{level}>{line}\n" if self._levels else f"{WHO}: {line}\n"
+        shown = f"<{level}>{line}\n" if self._levels else f"{self._who}: {line}\n"
         try:
             os.write(self._fd, shown.encode("utf-8", "backslashreplace"))
         except OSError:

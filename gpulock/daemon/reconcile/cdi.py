@@ -65,20 +65,13 @@ def cdi_nodes(top: str, names: Iterable[str]) -> list[dict[str, str]]:
     return [{"path": f"/dev/{n}", "hostPath": f"{top}/{n}", "permissions": "rw"} for n in names]
 
 
-def cdi_spec_path(settings: Settings) -> str:
-    """Return where the spec is kept; raise Refusal(BROKEN) where that is not said."""
-    if not settings.cdi_dir:
-        raise Refusal(BROKEN, "CDI_DIR names no folder", "set CDI_DIR=/var/run/cdi")
-    return f"{settings.cdi_dir}/{NAME}"
-
-
-def update_cdi_spec(settings: Settings, text: str) -> bool:
-    """Have the spec in CDI_DIR say `text`; return whether it was written.
+def update_cdi_spec(settings: Settings, text: str) -> None:
+    """Have the spec in CDI_DIR say `text`.
 
     Raises OSError, and Refusal(BROKEN) for a folder in which others than root can write: the
     runtimes of root obey what stands there.
     """
-    path = cdi_spec_path(settings)
+    path = f"{settings.cdi_dir}/{NAME}"
     os.makedirs(settings.cdi_dir, 0o755, exist_ok=True)
     info = os.stat(settings.cdi_dir)
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -89,13 +82,12 @@ def update_cdi_spec(settings: Settings, text: str) -> bool:
         )
     with suppress(OSError):  # whatever stands there
         if atomic.read_text(path, LIMIT) == text:
-            return False
+            return
     atomic.replace_file(path, text.encode())
-    return True
 
 
 class CdiSpecWriter(Chore):
-    """The chore of gpulockd that keeps the spec; it waits for no file server."""
+    """The chore of gpulockd, or of `gpulock reap`, that keeps the spec; it waits for no server."""
 
     def __init__(self, journal: DaemonJournal) -> None:
         self._journal = journal
@@ -105,9 +97,9 @@ class CdiSpecWriter(Chore):
         """Write the spec where it is not as the node is; say once what hinders it."""
         if not node.settings.cdi_dir:
             return
-        hindered = ""
-        settings, found = node.settings, node.devices()
+        hindered, settings = "", node.settings
         try:
+            found = node.devices()
             text = self._caller.ask(lambda: format_cdi_spec(settings, found))
             update_cdi_spec(settings, text)
         except NoAnswerError:

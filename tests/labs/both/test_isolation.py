@@ -75,7 +75,7 @@ def test_a_job_opens_its_own_gpus_and_no_other_from_any_container(
     boxes = container_job.Boxes(machine, settings)
     with container_job.fitted(machine, node.dev):
         node.configure(LEFTOVER_PROCESSES="kill", **boxes.keys)
-        any_site.command("cdi", "--write")
+        any_site.command("reap")  # it writes the CDI spec
         script = f"echo mine=$CUDA_VISIBLE_DEVICES\n{boxes.script()}{until_go}"
         job = any_site.submit(2, script)
         said = any_site.wait_said(job, "\nout\n")

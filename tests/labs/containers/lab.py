@@ -66,7 +66,7 @@ class Node:
                     r"(?m)^(SIMULATION|DEV_ROOT)=.*\n", "", Path(self.site.config).read_text()
                 )
                 staged.write_text(f"{text}DEV_ROOT=/dev\n")
-                done = self._run([*PROGRAM, "--config", str(staged), "cdi", "--write"], self.root)
+                done = self._run([*PROGRAM, "--config", str(staged), "reap"], self.root)
                 assert done.returncode == 0, done.stderr
                 yield
         finally:

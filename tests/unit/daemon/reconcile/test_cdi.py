@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock cdi` and the spec that gpulockd keeps: names, nodes, and who may have written it."""
+"""The CDI spec that gpulockd keeps: names, nodes, and who may have written it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,9 @@ PRESETS = ("dgx1", "dgx-h200", "a100-mig", "workstation")
 
 
 def told(site: Site) -> Any:
-    """Return the spec as `gpulock cdi` prints it."""
-    done = site.call("cdi")
-    assert (done.exit_code, done.stderr) == (0, "")
-    return json.loads(done.stdout)
+    """Return the spec of a node."""
+    node = site.node()
+    return json.loads(cdi.format_cdi_spec(node.settings, node.devices()))
 
 
 def nodes(spec: Any) -> dict[str, list[str]]:
@@ -108,34 +108,6 @@ def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: 
     assert all("ro" in m["options"] for m in mounts)
 
 
-def test_without_this_nodes_driver_there_is_no_spec_and_the_old_one_stands(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    done = site.call("cdi", "--write")
-    assert (done.exit_code, "set CDI_DIR=/var/run/cdi" in done.stderr) == (3, True)
-    site.set(f"CDI_DIR={tmp_path}/cdi\n")
-    assert site.call("cdi", "--write").exit_code == 0
-    before = (tmp_path / "cdi" / cdi.NAME).read_text()
-    site.set(f"DRIVER_DIR={tmp_path}\n")
-
-    done = site.call("cdi", "--write")
-    assert (done.exit_code, done.stdout) == (3, "")
-    assert done.stderr.startswith("gpulock: cdi: broken: no driver set for this node's driver")
-    assert (tmp_path / "cdi" / cdi.NAME).read_text() == before
-
-
-def test_it_is_written_once_for_everybody_to_read_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    folder = tmp_path / "run/cdi"
-    site.set(f"CDI_DIR={folder}\n")
-
-    said = [site.call("cdi", "--write").stdout for _ in range(2)]
-
-    path = folder / cdi.NAME
-    assert said == [f"{path}: written\n", f"{path}: up to date\n"]
-    assert json.loads(path.read_text()) == told(site)
-    assert (path.stat().st_mode & 0o777, os.listdir(folder)) == (0o644, [cdi.NAME])
-
-
 def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
     folder = tmp_path / "cdi"
     folder.mkdir()
@@ -161,7 +133,9 @@ class Chore(CdiSpecWriter):
         return self.heard.said()
 
 
-def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
+def test_gpulockd_says_once_what_keeps_it_from_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     site = Site(tmp_path)
     site.set(f"CDI_DIR={tmp_path}/cdi\nDRIVER_DIR={tmp_path}/sets\n")
     version = environment.loaded_driver_version(str(site.files.driver_root))
@@ -169,6 +143,8 @@ def test_gpulockd_says_once_what_keeps_it_from_it(tmp_path: Path) -> None:
 
     (said,) = [*chore.go(), *chore.go()]
     assert "no CDI spec: no driver set" in said
+    assert site.call("reap").exit_code == 0
+    assert "gpulock: reap: no CDI spec: no driver set" in capfd.readouterr().err
     for part in ("bin", "lib"):
         (tmp_path / "sets" / version / part).mkdir(parents=True)
 
@@ -209,6 +185,18 @@ def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path)
     assert {name for name in whole if ".gi" in name} == set(whole) - set(left)
 
 
-def test_gpulockd_writes_none_where_none_is_wanted(tmp_path: Path) -> None:
-    assert Chore(Site(tmp_path)).go() == []
+def test_it_is_written_once_for_everybody_to_read_also_by_reap(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    chore = Chore(site)
+    assert chore.go() == []
     assert list(tmp_path.rglob(cdi.NAME)) == []
+    site.set(f"CDI_DIR={tmp_path}/run/cdi\n")
+    assert site.call("reap").exit_code == 0
+    path = tmp_path / "run/cdi" / cdi.NAME
+    first = path.stat()
+    assert json.loads(path.read_text()) == told(site)
+    assert (first.st_mode & 0o777, os.listdir(path.parent)) == (0o644, [cdi.NAME])
+    assert Chore(site).go() == []
+    assert path.stat().st_ino == first.st_ino
+    shutil.rmtree(site.files.driver_root / "gpus")
+    assert site.call("reap").exit_code == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
+from grp import getgrgid
 
 import click
 
@@ -71,11 +73,14 @@ def list_remaining_users(node: Node) -> Iterator[str]:
 
 
 def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
-    """Give each shepherd and step daemon, and what a Slurm job or a user's claim started."""
+    """Give each shepherd and step daemon, and what a job or a user's claim started."""
     statuses = scan.statuses()
     for pid, status in statuses.items():
         if status.name == SHEPHERD or (status.name == STEPD and is_step_daemon(node, pid)):
             yield f"process {pid} ({status.name}) runs a job"
+        elif node.settings.sge_root and (nameless := next(filter(is_nameless, status.groups), 0)):
+            told = "which has no name, as one of a job"  # nothing else marks what a job left
+            yield f"process {pid} ({status.name}) carries group {nameless}, {told}"
     for uid in sorted({status.uids[0] for status in statuses.values() if not status.kernel}):
         started, missed = scan.started_as(uid)
         for pid, one in started.items():
@@ -85,6 +90,15 @@ def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
                 yield f"process {pid} ({statuses[pid].name}) was started {whose}"
         if missed:
             yield missed
+
+
+@cache
+def is_nameless(gid: int) -> bool:
+    """Return whether a group has no name: execd's of a job have none."""
+    try:
+        return not getgrgid(gid)
+    except (KeyError, OverflowError):
+        return True
 
 
 def is_step_daemon(node: Node, pid: int) -> bool:

@@ -408,6 +408,18 @@ def test_a_shepherd_a_step_daemon_and_what_a_job_started_are_a_job(
     assert list(forget.list_remaining_users(box.node())) == said
 
 
+def test_what_a_job_of_grid_engine_left_is_known_by_a_group_that_has_no_name(
+    tmp_path: Path,
+) -> None:
+    """It may open a GPU later; no shepherd of it runs, and no lock tells the group."""
+    box = Box(tmp_path)
+    box.proc.add(700, "python3", groups=(0, 65400))
+    assert list(forget.list_remaining_users(box.node())) == []
+    box.settings["SGE_ROOT"] = "/opt/sge"
+    told = "process 700 (python3) carries group 65400, which has no name, as one of a job"
+    assert list(forget.list_remaining_users(box.node())) == [told]
+
+
 def test_a_driver_that_cannot_be_read_is_a_doubt_and_one_that_is_not_loaded_is_none(
     tmp_path: Path,
 ) -> None:

@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 from gpulock.cli.session import CommandRefusedError
 from gpulock.node.devices import SHARE, Device, pci_bus_key
+from gpulock.report.scan import ClaimQuery
 from gpulock.store.owner import Owner
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpulock.report.scan import ClaimQuery
 
 LEAST_UUID = 8  # characters of a UUID that must be given
 LONGEST = 64  # characters of any name
@@ -51,8 +48,6 @@ class Subject(NamedTuple):
 
     def query(self, **more: Any) -> ClaimQuery:
         """Return the question for claims of this job or process, or with this device."""
-        from gpulock.report.scan import ClaimQuery
-
         if self.pid:
             return ClaimQuery(job=str(self.pid), scheduler="process", **more)
         if self.device is not None:

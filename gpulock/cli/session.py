@@ -8,6 +8,7 @@ import pwd
 import re
 import shlex
 import sys
+from datetime import datetime, time, timedelta
 
 import click
 
@@ -18,6 +19,8 @@ from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 from gpulock.system_log import NOTICE, log_to_system
+from gpulock.text import table
+from gpulock.text.words import parse_duration
 
 FOR_EVER = "for ever"
 JUST_PAST = 3  # hours: who types a time within them has hardly meant the next day
@@ -50,8 +53,6 @@ class CommandRefusedError(Refusal):
 
 def echo_wrapped(text: str, indent: str = "  ", err: bool = True) -> None:
     """Print a sentence, in lines that fit where that is a terminal; its commands can be copied."""
-    from gpulock.text import table
-
     width = table.sentence_width(sys.stderr if err else sys.stdout)
     for line in table.wrap_sentence(name_config(text), width, indent):
         click.echo(line, err=err)
@@ -59,8 +60,6 @@ def echo_wrapped(text: str, indent: str = "  ", err: bool = True) -> None:
 
 def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
     """Return the seconds of an option, 0 without it; FOR_EVER has no end."""
-    from gpulock.text.words import parse_duration
-
     try:
         seconds = float("inf") if value == FOR_EVER else parse_duration(value or "0")
     except ValueError as fault:
@@ -80,10 +79,6 @@ def parse_time(text: str, now: float, after: float = 0.0) -> float:
 
     Of one that lies ahead: `2h` from now, or `14:00`, the first one `after` some time.
     """
-    from datetime import datetime, time, timedelta
-
-    from gpulock.text.words import parse_duration
-
     forms = "14:00, 2h (from now) or 2026-12-01T14:00" if after else PAST
     try:
         if not CLOCK.fullmatch(text):

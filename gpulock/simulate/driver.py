@@ -126,16 +126,8 @@ def write_tree(root: Path, tree: Mapping[str, Entry]) -> None:
             if isinstance(entry, str):
                 os.symlink(entry, target)
             elif entry is not None:
-                mode = DEVICE_MODE if path.startswith(DEVICES) else FILE_MODE
-                write_tree_file(target, entry, mode)
+                with target.open("xb") as file:
+                    file.write(entry)
+                    os.fchmod(file.fileno(), DEVICE_MODE if path.startswith(DEVICES) else FILE_MODE)
     finally:
         os.umask(before)
-
-
-def write_tree_file(target: Path, data: bytes, mode: int = FILE_MODE) -> None:
-    """Create one file of exactly this mode; raise FileExistsError when there is something."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(target, flags, mode)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        os.fchmod(descriptor, mode)

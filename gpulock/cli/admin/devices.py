@@ -44,9 +44,6 @@ from gpulock.text.words import MINUTE, format_count, format_device_label, format
 from gpulock.workstation.process_claims import ensure_node_dirs
 from gpulock.workstation.wire import LONGEST_NOTE, RESERVE, UNRESERVE, SocketRequest
 
-TIME_HELP = "14:00, 2h (from now) or 2026-12-01T14:00."
-
-
 reason_option = click.option(
     "--reason",
     metavar="TEXT",
@@ -74,7 +71,7 @@ def parse_time_option(ctx: click.Context, param: click.Parameter, value: str | N
     callback=parse_time_option,
     is_eager=True,  # --to goes by it
     metavar="TIME",
-    help=f"From then: {TIME_HELP}",
+    help="From then: 14:00, 2h (from now) or 2026-12-01T14:00.",
 )
 @click.option("--to", "end", callback=parse_time_option, metavar="TIME", help="Until then.")
 @reason_option

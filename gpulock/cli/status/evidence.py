@@ -18,6 +18,9 @@ from gpulock.daemon.health.cards import read_cards
 from gpulock.errors import quote_text
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import INIT, TICKS, Proc
+from gpulock.report.claims import ReportedClaim
+from gpulock.report.scan import ClaimQuery
+from gpulock.report.sources import MONTH, find_last_claim
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.store.verdicts import process_in_proof
@@ -30,10 +33,6 @@ from gpulock.text.words import (
     format_lock_holder,
     held_seconds,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpulock.report.claims import ReportedClaim
 
 FactList = list[tuple[str, str]]
 SHOWN = 4  # processes named before `and 7 more`
@@ -85,9 +84,7 @@ def describe_share(view: StatusView, name: str, record: Owner) -> str:
     card = name.partition(SHARE)[0]
     count = sum(one.partition(SHARE)[0] == card for one in record.devices)
     of = format_device_label(name, view.devices)
-    if record.places:
-        return f"{count} of {record.places} places of {of}"
-    return f"{format_count(count, 'place')} of {of}, of how many is not known"
+    return f"{count} of {record.places} places of {of}"
 
 
 def describe_verdict(view: StatusView, record: Owner) -> str:
@@ -265,17 +262,12 @@ def printable_process_name(proc: Proc, pid: int) -> str:
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    from gpulock.report.scan import ClaimQuery
-    from gpulock.report.sources import MONTH, find_last_claim
-
     found = find_last_claim(view.node, ClaimQuery(since=view.now - MONTH, device=device))
     return [("last", format_past_claim(found))] if found else []
 
 
 def past_claim_facts(view: StatusView, meant: Subject) -> FactList:
     """Return the last thing that a job or process held."""
-    from gpulock.report.sources import find_last_claim
-
     last = find_last_claim(view.node, meant.query())
     if last is None:
         return []

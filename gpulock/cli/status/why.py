@@ -43,6 +43,8 @@ from gpulock.cli.status.status_view import (
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
+from gpulock.slurm import note
+from gpulock.store.event_log import list_refusals, read_events
 from gpulock.store.locks import Lock
 from gpulock.text import table
 from gpulock.text.words import (
@@ -243,9 +245,6 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
 
 def refusal_facts(view: StatusView, job: str) -> FactList:
     """Return why a job was refused here: by Grid Engine's prolog the last time, or Slurm's now."""
-    from gpulock.slurm import note
-    from gpulock.store.event_log import list_refusals, read_events
-
     try:
         told = list_refusals(read_events(view.node.store.path)) if job else []
     except OSError:

@@ -51,7 +51,7 @@ def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> 
 
 def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> None:
     places = tuple(f"{site.id(2)}.share{number}" for number in (1, 2))
-    for job, ids, parted in (("12", places, 4), ("13", (f"{site.id(2)}.share3",), 0)):
+    for job, ids, parted in (("12", places, 4), ("13", (f"{site.id(2)}.share3",), 4)):
         held = site.hold(job_id=job, token=f"t{job}", devices=ids, places=parted)
         for name in ids:
             place_lock(site.node().store, name, held)
@@ -60,7 +60,7 @@ def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> No
         "holder job 12 of alice in gpu.q",
         "share 2 of 4 places of GPU 2",
         "holder job 13 of alice in gpu.q",
-        "share 1 place of GPU 2, of how many is not known",
+        "share 1 of 4 places of GPU 2",
     ]
     asked = facts(site.call("why", "12").stdout)
     assert asked["share"] == "2 of 4 places of GPU 2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.procfs import Proc
-from gpulock.sge import spool
+from gpulock.sge import prolog, spool
 from gpulock.sge.spool import Spool
 from tests.support import execd
 from tests.support.execd import SpooledJob
@@ -62,6 +62,11 @@ class Site(Box):
     def above(self, pid: int = SHEPHERD) -> Spool:
         """Return the spool of a shepherd as a hook finds it."""
         return spool.open_shepherd_spool(Proc(str(self.proc.root)), pid, os.geteuid())
+
+    def prolog(self, job: SpooledJob, *words: str, **keys: str) -> int:
+        """Run the prolog of a job below the shepherd that runs; return its exit code."""
+        argv = ["sge", str(self.pid), *words]
+        return prolog.main(argv, self.environ(job), self.config(**keys))
 
     def environ(self, job: SpooledJob) -> dict[str, str]:
         """Return what `env -i` leaves of a hook's environment."""

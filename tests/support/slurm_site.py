@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import Unpack
 
+from gpulock.alloc.job_processes import JobProcesses, find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -20,9 +21,12 @@ from gpulock.slurm import epilog, note, prolog, task
 from gpulock.slurm.call import SlurmHookCall
 from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.note import TaskNote
+from gpulock.slurm.steps import SlurmSteps
 from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import Owner
+from tests.support.faults import returning
 from tests.support.locks import place_lock
+from tests.support.scripts import write_script
 from tests.support.slurm_calls import SlurmJob
 from tests.support.trees import About, Box, bus, record
 
@@ -88,18 +92,13 @@ class Site(Box):
         """Let Slurm's programs be ours where the settings cannot be read, too: no real node is
         ever drained.
         """
-
-        def default(_: dict[str, str]) -> Settings:
-            return Settings({"SLURM_BINARIES": str(self.binaries)})
-
-        patch.setattr(prolog, "Settings", default)
+        default = Settings({"SLURM_BINARIES": str(self.binaries)})
+        patch.setattr(prolog, "Settings", returning(default))
 
     def program(self, name: str, body: str) -> None:
         """Put a program in the place of one of Slurm's; it notes its arguments first."""
-        path = self.binaries / name
         noted = f'{{ printf "{name}"; printf "\\037%s" "$@"; echo; }} >>{self.root}/calls'
-        path.write_text(f"#!/bin/sh\n{noted}\n{body}\n")
-        path.chmod(0o755)
+        write_script(self.binaries / name, f"{noted}\n{body}")
 
     def answers(self, *rows: str) -> None:
         """Let squeue know these jobs."""
@@ -226,6 +225,12 @@ class Site(Box):
         self.process(pid, "sleep", "sleep\0100", uid)
         return self.started_with(pid, SLURM_JOB_ID=str(job), SLURMD_NODENAME=slurmd, HOME="/")
 
+    def processes(self, steps: bool = False, /, **changes: object) -> JobProcesses:
+        """Return what a look finds of job 12, or of another; `steps`: its step daemons, too."""
+        known = SlurmSteps(self.node().settings)
+        add = known.add_members_and_steps if steps else known.add_members
+        return find_job_processes(slurm_lock(**changes), ProcessScan(self.node().proc), add)
+
     def cgroup(self, path: str, *pids: int) -> Path:
         """Let a cgroup be, with some processes in it."""
         folder = self.sys / "fs/cgroup" / path
@@ -280,8 +285,3 @@ def slurm_lock(**changes: object) -> Lock:
     """Return the lock of such a record."""
     own = slurm_record(**changes)
     return Lock(own.devices[0], own, "")
-
-
-def scan_of(site: Site) -> ProcessScan:
-    """Return a look at the processes there are now."""
-    return ProcessScan(site.node().proc)

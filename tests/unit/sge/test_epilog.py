@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpulock.sge import claim, epilog, hook, prolog, site_hook, spool
+from gpulock.sge import claim, epilog, hook, site_hook, spool
 from tests.support.execd import SpooledJob
 from tests.support.faults import disk_full
 from tests.support.jobs import SHEPHERD, Site, gpus
@@ -15,7 +15,7 @@ from tests.support.trees import OTHER_BOOT
 
 
 def start(site: Site, job: SpooledJob) -> None:
-    assert prolog.main(["sge", str(site.pid)], site.environ(job), site.config()) == 0
+    assert site.prolog(job) == 0
 
 
 def end(site: Site, job: SpooledJob) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
-from gpulock.sge import granted, prolog, request
+from gpulock.sge import granted, request
 from gpulock.sge.card_map import NAME, format_card_map
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
@@ -68,8 +68,7 @@ def test_a_job_of_one_host_waits_where_its_gpus_were_granted_under_another_name(
     """It would run with an empty mask and lock nothing, while qmaster counts its GPUs."""
     job = site.run(owner="alice", pe=pe, hosts=(("node", 2),))
     job.job_file.write_bytes(ocs_job((Ask("gpu", 2),), (Grant("gpu", 2, "node.example.org"),)))
-    config = site.config(SGE_SLAVE_TASKS="yes")
-    assert prolog.main(["prolog", str(site.pid)], site.environ(job), config) == REQUEUE
+    assert site.prolog(job, SGE_SLAVE_TASKS="yes") == REQUEUE
     assert "node.example.org" in capfd.readouterr().err
     assert site.locks() == []
 
@@ -80,10 +79,8 @@ def test_gpus_that_other_hosts_granted_need_their_tasks_locked(site: Site) -> No
     job = site.run(owner="alice", pe="mpi", hosts=hosts)
     asks, there = (Ask("gpu", 1, scope=SLAVE),), (Grant("gpu", 1, "other"),)
     job.job_file.write_bytes(ocs_job(asks, there))
-    ran = prolog.main(["prolog", str(site.pid)], site.environ(job), site.config())
-    assert (ran, site.locks()) == (JOB_ERROR, [])
-    config = site.config(SGE_SLAVE_TASKS="yes")
-    assert prolog.main(["prolog", str(site.pid)], site.environ(job), config) == 0
+    assert (site.prolog(job), site.locks()) == (JOB_ERROR, [])
+    assert site.prolog(job, SGE_SLAVE_TASKS="yes") == 0
 
 
 @pytest.mark.parametrize("cards", [[bus(0), bus(0)], [bus(0)], [bus(0), bus(1), bus(2)]])
@@ -116,8 +113,7 @@ def start(site: Site, *ids: str, job_id: int = 12, amount: float = 0, times: int
     asks = (Ask("card", amount or len(ids)),)
     grants = (Grant("card", amount or len(ids), "node", tuple((one, times) for one in ids)),)
     job.job_file.write_bytes(ocs_job(asks, grants, job_id=job_id))
-    config = site.config(SGE_COMPLEXES="gpu card")
-    return prolog.main(["prolog", str(site.pid)], site.environ(job), config)
+    return site.prolog(job, SGE_COMPLEXES="gpu card")
 
 
 def test_a_job_gets_the_cards_that_were_granted_and_no_other(mapped: Site) -> None:

@@ -15,7 +15,6 @@ from gpulock.errors import INVALID_REQUEST, UNKNOWN, Refusal
 from gpulock.hooks import frame
 from gpulock.node.procfs import Proc
 from gpulock.sge import claim, environment_file, epilog, hook, prolog, request, site_hook, spool
-from tests.support.execd import SpooledJob
 from tests.support.faults import NO_PROCESS, fail_at, faulty_settings, raising, refusal
 from tests.support.jobs import SHEPHERD, Site, gpus
 from tests.support.packed_job import NOT_CONSUMABLE
@@ -23,11 +22,6 @@ from tests.support.trees import BOOT, bus
 
 RUN, QUEUE_ERROR, REQUEUE, JOB_ERROR = 0, 1, 99, 100
 FALSE_JOB = {"JOB_ID": "13", "SGE_TASK_ID": "0", "QUEUE": "gpu.q"}
-
-
-def start(site: Site, job: SpooledJob, *of_site: str, **keys: str) -> int:
-    argv = ["sge", str(site.pid), *of_site]
-    return prolog.main(argv, site.environ(job), site.config(**keys))
 
 
 @pytest.mark.parametrize("fault", ["file", "garbage", "flag", "lost"])
@@ -39,18 +33,18 @@ def test_what_cannot_be_found_out_is_requeued_and_never_unmasked(site: Site, fau
         job.job_file.write_bytes(b"\0" * 100)
     elif fault == "lost":
         (site.state / "boot_id").write_text(BOOT)
-    assert start(site, job, SGE_BINARIES=str(site.root)) == REQUEUE
+    assert site.prolog(job, SGE_BINARIES=str(site.root)) == REQUEUE
     assert site.locks() == []
 
 
 def test_unknowns_of_several_jobs_and_users_are_a_broken_node(site: Site) -> None:
     site.settings["SGE_BINARIES"] = str(site.root)
-    start(site, site.run(gpus(1), job_id=1))
+    site.prolog(site.run(gpus(1), job_id=1))
     codes: list[int] = []
     for number, user in ((13, "alice"), (14, "alice"), (15, "bob"), (16, "bob")):
         job = site.run(gpus(1), job_id=number, owner=user)
         job.job_file.unlink()
-        codes.append(start(site, job))
+        codes.append(site.prolog(job))
     assert codes == [REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
 
 
@@ -93,13 +87,13 @@ def test_an_unknown_grid_engine_makes_jobs_wait_and_stops_no_queue(
     site: Site, old: bytes, new: bytes
 ) -> None:
     """Three jobs of two owners were a broken node, and its queue went to error."""
-    start(site, site.run(gpus(1), job_id=1))
+    site.prolog(site.run(gpus(1), job_id=1))
     for number, user in enumerate(("alice", "bob", "carol", "alice", "bob"), 13):
         job = site.run(gpus(1), job_id=number, owner=user, pe="smp")
         path = job.folder / "config" if b"=" in old else job.job_file
         assert old in path.read_bytes()
         path.write_bytes(path.read_bytes().replace(old, new, 1))
-        assert start(site, job) == REQUEUE
+        assert site.prolog(job) == REQUEUE
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_what_goes_wrong_under_the_jobs_own_limits_is_the_jobs_and_stops_no_queu
 ) -> None:
     """drop-env says that it could not lift them; a full disk and a busy node are nobody's."""
     if plant == "too few":
-        assert start(site, site.run(gpus(4), job_id=1)) == RUN
+        assert site.prolog(site.run(gpus(4), job_id=1)) == RUN
     before = site.locks()
     job = site.run(gpus(1), pid=501)
     faults = {
@@ -142,7 +136,7 @@ def test_a_fault_that_cannot_even_be_counted_stops_no_queue(
     """Descriptors or memory may be short for the module as well that counts refusals."""
     monkeypatch.setitem(sys.modules, "gpulock.alloc.streaks", None)
     monkeypatch.setattr(environment_file, "rewrite_env_text", raising(KeyError("x")))
-    assert start(site, site.run(gpus(1))) == REQUEUE
+    assert site.prolog(site.run(gpus(1))) == REQUEUE
     assert site.locks() == []
 
 
@@ -157,7 +151,7 @@ def test_a_job_that_cannot_be_told_keeps_nothing(
         (job.folder / spool.RECORD).mkdir()
         before = (job.folder / "environment").read_text()
     gone = place == "environment"  # with the job, perhaps
-    assert start(site, job) == (REQUEUE if gone else QUEUE_ERROR)
+    assert site.prolog(job) == (REQUEUE if gone else QUEUE_ERROR)
     assert site.locks() == []
     assert not (job.folder / spool.RECORD).is_file()
     assert gone or (job.folder / "environment").read_text() == before
@@ -175,7 +169,7 @@ def test_a_job_whose_shepherd_dies_meanwhile_keeps_nothing(
             site.proc.remove(SHEPHERD)
 
     monkeypatch.setattr(os, "mkdir", last_lock)
-    assert start(site, job) == REQUEUE
+    assert site.prolog(job) == REQUEUE
     assert site.locks() == []
 
 
@@ -186,11 +180,11 @@ def test_a_fault_nobody_foresaw_that_jobs_of_several_owners_meet_is_the_nodes(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
     """Before its grant, or after: then the grant is undone."""
-    start(site, site.run(gpus(1), job_id=1))
+    site.prolog(site.run(gpus(1), job_id=1))
     monkeypatch.setattr(*where, raising(MemoryError()))
     codes: list[int] = []
     for number, user in ((13, "alice"), (14, "alice"), (15, "alice"), (16, "bob"), (17, "eve")):
-        codes.append(start(site, site.run(gpus(1), job_id=number, owner=user)))
+        codes.append(site.prolog(site.run(gpus(1), job_id=number, owner=user)))
     assert codes == [REQUEUE, REQUEUE, REQUEUE, QUEUE_ERROR, QUEUE_ERROR]
 
 
@@ -210,7 +204,7 @@ def test_a_site_prolog_that_cannot_follow_a_grant_is_a_refusal_like_any_other(
     codes: list[int] = []
     for number, owner in enumerate(("alice", "alice", "bob")):
         job = site.run(gpus(1), job_id=20 + number, owner=owner)
-        codes.append(start(site, job, owner, "root@/site/pro", "a b"))
+        codes.append(site.prolog(job, owner, "root@/site/pro", "a b"))
 
     assert codes == [REQUEUE if kind == UNKNOWN else JOB_ERROR] * 2 + [last]
     assert held == [1, 2, 3]
@@ -250,24 +244,24 @@ def test_what_is_told_never_spoils_the_exit_code(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_at(monkeypatch, "write", "/2", BrokenPipeError(32, "broken pipe"))
-    assert start(site, site.run(gpus(99))) == JOB_ERROR
+    assert site.prolog(site.run(gpus(99))) == JOB_ERROR
     assert hook.DONE == RUN
 
 
 def test_a_prolog_that_fails_when_it_is_run_again_takes_nothing_from_the_job(site: Site) -> None:
     """The first one's grant stands: what it told the job is in use perhaps."""
     job = site.run(gpus(2), task_id=2)
-    assert start(site, job) == RUN
+    assert site.prolog(job) == RUN
     (job.folder / "environment").unlink()
-    assert start(site, job) == REQUEUE
+    assert site.prolog(job) == REQUEUE
     assert site.locks() == [bus(0), bus(1)]
 
 
 def test_a_claim_that_is_undone_takes_nothing_from_another_task_of_the_job(site: Site) -> None:
-    assert start(site, site.run(gpus(1), task_id=1)) == RUN
+    assert site.prolog(site.run(gpus(1), task_id=1)) == RUN
     job = site.run(gpus(1), task_id=2, pid=501)
     (job.folder / "environment").unlink()
-    assert start(site, job) == REQUEUE
+    assert site.prolog(job) == REQUEUE
     assert site.locks() == [bus(0)]
 
 
@@ -286,7 +280,7 @@ def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:
     job = site.run(gpus(1))
     with (job.folder / "config").open("a") as file:
         file.write("use_systemd=yes\n")
-    assert start(site, job) == JOB_ERROR
+    assert site.prolog(job) == JOB_ERROR
     assert site.locks() == []
 
 
@@ -298,10 +292,7 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     """JOB_ID is execd's own number, whatever the job's owner sets."""
     told: list[tuple[object, ...]] = []
 
-    def tell(*words: object) -> None:
-        told.append(words)
-
-    monkeypatch.setattr(frame, "log_to_system", tell)
+    monkeypatch.setattr(frame, "log_to_system", lambda *words: told.append(words))
     config = faulty_settings(tmp_path)
     environ = {"JOB_ID": job, "GPULOCK_JOB": hook.TRIAL_JOB, "SGE_TASK_ID": hook.TRIAL_JOB}
     assert prolog.main(["sge", NO_PROCESS], environ, config) != RUN
@@ -313,8 +304,8 @@ def test_a_job_whose_gpus_count_in_a_complex_that_is_not_known_hears_why_it_gets
     site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """SGE_COMPLEXES was misspelt: jobs ran with an empty mask, and nobody heard why."""
-    assert start(site, site.run(gpus(2)), SGE_COMPLEXES="gups") == RUN
+    assert site.prolog(site.run(gpus(2)), SGE_COMPLEXES="gups") == RUN
     assert "asks for gpu, which is not in SGE_COMPLEXES" in capfd.readouterr().err
-    assert start(site, site.run(gpus(2, "slots_of_disk"), job_id=13)) == RUN
-    assert start(site, site.run(gpus(0), job_id=14)) == RUN
+    assert site.prolog(site.run(gpus(2, "slots_of_disk"), job_id=13)) == RUN
+    assert site.prolog(site.run(gpus(0), job_id=14)) == RUN
     assert capfd.readouterr().err == ""

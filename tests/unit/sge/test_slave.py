@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpulock.errors import BROKEN, Refusal
-from gpulock.sge import claim, prolog, slave, spool
+from gpulock.sge import claim, slave, spool
 from gpulock.store import grants, owner
 from tests.support.execd import SpooledJob
 from tests.support.faults import raising
-from tests.support.jobs import SHEPHERD, Site, child_of, gpus, variables
+from tests.support.jobs import Site, child_of, gpus, variables
 from tests.support.packed_job import JOB, PER_JOB, Ask, Grant, ResourceRequest, ocs_job
 from tests.support.trees import bus
 
@@ -58,7 +58,7 @@ def test_a_per_job_request_is_the_master_hosts_alone(site: Site) -> None:
 
 def test_what_another_job_holds_there_is_no_grant_of_the_tasks_job(site: Site) -> None:
     other = site.run(gpus(1), job_id=99, pid=599)
-    assert prolog.main(["sge", "599"], site.environ(other), site.config()) == 0
+    assert site.prolog(other) == 0
     job = parallel(site, gpus(1))
     folder = site.task(job, FIRST, home=True)
     assert start(site, FIRST) == 0
@@ -69,10 +69,10 @@ def test_what_another_job_holds_there_is_no_grant_of_the_tasks_job(site: Site) -
 
 def test_on_the_master_host_a_task_shares_what_was_asked_for_once_a_job(site: Site) -> None:
     other = site.run(gpus(1), job_id=99, pid=599)
-    assert prolog.main(["sge", "599"], site.environ(other), site.config()) == 0
+    assert site.prolog(other) == 0
     job = site.run(gpus(1, consumable=PER_JOB), pe="mpi", hosts=HOSTS)
     site.settings["SGE_SLAVE_TASKS"] = "yes"
-    assert prolog.main(["sge", str(SHEPHERD)], site.environ(job), site.config()) == 0
+    assert site.prolog(job) == 0
     folder = site.task(job, FIRST, home=True)
     assert start(site, FIRST) == 0
     assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "1"

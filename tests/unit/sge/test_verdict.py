@@ -19,7 +19,7 @@ from gpulock.sge.members import SgeMembers
 from gpulock.sge.verdict import make_sge_rule
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import ALIVE, DEAD, UNKNOWN, Verdict
-from tests.support.faults import fail_at
+from tests.support.faults import fail_at, raising, returning
 from tests.support.trees import BOOT, EXECD, Box, FakeProc, box_with_shepherd, bus, judge_of, record
 
 GID = 65400
@@ -252,10 +252,7 @@ def test_an_epilog_in_the_jobs_own_cgroup_is_not_what_is_left(
     box.proc.add(701, state="Z")
     found = [os.getpid(), 500, 701, 702]  # 702 has ended
 
-    def pids(*_: object) -> list[int]:
-        return found
-
-    monkeypatch.setattr(job, "confined_pids", pids)
+    monkeypatch.setattr(job, "confined_pids", returning(found))
     box.proc.remove(700)
     assert members(box, isolation="cgroup").reason() == ""
     box.proc.add(703)
@@ -266,9 +263,7 @@ def test_an_epilog_in_the_jobs_own_cgroup_is_not_what_is_left(
 def test_a_cgroup_that_cannot_be_read_keeps_the_lock(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(*_: object) -> list[int]:
-        raise PermissionError(13, "denied")
-
+    denied = raising(PermissionError(13, "denied"))
     with monkeypatch.context() as patch:
         patch.setattr(job, "confined_pids", denied)
         assert members(box, isolation="cgroup").pids == {700: f"carries the job's group {GID}"}

@@ -277,10 +277,7 @@ def test_a_hook_that_is_tried_without_a_job_writes_nothing_to_syslog(
     """doctor left two lines of errors in there, each time, and of a fault of the settings more."""
     told: list[tuple[object, ...]] = []
 
-    def tell(*words: object) -> None:
-        told.append(words)
-
-    monkeypatch.setattr(frame, "log_to_system", tell)
+    monkeypatch.setattr(frame, "log_to_system", lambda *words: told.append(words))
     assert (prolog.main(environ, "/gone"), len(told)) == (NODE_BROKEN, lines)
     assert (epilog.main(environ, "/gone"), len(told)) == (0, 2 * lines)
     faulty = faulty_settings(tmp_path)

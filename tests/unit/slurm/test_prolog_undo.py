@@ -12,7 +12,7 @@ import pytest
 from gpulock.job import environment
 from gpulock.slurm import note
 from gpulock.store import boot, grants
-from tests.support.faults import raising
+from tests.support.faults import raising, returning
 from tests.support.slurm_site import NODE_BROKEN, REQUEUE_EXIT, RUN, Site
 from tests.support.trees import bus
 
@@ -111,10 +111,7 @@ def test_whatever_goes_wrong_after_the_claim_undoes_it(
 def test_a_note_that_cannot_be_encoded_locks_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def two_lines(_: object) -> str:
-        return "a\nb"
-
-    monkeypatch.setattr(environment, "driver_binds", two_lines)
+    monkeypatch.setattr(environment, "driver_binds", returning("a\nb"))
     assert site.prolog() == RUN
     site.refused(12, "unknown")
     assert (site.locks(), site.claims()) == ([], [])

@@ -12,11 +12,10 @@ import shutil
 
 import pytest
 
-from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.node.procfs import Proc
-from gpulock.slurm.steps import SlurmSteps, is_slurm_job_process
-from tests.support.slurm_site import OTHER_UID, UID, Site, scan_of, slurm_lock, slurm_record
+from gpulock.slurm.steps import is_slurm_job_process
+from tests.support.slurm_site import OTHER_UID, UID, Site, slurm_record
 from tests.support.trees import bus
 
 SLUID, OTHER = "s5K1QWERTY0123", "s5K1QWERTY0124"
@@ -27,8 +26,7 @@ CONTAINER = "/docker.slice/docker-1.scope"
 
 def left(site: Site, sluid: str = "") -> str:
     """Return what is left of job 12, whose Prolog was told a SLUID."""
-    steps = SlurmSteps(site.node().settings)
-    return find_job_processes(slurm_lock(sluid=sluid), scan_of(site), steps.add_members).reason()
+    return site.processes(sluid=sluid).reason()
 
 
 def hidden(site: Site, path: str, *uids: int) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.alloc.job_processes import find_job_processes
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.slurm import steps
 from gpulock.slurm.call import parse_stepd_title
 from gpulock.slurm.steps import SlurmSteps
-from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_lock, slurm_record
+from tests.support.slurm_site import OTHER_UID, ROOT, UID, Site, freezer, slurm_record
 
 
 def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, ProcessScan]:
@@ -25,25 +24,7 @@ def found(site: Site, scan: ProcessScan | None = None) -> tuple[SlurmSteps, Proc
 
 def left(site: Site, **changes: object) -> str:
     """Return what is left of job 12 once its steps are over."""
-    sight, scan = found(site)
-    return find_job_processes(slurm_lock(**changes), scan, sight.add_members).reason()
-
-
-def left_or_step(site: Site, **changes: object) -> str:
-    sight, scan = found(site)
-    return find_job_processes(slurm_lock(**changes), scan, sight.add_members_and_steps).reason()
-
-
-def daemons(site: Site) -> dict[int, str]:
-    """Return the step daemons of job 12."""
-    sight, scan = found(site)
-    return find_job_processes(slurm_lock(), scan, sight.add_members).daemons
-
-
-def is_unmarked(site: Site) -> bool:
-    """Return whether who has a device open may be ended for job 12: no cgroup marks its own."""
-    sight, scan = found(site)
-    return find_job_processes(slurm_lock(), scan, sight.add_members).unmarked
+    return site.processes(**changes).reason()
 
 
 def owned(site: Site, *pids: int, **changes: object) -> list[int]:
@@ -119,7 +100,7 @@ def test_what_a_user_calls_slurmstepd_is_no_step_daemon(
     site.set(SIMULATION="")
     site.stepd(700, "12.extern", uids=uids, exe=exe)
     site.stepd(701, "", uids=uids, exe=exe)
-    assert (daemons(site), left_or_step(site)) == ({}, "")
+    assert (site.processes().daemons, site.processes(True).reason()) == ({}, "")
     sight, scan = found(site)
     assert sight.daemons(scan) == {}
 
@@ -149,10 +130,10 @@ def test_a_client_that_waits_for_its_job_to_be_gone_is_not(site: Site, name: str
 def test_where_the_job_has_its_cgroup_that_alone_says_who_is_left(site: Site) -> None:
     """Any process of the user's can be started with that environment, at any time."""
     site.left_by(900)
-    assert is_unmarked(site)
+    assert site.processes().unmarked
     site.cgroup("freezer/slurm")
     assert "900" in left(site)  # a newer Slurm may name the job's own folder otherwise
-    assert not is_unmarked(site)
+    assert not site.processes().unmarked
     site.cgroup(f"{freezer()}/step_0")
     assert left(site) == ""
     site.cgroup(f"{freezer()}/step_0", 901)
@@ -212,7 +193,7 @@ def test_a_step_daemon_that_has_the_users_effective_uid_for_a_moment_is_one(site
     uids = (0, UID, 0, UID)
     site.proc.add(701, "slurmstepd", uids=uids)
     (site.proc.root / "701/cmdline").write_bytes(b"slurmstepd: [12.batch]\0")
-    assert sorted(daemons(site)) == [700, 701]
+    assert sorted(site.processes().daemons) == [700, 701]
 
 
 # --- a job's cgroup: a process in it is left of the job, and what cannot be read is not empty -----
@@ -227,7 +208,7 @@ def test_a_process_in_the_jobs_cgroup_is_left(site: Site, part: str, top: str, s
     site.process(900, "sleep")
     site.cgroup(f"{part}/{top}/uid_{UID}/job_12{step}", 900)
     assert "900" in left(site)
-    assert "900" in left_or_step(site)
+    assert "900" in site.processes(True).reason()
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ from gpulock.daemon.core.sample import SAMPLE_LINE
 from gpulock.daemon.health.cards import NodeCards, read_cards, save_cards
 from gpulock.daemon.health.checker import CardChecker
 from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.reconcile.reconcile import reconcile_locks
+from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, reconcile_locks
 from gpulock.deadline import clock_boottime
+from gpulock.node.settings import Settings
 from gpulock.store import quarantine
 from gpulock.store.owner import Owner
 from gpulock.store.quarantine import QUARANTINE
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
-from tests.support.trees import BOOT, Box, bus, judge_of, record, soon
+from tests.support.trees import BOOT, NAME, Box, bus, judge_of, record, soon
 
 GIB = 1 << 30
 ROUND = 30.0  # seconds between two rounds
@@ -87,7 +88,10 @@ class Ward(Box):
             for chore in self.chores() if tests else (self.health,):
                 chore.run(node, report, self.now)
 
-    def chores(self) -> tuple[HealthPolicy, CardChecker]:
+    def node(self) -> DaemonNode:
+        return DaemonNode(Settings(dict(self.settings)), NAME)
+
+    def chores(self) -> tuple[Chore, ...]:
         """Return what a round does, in gpulockd's order."""
         return (self.health, self.checker)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +30,6 @@ def read_history(state: Path) -> list[dict[str, Any]]:
     paths = sorted((state / "history").glob("*.jsonl"))
     lines = [line for path in paths for line in path.read_bytes().splitlines(keepends=True)]
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-@contextmanager
-def public_place() -> Generator[Path]:
-    """Give a folder that others may enter: pytest keeps its own to its user."""
-    with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 def write_history(history: HistoryWriter, node: Node, devices: Sequence[Device] = ()) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -259,14 +261,22 @@ def box_with_shepherd(root: Path) -> Box:
     return made
 
 
-def box_at_work(root: Path) -> Box:
+def box_at_work(root: Path, **keys: str) -> Box:
     """Return a node with an execd, at work since this boot."""
-    made = Box(root)
+    made = Box(root, 4, **keys)
     made.proc.execd(root)
     node = made.node()
     node.store.check(make=True)
     boot.begin_boot(node.store, str(made.state), BOOT, NAME)
     return made
+
+
+@contextmanager
+def public_place() -> Generator[Path]:
+    """Give a folder that others may enter: pytest keeps its own to its user."""
+    with tempfile.TemporaryDirectory(prefix="gpulock-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def let_others_in(folder: Path) -> None:

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from gpulock.workstation.waiting import KEPT, WaitingCaller, encode_waiting, wri
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
 from tests.support.locks import place_lock, spoil_record
+from tests.support.trees import public_place
 
 
 def line_of(text: str, index: int) -> list[str]:
@@ -364,16 +364,12 @@ def test_status_imports_nothing_it_does_not_need(site: Site) -> None:
 @pytest.fixture
 def public() -> Iterator[Site]:
     """Give a node of root's that looks real (no marker) and that everybody can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulock-test-"))
-    folder.chmod(0o755)
-    try:
+    with public_place() as folder:
         made = Site(folder)
         text = made.files.config.read_text()
         kept = [line for line in text.splitlines() if not line.startswith("SIMULATION=")]
         made.files.config.write_text("\n".join(kept) + "\n")
         yield made
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.another_user

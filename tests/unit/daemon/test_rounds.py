@@ -25,6 +25,7 @@ from tests.support.clock import VirtualClock
 from tests.support.faults import disk_full, raising
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
+from tests.support.scripts import write_script
 from tests.support.slurm_site import INVALID, ROOT, SILENT, freezer
 from tests.support.slurm_site import Site as SlurmSite
 from tests.support.trees import NAME, Box, bus, record, soon
@@ -202,9 +203,7 @@ def test_of_a_slurm_job_each_step_daemon_and_each_process_is_waited_for(tmp_path
 def test_an_odd_answer_about_one_job_keeps_nobody_from_asking_about_another(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f'#!/bin/sh\n[ "$5" = 12 ] && exit 0\necho "{INVALID}"\nexit 1\n')
-    squeue.chmod(0o755)
+    write_script(tmp_path / "squeue", f'[ "$5" = 12 ] && exit 0\necho "{INVALID}"\nexit 1')
     node = DaemonNode(Box(tmp_path / "node", SLURM_BINARIES=str(tmp_path)).node().settings)
     made = Rounds(node, HeardJournal(), ())
     for _ in range(3):

@@ -20,6 +20,7 @@ from gpulock.install.slurm import site as slurm_site
 from gpulock.install.slurm.site import Slurmd, find_slurm_site, find_slurmds
 from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings, parse_settings
+from tests.support.trees import FakeProc
 
 ME = os.geteuid()
 STRANGER = 1234 if ME != 1234 else 1235
@@ -31,8 +32,9 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.proc = root / "proc"
-        self._namespaces(self.proc / "self")
+        self.fake = FakeProc(root / "proc")
+        self.proc = self.fake.root
+        self._namespaces("self")
 
     def program(self, name: str, mode: int = 0o755) -> Path:
         """Put a program there."""
@@ -53,21 +55,16 @@ class Machine:
         **env: str,
     ) -> None:
         """Start a process: `uids` are its real and its effective one."""
-        entry = self.proc / str(pid)
-        self._namespaces(entry)
-        numbers = " ".join(map(str, (*uids, uids[1], uids[1])))
-        text = f"Name:\t{name}\nState:\tS (sleeping)\nPPid:\t{ppid}\nUid:\t{numbers}\nGroups:\t\n"
-        (entry / "status").write_text(text)
-        (entry / "stat").write_text(f"{pid} ({name}) S {ppid} 1 1 {'0 ' * 15}700 0\n")
+        entry, every = self.proc / str(pid), (*uids, uids[1], uids[1])
+        self.fake.add(pid, name, ppid=ppid, uids=every, cwd=self.root, exe=str(program))
+        self._namespaces(str(pid))
         (entry / "cmdline").write_text(words.replace(" ", "\0"))
         (entry / "environ").write_text("\0".join(f"{key}={value}" for key, value in env.items()))
-        (entry / "exe").symlink_to(program)
-        (entry / "cwd").symlink_to(self.root)
 
-    def _namespaces(self, entry: Path) -> None:
-        (entry / "ns").mkdir(parents=True)
+    def _namespaces(self, name: str) -> None:
+        (self.proc / name / "ns").mkdir(exist_ok=True)
         for kind in ("uts", "mnt"):
-            (entry / "ns" / kind).symlink_to(f"{kind}:[1]")
+            (self.proc / name / "ns" / kind).symlink_to(f"{kind}:[1]")
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ import contextlib
 import ctypes
 import os
 import resource
-import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from gpulock.install import drop_env
 from gpulock.install.files import InstallError
 from tests.support.drop_env import SHARE, write_drop_env
+from tests.support.trees import public_place
 
 ENV = "/usr/bin/env"
 JOB = ("12", "3", "gpu.q")
@@ -76,10 +75,8 @@ class Started:
 @pytest.fixture
 def started() -> Iterator[Started]:
     """Return hooks that every user reaches."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulock-drop-env-"))
-    folder.chmod(0o755)
-    yield Started(folder)
-    shutil.rmtree(folder)
+    with public_place() as folder:
+        yield Started(folder)
 
 
 def started_with(

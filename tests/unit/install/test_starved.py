@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpulock.install.hooks import HookPaths, render_hooks
+from tests.support.trees import public_place
 
 pytestmark = pytest.mark.slow
 NOBODY = 65534  # what limits processes does not limit root's
@@ -31,23 +30,20 @@ SHELLS = pytest.mark.parametrize("shell", ["/bin/dash", BASH])
 @pytest.fixture(scope="module")
 def hooks() -> Iterator[HookPaths]:
     """Return hooks that every user reaches."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulock-starved-"))
-    folder.chmod(0o755)
-    (folder / "shepherd").symlink_to("/bin/true")
-    config = folder / "gpulock.conf"
-    config.write_text(f"SGE_SHEPHERD={folder}/shepherd\n")
-    yield render_hooks(folder / "hooks", config)
-    shutil.rmtree(folder)
+    with public_place() as folder:
+        (folder / "shepherd").symlink_to("/bin/true")
+        config = folder / "gpulock.conf"
+        config.write_text(f"SGE_SHEPHERD={folder}/shepherd\n")
+        yield render_hooks(folder / "hooks", config)
 
 
 @pytest.fixture
 def job_dir() -> Iterator[Path]:
     """Return the folder of a job, where shepherd_cmd may write."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulock-starved-"))
-    if os.geteuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
-    yield folder
-    shutil.rmtree(folder)
+    with public_place() as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield folder
 
 
 def run_without_forks(*words: object, cwd: Path = Path("/")) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from gpulock.cli import command_group
 from gpulock.cli.session import parse_time
 from gpulock.daemon.history.files import name_month
 from tests.support.cli_site import PROGRAM, ROOT
-from tests.support.history_site import Ended, public_place
+from tests.support.history_site import Ended
 from tests.support.runner import command_runner
-from tests.support.trees import OTHER_BOOT, bus
+from tests.support.trees import OTHER_BOOT, bus, public_place
 
 NOBODY = 65534
 

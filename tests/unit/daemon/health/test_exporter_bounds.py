@@ -34,15 +34,14 @@ from gpulock.daemon.reconcile.inventory_file import (
     check_inventory,
     format_inventory,
 )
-from gpulock.daemon.reconcile.reconcile import DaemonNode, DriverCard, reconcile_locks
+from gpulock.daemon.reconcile.reconcile import Chore, DriverCard
 from gpulock.node.device_list import apply_nvml_inventory, nvlink_counts
 from gpulock.node.devices import Device
-from gpulock.node.settings import Settings
 from gpulock.store import kv
 from tests.support.health_site import Ward
 from tests.support.mutations import try_a_million
 from tests.support.pairs import zip_equal
-from tests.support.trees import BOOT, NAME, bus, judge_of, record, soon
+from tests.support.trees import BOOT, bus, record
 
 CARDS = 8
 MIB = 1 << 20
@@ -61,14 +60,12 @@ class Hostile(Ward):
         text = "\n".join(["gpulock-inventory 1", f"boot_id={BOOT}", *lines]) + "\n"
         (self.exporter / "inventory").write_text(text, errors="surrogateescape")
 
+    def chores(self) -> tuple[Chore, ...]:
+        return (self.publisher, self.checker, self.health, self.idle)
+
     def turn(self, times: int = 2) -> None:
-        """Let gpulockd do rounds; what fails in a chore fails the test."""
-        for _ in range(times):
-            self.now += 30
-            node = DaemonNode(Settings(dict(self.settings)), NAME)
-            report = reconcile_locks(node, judge_of(node), soon())
-            for chore in (self.publisher, self.checker, self.health, self.idle):
-                chore.run(node, report, self.now)
+        """Let gpulockd do rounds without another sample of the exporter's."""
+        self.round(times, sampled=False)
 
     def states(self) -> list[str]:
         """Return the state of each device."""

@@ -19,6 +19,7 @@ from gpulock.daemon.slots.rsmap import (
 from gpulock.sge import card_map
 from gpulock.store import quarantine
 from tests.support.journal import HeardJournal
+from tests.support.scripts import write_script
 from tests.support.trees import Box, bus
 
 THEIRS = "slots=16,gpu=2(gpu0[devices=/dev/nvidia0:rw,mem=4G] gpu1[devices=/dev/x]),mem=4G"
@@ -26,7 +27,6 @@ NAMED = "4(GPU1 GPU2 GPU3 GPU4)"
 # Like the real one: -mattr sets one element, and refuses a count without its ids. `-rattr` of the
 # line would drop what we do not parse, such as properties of ids.
 QCONF = """\
-#!/bin/sh
 cd {root}
 echo "$@" >> asked
 case "$1" in
@@ -43,8 +43,7 @@ class Site:
 
     def __init__(self, root: Path, value: str = NAMED, host: str = "node1") -> None:
         self.root = root
-        (root / "qconf").write_text(QCONF.format(root=root, theirs=THEIRS))
-        (root / "qconf").chmod(0o755)
+        write_script(root / "qconf", QCONF.format(root=root, theirs=THEIRS))
         (root / "card").write_text(value)
         self.box = Box(root / "box", 4, SGE_ROOT="/opt/ocs", SGE_BINARIES=str(root))
         self.box.state.mkdir(exist_ok=True)

@@ -19,14 +19,14 @@ from gpulock.cli.status.status_view import view_node
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
-from gpulock.store import boot, quarantine, verdicts
+from gpulock.store import quarantine, verdicts
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
 from tests.exporter.whole import Scrape
 from tests.support.clock import VirtualClock, boot_time
 from tests.support.exporter_nodes import card, listed
 from tests.support.faults import raising
 from tests.support.locks import place_lock
-from tests.support.trees import BOOT, Box, bus, record
+from tests.support.trees import BOOT, box_at_work, bus, record
 from tests.support.wait import wait_until
 
 AGE = 10.0
@@ -37,10 +37,8 @@ class Ticking:
     """An exporter of a node of four GPUs of which five are expected, two of them claimed."""
 
     def __init__(self, root: Path) -> None:
-        self.box = Box(root, gpus=4, EXPECTED_GPUS="5")
+        self.box = box_at_work(root, EXPECTED_GPUS="5")
         node = self.box.node()
-        node.store.check(make=True)
-        boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
         place_lock(node.store, bus(0), record(token=A))
         place_lock(node.store, bus(1), record(token=B))
         quarantine.write_device_note(

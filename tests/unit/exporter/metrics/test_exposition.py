@@ -25,10 +25,12 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as text_of
 
 from gpulock.store.verdicts import ALIVE, DEAD, Verdict
-from tests.support.exporter_contract import CONTRACT, GOLDEN
 from tests.support.exporter_nodes import Node, card, facts, full_card, instance, listed, lock
 from tests.support.trees import FakeProc, bus
 
+GOLDEN = Path(__file__).parents[3] / "support/data/exporter/node.prom"
+# The names of all series that the exporter owes: changing one breaks somebody's dashboard.
+CONTRACT = frozenset(re.findall(r"^# TYPE (\w+)", GOLDEN.read_text(), re.M))
 HOSTILE = 'o"h\nno\\ {}=,\x00\x1b\udcff€'
 A, B, C, D, E = [letter * 16 for letter in "abcde"]
 

@@ -10,12 +10,12 @@ import pytest
 from gpulock_exporter.state.local_state import ledger_claims, read_local_state
 
 from gpulock.deadline import clock_boottime
-from gpulock.store import boot, quarantine, verdicts
+from gpulock.store import quarantine, verdicts
 from gpulock.store.locks import Lock
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.exporter_nodes import lock
 from tests.support.locks import place_lock
-from tests.support.trees import BOOT, OTHER_BOOT, Box, bus, record
+from tests.support.trees import BOOT, OTHER_BOOT, Box, box_at_work, bus, record
 
 TOKEN = record().token
 
@@ -23,11 +23,8 @@ TOKEN = record().token
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     """Return a node on which claims were made."""
-    found = Box(tmp_path)
-    node = found.node()
-    node.store.check(make=True)
-    boot.begin_boot(node.store, node.settings.state_dir, node.boot_id, node.name)
-    place_lock(node.store, bus(0), record())
+    found = box_at_work(tmp_path)
+    place_lock(found.node().store, bus(0), record())
     return found
 
 

@@ -55,15 +55,8 @@ class Cell(Box):
 
 @pytest.fixture
 def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
-    def load(_: bytes) -> int:
-        return os.open("/dev/null", os.O_RDONLY)
-
-    monkeypatch.setattr(bpf, "load_device_program", load)
-
-    def is_attached(folder: str) -> bool:
-        return Path(folder, "gpulock_dev").exists()
-
-    monkeypatch.setattr(bpf, "has_device_program", is_attached)
+    monkeypatch.setattr(bpf, "load_device_program", lambda _: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(bpf, "has_device_program", lambda at: Path(at, "gpulock_dev").exists())
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     made = Cell(tmp_path)
     made.login("user.slice")

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,9 @@ from gpulock.slurm.gres_map import gres_conf_version
 from gpulock.slurm.steps import SlurmSteps
 from tests.support.faults import raising, returning
 from tests.support.install_site import be_real, harm, keep_copy, put_back, worst_of
+from tests.support.scripts import write_script
 from tests.support.slurm_node import SlurmNode, make_slurm_node
+from tests.support.trees import public_place
 
 pytestmark = pytest.mark.slow
 
@@ -30,13 +30,9 @@ Plant = Callable[[SlurmNode], None]
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[SlurmNode]:
-    """Install a node once, with all that the installer asks for in slurm.conf.
-
-    In a folder that any user may enter, as tasks do; pytest's are their owner's alone.
-    """
-    with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
-        Path(top).chmod(0o755)
-        node = make_slurm_node(Path(top, "root"), patch)
+    """Install a node once where tasks may enter, with all that the installer asks for."""
+    with public_place() as top, pytest.MonkeyPatch.context() as patch:
+        node = make_slurm_node(top / "root", patch)
         node.install()
         node.put_hooks()
         node.put_recommended()
@@ -227,8 +223,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
     targets = {"Prolog": node.paths.slurm_prolog, "TaskProlog": node.paths.slurm_task}
     for key, target in targets.items():
         script = node.conf.with_name(f"{key}.sh")
-        script.write_text(f"#!/bin/sh\nexec {target}\n")
-        script.chmod(0o755)
+        write_script(script, f"exec {target}")
         node.put(key, f"{key}.sh")
     node.conf.with_name("epilog.d").mkdir()
     node.conf.with_name("epilog.d").joinpath("50-gpulock").symlink_to(node.paths.slurm_epilog)

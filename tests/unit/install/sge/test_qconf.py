@@ -17,6 +17,7 @@ from gpulock.install.sge.queue_hooks import (
     site_command,
 )
 from gpulock.install.sge.site import choose_sge_host
+from tests.support.scripts import write_script
 
 CURRENT = Path("/usr/lib/gpulock/hooks/current")
 OURS = hook_line(CURRENT, "prolog")
@@ -33,12 +34,9 @@ def test_the_value_of_each_host_is_told_from_the_queues() -> None:
 
 
 def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:
-    program = tmp_path / "qconf"
-    denied = "[ $1 != -sel ] || echo 'denied: host \"node1\" is not an admin host'\n"
-    program.write_text(
-        f"#!/bin/sh\n[ $1 != -sc ] || exec sleep 9\n{denied}echo no such >&2\nexit 1\n"
-    )
-    program.chmod(0o755)
+    denied = "[ $1 != -sel ] || echo 'denied: host \"node1\" is not an admin host'"
+    body = f"[ $1 != -sc ] || exec sleep 9\n{denied}\necho no such >&2\nexit 1"
+    write_script(tmp_path / "qconf", body)
     qconf = Qconf("", "", str(tmp_path), seconds=0.3)
 
     for words, says in (

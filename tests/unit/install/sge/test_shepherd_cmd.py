@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gpulock.install.hooks import render_hooks
 from gpulock.sge.prolog import LAUNCHER_MARKER
+from tests.support.scripts import write_script
 
 pytestmark = pytest.mark.slow  # a shell each
 
@@ -34,8 +35,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the launcher, with a shepherd that shows its environment."""
     folder = tmp_path_factory.mktemp("a launcher")
     shepherd = folder / "shepherd"
-    shepherd.write_text(f"#!/bin/sh\ntr '\\0' '\\n' </proc/$$/environ\necho {STARTED}\n")
-    shepherd.chmod(0o755)
+    write_script(shepherd, f"tr '\\0' '\\n' </proc/$$/environ\necho {STARTED}")
     config = folder / "gpulock.conf"
     config.write_text(f"SGE_SHEPHERD={shepherd}\n")  # a path with a blank
     return render_hooks(folder / "hooks", config).folder / "prolog/sge_shepherd"
@@ -350,8 +350,7 @@ def launcher_of_release(launcher: Path, folder: Path, release: str) -> Path:
     """Return a launcher whose shepherd is of a release."""
     shepherd = folder / "elsewhere/sge_shepherd"
     shepherd.parent.mkdir()
-    shepherd.write_text(f"#!/bin/sh\necho '{release}'\necho usage\n")
-    shepherd.chmod(0o755)
+    write_script(shepherd, f"echo '{release}'\necho usage")
     return copied(launcher, folder, shepherd)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +14,15 @@ from gpulock.install.hooks import hooks_python, render_hooks
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.simulate.node import write_simulated_node
 from tests.support.install_site import be_real
+from tests.support.trees import public_place
 
 pytestmark = [pytest.mark.slow, pytest.mark.another_user]  # who runs the tests' interpreter
 
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """Return a folder that any user may enter; tmp_path is its owner's alone."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulock-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with public_place() as folder:
+        yield folder
 
 
 def settings(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from gpulock.store import owner
 from gpulock.store.owner import Owner
 from tests.support.install_site import harm, ignore, tree
 from tests.support.runner import command_runner
+from tests.support.scripts import write_script
 from tests.support.slurm_node import SlurmNode, told
 
 pytestmark = pytest.mark.slow
@@ -124,8 +125,7 @@ def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
     real = node.root / "slurm/sbin/slurmd-real"
     program.rename(real)
     wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
-    program.write_text(f'#!/bin/sh\n{wanted} || exit 9\nexec {sys.executable} -IS {real} "$@"\n')
-    program.chmod(0o755)
+    write_script(program, f'{wanted} || exit 9\nexec {sys.executable} -IS {real} "$@"')
 
     node.install()
 

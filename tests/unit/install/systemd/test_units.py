@@ -25,6 +25,7 @@ from gpulock.install.systemd.units import (
 )
 from gpulock.node.settings import Settings
 from tests.support.pairs import zip_equal
+from tests.support.scripts import write_script
 from tests.support.systemd_site import driver
 
 CONFIG = Path("/etc/gpulock/gpulock.conf")
@@ -186,8 +187,7 @@ def test_nvidia_modprobe_makes_the_nodes_of_the_cards_that_there_are(tmp_path: P
     script = script.replace("/proc/driver/nvidia/gpus", str(proc))
     fake = tmp_path / "bin/nvidia-modprobe"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho "$@"\n')
-    fake.chmod(0o755)
+    write_script(fake, 'echo "$@"')
 
     env = {"PATH": f"{fake.parent}:/usr/bin:/bin"}
     done = subprocess.run(

@@ -16,25 +16,12 @@ from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, 
 from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config, parse_time
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
-from gpulock.report.scan import (
-    ClaimQuery,
-    HistoryFaults,
-    find_history_claims,
-    sum_claims,
-)
-from gpulock.report.sources import (
-    find_job_claims,
-    find_unwritten_claims,
-    node_history_folder,
-)
+from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims, sum_claims
+from gpulock.report.sources import find_job_claims, find_unwritten_claims, node_history_folder
 from gpulock.report.text import CLAIMS, advise_on_last_run, claim_cells, format_job_report
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import (
-    HOUR,
-    format_count,
-    format_percent,
-)
+from gpulock.text.words import HOUR, format_count, format_percent
 
 VERSION = 1
 REFUSED = 1  # exit code

@@ -32,7 +32,7 @@ def driver_tree(machine: Machine) -> Tree:
     """Return proc/driver/nvidia and proc/driver/nvidia-caps of a machine."""
     root = "proc/driver/nvidia"
     tree: Tree = {
-        f"{root}/version": f"NVRM version: {machine.driver.banner}\n".encode(),
+        f"{root}/version": f"NVRM version: {machine.driver}\n".encode(),
         f"{root}/gpus": None,
     }
     for gpu in machine.gpus:

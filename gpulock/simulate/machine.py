@@ -14,13 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class DriverRelease(NamedTuple):
-    """A release of the NVIDIA kernel module: its number, and what `version` shows after a label."""
-
-    version: str
-    banner: str
-
-
 class GpuModel(NamedTuple):
     """A model of GPU; `memory_mib` is NVML's total."""
 
@@ -59,7 +52,7 @@ class Machine:
 
     name: str
     summary: str
-    driver: DriverRelease
+    driver: str  # what `version` shows of the kernel module after a label
     card: GpuModel
     gpus: tuple[Gpu, ...]
     links: tuple[tuple[int, int, int], ...] = ()

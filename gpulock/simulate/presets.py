@@ -13,16 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from gpulock.simulate.machine import DriverRelease, Gpu, GpuModel, Machine, MigDevice
+from gpulock.simulate.machine import Gpu, GpuModel, Machine, MigDevice
 
-_535 = DriverRelease(
-    "535.129.03",
-    "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
-)
-_570 = DriverRelease(
-    "570.172.08",
+_535 = "NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
+_570 = (
     "NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  "
-    "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025",
+    "(dvs-builder@U22-I3-AF01-21-3)  Tue Jul  8 18:08:21 UTC 2025"
 )
 
 _V100 = GpuModel("Tesla V100-SXM2-32GB", 32768)

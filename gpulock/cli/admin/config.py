@@ -18,11 +18,7 @@ from gpulock.install.doctor.node import UNREADABLE, check_lock_dir, check_state_
 from gpulock.install.setting_faults import find_setting_faults
 from gpulock.node.setting_keys import CHOICE, COUNT, KEYS, PATH, PLACES, SEAMS, TEXT
 from gpulock.node.settings import Settings, parse_settings
-from gpulock.node.settings_file import (
-    DEFAULT_PATH,
-    check_file_owner,
-    check_simulation_marker,
-)
+from gpulock.node.settings_file import DEFAULT_PATH, check_file_owner, check_simulation_marker
 from gpulock.store import atomic
 from gpulock.text import table
 

@@ -9,11 +9,7 @@ from pathlib import Path
 import click
 
 from gpulock.cli.session import CommandRefusedError
-from gpulock.simulate.node import (
-    SimulationError,
-    make_device_nodes,
-    write_simulated_node,
-)
+from gpulock.simulate.node import SimulationError, make_device_nodes, write_simulated_node
 from gpulock.simulate.presets import PRESETS
 
 HELP = "\b\nPresets:\n" + "\n".join(f"  {m.name:<12} {m.summary}" for m in PRESETS.values())

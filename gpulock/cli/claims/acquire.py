@@ -15,12 +15,7 @@ from gpulock.alloc.claim import Grant
 from gpulock.alloc.release import release_locks
 from gpulock.cli.claims import socket_client
 from gpulock.cli.select import match_device_list
-from gpulock.cli.session import (
-    FOR_EVER,
-    Session,
-    parse_duration_option,
-    uid_to_user_name,
-)
+from gpulock.cli.session import FOR_EVER, Session, parse_duration_option, uid_to_user_name
 from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, Refusal
 from gpulock.job import environment

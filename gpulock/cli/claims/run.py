@@ -37,7 +37,6 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
-from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
@@ -45,9 +44,9 @@ from gpulock.workstation.peer import CREDENTIALS
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
-# programs that leave their work to a server, with their options as getopt(3) has them
-TMUX = "2c:CDdf:hlL:NqS:T:uUvV"
-TERMINALS = {"tmux": TMUX, "byobu": TMUX, "screen": "48aAc:dDe:fh:ilLmnOp:qQrRs:S:t:T:UvwxX"}
+# programs that leave their work to a server, and their options as getopt(3) has them
+TERMINALS = ("tmux", "byobu")
+TERMINAL_OPTIONS = "2c:CDdf:hlL:NqS:T:uUvV"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -77,7 +76,7 @@ def run_command(
     os.umask(mask)
     node = open_node_for_claim(session)
     want = make_claim_request(node, wishes)
-    if server := find_terminal_server(node.proc, command):
+    if server := find_terminal_server(command):
         program = os.path.basename(command[0])
         click.echo(
             f"gpulock: your {program} server runs already (pid {server}): what it starts is not"
@@ -149,24 +148,16 @@ def refuse_missing_command(ctx: click.Context, name: str) -> None:
         exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
 
 
-def find_terminal_server(proc: Proc, command: tuple[str, ...]) -> int:
-    """Return the server that runs already and is to start the programs, 0 for none.
-
-    Of tmux it is who listens at its socket; screen starts one, unless it is to join another.
-    """
+def find_terminal_server(command: tuple[str, ...]) -> int:
+    """Return the server of tmux that runs already and is to start the programs, 0 for none."""
     import getopt
 
-    program = os.path.basename(command[0])
+    if os.path.basename(command[0]) not in TERMINALS:
+        return 0
     try:
-        options = dict(getopt.getopt(command[1:], TERMINALS.get(program, ""))[0])
+        options = dict(getopt.getopt(command[1:], TERMINAL_OPTIONS)[0])
     except getopt.GetoptError:
         options = {}
-    if program == "screen" and {"-r", "-R", "-x", "-X"} & options.keys():
-        scan, me = ProcessScan(proc), os.getuid()
-        scan.restrict({me: ""})
-        return next((pid for pid in scan.named(program) if scan.status(pid).uids[0] == me), 0)
-    if TERMINALS.get(program) != TMUX:
-        return 0
     outer = "" if "-L" in options else os.environ.get("TMUX", "").partition(",")[0]
     folder = f"{os.environ.get('TMUX_TMPDIR') or '/tmp'}/tmux-{os.getuid()}"
     path = options.get("-S") or outer or f"{folder}/{options.get('-L', 'default')}"

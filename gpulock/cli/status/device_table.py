@@ -12,13 +12,7 @@ from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import (
-    GIB,
-    format_duration,
-    format_local_time,
-    held_seconds,
-    short_model,
-)
+from gpulock.text.words import GIB, format_duration, format_local_time, held_seconds, short_model
 
 # the higher `drop`, the earlier a column gives way to the others; what is empty is not shown
 COLUMNS = (

@@ -18,11 +18,7 @@ from gpulock.cli.select import (
     parse_lock_id,
     parse_subject,
 )
-from gpulock.cli.session import (
-    Session,
-    name_config,
-    owns_lock_dir,
-)
+from gpulock.cli.session import Session, name_config, owns_lock_dir
 from gpulock.cli.status.attention import REQUEST, list_next_steps, list_queue_facts
 from gpulock.cli.status.evidence import (
     FactList,
@@ -35,11 +31,7 @@ from gpulock.cli.status.evidence import (
     last_holder_facts,
     past_claim_facts,
 )
-from gpulock.cli.status.status_view import (
-    ProcessView,
-    StatusView,
-    group_by_claim,
-)
+from gpulock.cli.status.status_view import ProcessView, StatusView, group_by_claim
 from gpulock.daemon.serve_policy import scheduler_from_settings
 from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node

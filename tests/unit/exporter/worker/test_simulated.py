@@ -65,7 +65,7 @@ def test_the_devices_are_those_of_the_drivers_files(
     assert [(one.bus, one.uuid, one.minor, one.index) for one in cards] == [
         (gpu.bus, machine.uuid(gpu), gpu.minor, index) for index, gpu in enumerate(machine.gpus)
     ]
-    assert (frame.driver, frame.failures) == (machine.driver.version, {})
+    assert (f" {frame.driver} " in machine.driver, frame.failures) == (True, {})
     parts = [(one.bus, one.gi, one.ci, one.profile) for one in frame.devices if one.gi is not None]
     assert parts == [
         (gpu.bus, part.gi, part.ci, part.profile) for gpu in machine.gpus for part in gpu.mig

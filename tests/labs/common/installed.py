@@ -139,7 +139,7 @@ def out_of_service(state_dir: str) -> dict[str, str]:
 def empty(folder: Path) -> None:
     """Remove all that is in a folder."""
     for place in folder.iterdir():
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
+        shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
 
 def lose_locks(gpus: Installed, node: str) -> None:

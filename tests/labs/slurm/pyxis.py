@@ -85,7 +85,8 @@ def with_pyxis(
     if not plugin.exists() or build_mark(hook) not in plugin.read_bytes():
         left = PlugStack(SlurmConf({}), lab / "slurm.conf").remainder(plugin, hook)
         assert left
-        subprocess.run([*shlex.split(left.page[1]), f"HOOK={hook}"], check=True)
+        make = next(line for line in left.page if line.startswith("    make "))
+        subprocess.run([*shlex.split(make), f"HOOK={hook}"], check=True)
     assert build_mark(hook) in plugin.read_bytes()
     if SOURCES:
         pyxis, image = build_pyxis(gpus.slurm, NODE, {"etc/environment": IMAGE_MASK})

@@ -141,12 +141,6 @@ class SlurmNode:
         text = "".join(f"slurmd: Gres Name=gpu {line} (null)\n" for line in lines)
         (self.state / "gres").write_text(text)
 
-    def count_none(self) -> None:
-        """Let neither slurmd list nor slurmctld give out any GPU of this node."""
-        self.list_gpus()
-        shown = self.state / "node"
-        shown.write_text(shown.read_text().replace("Gres=gpu:8", "Gres=(null)"))
-
     def give_shards(self) -> None:
         """Let slurmd give out the first card in two parts, too."""
         with (self.state / "gres").open("a") as file:

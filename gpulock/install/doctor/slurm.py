@@ -7,7 +7,7 @@ That is slurmd, slurmctld, slurm.conf in force, and what a site's configuration 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -49,27 +49,21 @@ class SlurmChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those of the configuration in force."""
-        settings = self.settings
-        first = [
+        own, cards = ("slurmctld",), ("slurmctld", DRIVER)
+        trial = partial(check_trial, self.settings, try_slurm_hooks)
+        return [
             Check("slurmd", self.slurmd, (INSTALLED,)),
-            Check("trial of hooks", lambda: check_trial(settings, try_slurm_hooks), (INSTALLED,)),
+            Check("trial of hooks", trial, (INSTALLED,)),
             Check("slurmctld", self.slurmctld, (INSTALLED,), _PING),
-            Check("installation", self.installation, ("slurmctld", SETTINGS)),
+            Check("installation", self.installation, (*own, SETTINGS)),
+            Check("slurm.conf", self.own_file, own),
+            Check("recommended", self.recommended, own),
+            Check("SPANK", self.plugin, own),
+            Check("PrologFlags", self.run_in_job, own),
+            Check("ConstrainDevices", self.constrained, cards),
+            Check("gres.conf", self.flags, cards),
+            Check("order of gres.conf", self.order, cards),
         ]
-        looks = {
-            "slurm.conf": self.own_file,
-            "recommended": self.recommended,
-            "SPANK": self.plugin,
-            "PrologFlags": self.run_in_job,
-        }
-        of_gpus = {
-            "ConstrainDevices": self.constrained,
-            "gres.conf": self.flags,
-            "order of gres.conf": self.order,
-        }
-        own = [Check(name, look, ("slurmctld",)) for name, look in looks.items()]
-        cards = [Check(name, look, ("slurmctld", DRIVER)) for name, look in of_gpus.items()]
-        return [*first, *own, *cards]
 
     @cached_property
     def installer(self) -> SlurmInstaller:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
 
 from gpulock.install.files import InstallError
 from gpulock.install.items import ByHand, FileItem, Item, Remainder
@@ -34,8 +33,6 @@ from gpulock.install.versions import (
 )
 from gpulock.node.settings import Settings
 from gpulock.slurm.gres_map import NAME
-
-_GIVEN: Final = re.compile(r"\bGres=(?:\S*,)?gpu(?::[^\s:,()]+)?:[1-9]")  # GPUs of a node
 
 
 class SlurmInstaller(NodePart):
@@ -121,22 +118,16 @@ class SlurmInstaller(NodePart):
                 " lock, or SLURM_SHARDS=refuse, by which such a job ends with the reason"
             )
 
-    def check_none_given(self) -> None:
-        """Raise InstallError where slurmctld gives this node's GPUs to jobs, by their positions."""
-        for name, shown in self.site.own_nodes() if gres.by_slurm(self.settings) else ():
-            if _GIVEN.search(shown):
-                raise InstallError(
-                    f"slurmctld gives out GPUs of {name}, but {gres.NO_GRES}; {gres.LOOK_AT_LIST}"
-                )
-
     def map_item(self, source: gres.GresSource, listed: gres.GresList) -> FileItem:
         """Return the map, which names the version of gres.conf that it was compared with."""
-        if not listed.positions:
-            self.check_none_given()
-            self.note(f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}")
         places = gres.devices_of_positions(self.settings, listed.positions)
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
+        if not listed.positions:
+            look = f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}"
+            if re.search(r"(?m)^\d+=", item.read() or ""):
+                raise InstallError(f"{look}; if none should any more, rm {item.path} first")
+            self.note(look)
         if item.read() != text and not gres.has_slurmd_read(self.site):
             self.note(
                 f"{source.path or self.site.conf} is younger than slurmd: if no scontrol"

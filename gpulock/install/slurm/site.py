@@ -77,10 +77,6 @@ class SlurmSite:
             raise InstallError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
         return done.stdout
 
-    def own_nodes(self) -> list[tuple[str, str]]:
-        """Return slurmctld's nodes that are this machine, with its lines; raise InstallError."""
-        return own_nodes(self.scontrol("show", "node", "-o"), self.named, os.uname().nodename)
-
     def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise InstallError."""
         return parse_scontrol_config(self.scontrol("show", "config"))
@@ -153,22 +149,6 @@ def release_fault(conf: SlurmConf) -> str:
     oldest = ".".join(f"{number:02}" for number in OLDEST)
     fault = f"this Slurm is {release}, and gpulock is known to work on {oldest} and newer"
     return "" if tuple(map(int, re.findall(r"\d+", release)[:2])) >= OLDEST else fault
-
-
-def own_nodes(shown: str, named: str, host: str) -> list[tuple[str, str]]:
-    """Return name and line of the nodes of `scontrol show node -o` that are this machine; pure.
-
-    Its slurmd was started for the node `named`. One without a name goes by the machine's, which
-    NodeHostName has.
-    """
-    short = host.partition(".")[0]
-    found: list[tuple[str, str]] = []
-    for line in shown.splitlines():
-        name = line.partition(" ")[0].partition("=")[2]
-        at = re.search(r" NodeHostName=([^\s.]+)", line)
-        if name == named if named else short in (name, at and at[1]):
-            found.append((name, line))
-    return found
 
 
 def find_own_slurmd(settings: Settings) -> Slurmd | None:

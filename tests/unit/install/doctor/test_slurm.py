@@ -137,7 +137,8 @@ def pyxis_alone(node: SlurmNode) -> None:
 
 
 def nothing_listed(node: SlurmNode) -> None:
-    node.count_none()
+    node.list_gpus()
+    node.map.unlink()
     node.install()
 
 

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an administrator is told to put into slurm.conf, and which nodes are this machine."""
+"""What an administrator is told to put into slurm.conf."""
 
 from __future__ import annotations
 
-import pytest
-
-from gpulock.install.slurm.site import own_nodes
 from gpulock.install.slurm.wanted import INSTALL_FIRST
 from tests.support.slurm_node import SlurmNode, told
 
@@ -49,28 +46,3 @@ def test_the_sites_own_values_are_kept_and_its_hooks_named_with_the_page(node: S
     ):
         assert said in text
     assert "\n    Prolog=" not in text and "\n    TaskProlog=" not in text
-
-
-# --- which of slurmctld's nodes are this machine --------------------------------------------------
-
-SHOWN = """NodeName=gpu1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=dgx1.site Version=24.11.5
-NodeName=dgx2 Arch=x86_64 NodeAddr=dgx2 NodeHostName=dgx2 Version=24.11.5
-NodeName=new State=FUTURE
-"""
-
-
-@pytest.mark.parametrize(
-    ("named", "host", "own"),
-    [
-        ("gpu1", "dgx2", ["gpu1"]),
-        ("", "dgx1.site", ["gpu1"]),
-        ("", "dgx2", ["dgx2"]),
-        ("", "new", ["new"]),
-        ("", "controller", []),
-    ],
-)
-def test_the_nodes_of_this_machine_are_known(named: str, host: str, own: list[str]) -> None:
-    """A slurmd without -N goes by the machine's name, as Debian's service starts it."""
-    found = own_nodes(SHOWN, named, host)
-    assert [name for name, _ in found] == own
-    assert all(f"NodeName={name} " in line for name, line in found)

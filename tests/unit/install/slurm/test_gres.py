@@ -83,7 +83,7 @@ def test_expressions_are_expanded_in_their_order(text: str, names: list[str]) ->
     assert expand_bracket_ranges(text, "gres.conf") == names
 
 
-@pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[0-99999]", "/d/a[]"])
+@pytest.mark.parametrize("text", ["/d/a[x]", "/d/a[0-]", "/d/a[]"])
 def test_an_expression_that_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(InstallError, match=r"gres\.conf"):
         expand_bracket_ranges(text, "gres.conf")

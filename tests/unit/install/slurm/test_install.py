@@ -98,21 +98,18 @@ def test_no_hook_goes_by_a_map_whose_gres_conf_changed_while_it_is_installed(
         read_gres_map(str(node.map.parent))
 
 
-@pytest.mark.parametrize("gres", ["gpu:8", "gpu:h200:8(S:0-1)", "shard:16,gpu:h200:8"])
-def test_no_map_without_a_position_is_made_where_slurmctld_gives_out_gpus(
-    node: SlurmNode, gres: str
-) -> None:
+def test_a_list_without_a_position_takes_the_place_of_no_map_that_has_some(node: SlurmNode) -> None:
     """Its jobs were sent back: slurmd listed none, for it was asked without its libraries."""
     node.install()
     before = node.map.read_text()
     node.list_gpus()
-    shown = node.state / "node"
-    shown.write_text(shown.read_text().replace("Gres=gpu:8", f"Gres={gres}"))
 
-    with pytest.raises(InstallError, match=r"gives out GPUs of node1, but slurmd -G lists no"):
+    with pytest.raises(
+        InstallError, match=r"slurmd -G lists no gres/gpu .*, rm .*/slurm-map first$"
+    ):
         node.install()
     assert node.map.read_text() == before
-    node.set(SLURM_DEVICE_SELECTION="gpulock")  # positions are only counted
+    node.map.unlink()
     assert "so no job gets a GPU here; if one should" in told(node)
 
 
@@ -133,7 +130,7 @@ def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
 
 
 def test_a_node_without_gpus_gets_an_empty_map_and_is_told(node: SlurmNode) -> None:
-    node.count_none()
+    node.list_gpus()
 
     assert "lists no gres/gpu with File= of this node" in told(node)
     node.install()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client at the socket, and which process it is by the kernel's word (unix(7), SO_PEERCRED).
 
-The pid is that of the process that connected. Its number may be another's by now, so a pidfd of
-that very process is asked for (SO_PEERPIDFD, Linux 6.5); an older kernel has the client name its
-start time, which a process that got the number later does not share.
+The pid is that of the process that connected. Its number may be another's by now: what holds
+devices is named with its start time, which a process that got the number later does not share.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gpulock.node.subordinate import SubordinateUids
 from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
-PEERPIDFD, PASSRIGHTS = 77, 83  # SO_PEERPIDFD, SO_PASSRIGHTS, asm-generic/socket.h
+PASSRIGHTS = 83  # SO_PASSRIGHTS, asm-generic/socket.h
 RIGHTS = socket.CMSG_SPACE(4 * 253)  # bytes of the descriptors of one packet: SCM_MAX_FD
 CREDENTIALS = struct.Struct("i2I")  # struct ucred: a uid has no sign
 
@@ -73,10 +72,7 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
         raise Refusal(
             UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
         )
-    try:
-        peer = Peer(pid, uid, uid, connection.getsockopt(socket.SOL_SOCKET, PEERPIDFD))
-    except OSError:  # an older kernel, or the process is gone: then this says so
-        peer = Peer(pid, uid, uid, os.pidfd_open(pid))
+    peer = Peer(pid, uid, uid, os.pidfd_open(pid))
     try:
         if (owner := proc.namespace_owner(pid)) > 0:
             peer.account = owner
@@ -92,12 +88,6 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
         peer.close()
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
     return peer
-
-
-def refuse_descriptors(listening: socket.socket) -> None:
-    """Let no client send descriptors, where the kernel can refuse them (from Linux 6.16 on)."""
-    with suppress(OSError):
-        listening.setsockopt(socket.SOL_SOCKET, PASSRIGHTS, 0)
 
 
 def receive_packet(connection: socket.socket, largest: int) -> bytes:

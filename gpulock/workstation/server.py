@@ -12,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from gpulock.daemon.core.journal import ERROR, INFO, DaemonJournal
 from gpulock.daemon.core.loop import EventLoop
@@ -20,12 +21,12 @@ from gpulock.errors import BROKEN, BUSY, INVALID_REQUEST, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.workstation.peer import (
+    PASSRIGHTS,
     Client,
     close_aside,
     identify_peer,
     read_peer_ids,
     receive_packet,
-    refuse_descriptors,
 )
 from gpulock.workstation.socket_claims import (
     GATE_SECONDS,
@@ -306,7 +307,8 @@ def listen_at(path: str) -> socket.socket:
     folder = os.open(os.path.dirname(path), atomic.OPEN_DIRECTORY)
     listening, beside = new_packet_socket(socket.SOCK_NONBLOCK), atomic.name_temporary(SOCKET)
     try:
-        refuse_descriptors(listening)
+        with suppress(OSError):  # from Linux 6.16 on nobody sends descriptors
+            listening.setsockopt(socket.SOL_SOCKET, PASSRIGHTS, 0)
         name = f"/proc/self/fd/{folder}/{beside}"  # a path of a socket has 107 bytes at most
         listening.bind(name)
         os.chmod(name, 0o666)

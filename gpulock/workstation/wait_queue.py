@@ -61,7 +61,7 @@ class WaitQueue:
         if self._line:
             return
         node = self._node()
-        self._left = waiting.read_waiting(node.store.path, node.boot_id, node.proc.running)
+        self._left = waiting.read_waiting(node)
         self._left_until = clock_boottime() + REJOIN_SECONDS
         self._number = max([self._number, *[one.number for one in self._left]])
 

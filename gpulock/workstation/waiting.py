@@ -6,7 +6,7 @@ Warm. Written by gpulockd alone. The next gpulockd finds there who waited alread
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpulock.errors import one_line
@@ -56,19 +56,14 @@ def write_waiting(lock_dir: str, data: bytes) -> None:
     atomic.replace_file(f"{lock_dir}/{NAME}", data)
 
 
-def read_waiting(
-    lock_dir: str, boot_id: str, running: Callable[[int, int], bool]
-) -> list[WaitingCaller]:
-    """Return those that wait, in the order of their numbers; nobody where the file is no good.
-
-    `running` says whether a process of that start time runs; one that cannot be seen does.
-    """
+def read_waiting(node: Node) -> list[WaitingCaller]:
+    """Return those that wait, in the order of their numbers; nobody where the file is no good."""
     try:
-        text = atomic.read_text(f"{lock_dir}/{NAME}", LIMIT)
+        text = atomic.read_text(f"{node.store.path}/{NAME}", LIMIT)
         import json
 
         told: dict[str, Any] = json.loads(text)
-        if (told["version"], told["boot_id"]) != (VERSION, boot_id):
+        if (told["version"], told["boot_id"]) != (VERSION, node.boot_id):
             return []
         callers = [
             WaitingCaller(*[kind(value) for kind, value in zip(KINDS, line)])
@@ -76,15 +71,14 @@ def read_waiting(
         ]
     except (OSError, *NOT_WAITING):
         return []
-    return sorted([one for one in callers if is_running_or_unseen(running, one)])
+    return sorted([one for one in callers if not has_ended(node, one)])
 
 
-def is_running_or_unseen(running: Callable[[int, int], bool], one: WaitingCaller) -> bool:
-    """Return whether the process of a caller is not proven to have ended."""
-    try:
-        return running(one.pid, one.start)
-    except (OSError, ValueError):
-        return True
+def has_ended(node: Node, one: WaitingCaller) -> bool:
+    """Return whether the process of a caller has ended; one that cannot be seen has not."""
+    with suppress(OSError, ValueError):
+        return not node.proc.running(one.pid, one.start)
+    return False
 
 
 def is_stopped(node: Node, pid: int) -> bool:

@@ -85,7 +85,7 @@ P = TypeVar("P", SocketRequest, SocketReply)
 
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    found = decode_packet(SocketRequest(), data.decode("utf-8", "replace"))
+    found = decode_packet(SocketRequest(), data)
     count, devices, kind = found.number, found.devices, found.device_kind
     if not all(DEVICE_ID.fullmatch(one) for one in (*devices, *found.preferred)):
         raise ValueError("a device that is no id of one")
@@ -124,12 +124,12 @@ def request_words(request: SocketRequest) -> str:
 
 def parse_reply(data: bytes) -> SocketReply:
     """Return the reply in a packet; raise ValueError for anything else."""
-    return decode_packet(SocketReply(), data.decode("utf-8", "replace"))
+    return decode_packet(SocketReply(), data)
 
 
-def decode_packet(nothing: P, text: str) -> P:
+def decode_packet(nothing: P, data: bytes) -> P:
     """Return what a packet says, in the place of what `nothing` has; raise ValueError."""
-    pairs = kv.decode_pairs(text, FIRST_LINES[type(nothing)])
+    pairs = kv.decode_pairs(data.decode("utf-8", "replace"), FIRST_LINES[type(nothing)])
     fields: dict[str, Any] = {}
     for key, default in nothing._asdict().items():
         if key in pairs and isinstance(default, tuple):

@@ -119,7 +119,7 @@ class Desk:
 
     def waiting(self) -> list[WaitingCaller]:
         """Return who waits, as everybody may read it."""
-        return read_waiting(self.node.store.path, self.node.boot_id, self.node.proc.running)
+        return read_waiting(self.node)
 
     def line(self) -> list[tuple[int, int]]:
         """Return number and pid of each caller that waits."""

@@ -68,7 +68,7 @@ def read_local_state(node: Node, now: float) -> LocalState:
     judged = facts.read("verdicts", lambda: node_view.read_node_verdicts(node, now), nothing)
     facts.verdicts, facts.reconciled = judged
     facts.cards = read_cards(state_dir, node.boot_id)
-    facts.waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
+    facts.waiting = read_waiting(node)
     facts.counters = facts.read("counters", lambda: count_events(read_events(node.store.path)), {})
     return facts
 

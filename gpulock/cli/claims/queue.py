@@ -32,7 +32,7 @@ COLUMNS = (
 def queue_command(session: Session, cancel: int | None) -> None:
     """Show who waits in the queue of `gpulock run` and `claim`, and why."""
     node = session.node()
-    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
+    callers = read_waiting(node)
     if cancel is not None:
         request_daemon_act(node, SocketRequest(CANCEL, number=cancel))
         about = [f": {c.user}, pid {c.pid}, for {c.what}" for c in callers if c.number == cancel]

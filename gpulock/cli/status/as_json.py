@@ -40,7 +40,7 @@ def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[De
         ],
         "waiting": [
             {**pick_fields(one, CALLER), "since": round(one.since - view.boottime + view.now, 3)}
-            for one in read_waiting(node.store.path, node.boot_id, node.proc.running)
+            for one in read_waiting(node)
         ],
         "gpus": [status_device_entry(view, row, room.get(row.id)) for row in shown],
         "totals": {

@@ -113,7 +113,7 @@ def list_queue_facts(node: Node) -> list[tuple[str, str]]:
     """
     if why := why_not_served(node):
         return [("gpulockd", why)]
-    callers = read_waiting(node.store.path, node.boot_id, node.proc.running)
+    callers = read_waiting(node)
     if not callers:
         return []
     first = next((one for one in callers if one.why.startswith(KEPT)), callers[0])

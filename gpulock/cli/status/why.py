@@ -214,7 +214,7 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
     view = sight.view
     head = f"{click.style(meant.name(), bold=True)} holds nothing on {view.node.name}"
-    callers = read_waiting(view.node.store.path, view.node.boot_id, view.node.proc.running)
+    callers = read_waiting(view.node)
     found = [
         ("waits", f"as number {one.number} of {one.user} for {one.what}: {one.why}; gpulock queue")
         for one in callers

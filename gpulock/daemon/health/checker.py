@@ -107,7 +107,7 @@ class CardChecker(Chore):
         words, now = node.settings.health_command, self._clock()
         cards = read_cards(node.settings.state_dir, node.boot_id)
         device = self._find_due_card(node, report, cards, now)
-        waiting = read_waiting(node.store.path, node.boot_id, node.proc.running)
+        waiting = read_waiting(node)
         if device is None or waiting:
             return
         fault = check_program_trust(words[0], os.geteuid())

@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpulock.node.procfs import Proc
+from gpulock.node.context import Node
+from gpulock.node.settings_file import read_settings
 from gpulock.simulate.node import write_simulated_node
 from gpulock.workstation.waiting import WaitingCaller, read_waiting
 from tests.support.wait import wait_ended, wait_exit, wait_until
@@ -92,8 +93,7 @@ class Site:
 
     def line(self) -> list[WaitingCaller]:
         """Return who stands in line."""
-        proc = Proc()
-        return read_waiting(str(self.lock), proc.boot_id(), proc.running)
+        return read_waiting(Node(read_settings(str(self.config))))
 
     def events(self) -> list[list[str]]:
         """Return what the holders wrote: take, give or double; pid; uid; devices."""

@@ -12,7 +12,8 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings  # noqa: TID251 (a count alone)
@@ -186,7 +187,9 @@ def socket_request(data: bytes, _: Path) -> None:
 
 def waiting_file(data: bytes, folder: Path) -> None:
     (folder / "waiting").write_bytes(data)
-    for one in read_waiting(str(folder), "b", lambda pid, start: pid >= start):
+    proc = SimpleNamespace(running=lambda pid, start: pid >= start)
+    node: Any = SimpleNamespace(store=SimpleNamespace(path=str(folder)), boot_id="b", proc=proc)
+    for one in read_waiting(node):
         assert one.pid >= one.start
 
 

@@ -14,14 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulock.daemon.health.policy import HealthPolicy
-from gpulock.daemon.main_loop import Rounds
-from gpulock.daemon.reconcile.reconcile import DaemonNode
-from gpulock.deadline import clock_boottime
-from gpulock.node.settings_file import read_settings
 from tests.exporter.whole import UTILISATION, Scrape, Whole, on_double
 from tests.nvml.double import Double, Hang
-from tests.support.journal import HeardJournal
 from tests.support.wait import let_work, wait_until
 
 
@@ -42,31 +36,6 @@ def test_a_driver_that_is_installed_later_is_found(tmp_path: Path) -> None:
             later.symlink_to(nvml.library.parent)
             exporter.up(2)
             exporter.wait_until(lambda s: s.all("gpulock_gpus", state="free") == [2])
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_the_next_claim_gets_another_card_than_the_lost_one(tmp_path: Path, counted: bool) -> None:
-    """A worker that starts after the loss gets no handle of the card, or does not count it."""
-    with on_double(tmp_path, "dgx1", 3) as (nvml, exporter):
-        exporter.up(3)
-        if counted:
-            nvml.lose(0)
-        else:
-            nvml.set("gpu0.gone", 1)
-        for worker in exporter.workers():
-            worker.kill()
-        exporter.wait_until(
-            lambda s: s.all("gpulock_nvml_up") == [1] and len(s.all(UTILISATION)) == 2
-        )
-        settings = read_settings(str(exporter.config))
-        journal = HeardJournal()
-        rounds = Rounds(DaemonNode(settings), journal, [HealthPolicy(journal)])
-        assert rounds.run_round(clock_boottime()) is not None
-        first, second, _ = sorted(os.listdir(nvml.node / "proc/driver/nvidia/gpus"))
-        assert [line for line in journal.said() if f"{first} does not answer" in line]
-        exporter.gpulock("claim", "-n", "1", "--pid", str(os.getpid()))
-        assert os.listdir(f"{settings.lock_dir}/locks") == [second]
-        rounds.close()
 
 
 @pytest.mark.parametrize("hangs", [False, True])

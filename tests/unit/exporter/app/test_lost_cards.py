@@ -140,12 +140,16 @@ def lose(site: Site, manner: str) -> None:
 MANNERS = ("handle", "not counted", "unknown error")
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "worker restarted"])
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_lost_card_is_suspect_within_seconds_and_no_job_gets_it_first(
-    site: Site, manner: str
+    site: Site, manner: str, restarted: bool
 ) -> None:
     assert (site.suspects(), site.lost()) == (set(), {})
     lose(site, manner)
+    if restarted:
+        site.eye.close()
+        site.eye.open()
     for _ in range(SOON):
         site.tick()
     assert site.suspects() == {BUSES[0]}

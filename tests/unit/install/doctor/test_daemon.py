@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,35 +166,27 @@ def turned_off_with_other_settings(node: SystemdNode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "says", "do"),
+    ("plant", "says"),
     [
-        (
-            lambda node: node.set(EXPORTER_LISTEN=":9999"),
-            *("/gpulock-exporter.socket.d/10-gpulock.conf", "install systemd"),
-        ),
-        (
-            lambda node: node.set(EXPORTER_LISTEN="localhost:9465"),
-            *("not on a name; give the address", ""),
-        ),
-        (
-            lambda _: install.unit_path(DAEMON).unlink(),
-            *("lib/systemd/system/gpulockd.service", "install systemd"),
-        ),
-        (
-            turned_off_with_other_settings,
-            *("/gpulockd.service.d/10-gpulock.conf", "install systemd"),
-        ),
+        (partial(SystemdNode.set, EXPORTER_LISTEN=":9999"), "-exporter.socket.d/10-gpulock.conf"),
+        (lambda _: install.unit_path(DAEMON).unlink(), "lib/systemd/system/gpulockd.service"),
+        (turned_off_with_other_settings, "/gpulockd.service.d/10-gpulock.conf"),
     ],
 )
 def test_what_is_not_as_it_would_be_installed_is_named(
-    node: SystemdNode, plant: Callable[[SystemdNode], object], says: str, do: str
+    node: SystemdNode, plant: Callable[[SystemdNode], object], says: str
 ) -> None:
     plant(node)
 
     (first,) = look(node)
 
     assert (first.name, first.state, says in first.what) == ("services", WARNING, True), first
-    assert do in first.do
+    assert "install systemd" in first.do
+
+
+def test_a_name_to_listen_on_is_told_with_what_to_give_in_its_place(node: SystemdNode) -> None:
+    node.set(EXPORTER_LISTEN="localhost:9465")
+    assert "not on a name; give the address" in look(node)[0].what
 
 
 def test_the_packages_units_are_compared_with_the_settings_once_one_of_them_runs(

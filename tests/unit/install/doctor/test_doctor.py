@@ -94,6 +94,9 @@ def test_without_execd_that_alone_is_told(site: Site, monkeypatch: pytest.Monkey
     assert [one.name for one in run(site).findings] == ["execd", "gpulockd"]
 
 
+NO_QUEUE = "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq"
+
+
 @pytest.mark.parametrize(
     ("harm", "name", "says", "do"),
     [
@@ -103,12 +106,7 @@ def test_without_execd_that_alone_is_told(site: Site, monkeypatch: pytest.Monkey
         ("rm node/dev/nvidia3", "device nodes", "nvidia3: missing", "nvidia-modprobe"),
         (DAMAGE, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
         ("ln -sfn gone node/state/hooks/current", "hooks", "current is gone: jobs fail", "hooks"),
-        (
-            "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq",
-            "Grid Engine",
-            "no queue of node1 has the hooks",
-            "--cluster --queue",
-        ),
+        (NO_QUEUE, "Grid Engine", "no queue of node1 has the hooks", "--cluster --queue"),
         ("sed -i s/gpu=8/gpu=9/ sge/state/se", "complex_values", "gpu=9, but there are 8", "gpu=8"),
         ("sed -i s/sge-sensor/no/ sge/state/sconf-node1", "Grid Engine", "configuration", "sge"),
         ("rm sge/sge_shepherd", "Grid Engine", "no job would start", "install sge"),
@@ -172,19 +170,15 @@ def test_what_the_next_claim_puts_back_asks_for_no_reboot(site: Site, lost: str)
     assert not {"boot", "locks"} & {one.name for one in run(site).findings}
 
 
+NO_KILL = "sed -i 's/^execd_params /& ENABLE_ADDGRP_KILL=false /' sge/state/sconf"
+DEAF = "touch sge/state/deaf; sed -i s/gpu.free=8/slots=8/g sge/state/se"
+
+
 @pytest.mark.parametrize(
     ("harm", "name", "says"),
     [
-        (
-            "sed -i 's/^execd_params /& ENABLE_ADDGRP_KILL=false /' sge/state/sconf",
-            "execd_params",
-            "stray processes",
-        ),
-        (
-            "touch sge/state/deaf; sed -i s/gpu.free=8/slots=8/g sge/state/se",
-            "load sensor",
-            "no values have arrived",
-        ),
+        (NO_KILL, "execd_params", "stray processes"),
+        (DEAF, "load sensor", "no values have arrived"),
         ("sed -i s/gpu=8/gpu=6/ sge/state/se", "complex_values", "gpu=6 of 8"),
     ],
 )

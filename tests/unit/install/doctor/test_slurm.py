@@ -145,7 +145,9 @@ def nothing_listed(node: SlurmNode) -> None:
 DIFFERENT = "Different Ours=0x8a3b57c5 Slurmctld=0x1c0ffee"
 
 
+other_gres = shell("echo '# other' >etc-slurm/gres.conf")
 no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
+long_epilog = partial(own_timeouts, prolog="120", epilog="65534")
 unplugged = both(CONSTRAINED, put("TaskPlugin", "task/affinity"))
 FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.conf")
 
@@ -163,12 +165,7 @@ FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.co
         (both(gpulock_chooses, constrain), "ConstrainDevices", "to other cards", "=slurm"),
         (gpulock_chooses, "gres.conf", "Slurm names cards too", "restart slurmd"),
         (reorder, "order of gres.conf", "Slurm's GPU 0 is card 2 to CUDA", "PCI bus"),
-        (
-            shell("echo '# other' >etc-slurm/gres.conf"),
-            "installation",
-            "slurm-map",
-            "gpulock install slurm",
-        ),
+        (other_gres, "installation", "slurm-map", "gpulock install slurm"),
         (put("SLURM_VERSION", "21.08.8"), "slurmctld", "this Slurm is 21.08", "uninstall slurm"),
     ],
 )
@@ -193,11 +190,7 @@ def test_a_planted_fault_is_found(
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
         (put("LaunchParameters", "(null)"), "recommended", "salloc's shell gets its mask"),
         (unplugged, "ConstrainDevices", "without effect"),
-        (
-            partial(own_timeouts, prolog="120", epilog="65534"),
-            "recommended",
-            "does not block the node",
-        ),
+        (long_epilog, "recommended", "does not block the node"),
         (by_spank(without_task_prolog=False), "SPANK", "fails inside containers of pyxis"),
     ],
 )

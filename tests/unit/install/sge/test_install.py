@@ -176,24 +176,21 @@ def test_without_execd_the_clusters_part_alone_is_installed(
         site.install()
 
 
+NO_LIBRARY = "printf '#!/bin/sh\\necho no library >&2\\nexit 127\\n' >sge/sge_shepherd"
+NO_PROGRAM = "printf '\\177ELF\\2\\1\\1x' >sge/sge_shepherd"
+OTHER = "printf '#!/bin/sh\\necho OCS 9.1.5\\n' >sge/sge_shepherd"
+NOWHERE = "echo SGE_SHEPHERD=/nowhere/sge_shepherd >>etc/gpulock.conf"
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
         ("rm sge/sge_shepherd", r"no .*/sge/sge_shepherd, set SGE_SHEPHERD: no job would"),
-        (
-            "printf '#!/bin/sh\\necho no library >&2\\nexit 127\\n' >sge/sge_shepherd",
-            "ends with 127: no library",
-        ),
-        ("printf '\\177ELF\\2\\1\\1x' >sge/sge_shepherd", "cannot be run: .*Exec format error"),
-        (
-            "printf '#!/bin/sh\\necho OCS 9.1.5\\n' >sge/sge_shepherd",
-            "is of OCS 9.1.5, the clients are of SGE 8.1.9",
-        ),
+        (NO_LIBRARY, "ends with 127: no library"),
+        (NO_PROGRAM, "cannot be run: .*Exec format error"),
+        (OTHER, "is of OCS 9.1.5, the clients are of SGE 8.1.9"),
         ("chmod 777 sge/sge_shepherd", "writable by others"),
-        (
-            "echo SGE_SHEPHERD=/nowhere/sge_shepherd >>etc/gpulock.conf",
-            "SGE_SHEPHERD=/nowhere/sge_shepherd is no program",
-        ),
+        (NOWHERE, "SGE_SHEPHERD=/nowhere/sge_shepherd is no program"),
     ],
 )
 def test_no_shepherd_is_put_in_force_that_would_start_no_job(

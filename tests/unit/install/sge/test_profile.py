@@ -89,6 +89,8 @@ def test_a_login_outside_any_job_gets_nothing(spool: Path, shell: str) -> None:
 
 
 FLAGS = "--device nvidia.com/gpu=0  --device nvidia.com/gpu=3:1"  # of several words
+CDI = f"GPULOCK_CDI={FLAGS}\nNVIDIA_VISIBLE_DEVICES=\n"
+EVIL = "PATH=/evil\nCUDA_VISIBLE_DEVICES=0,1\nSGE_GPU=0,1\nLD_PRELOAD=/x\n"
 IN_JOB = {"GPULOCK_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}  # a shell inside a job stays as it is
 
 
@@ -96,18 +98,8 @@ IN_JOB = {"GPULOCK_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}  # a shell inside 
 @pytest.mark.parametrize(
     ("folder", "environment", "env", "seen"),
     [
-        (
-            "2.1",
-            "PATH=/evil\nCUDA_VISIBLE_DEVICES=0,1\nSGE_GPU=0,1\nLD_PRELOAD=/x\n",
-            {},
-            {"CUDA_VISIBLE_DEVICES": "0,1", "SGE_GPU": "0,1"},
-        ),
-        (
-            "2.1",
-            f"GPULOCK_CDI={FLAGS}\nNVIDIA_VISIBLE_DEVICES=\n",
-            {},
-            {"GPULOCK_CDI": FLAGS, "NVIDIA_VISIBLE_DEVICES": ""},
-        ),
+        ("2.1", EVIL, {}, {"CUDA_VISIBLE_DEVICES": "0,1", "SGE_GPU": "0,1"}),
+        ("2.1", CDI, {}, {"GPULOCK_CDI": FLAGS, "NVIDIA_VISIBLE_DEVICES": ""}),
         ("2.1/1.node1", "CUDA_VISIBLE_DEVICES=3\n", {}, {"CUDA_VISIBLE_DEVICES": "3"}),
         ("2.1", "CUDA_VISIBLE_DEVICES=0,1\n", IN_JOB, IN_JOB),
     ],

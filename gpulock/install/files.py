@@ -6,7 +6,6 @@ Nothing earlier is kept, and so nothing is ever put back over what an administra
 
 from __future__ import annotations
 
-import glob
 import os
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
@@ -20,7 +19,6 @@ import gpulock
 from gpulock.store import atomic
 
 LOCK: Final = "install.lock"  # in STATE_DIR
-_HEX: Final = "[0-9a-f]" * 12  # how the name of an unrenamed file ends: gpulock.store.atomic
 
 
 class InstallError(RuntimeError):
@@ -103,15 +101,6 @@ def make_public_folder(path: Path) -> None:
                 atomic.fsync_path(f"{folder.parent}/.")
     finally:
         os.umask(umask)
-
-
-def discard_unrenamed(path: Path) -> None:
-    """Remove what a `write_file` of this path left that was killed; raise InstallError.
-
-    Nobody else writes there now: installers have one lock.
-    """
-    for beside in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*.{_HEX}"):
-        remove_file(beside)
 
 
 @contextmanager

@@ -45,12 +45,11 @@ class Item:
     """One thing that gpulock puts on a node or into a cluster, and takes away again.
 
     It needs all that come before it in the list: so they are there first, and go later. `text` is
-    what is there once it is installed; `stays` keeps it when all else goes.
+    what is there once it is installed.
     """
 
     title: str
     text: str | None = None
-    stays = False
 
     def read(self) -> str | None:
         """Return what is there, None for nothing; raise InstallError."""
@@ -58,9 +57,7 @@ class Item:
 
     def goal(self, wanted: Wanted) -> str | None:
         """Return what is to be there, what is where a run leaves it alone; raise InstallError."""
-        if wanted is Wanted.PRESENT:
-            return self.text
-        return self.read() if self.stays else None
+        return self.text if wanted is Wanted.PRESENT else None
 
     def show(self, wanted: Wanted) -> list[str]:
         """Return what this run would change, as lines with `-` and `+`; raise InstallError."""
@@ -68,9 +65,6 @@ class Item:
 
     def write(self, wanted: Wanted) -> None:
         """Put it in place, or take it away; raise InstallError."""
-
-    def tidy(self) -> None:
-        """Remove what a run that was killed has left beside it; raise InstallError."""
 
     def remainder(self, wanted: Wanted) -> Remainder | None:
         """Return what this run leaves to the administrator; raise InstallError."""
@@ -92,22 +86,19 @@ class ByHand(Item):
 class FileItem(Item):
     """A text file, replaced whole."""
 
-    def __init__(self, path: Path, text: str, mode: int = 0o644, stays: bool = False) -> None:
-        self.path, self.text, self.mode, self.stays = path, text, mode, stays
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text = path, text
         self.title = f"file {path}"
 
     def read(self) -> str | None:
         return files.read_file(self.path)
-
-    def tidy(self) -> None:
-        files.discard_unrenamed(self.path)
 
     def write(self, wanted: Wanted) -> None:
         text = self.goal(wanted)
         if text is None:
             files.remove_file(self.path)
         else:
-            files.write_file(self.path, text, self.mode)
+            files.write_file(self.path, text)
 
 
 def difference_lines(before: str | None, after: str | None) -> list[str]:
@@ -168,8 +159,6 @@ def run_items(
     with alone or nullcontext():
         for item in items if wanted is Wanted.PRESENT else items[::-1]:
             try:
-                if not dry_run:
-                    item.tidy()
                 lines = item.show(wanted)
                 if lines and blocker:
                     echo(f"as it is: {item.title}, because of {blocker}")

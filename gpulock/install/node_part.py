@@ -65,7 +65,7 @@ class NodePart(ABC):
         self.notes.append(text)
 
     def settings_file_item(self, wanted: dict[str, str]) -> FileItem:
-        """Return the settings file, with the keys that it lacks; it stays. Raises InstallError."""
+        """Return the settings file, with the keys that it lacks; raise InstallError."""
         text, path = read_file(self.config_path), str(self.config_path)
         text = add_settings(text, wanted, self.scheduler)
         try:
@@ -74,7 +74,7 @@ class NodePart(ABC):
             faults = (str(fault),)
         if faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
-        return FileItem(self.config_path, text, stays=True)
+        return FileItem(self.config_path, text)
 
     def count_gpus(self) -> int:
         """Return how many GPUs this node must have: EXPECTED_GPUS, else what the driver shows.

@@ -3,8 +3,7 @@
 
 A version is rendered, tried as its scheduler would start it, and on disk, and only then is the link
 swapped: at every instant, and after a power cut at any, `current` leads to a whole set of hooks.
-Versions that are not in force go with the next install, once no lock is held; the one before is
-kept, for hooks that run at that moment.
+The version before is kept, for hooks that run at that moment: they have loaded all that they need.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final
 from gpulock.daemon.idle.command import why_untrusted_program
 from gpulock.errors import Refusal
 from gpulock.install import drop_env
-from gpulock.install.files import InstallError, make_public_folder, remove_file
+from gpulock.install.files import InstallError, make_public_folder
 from gpulock.install.hooks import (
     HookPaths,
     hook_folder_files,
@@ -42,6 +41,7 @@ SGE, SLURM = "sge", "slurm"
 _MAPS: Final = {SGE: card_map.NAME, SLURM: gres_map.NAME}
 _TRIALS: Final = {SGE: try_sge_hooks, SLURM: try_slurm_hooks}
 _JOBS: Final = {SGE: "Grid Engine's", SLURM: "Slurm's"}
+NOT_IN_FORCE: Final = "no version"  # of a run that was killed
 WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
 _NAME: Final = re.compile(r"[0-9][^/-]*-[0-9a-f]{12}")  # of a version's folder
 
@@ -90,6 +90,8 @@ class Hooks(Item):
     def read(self) -> str | None:
         """Return the version in force, marked where its files are not what was installed."""
         name = version_in_force(self.folder)
+        if name is None and self.folder.is_dir():
+            return NOT_IN_FORCE
         if name is None or name != hooks_version(self.config):
             return name
         for file, data in hook_folder_files(self.folder / name, self.config).items():
@@ -101,30 +103,15 @@ class Hooks(Item):
     def goal(self, wanted: Wanted) -> str | None:
         return hooks_version(self.config) if wanted is Wanted.PRESENT else None
 
-    def tidy(self) -> None:
-        for link in self.folder.glob(f".{CURRENT}.*"):  # of a switch that was killed
-            remove_file(link)
-        if version_in_force(self.folder) is None:
-            self._remove_versions()
-
     def write(self, wanted: Wanted) -> None:
         try:
             if wanted is Wanted.PRESENT:
                 self._put_in_force()
                 return
             self.before_removal()
-            for name in (PLUGIN, CURRENT):
-                remove_file(self.folder / name)
-            self._remove_versions()
+            shutil.rmtree(self.folder)
         except OSError as fault:
             raise InstallError(f"{self.folder}: {fault}; are you root?") from fault
-
-    def _remove_versions(self) -> None:
-        """Remove all versions, and the folder where nothing else is in it; raise OSError."""
-        for name in list_hook_versions(self.folder):
-            shutil.rmtree(self.folder / name)
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
 
     def _put_in_force(self) -> None:
         """Render the version of this package, try it, and switch to it; raise InstallError."""
@@ -144,9 +131,8 @@ class Hooks(Item):
         for path in (paths.folder, *paths.folder.rglob("*")):
             atomic.fsync_path(f"{path}/." if path.is_dir() else str(path))
         switch_hook_version(self.folder, name)
-        if not list_held_devices(self.settings.lock_dir):
-            for old in {*list_hook_versions(self.folder)} - {name, before}:
-                shutil.rmtree(self.folder / old)
+        for old in {*list_hook_versions(self.folder)} - {name, before}:
+            shutil.rmtree(self.folder / old)
 
 
 def held_devices_item(settings: Settings, scheduler: str) -> ByHand:
@@ -185,17 +171,13 @@ def switch_hook_version(folder: Path, name: str) -> None:
     atomic.fsync_path(f"{folder}/.")
 
 
-def list_held_devices(lock_dir: str, scheduler: str = "") -> list[str]:
+def list_held_devices(lock_dir: str, scheduler: str) -> list[str]:
     """Return the devices that a scheduler's jobs hold, or of which the holder cannot be told.
 
-    Without a scheduler all that are held. Raises InstallError where that cannot be seen.
+    Raises InstallError where that cannot be seen.
     """
     try:
         locks = LockStore(lock_dir).read_all_locks()
     except Refusal as fault:
         raise InstallError(f"{fault.why}; are you root?") from fault
-    return [
-        name
-        for name, lock in locks.items()
-        if lock.owner is None or scheduler in ("", lock.owner.scheduler)
-    ]
+    return [n for n, one in locks.items() if one.owner is None or one.owner.scheduler == scheduler]

@@ -143,9 +143,8 @@ class SgeInstaller(NodePart):
         here = host.values("complex_values")
         for name in [name for name in self.settings.sge_complexes if name in here]:
             self.note(f"stays: qconf -dattr exechost complex_values {name} {host.name}")
-        settings = FileItem(self.config_path, "", stays=True)
         in_qmaster = [own, *epilogs, jobs, leading, *prologs]
-        return [settings, mark, *shared, *scripts, *in_qmaster]
+        return [mark, *shared, *scripts, *in_qmaster]
 
     def missing_in_cluster(self, complexes: Collection[str]) -> Remainder | None:
         """Return what a manager has not installed: without it no job comes to the hooks."""

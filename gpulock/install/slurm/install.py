@@ -76,7 +76,7 @@ class SlurmInstaller(NodePart):
         if not is_to_uninstall(self.settings, SLURM):
             return []
         positions = Path(self.settings.state_dir, NAME)
-        items: list[Item] = [FileItem(self.config_path, "", stays=True), FileItem(positions, "")]
+        items: list[Item] = [FileItem(positions, "")]
         gone = f"rm {positions}"
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
             self.note("the hooks stay: Grid Engine uses them")
@@ -100,7 +100,7 @@ class SlurmInstaller(NodePart):
         return Remainder(f"Slurm still starts the hooks; {do}", lines) if lines else None
 
     def settings_item(self) -> FileItem:
-        """Return the settings file, with the keys that it lacks; it stays."""
+        """Return the settings file, with the keys that it lacks."""
         gpus = self.count_gpus()
         counted = {"EXPECTED_GPUS": str(gpus)} if gpus else dict[str, str]()
         if str(self.site.binaries) != Settings({}).slurm_binaries:  # not at its usual place

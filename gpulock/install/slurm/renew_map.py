@@ -56,7 +56,6 @@ def renew_gres_map(config: Path, ask: bool) -> str:
     if item.read() == text:
         return ""
     with lock_installation(Path(settings.state_dir)):
-        item.tidy()
         item.write(Wanted.PRESENT)
     return f"{len(places)} positions of Slurm's list, as slurmd has them"
 

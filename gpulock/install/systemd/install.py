@@ -90,17 +90,13 @@ class UnitFile(FileItem):
         super().__init__(path, text)
         self.text = text or None
 
-    def tidy(self) -> None:
-        super().tidy()
-        with contextlib.suppress(OSError):
-            self.path.parent.rmdir()
-
     def write(self, wanted: Wanted) -> None:
         """Stop the services before: the next run starts them, even where this one is killed."""
         if wanted is Wanted.PRESENT and (known := unit_states()):
             run_systemd_program("systemctl", "stop", *known)
         super().write(wanted)
-        self.tidy()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
 
 
 class Services(Item):

@@ -115,6 +115,9 @@ gpu-check: $(RUNTIME)  ## every metric beside nvidia-smi, on a real GPU; writes 
 	@$(BIN)/python -m tests.gpu.check
 
 ##@ Housekeeping
+pictures: $(DEV)  ## photograph `gpulock status` and the exporter's page for README (needs chromium)
+	@$(BIN)/python -m tests.demo.pictures
+
 clean:  ## remove .venv, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -123,7 +126,7 @@ help:  ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { print "\n" substr($$0, 5) } \
 	    /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-walks bench-exporter gpu-check clean help
+.PHONY: demo man docs packages check format-check lint mypy pyright unit $(PARTS) slow world format test labs soak lab shell attack sweep mutants coverage bench bench-walks bench-exporter gpu-check pictures clean help
 
 # An editable install: only a change of pyproject.toml makes it stale.
 $(RUNTIME): pyproject.toml

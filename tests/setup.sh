@@ -59,15 +59,23 @@ find_pip() {  # one that can install into another environment (--python: pip 22.
 }
 
 make_venv() {
-    local python pip_python
+    local python pip_python pip_wheel
     python=$(find_python)
     rm -rf .venv
     # Debian splits ensurepip off into python3-venv.
     if ! "$python" -c 'from ensurepip import version' 2>/dev/null; then
-        pip_python=$(find_pip) ||
-            die "$python has neither ensurepip nor pip. Debian: apt-get install python3-venv"
+        if pip_python=$(find_pip); then
+            "$python" -m venv --without-pip .venv
+            "$pip_python" -m pip --python .venv/bin/python install -qq pip
+            return
+        fi
         "$python" -m venv --without-pip .venv
-        "$pip_python" -m pip --python .venv/bin/python install -qq pip
+        pip_wheel=$("$python" -m tests.root.pip_wheel) ||
+            die "$python has neither ensurepip nor pip. Debian: apt-get install python3-venv"
+        # Debian 11 splits distutils off as well, by which pip finds its folders in 3.9; later ones ask sysconfig.
+        echo 'import sysconfig; sysconfig._PIP_USE_SYSCONFIG = True' \
+            >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pip-asks-sysconfig.pth"
+        PYTHONPATH=$pip_wheel .venv/bin/python -m pip install -qq pip
         return
     fi
     "$python" -m venv .venv

@@ -102,13 +102,17 @@ class DemoNode(Scene):
         super().__init__(directory, preset=preset)
         self._plays: list[DemoJob] = []
 
-    def submit(self, job_id: int, gpus: str = "", task: int = 0, asked: str = "gpu") -> DemoJob:
+    def submit(
+        self, job_id: int, gpus: str = "", task: int = 0, name: str = "job", asked: str = "gpu"
+    ) -> DemoJob:
         """Start a job that asks for `-l gpu=<gpus>`, or another complex, or for none."""
         bell = self.root / f"bell.{job_id}.{task}"
         os.mkfifo(bell)
-        script = ("/bin/sh", "-c", SCRIPT, "job", str(self.simulated.dev_root), str(bell))
+        script = ("/bin/sh", "-c", SCRIPT, name, str(self.simulated.dev_root), str(bell))
         wanted = (ResourceRequest(asked, float(gpus), gpus),) if gpus else ()
-        play = DemoJob(self, SimulatedJob(job_id, script, task_id=task, resources=wanted), bell)
+        play = DemoJob(
+            self, SimulatedJob(job_id, script, task_id=task, name=name, resources=wanted), bell
+        )
         self._plays.append(play)
         play.start()
         return play

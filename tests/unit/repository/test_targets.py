@@ -91,7 +91,7 @@ def test_what_a_target_runs_is_installed_by_its_set_up(target: str, tmp_path: Pa
                 assert fault_of_import(module or script, wanted) == ""
 
 
-@pytest.mark.parametrize("module", ["tests.root.build", "tests.run"])
+@pytest.mark.parametrize("module", ["tests.root.build", "tests.root.pip_wheel", "tests.run"])
 def test_what_makes_a_private_root_and_the_set_up_itself_need_nothing(module: str) -> None:
     assert fault_of_import(module, set()) == ""
 

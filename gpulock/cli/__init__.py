@@ -8,7 +8,6 @@ what status needs. A refusal becomes one line and an exit code here, and nowhere
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -61,8 +60,7 @@ class LazyGroup(click.Group):
                 raise  # not the node is broken, but where our output goes: `main` says so
             exit_with_refusal(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)  # a shell's script ends with us
+            ctx.exit(INTERRUPTED)
 
 
 @contextmanager
@@ -106,7 +104,7 @@ def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoRetu
 @click.pass_context
 def command_group(ctx: click.Context, config: str) -> None:
     """Show and manage which GPU of this node is whose."""
-    ctx.obj = Session(config)
+    ctx.obj = Session(config, ctx.obj or ())
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         ctx.color = False
 
@@ -131,11 +129,22 @@ def is_output_error(fault: OSError) -> bool:
     return step is not None
 
 
+def same_program() -> tuple[str, ...]:
+    """Return the arguments that start this program once more, nothing where they are not known."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
+    except OSError:
+        return ()
+    return (sys.executable, *words) if sys.executable else ()
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     reopen_closed_streams()
     try:
-        command_group.main(args=argv, prog_name="gpulock")
+        program = () if argv is not None else same_program()
+        command_group.main(args=argv, prog_name="gpulock", obj=program)
     except OSError as fault:
         if not is_output_error(fault):
             raise

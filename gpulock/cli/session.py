@@ -99,10 +99,14 @@ def parse_time(text: str, now: float, after: float = 0.0) -> float:
 
 
 class Session:
-    """One call of the command line: its settings file, and the node behind it."""
+    """One call of the command line: its settings file, and the node behind it.
 
-    def __init__(self, config: str) -> None:
+    `program` starts the same call once more; nothing where it is none of a process of its own.
+    """
+
+    def __init__(self, config: str, program: tuple[str, ...] = ()) -> None:
         self.config = config
+        self.program = program
 
     def settings(self) -> Settings:
         """Return the settings; raise Refusal."""

@@ -27,6 +27,7 @@ from gpulock.report.scan import ClaimQuery
 from gpulock.report.sources import find_last_claim
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
+from gpulock.text.words import format_count
 from gpulock.workstation import process_claims
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import LONGEST_NOTE
@@ -135,7 +136,9 @@ def make_claim_request(node: Node, wishes: ClaimWishes) -> ClaimRequest:
     return ClaimRequest(len(wanted), wanted, share=share)
 
 
-def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wishes: ClaimWishes) -> Grant:
+def acquire_devices(
+    session: Session, node: Node, record: Owner, want: ClaimRequest, wishes: ClaimWishes
+) -> Grant:
     """Claim, waiting as long as is wished; raise Refusal.
 
     Where gpulockd serves users it claims for us, but not for another user's record. Of a share
@@ -143,6 +146,7 @@ def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wishes: Claim
     """
     if not socket_client.is_daemon_needed(node):
         process_claims.ensure_node_dirs(node)
+    what = format_count(want.count, "share" if want.share else "GPU")
     ours = ClaimQuery(user=record.user, scheduler="process")
     last = find_last_claim(node, ours) if wishes.prefer else None
     preferred = tuple(card.id for card in last.cards) if last else ()
@@ -150,8 +154,9 @@ def acquire_devices(node: Node, record: Owner, want: ClaimRequest, wishes: Claim
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
     try:
         if serving or socket_client.is_daemon_needed(node):
-            end = Deadline(wishes.wait)
-            grant = socket_client.request_daemon_claim(node, record, want, terms, end)
+            how = socket_client.take_handed_wait(what, session.program)
+            how = how._replace(end=how.begun + wishes.wait)
+            grant = socket_client.request_daemon_claim(node, record, want, terms, how)
         else:
             grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
     except Refusal as refusal:

@@ -62,7 +62,7 @@ def claim_command(
             f"process {record.pid} is {record.user}'s", "claim for one of your own"
         )
     binds = environment.driver_binds(node.settings) if export else ""
-    grant = acquire_devices(node, record, want, wishes)
+    grant = acquire_devices(session, node, record, want, wishes)
     token = {CLAIM: grant.owner.token}  # what is started with it holds the claim
     if export:  # a shell evaluates them
         stale, values = make_grant_environment(grant, node.settings, os.environ, binds)

@@ -40,6 +40,7 @@ from gpulock.node.kinds import ANY, is_of_kind
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
+from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
@@ -76,7 +77,8 @@ def run_command(
     os.umask(mask)
     node = open_node_for_claim(session)
     want = make_claim_request(node, wishes)
-    if server := find_terminal_server(command):
+    waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
+    if not waited and (server := find_terminal_server(command)):
         program = os.path.basename(command[0])
         click.echo(
             f"gpulock: your {program} server runs already (pid {server}): what it starts is not"
@@ -84,7 +86,7 @@ def run_command(
             f" gpulock run inside {program} instead",
             err=True,
         )
-    around = list_outer_claims(node)
+    around = [] if waited else list_outer_claims(node)
     for record in around:
         if outer := find_outer_grant(node, record, want):
             names = format_device_list(outer.owner.devices, outer.devices)
@@ -100,7 +102,7 @@ def run_command(
         click.echo(f"gpulock: {who}, holds {names} meanwhile", err=True)
     start_own_session()
     record = make_cli_owner(node, os.getpid(), RUN)
-    grant = acquire_devices(node, record, want, wishes)
+    grant = acquire_devices(session, node, record, want, wishes)
     try:
         exec_command(command, grant, node.settings, mask)
     except BaseException as fault:

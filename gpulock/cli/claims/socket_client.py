@@ -9,10 +9,11 @@ driver here as well.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
+import sys
 import time
+from typing import NamedTuple
 
 import click
 
@@ -21,16 +22,18 @@ from gpulock.alloc.claim import Grant
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
 from gpulock.daemon.serve_policy import scheduler_from_settings
-from gpulock.deadline import Deadline
+from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import BROKEN, KINDS, Refusal
 from gpulock.node.context import Node
 from gpulock.store import atomic
 from gpulock.store.owner import Owner
-from gpulock.text.words import format_count, name_devices
+from gpulock.text.words import name_devices
+from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
 from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
     CLAIM,
+    FOR_EVER,
     GRANTED,
     LARGEST,
     READ,
@@ -50,7 +53,6 @@ BACK_SECONDS = 60.0  # a gpulockd that is restarted comes back within that
 PAUSE = 0.5  # seconds between two tries
 READ_SECONDS = 15.0  # until gpulockd has read a request: a reconcile may take that long
 ANSWER_SECONDS = 60.0  # until the last reply to a request, behind what a claim waits
-LONGEST_TIMEOUT = 1e6  # seconds: poll(2) counts milliseconds in an int
 _SEND_TIMEOUT = struct.Struct("ll")  # struct timeval
 
 
@@ -113,21 +115,74 @@ def connect_to_daemon(node: Node) -> socket.socket:
     return connection
 
 
+class ClaimWait(NamedTuple):
+    """How a claim waits: for what, since when, and which program is to go on after it.
+
+    `end` is when it waits no longer. Without a program this one waits itself. `handed` is the
+    socket of a request that was sent before, and `until` when the last reply must be there. Times
+    are CLOCK_BOOTTIME seconds.
+    """
+
+    what: str
+    begun: float
+    end: float = FOR_EVER
+    program: tuple[str, ...] = ()
+    handed: socket.socket | None = None
+    until: float = FOR_EVER
+
+
+def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
+    """Return how a claim waits; where `waiter` has waited in our place, from there on."""
+    number, _, begun = os.environ.pop(waiter.ENVIRONMENT, "").partition(" ")
+    try:
+        handed = socket.socket(fileno=int(number))
+        handed.set_inheritable(False)
+        return ClaimWait(what, float(begun), program=program, handed=handed)
+    except (OSError, ValueError):
+        return ClaimWait(what, clock_boottime(), program=program)
+
+
+def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
+    """Return once the next packet is the last reply, or there is none in time.
+
+    With a program to go on with this process becomes `waiter`, which loads next to nothing and
+    then starts that program.
+    """
+    number, until = connection.fileno(), how.until
+    connection.settimeout(min(max(0.001, until - clock_boottime()), waiter.LONGEST))
+    first = parse_reply(connection.recv(LARGEST, socket.MSG_PEEK))
+    if first.state == WAITING and how.program:
+        connection.settimeout(None)
+        connection.set_inheritable(True)
+        words = [str(number), str(how.begun), str(until), how.what, *how.program]
+        try:
+            os.execv(sys.executable, [sys.executable, "-IS", waiter.__file__, *words])
+        except OSError:
+            connection.set_inheritable(False)  # then we wait ourselves
+    waiter.wait_for_reply(number, how.what, until)
+
+
 def send_daemon_request(
-    node: Node, request: SocketRequest, deadline: Deadline, what: str = ""
+    node: Node, request: SocketRequest, deadline: Deadline, how: ClaimWait | None = None
 ) -> SocketReply:
     """Send a request and return the last reply; raise Refusal.
 
-    A claim waits for `what`. Where a request is not even read, that is told; without time to wait
-    it is a Refusal.
+    `how` it waits, for a claim. Where it is not even read, that is told; without time to wait it
+    is a Refusal.
     """
-    with connect_to_daemon(node) as connection:
+    handed = how.handed if how else None
+    with handed or connect_to_daemon(node) as connection:
         try:
-            connection.send(encode_packet(request))
-        except OSError as fault:
+            if handed is None:
+                connection.send(encode_packet(request))
+                await_reading(connection, request.wait)
+            if how:
+                wait_in_queue(connection, how._replace(until=clock_boottime() + deadline.left()))
+            left = deadline.left()
+            connection.settimeout(min(max(0.001, left), waiter.LONGEST))
+            reply = parse_reply(connection.recv(LARGEST))
+        except (OSError, ValueError) as fault:
             raise NoDaemonReplyError from fault
-        await_reading(connection, request.wait)
-        reply = receive_last_reply(connection, what, deadline)
     if reply.state == REFUSED:
         kind = reply.kind if reply.kind in KINDS else BROKEN
         devices = node.devices_if_driver()
@@ -137,45 +192,30 @@ def send_daemon_request(
 
 
 def await_reading(connection: socket.socket, wait: float) -> None:
-    """Return once a request was read; raise Refusal where that takes longer than it may wait."""
-    if select.select([connection], [], [], READ_SECONDS)[0]:
-        return
-    # it takes connections and reads nothing, as when it is stopped: the end that listens
-    # (unix(7), SO_PEERCRED)
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    why = f"gpulockd, pid {CREDENTIALS.unpack(data)[0]}, does not answer"
-    refusal = Refusal(BROKEN, why, "ask root to start gpulockd again")
-    if wait <= READ_SECONDS:
-        raise refusal
-    click.echo(f"gpulock: {refusal.why}; {refusal.do}", err=True)
-
-
-def receive_last_reply(connection: socket.socket, what: str, deadline: Deadline) -> SocketReply:
-    """Return the last reply; before it say on stderr how the waiting for `what` goes.
-
-    Raises NoDaemonReplyError.
-    """
-    told = ""
-    while True:
-        left = deadline.left()
-        connection.settimeout(max(0.001, left) if left < LONGEST_TIMEOUT else None)
-        try:
-            reply = parse_reply(connection.recv(LARGEST))
-        except (OSError, ValueError) as fault:
-            raise NoDaemonReplyError from fault
-        if reply.state not in (READ, WAITING):
-            return reply
-        why = reply.why.partition(" (")[0]  # who has which: `gpulock status` says it better
-        told, last = f"number {reply.number}, place {reply.before + 1} in the queue; {why}", told
-        if reply.state == WAITING and told != last:
-            click.echo(f"gpulock: waiting for {what}: {told}", err=True)
+    """Return once a request was read; raise Refusal where that takes too long, or OSError."""
+    connection.settimeout(READ_SECONDS)
+    try:
+        first = connection.recv(LARGEST, socket.MSG_PEEK)
+    except socket.timeout:  # TimeoutError from Python 3.10 on
+        # it takes connections and reads nothing, as when it is stopped: the end that listens
+        # (unix(7), SO_PEERCRED)
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        why = f"gpulockd, pid {CREDENTIALS.unpack(data)[0]}, does not answer"
+        refusal = Refusal(BROKEN, why, "ask root to start gpulockd again")
+        if wait <= READ_SECONDS:
+            raise refusal from None
+        click.echo(f"gpulock: {refusal.why}; {refusal.do}", err=True)
+        connection.settimeout(None if wait == FOR_EVER else wait)
+        first = connection.recv(LARGEST, socket.MSG_PEEK)
+    if parse_reply(first).state == READ:
+        connection.recv(LARGEST)
 
 
 def request_daemon_claim(
-    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, end: Deadline
+    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, how: ClaimWait
 ) -> Grant:
-    """Have the daemon claim for a process of ours until `end`; raise Refusal."""
-    what = format_count(want.count, "share" if want.share else "GPU")
+    """Have the daemon claim for a process of ours; raise Refusal."""
+    end = Deadline(how.end - clock_boottime())
     lost: Deadline | None = None
     while True:
         request = SocketRequest(
@@ -189,7 +229,7 @@ def request_daemon_claim(
         )
         ended: Exception
         try:
-            reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), what)
+            reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), how)
             break
         except NoDaemonReplyError as nothing:
             ended = nothing
@@ -197,6 +237,7 @@ def request_daemon_claim(
             if lost is None and not isinstance(nobody, NoDaemonError):
                 raise
             ended = nobody
+        how = how._replace(handed=None)
         lost = lost or Deadline(BACK_SECONDS)
         if not (end.left() and lost.left()):
             raise ended

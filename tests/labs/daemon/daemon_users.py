@@ -138,6 +138,11 @@ def hostile(site: Site, _: int) -> None:
     wait_until(lambda: len(site.locks()) == 1, why="a device to be held")
     calls = [site.run(mallory, "-n", "8", "--wait", seconds=HOURS) for _ in range(CALLS)]
     wait_until(lambda: len(site.line()) == CALLS, why="all to stand in line")
+    lines = [Path(f"/proc/{call.pid}/cmdline") for call in calls]
+    wait_until(
+        lambda: all(b"waiter.py" in line.read_bytes() for line in lines),
+        why="each to wait as a small program",
+    )
     await_honest("16 calls that wait for what their own user holds")
     for call in calls[: CALLS // 2]:
         call.send_signal(signal.SIGSTOP)

@@ -18,6 +18,7 @@ from gpulock.deadline import Deadline
 from gpulock.job import environment
 from gpulock.node.settings_file import read_settings
 from gpulock.store.gate import Gate
+from gpulock.workstation.waiter import ENVIRONMENT
 from tests.support.cli_site import Site
 from tests.support.wait import wait_until
 
@@ -162,8 +163,11 @@ def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
         listening.bind(str(folder / "default"))
         listening.listen()
         done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=env)
-    told = f"tmux server runs already (pid {os.getpid()})" in done.stderr
-    assert (done.returncode, told, bool(done.stderr)) == (0, says, says)
+        told = f"tmux server runs already (pid {os.getpid()})" in done.stderr
+        assert (done.returncode, told, bool(done.stderr)) == (0, says, says)
+        waited = {**env, ENVIRONMENT: "-1 0"}  # it was said before the waiting
+        done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=waited)
+        assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -218,16 +222,6 @@ def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
     why = "1 GPU asked for, 0 of 8 free; no gpulockd serves here, so there is no queue"
     assert first == f"gpulock: waiting: {why}: tried every 1 s"
     assert last.startswith("gpulock: run: busy: 1 GPU asked for, 0 of 8 free")
-
-
-def test_ctrl_c_ends_it_without_a_word_and_a_script_around_it(site: Site) -> None:
-    site.hold(*range(8))
-    with site.start("run", "-n", "1", "--wait", "--", "/bin/true") as process:
-        assert process.stderr is not None
-        process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == -signal.SIGINT  # bash ends no script for less
 
 
 def test_who_does_not_wait_in_line_still_waits_at_the_gate(site: Site) -> None:

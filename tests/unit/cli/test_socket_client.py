@@ -16,8 +16,9 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.cli.claims import socket_client
+from gpulock.cli.claims.socket_client import ClaimWait
 from gpulock.cli.session import CommandRefusedError
-from gpulock.deadline import Deadline, clock_boottime
+from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
 from gpulock.workstation.process_claims import ANY_TERMS
 from gpulock.workstation.wire import (
@@ -81,8 +82,10 @@ class Daemon:
     def obtain(self, wait: float = 0.0, want: ClaimRequest | None = None) -> Grant:
         """Ask for two devices, or what is wanted."""
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
+        now = clock_boottime()
+        how = ClaimWait("2 GPUs", now, now + wait)
         return socket_client.request_daemon_claim(
-            self.box.node(), one, want or ClaimRequest(2), ANY_TERMS, Deadline(wait)
+            self.box.node(), one, want or ClaimRequest(2), ANY_TERMS, how
         )
 
     def release(self, *devices: str) -> tuple[str, ...]:

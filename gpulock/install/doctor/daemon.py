@@ -19,7 +19,6 @@ from gpulock.install.systemd.install import UNUSED, SystemdInstaller
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
-from gpulock.text.words import format_duration
 from gpulock.workstation.waiting import is_stopped
 
 _AGAIN = "gpulock install systemd"
@@ -62,16 +61,15 @@ def how_to_start(unit: str) -> str:
     """Return the command that starts one of the services."""
     if not install.BOOTED.is_dir():
         return f"start {unit.partition('.')[0]}"
-    known = install.unit_state(read_unit(unit))
-    return f"systemctl enable --now {unit}" if known else _AGAIN
+    return f"systemctl enable --now {unit}" if read_state(unit) else _AGAIN
 
 
-def read_unit(unit: str) -> dict[str, str]:
-    """Return how systemd sees a unit, as one that is not there where systemd does not run."""
+def read_state(unit: str) -> str | None:
+    """Return a unit's state, None where systemd knows none such or does not run."""
     with suppress(InstallError):
         if install.BOOTED.is_dir():
-            return install.unit_properties(unit)
-    return {"LoadState": "not-found"}
+            return install.unit_state(install.unit_properties(unit))
+    return None
 
 
 def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
@@ -82,16 +80,14 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
         return
     policy = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
     unseen = [word for word in policy if word in POLICY_WORDS and word not in (MISSING, XID)]
-    state = install.unit_state(read_unit(units.EXPORTER))
+    state = read_state(units.EXPORTER)
     last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
-    here = last is not None and last.boot_id == boot_id
-    if not here and not unseen and state in UNUSED:
+    is_used = (last and last.boot_id == boot_id) or state not in UNUSED
+    if not is_used and not unseen:
         return
-    then = last.boottime if here and last else None
-    since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
     do = _LOG if state and state.endswith("failed") else how_to_start(units.EXPORTER)
     lost = f"{' '.join(unseen)} is not detected" if unseen else "Jobs are not affected"
-    yield warning(f"down{since}. {lost}", do)
+    yield warning(f"down. {lost}", do)
 
 
 def systemd_checks(config: Path) -> list[Check]:

@@ -85,8 +85,7 @@ def check_lock_folder(path: str) -> Iterator[Finding]:
 
 def check_locks_readable(store: LockStore) -> Iterator[Finding]:
     """Name each lock that nobody can read: no reap frees it."""
-    held = store.read_all_locks()
-    for name, lock in held.items():
+    for name, lock in store.read_all_locks().items():
         path = f"{store.locks_dir}/{name}"
         if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
             what = f"{path} is no directory: its device is never granted"

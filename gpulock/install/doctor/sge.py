@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -49,15 +49,11 @@ class SgeChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
-        settings = self.settings
-        first = [
-            Check("execd", self.execd, (INSTALLED,)),
-            Check("trial of hooks", lambda: check_trial(settings, try_sge_hooks), (INSTALLED,)),
-            Check("qmaster", self.qmaster, (INSTALLED, "execd"), _PING),
-        ]
-        own = ("qmaster",)
+        trial, own = partial(check_trial, self.settings, try_sge_hooks), ("qmaster",)
         return [
-            *first,
+            Check("execd", self.execd, (INSTALLED,)),
+            Check("trial of hooks", trial, (INSTALLED,)),
+            Check("qmaster", self.qmaster, (INSTALLED, "execd"), _PING),
             Check("Grid Engine", self.installation, (*own, SETTINGS)),
             Check("queues", self.other_queues, own),
             Check("queue", self.queue_states, own),
@@ -106,10 +102,10 @@ class SgeChecks:
         if not host.queues():
             return
         shown = host.qconf.run("qstat", "-f", "-explain", "E", "-q", f"*@{host.name}")
-        for line, *below in split_queues(shown):
-            words = line.split()
+        for queue in re.split(r"(?m)^(?=\S+@)", shown):
+            words = queue.partition("\n")[0].split()
             if len(words) > _STATES and "E" in words[_STATES]:
-                jobs = [*dict.fromkeys(_BY_JOB.findall(" ".join(below)))]
+                jobs = [*dict.fromkeys(_BY_JOB.findall(queue))]
                 by = f" by job {', '.join(jobs)}" if jobs else ""
                 why = f"gpulock why {jobs[-1]}; then " if jobs else ""
                 yield fault(f"in error{by}", f"{why}qmod -cq {words[0]}", f"queue {words[0]}")
@@ -152,14 +148,3 @@ class SgeChecks:
         elif {"ENABLE_ADDGRP_KILL=FALSE", "ENABLE_ADDGRP_KILL=0"} & {*given}:
             what = "stray processes of a job keep running and keep its GPUs"
             yield warning(what, "remove ENABLE_ADDGRP_KILL=false from execd_params")
-
-
-def split_queues(shown: str) -> list[list[str]]:
-    """Return the lines of each queue in `qstat -f`, its own first; pure."""
-    blocks: list[list[str]] = []
-    for line in shown.splitlines():
-        if "@" in line.partition(" ")[0]:
-            blocks.append([line])
-        elif blocks:
-            blocks[-1].append(line)
-    return blocks

@@ -12,6 +12,7 @@ from typing import Final
 
 from gpulock.install.items import Remainder
 from gpulock.install.slurm.site import SlurmSite
+from gpulock.install.slurm.slurm_conf import read_slurm_conf
 from gpulock.install.slurm.spank import PlugStack
 from gpulock.install.slurm.wanted import (
     PATHS,
@@ -57,7 +58,7 @@ def lines_that_lead_here(site: SlurmSite, settings: Settings) -> Iterator[str]:
         yield f"from {file}: {line}"
     confs, told = {"slurmctld": conf}, set[str]()
     if site.conf and site.conf.is_file():
-        confs[str(site.conf)] = site.in_file()
+        confs[str(site.conf)] = read_slurm_conf(site.conf)
     for source, one in confs.items():
         hooks = [hook for hook in find_slurm_hooks(one, paths, site.conf) if hook.ours]
         for hook in [hook for hook in hooks if hook.key not in told]:

@@ -20,7 +20,7 @@ from gpulock.install.daemons import (
     trusted_program_owners,
 )
 from gpulock.install.files import InstallError, run_program
-from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config, read_slurm_conf
+from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config
 from gpulock.node.settings import Settings
 
 NAME: Final = "slurmd"
@@ -80,12 +80,6 @@ class SlurmSite:
     def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise InstallError."""
         return parse_scontrol_config(self.scontrol("show", "config"))
-
-    def in_file(self) -> SlurmConf:
-        """Return the configuration that slurm.conf on this node holds; raise InstallError."""
-        if self.conf is None:
-            raise InstallError("slurm.conf is not found; set SLURM_CONF in the settings")
-        return read_slurm_conf(self.conf)
 
     def gres(self) -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""

@@ -113,13 +113,11 @@ def _expand_number_ranges(text: str, file: str) -> list[str]:
     return found
 
 
-def read_slurm_lines(
-    path: Path, depth: int = 0, by_pattern: bool = False
-) -> Iterator[tuple[Path, str]]:
+def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:
     """Yield each line as Slurm reads it, with its file; raise InstallError.
 
     One that ends in a backslash is one with the next. Those of included files stand where they are
-    included; those of plugstack.conf, which names them `by_pattern`, need not be there.
+    included; plugstack.conf names such files by a pattern, and they need not be there.
     """
     if depth > _DEPTH:
         raise InstallError(f"{path}: Include within Include without end; look at it")
@@ -127,9 +125,8 @@ def read_slurm_lines(
     for raw in re.split(r"(?<!\\)\n", text):
         bare = re.sub(r"(?<!\\)#.*", "", raw.replace("\\\n", " ")).strip()
         if found := _INCLUDE.match(bare):
-            name = str(path.parent / found[1].strip('"'))
-            for file in sorted(glob.glob(name)) if by_pattern else [name]:
-                yield from read_slurm_lines(Path(file), depth + 1, by_pattern)
+            for file in sorted(glob.glob(str(path.parent / found[1].strip('"')))):
+                yield from read_slurm_lines(Path(file), depth + 1)
         elif bare:
             yield path, bare
 

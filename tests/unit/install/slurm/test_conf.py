@@ -42,13 +42,10 @@ def test_a_file_is_read_with_its_includes_continuations_and_comments(tmp_path: P
     assert found.get("Epilog") == ""
 
 
-@pytest.mark.parametrize(("name", "why"), [("a", "without end"), ("gone", "gone")])
-def test_an_include_without_end_or_of_nothing_is_an_error(
-    tmp_path: Path, name: str, why: str
-) -> None:
-    (tmp_path / "a").write_text(f"Include {name}\n")
+def test_an_include_without_end_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("Include a\n")
 
-    with pytest.raises(InstallError, match=why):
+    with pytest.raises(InstallError, match="without end"):
         read_slurm_conf(tmp_path / "a")
 
 

@@ -16,7 +16,14 @@ from gpulock.cli.select import SelectError, Subject, parse_bare_pid, parse_job, 
 from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config, parse_time
 from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim
-from gpulock.report.scan import ClaimQuery, HistoryFaults, find_history_claims, sum_claims
+from gpulock.report.scan import (
+    ClaimQuery,
+    HistoryFaults,
+    find_history_heads,
+    find_latest_heads,
+    parse_history_line,
+    sum_claims,
+)
 from gpulock.report.sources import find_job_claims, find_unwritten_claims, node_history_folder
 from gpulock.report.text import CLAIMS, advise_on_last_run, claim_cells, format_job_report
 from gpulock.text import table
@@ -60,16 +67,18 @@ def history_command(
     as_json: bool,
     **which: str | None,
 ) -> None:
-    """Show this node's finished claims and GPU hours, in the order in which they were written."""
+    """Show finished claims of this node and their GPU hours, the latest last."""
     node = session.node()
     query = parse_history_query(node, **which)
     folder = node_history_folder(node)
     faults = HistoryFaults()
     if by:
-        every = find_history_claims(folder, query, faults)
-        print_history_sums(sum_claims(every, by, query.device), by, as_json)
+        heads = find_history_heads(folder, query, faults)
+        print_history_sums(sum_claims(heads, by, query.device), by, as_json)
     elif as_json:
-        print_claims_json(find_history_claims(folder, query, faults, limit or 0))
+        every = find_history_heads(folder, query, faults)
+        found = find_latest_heads(folder, query, limit, faults) if limit else every
+        print_claims_json(parse_history_line(head.string, faults) for head in found)
     else:
         print_history_claims(folder, query, faults, LAST if limit is None else limit)
     if unwritten := find_unwritten_claims(node, query):
@@ -107,12 +116,14 @@ def parse_history_query(
 
 def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
     """Print the table of the latest claims, and their sum."""
-    found = [*find_history_claims(folder, query, faults, limit and limit + 1)]
-    shown = found[-limit:]
-    rows = [claim_cells(claim) for claim in shown]
+    heads = find_latest_heads(folder, query, limit and limit + 1, faults)
+    shown = heads[-limit:]
+    rows = [
+        claim_cells(claim) for head in shown if (claim := parse_history_line(head.string, faults))
+    ]
     if rows:
         click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
-    if len(shown) < len(found):
+    if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
     total = sum_claims(shown, "", query.device).get("", GpuTimes())
     if not rows and faults.files:
@@ -147,11 +158,11 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
         click.echo("\n".join(table.render_table(columns, cells, table.terminal_width())))
 
 
-def print_claims_json(found: Iterable[ReportedClaim]) -> None:
+def print_claims_json(found: Iterable[ReportedClaim | None]) -> None:
     """Print the records, one after another: there may be a million."""
     click.echo(f'{{"version": {VERSION}, "claims": [')
     comma = ""
-    for claim in found:
+    for claim in filter(None, found):
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")

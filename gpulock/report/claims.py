@@ -14,8 +14,7 @@ from gpulock.store.owner import Owner
 from gpulock.text.words import format_percent
 
 Fields = dict[str, Any]  # of a JSON object
-# of its owner
-WORDS = ("token", "scheduler", "cluster", "node", "job_id", "task_id", "user", "queue")
+WORDS = ("scheduler", "cluster", "node", "task_id", "user", "queue")  # of its owner
 
 
 class GpuTimes:
@@ -25,11 +24,13 @@ class GpuTimes:
         self.held = self.busy = self.observed = 0.0
         self.claims = 0
 
-    def add(self, other: GpuTimes) -> None:
-        """Add other times."""
-        self.held += other.held
-        self.observed += other.observed
-        self.busy += other.busy
+    def add(self, held: float, busy: float | None, observed: float) -> None:
+        """Add the times of a record; of what `busy` is not known nothing was observed."""
+        self.held += held
+        if busy is not None:
+            observed = min(observed, held)
+            self.observed += observed
+            self.busy += min(busy, observed)
 
     @property
     def utilization(self) -> float | None:
@@ -91,13 +92,16 @@ def parse_reported_claim(record: Fields) -> ReportedClaim:
     try:
         if record["version"] != VERSION:
             raise ValueError(f"a record of version {record['version']!s:.20}")
-        shapes, ended = record["shapes"], record["released_at"]
-        words = {key: str(record.get(key) or "") for key in WORDS}
-        owner = Owner(**words, uid=record["uid"], restart=int(record.get("restart") or 0))
+        shapes = record["shapes"]
+        owner = Owner(
+            **{key: record.get(key) or "" for key in WORDS},
+            **{key: record[key] for key in ("token", "job_id", "uid")},
+            restart=record.get("restart") or 0,
+        )
         return ReportedClaim(
             owner,
             begun=float(record["claimed_at"]),
-            ended=None if ended is None else float(ended),
+            ended=record.get("released_at"),
             held=record["held_seconds"],
             how=record.get("how") or "",
             proof=record.get("proof") or "",
@@ -112,12 +116,10 @@ def parse_reported_claim(record: Fields) -> ReportedClaim:
 
 
 def read_device_times(record: Fields) -> GpuTimes:
-    """Return the times of one device of a record; where `busy` is not known none was observed."""
-    times, busy = GpuTimes(), record.get("busy_seconds")
-    times.held = float(record["held_seconds"] or 0.0)
-    if busy is not None:
-        times.observed = min(float(record.get("observed_seconds") or 0.0), times.held)
-        times.busy = min(float(busy), times.observed)
+    """Return the times of one device of a record."""
+    times, observed = GpuTimes(), record.get("observed_seconds") or 0.0
+    busy = record.get("busy_seconds") if observed else None
+    times.add(record["held_seconds"] or 0.0, busy, observed)
     return times
 
 
@@ -125,5 +127,5 @@ def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
     """Return the times of some devices together."""
     found = GpuTimes()
     for card in cards:
-        found.add(card.times)
+        found.add(card.times.held, card.times.busy, card.times.observed)
     return found

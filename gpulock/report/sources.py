@@ -20,7 +20,9 @@ from gpulock.report.claims import ReportedClaim, parse_reported_claim
 from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
-    find_history_claims,
+    find_history_heads,
+    find_latest_heads,
+    parse_history_line,
 )
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
@@ -32,8 +34,9 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
     found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
-    for claim in find_history_claims(node_history_folder(node), query, faults):
-        found[claim.owner.token] = claim  # what is in the history has its last word
+    for head in find_history_heads(node_history_folder(node), query, faults):
+        if claim := parse_history_line(head.string, faults):
+            found[claim.owner.token] = claim  # what is in the history has its last word
     return select_last_job(found.values())
 
 
@@ -41,14 +44,20 @@ def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
     """Return the claim that ended last, whether the history has its line yet or not."""
     if ended := find_unwritten_claims(node, query):
         return max(ended, key=lambda claim: claim.ended or 0.0)
-    return next(
-        iter(find_history_claims(node_history_folder(node), query, HistoryFaults(), 1)), None
-    )
+    faults = HistoryFaults()
+    heads = find_latest_heads(node_history_folder(node), query, 1, faults)
+    return parse_history_line(heads[0].string, faults) if heads else None
 
 
 def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:
     """Return the claims that are over, and have no line in the history yet."""
-    return [*filter(query.fits_ended, find_local_claims(node, query.fits))]
+    return [
+        claim
+        for claim in find_local_claims(node, query.fits)
+        if claim.ended is not None
+        and query.since <= claim.ended < query.until
+        and query.device in ("", *(card.id for card in claim.cards))
+    ]
 
 
 def node_history_folder(node: Node) -> str:

@@ -16,11 +16,11 @@ from contextlib import suppress
 from datetime import datetime
 from typing import IO, Final
 
+from gpulock.daemon.history.record import HEAD
 from gpulock.store import atomic
 
 FOLDER: Final = "history"
 NAME: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])\.jsonl")
-TOKEN: Final = re.compile(rb'"token":"([^"]*)"')
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
 CHUNK: Final = 1 << 16  # bytes
 DAY: Final = 86400.0  # seconds that the clock may have been set back by
@@ -110,8 +110,8 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     for name in sorted({*list_months(folder)[-2:], *list_months(folder, oldest)}):
         with os.fdopen(os.open(f"{folder}/{name}", atomic.OPEN_READ), "rb", CHUNK) as file:
             for line in iter_history_lines(file):
-                token = TOKEN.search(line)
-                if token and token[1] in wanted:
+                head = HEAD.match(line)
+                if head and head["token"][1:-1] in wanted:
                     with suppress(ValueError, RecursionError):
                         found.add(json.loads(line)["token"])
                         os.fsync(file.fileno())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One claim that is over, or that still stands, as one JSON object of the history.
 
-Warm. What is not known is null, and not 0: but for `observed`, which is 0 where nothing was seen.
-Times are epoch seconds.
+Warm. The order of the keys is part of the format: what a filter or a sum asks for stands first,
+and HEAD reads that alone. The buckets stand last. What is not known is null, and not 0: but for
+`observed`, which is 0 where nothing was seen. Times are epoch seconds.
 
 The exporter is an ordinary user, so each of its numbers is held against what root's own records
 allow: a device cannot be observed for longer than it was held, nor work for longer than it was
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +39,20 @@ MOST_WATTS: Final = 20_000.0  # of one device: no board comes near to it
 MOST_MEMORY: Final = 1 << 50  # bytes
 FIRST_WIDTH, LONGEST_WIDTH = 1.0, 1e8  # seconds of a bucket
 LONGEST_WAIT: Final = 60.0  # seconds that the history waits for the exporter
+REAL: Final = rb"[0-9.]+"
+REAL_OR_NULL: Final = REAL + rb"|null"
+TEXT: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+HEAD_VALUES: Final = {
+    "released_at": REAL,
+    "claimed_at": REAL_OR_NULL,
+    **dict.fromkeys(("token", "user", "scheduler", "job_id", "task_id", "queue"), TEXT),
+    "gpus": rb"[0-9]+",
+    **dict.fromkeys(("gpu_seconds", "busy_seconds", "observed_seconds"), REAL_OR_NULL),
+}
+HEAD: Final = re.compile(
+    rb'\{"version":%d,' % VERSION
+    + b"".join([b'"%b":(?P<%b>%b),' % (k.encode(), k.encode(), v) for k, v in HEAD_VALUES.items()])
+)
 
 
 class ClaimedDevice(NamedTuple):

@@ -19,6 +19,7 @@ from gpulock.install.systemd.install import UNUSED, SystemdInstaller
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
 from gpulock.store.verdicts import FRESH, read_dated_verdicts
+from gpulock.text.words import format_duration
 from gpulock.workstation.waiting import is_stopped
 
 _AGAIN = "gpulock install systemd"
@@ -61,15 +62,16 @@ def how_to_start(unit: str) -> str:
     """Return the command that starts one of the services."""
     if not install.BOOTED.is_dir():
         return f"start {unit.partition('.')[0]}"
-    return f"systemctl enable --now {unit}" if read_state(unit) else _AGAIN
+    known = install.unit_state(read_unit(unit))
+    return f"systemctl enable --now {unit}" if known else _AGAIN
 
 
-def read_state(unit: str) -> str | None:
-    """Return a unit's state, None where systemd knows none such or does not run."""
+def read_unit(unit: str) -> dict[str, str]:
+    """Return how systemd sees a unit, as one that is not there where systemd does not run."""
     with suppress(InstallError):
         if install.BOOTED.is_dir():
-            return install.unit_state(install.unit_properties(unit))
-    return None
+            return install.unit_properties(unit)
+    return {"LoadState": "not-found"}
 
 
 def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
@@ -80,14 +82,27 @@ def check_exporter_runs(settings: Settings) -> Iterator[Finding]:
         return
     policy = settings.quarantine_on if "QUARANTINE_ON" in settings.given else ()
     unseen = [word for word in policy if word in POLICY_WORDS and word not in (MISSING, XID)]
-    state = read_state(units.EXPORTER)
+    seen = read_unit(units.EXPORTER)
+    state = install.unit_state(seen)
     last = sample.load_sample_file(f"{folder}/{sample.SAMPLE}", sample.SAMPLE_LINE)
-    is_used = (last and last.boot_id == boot_id) or state not in UNUSED
-    if not is_used and not unseen:
+    here = last is not None and last.boot_id == boot_id
+    if not here and not unseen and state in UNUSED:
         return
-    do = _LOG if state and state.endswith("failed") else how_to_start(units.EXPORTER)
+    then = last.boottime if here and last else None
+    since = f" for {format_duration(clock_boottime() - then)}" if then is not None else ""
+    failed = state is not None and state.endswith("failed")
+    why = f": exit {seen.get('ExecMainStatus')}{read_last_words()}" if failed else ""
+    do = _LOG if failed else how_to_start(units.EXPORTER)
     lost = f"{' '.join(unseen)} is not detected" if unseen else "Jobs are not affected"
-    yield warning(f"down. {lost}", do)
+    yield warning(f"down{since}{why}. {lost}", do)
+
+
+def read_last_words() -> str:
+    """Return the last line that the exporter wrote to the journal, as far as it is known."""
+    words = ("-n1", "-ocat", f"_SYSTEMD_UNIT={units.EXPORTER}")
+    with suppress(InstallError):
+        return f", {install.run_systemd_program('journalctl', *words).strip()}"
+    return ""
 
 
 def systemd_checks(config: Path) -> list[Check]:

@@ -112,7 +112,7 @@ def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
     (box.root / "run-exporter" / "sample").write_text(head)
     found = [one for one in told(box) if one.name == "exporter"]
     assert [one.state for one in found] == [WARNING] * warned
-    assert not warned or found[0].what == "down. Jobs are not affected"
+    assert not warned or found[0].what == "down for 1m. Jobs are not affected"
     box.settings["QUARANTINE_ON"] = "missing ecc xid"
     unseen = [one.what.rpartition(". ")[2] for one in told(box) if one.name == "exporter"]
     assert unseen == ["ecc is not detected"] * (ago == 60)

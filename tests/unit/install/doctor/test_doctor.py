@@ -345,10 +345,12 @@ def test_a_queue_in_error_names_its_job_and_both_commands(
     )
 
 
-def test_of_an_exporter_that_failed_the_log_is_named_and_jobs_go_on(
+def test_an_exporter_that_failed_is_said_with_its_end_and_jobs_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def systemd(*words: str) -> str:
+        if words[0] == "journalctl":
+            return "/run is full\n"
         return "LoadState=loaded\nUnitFileState=enabled\nActiveState=failed\nExecMainStatus=3\n"
 
     box = Box(tmp_path)
@@ -361,5 +363,6 @@ def test_of_an_exporter_that_failed_the_log_is_named_and_jobs_go_on(
     look = Check("exporter", lambda: daemon.check_exporter_runs(box.node().settings))
 
     assert "\n".join(report_lines(run_checks([look]), with_all=False)) == (
-        "! exporter: down. Jobs are not affected.\n    journalctl -u gpulock-exporter.service"
+        "! exporter: down for 3m: exit 3, /run is full. Jobs are not affected.\n"
+        "    journalctl -u gpulock-exporter.service"
     )

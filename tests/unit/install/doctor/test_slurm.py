@@ -71,6 +71,20 @@ def test_a_node_that_is_well_is_one_line(node: SlurmNode, monkeypatch: pytest.Mo
     ]
 
 
+def test_lines_that_are_not_in_force_are_one_cause_with_where_to_put_them(
+    node: SlurmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "daemon_checks", lambda _: [])
+    for key in ("Prolog", "TaskProlog", "RequeueExit"):
+        node.set_in_force(key, "(null)")
+
+    assert [*report_lines(run(node), with_all=False)] == [
+        "x installation: slurm.conf lacks Prolog, TaskProlog, RequeueExit=213.",
+        "    gpulock install slurm --dry-run prints the lines: put them into slurm.conf, or its"
+        " template (Ansible, Puppet), then scontrol reconfigure once",
+    ]
+
+
 def put(key: str, value: str) -> Plant:
     return lambda node: node.put(key, value)
 

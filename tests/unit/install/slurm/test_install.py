@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections.abc import Callable
@@ -296,6 +297,36 @@ def test_without_slurmctld_nothing_is_installed_or_taken_away(node: SlurmNode) -
     harm(node.root, clause.rpartition("where it is gone from this node: ")[2])
     assert node.uninstall().changed == []
     assert not node.hooks.exists()
+
+
+# --- whatever is installed, edited and uninstalled, in any order: the text of the site stays ------
+
+HOOK_KEYS = ("Prolog", "TaskProlog", "Epilog")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_not_gpulocks_stays_to_the_byte(node: SlurmNode, seed: int) -> None:
+    draw, folder = random.Random(seed), node.conf.parent
+
+    def read() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.iterdir()}
+
+    def edit() -> None:
+        with draw.choice(sorted(folder.iterdir())).open("ab") as file:
+            file.write(f"# R\xe4ume of {draw.random()}\r\n".encode("latin-1"))
+
+    for _ in range(12):
+        draw.choice([edit, node.put_hooks])()
+        before = read()
+        draw.choice([node.install, node.uninstall])()
+        assert read() == before
+
+    text = node.conf.read_text("latin-1")
+    node.conf.write_text(re.sub(rf"(?m)^({'|'.join(HOOK_KEYS)})=.*$", "", text))
+    for key in HOOK_KEYS:
+        node.set_in_force(key, "(null)")
+    assert node.uninstall().clauses() == []
+    assert not node.hooks.exists() and not node.map.exists()
 
 
 # --- beside Grid Engine --------------------------------------------------------------------------

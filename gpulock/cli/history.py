@@ -20,8 +20,7 @@ from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
     find_history_heads,
-    find_latest_heads,
-    parse_history_line,
+    parse_heads,
     sum_claims,
 )
 from gpulock.report.sources import find_job_claims, find_unwritten_claims, node_history_folder
@@ -67,18 +66,17 @@ def history_command(
     as_json: bool,
     **which: str | None,
 ) -> None:
-    """Show finished claims of this node and their GPU hours, the latest last."""
+    """Show this node's finished claims and GPU hours, in the order in which they were written."""
     node = session.node()
     query = parse_history_query(node, **which)
     folder = node_history_folder(node)
     faults = HistoryFaults()
     if by:
         heads = find_history_heads(folder, query, faults)
-        print_history_sums(sum_claims(heads, by, query.device), by, as_json)
+        print_history_sums(sum_claims(heads, faults, by, query.device), by, as_json)
     elif as_json:
-        every = find_history_heads(folder, query, faults)
-        found = find_latest_heads(folder, query, limit, faults) if limit else every
-        print_claims_json(parse_history_line(head.string, faults) for head in found)
+        heads = find_history_heads(folder, query, faults, limit or 0)
+        print_claims_json(parse_heads(heads, faults))
     else:
         print_history_claims(folder, query, faults, LAST if limit is None else limit)
     if unwritten := find_unwritten_claims(node, query):
@@ -116,16 +114,14 @@ def parse_history_query(
 
 def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
     """Print the table of the latest claims, and their sum."""
-    heads = find_latest_heads(folder, query, limit and limit + 1, faults)
-    shown = heads[-limit:]
-    rows = [
-        claim_cells(claim) for head in shown if (claim := parse_history_line(head.string, faults))
-    ]
+    found = [*find_history_heads(folder, query, faults, limit and limit + 1)]
+    shown = found[-limit:]
+    rows = [claim_cells(claim) for claim in parse_heads(shown, faults)]
     if rows:
         click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
-    if len(shown) < len(heads):
+    if len(shown) < len(found):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
-    total = sum_claims(shown, "", query.device).get("", GpuTimes())
+    total = sum_claims(shown, faults, "", query.device).get("", GpuTimes())
     if not rows and faults.files:
         return
     if total.claims:
@@ -158,11 +154,11 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
         click.echo("\n".join(table.render_table(columns, cells, table.terminal_width())))
 
 
-def print_claims_json(found: Iterable[ReportedClaim | None]) -> None:
+def print_claims_json(found: Iterable[ReportedClaim]) -> None:
     """Print the records, one after another: there may be a million."""
     click.echo(f'{{"version": {VERSION}, "claims": [')
     comma = ""
-    for claim in filter(None, found):
+    for claim in found:
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")

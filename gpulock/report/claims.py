@@ -14,7 +14,8 @@ from gpulock.store.owner import Owner
 from gpulock.text.words import format_percent
 
 Fields = dict[str, Any]  # of a JSON object
-WORDS = ("scheduler", "cluster", "node", "task_id", "user", "queue")  # of its owner
+# of its owner
+WORDS = ("token", "scheduler", "cluster", "node", "job_id", "task_id", "user", "queue")
 
 
 class GpuTimes:
@@ -24,11 +25,11 @@ class GpuTimes:
         self.held = self.busy = self.observed = 0.0
         self.claims = 0
 
-    def add(self, held: float, busy: float | None, observed: float) -> None:
+    def add(self, held: float | None, busy: float | None, observed: float | None) -> None:
         """Add the times of a record; of what `busy` is not known nothing was observed."""
-        self.held += held
+        self.held += held or 0.0
         if busy is not None:
-            observed = min(observed, held)
+            observed = min(observed or 0.0, held or 0.0)
             self.observed += observed
             self.busy += min(busy, observed)
 
@@ -92,16 +93,13 @@ def parse_reported_claim(record: Fields) -> ReportedClaim:
     try:
         if record["version"] != VERSION:
             raise ValueError(f"a record of version {record['version']!s:.20}")
-        shapes = record["shapes"]
-        owner = Owner(
-            **{key: record.get(key) or "" for key in WORDS},
-            **{key: record[key] for key in ("token", "job_id", "uid")},
-            restart=record.get("restart") or 0,
-        )
+        shapes, ended = record["shapes"], record["released_at"]
+        words = {key: str(record.get(key) or "") for key in WORDS}
+        owner = Owner(**words, uid=record["uid"], restart=int(record.get("restart") or 0))
         return ReportedClaim(
             owner,
             begun=float(record["claimed_at"]),
-            ended=record.get("released_at"),
+            ended=None if ended is None else float(ended),
             held=record["held_seconds"],
             how=record.get("how") or "",
             proof=record.get("proof") or "",
@@ -117,9 +115,8 @@ def parse_reported_claim(record: Fields) -> ReportedClaim:
 
 def read_device_times(record: Fields) -> GpuTimes:
     """Return the times of one device of a record."""
-    times, observed = GpuTimes(), record.get("observed_seconds") or 0.0
-    busy = record.get("busy_seconds") if observed else None
-    times.add(record["held_seconds"] or 0.0, busy, observed)
+    times = GpuTimes()
+    times.add(*[record.get(f"{key}_seconds") for key in ("held", "busy", "observed")])
     return times
 
 

@@ -10,37 +10,21 @@ import json
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from gpulock.daemon.history.files import (
-    CHUNK,
-    iter_history_lines,
-    list_months,
-)
-from gpulock.daemon.history.record import (
-    HEAD,
-    HEAD_VALUES,
-    REAL_OR_NULL,
-    TEXT,
-)
+from gpulock.daemon.history.files import CHUNK, iter_history_lines, list_months
+from gpulock.daemon.history.record import HEAD
 from gpulock.report.claims import GpuTimes, ReportedClaim, parse_reported_claim
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count
 
 FOREVER: Final = float("inf")
-TAIL: Final = 1 << 16  # bytes from the end of a file that are read first
-WIDER: Final = 8  # times as much is read next
+TAIL: Final = 1 << 20  # bytes from the end of a file that are read first
 NO_JOBS: Final = ("process", "admin")  # whose numbers are no jobs'
-NULL: Final = b"null"
-FIRST_TASK: Final = (b'"1"', b'""')  # 12.1 may be no array
-SUMMED: Final = ("held_seconds", "busy_seconds", "observed_seconds")
-DEVICE: Final = re.compile(
-    rb'\{"id":(%b),' % TEXT
-    + b",".join([b'"%b":(%b)' % (key.encode(), REAL_OR_NULL) for key in SUMMED])
-    + b","
-)
+TIMES: Final = ("gpu_seconds", "busy_seconds", "observed_seconds")
+FILTERED: Final = ("user", "job_id", "task_id", "scheduler")  # keys of a head
 
 Head = re.Match[bytes]
 
@@ -70,26 +54,20 @@ class ClaimQuery(NamedTuple):
         )
 
     def needles(self) -> list[bytes]:
-        """Return what the line of every claim that fits has in it, and of no other.
+        """Return what is in the line of each claim that fits: others need no further look.
 
-        In a JSON string each quote has a backslash before it, so none of these is in a text.
+        In a JSON string each quote has a backslash before it, so the device's is in no text.
         """
-        pairs = (
-            ('"job_id":', self.job),
-            ('"user":', self.user),
-            ('{"id":', self.device),
-            ('"task_id":', "" if self.task == "1" else self.task),  # see fits_head
-            ('"scheduler":', self.scheduler),
-        )
-        return [f"{key}{json.dumps(value)}".encode() for key, value in pairs if value]
+        named = (("", self.user), ("", self.job), ('{"id":', self.device))
+        return [f"{key}{json.dumps(value)}".encode() for key, value in named if value]
 
     def fits_head(self, head: Head) -> bool:
         """Return whether a line that has the needles is asked for; raise ValueError."""
-        if self.job and not self.scheduler and json.loads(head["scheduler"]) in NO_JOBS:
+        if not self.since <= float(head["released_at"]) < self.until:
             return False
-        if self.task == "1" and head["task_id"] not in FIRST_TASK:
-            return False
-        return self.since <= float(head["released_at"]) < self.until
+        if not (self.user or self.job or self.scheduler):
+            return True
+        return self.fits(Owner(**{key: json.loads(head[key]) for key in FILTERED}))
 
 
 class HistoryFaults:
@@ -105,81 +83,59 @@ class HistoryFaults:
         return [*[lines][: self.lines], *self.files]
 
 
-def find_history_heads(folder: str, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:
-    """Yield the head of each line that is asked for, the oldest first."""
-    for path in history_paths(folder, query, faults):
-        yield from match_lines(path, 0, query, faults)
+def find_history_heads(
+    folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int = 0
+) -> Iterable[Head]:
+    """Return the heads of the lines that are asked for, in their order; of a `limit` the last.
 
-
-def find_latest_heads(
-    folder: str, query: ClaimQuery, limit: int, faults: HistoryFaults
-) -> list[Head]:
-    """Return the heads of the last lines that are asked for, the latest last; `limit` 0: all.
-
-    Files are read from their end on, and no further than it takes.
+    For those files are read from their end on, and no further than it takes.
     """
-    found: list[Head] = []
-    for path in reversed(history_paths(folder, query, faults)):
-        span, most = TAIL, limit - len(found) if limit else None
-        while True:
-            own = HistoryFaults()
-            size = 0
-            with suppress(OSError):  # match_lines tells
-                size = os.stat(path).st_size
-            begin = max(0, size - span) if limit else 0
-            heads = deque(match_lines(path, begin, query, own), most)
-            if begin == 0 or len(heads) == most:
-                break
-            span *= WIDER
-        faults.lines += own.lines
-        faults.files += own.files
-        found[:0] = heads
-        if limit and len(found) >= limit:
-            break
-    return found
-
-
-def history_paths(folder: str, query: ClaimQuery, faults: HistoryFaults) -> list[str]:
-    """Return the files that may have what is asked for, the oldest first."""
     try:
-        return [f"{folder}/{name}" for name in list_months(folder, query.since)]
+        paths = [f"{folder}/{name}" for name in list_months(folder, query.since)]
     except OSError as fault:
         faults.files.append(f"{folder}: {fault.strerror}")
         return []
+    if not limit:
+        return (head for path in paths for head in match_lines(path, 0, query, faults))
+    found: list[Head] = []
+    while paths and len(found) < limit:
+        path, size = paths.pop(), 0
+        with suppress(OSError):  # match_lines tells
+            size = os.stat(path).st_size
+        for begin in (max(0, size - TAIL), 0):
+            own = HistoryFaults()
+            heads = deque(match_lines(path, begin, query, own), limit - len(found))
+            if begin == 0 or len(heads) == heads.maxlen:
+                break
+        faults.lines += own.lines
+        faults.files += own.files
+        found[:0] = heads
+    return found
 
 
 def match_lines(path: str, begin: int, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:
-    """Yield the heads of what is asked for among the lines of a file behind `begin`."""
+    """Yield the heads of what is asked for among the lines of a file behind `begin`.
+
+    A line with zeros in it a power cut tore, and its claim has another line.
+    """
     needles = query.needles()
     try:
         with open(path, "rb", buffering=CHUNK) as file:
             for line in iter_history_lines(file, begin):
-                if head := match_line(line, query, needles, faults):
-                    yield head
+                if not all(needle in line for needle in needles):
+                    continue
+                head = HEAD.match(line) if b"\0" not in line else None
+                try:
+                    if head is None:
+                        faults.lines += 1
+                    elif query.fits_head(head):
+                        yield head
+                except ValueError:  # its time is none
+                    faults.lines += 1
     except FileNotFoundError:
         return  # it was removed meanwhile
     except OSError as fault:
         faults.files.append(f"{path}: {fault.strerror}")
-
-
-def match_line(
-    line: bytes, query: ClaimQuery, needles: Sequence[bytes], faults: HistoryFaults
-) -> Head | None:
-    """Return the head of a line that is asked for, else None; count what is no record.
-
-    With zeros in it a power cut tore it, and its claim has another line.
-    """
-    for needle in needles:
-        if needle not in line:
-            return None
-    head = HEAD.match(line) if b"\0" not in line else None
-    try:
-        if head is not None:
-            return head if query.fits_head(head) else None
-    except ValueError:
-        pass  # its time is none
-    faults.lines += 1
-    return None
 
 
 def parse_history_line(line: bytes, faults: HistoryFaults) -> ReportedClaim | None:
@@ -191,28 +147,31 @@ def parse_history_line(line: bytes, faults: HistoryFaults) -> ReportedClaim | No
         return None
 
 
-def sum_claims(heads: Iterable[Head], by: str = "", device: str = "") -> dict[str, GpuTimes]:
+def parse_heads(heads: Iterable[Head], faults: HistoryFaults) -> Iterator[ReportedClaim]:
+    """Yield the claims of these lines."""
+    for head in heads:
+        if claim := parse_history_line(head.string, faults):
+            yield claim
+
+
+def sum_claims(
+    heads: Iterable[Head], faults: HistoryFaults, by: str = "", device: str = ""
+) -> dict[str, GpuTimes]:
     """Return the sums by user, queue or device, or of everything under an empty name.
 
     Of a `device` that was asked for, only its own time counts, not its neighbours'.
     """
     found: defaultdict[bytes, GpuTimes] = defaultdict(GpuTimes)
-    key, own = by if by in HEAD_VALUES else "", json.dumps(device).encode()
     for head in heads:
-        name = head[key] if key else b'""'
+        name = head[by] if by in ("user", "queue") else b'""'
         if by != "device" and not device:
-            add_times(found[name], *head.group("gpu_seconds", "busy_seconds", "observed_seconds"))
-            continue
-        end = head.string.find(b',"shapes":')
-        for one, *times in DEVICE.findall(head.string, head.end(), end):
-            if not device or one == own:
-                add_times(found[one if by == "device" else name], *times)
+            found[name].claims += 1
+            found[name].add(*[None if one == b"null" else float(one) for one in head.group(*TIMES)])
+        elif claim := parse_history_line(head.string, faults):
+            cards = [card for card in claim.cards if device in ("", card.id)]
+            keys = [json.dumps(c.id).encode() if by == "device" else name for c in cards]
+            for key, card in zip(keys, cards):
+                found[key].add(card.times.held, card.times.busy, card.times.observed)
+            for key in {*keys}:
+                found[key].claims += 1
     return {json.loads(name): one for name, one in found.items()}
-
-
-def add_times(times: GpuTimes, held: bytes, busy: bytes, observed: bytes) -> None:
-    """Add what stands in a line; what is not known adds nothing."""
-    times.claims += 1
-    if held != NULL:
-        known = None if NULL in (busy, observed) else float(busy)
-        times.add(float(held), known, 0.0 if observed == NULL else float(observed))

@@ -21,8 +21,7 @@ from gpulock.report.scan import (
     ClaimQuery,
     HistoryFaults,
     find_history_heads,
-    find_latest_heads,
-    parse_history_line,
+    parse_heads,
 )
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
@@ -34,9 +33,9 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
     found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
-    for head in find_history_heads(node_history_folder(node), query, faults):
-        if claim := parse_history_line(head.string, faults):
-            found[claim.owner.token] = claim  # what is in the history has its last word
+    heads = find_history_heads(node_history_folder(node), query, faults)
+    for claim in parse_heads(heads, faults):
+        found[claim.owner.token] = claim  # what is in the history has its last word
     return select_last_job(found.values())
 
 
@@ -45,8 +44,8 @@ def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
     if ended := find_unwritten_claims(node, query):
         return max(ended, key=lambda claim: claim.ended or 0.0)
     faults = HistoryFaults()
-    heads = find_latest_heads(node_history_folder(node), query, 1, faults)
-    return parse_history_line(heads[0].string, faults) if heads else None
+    heads = find_history_heads(node_history_folder(node), query, faults, 1)
+    return next(parse_heads(heads, faults), None)
 
 
 def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:

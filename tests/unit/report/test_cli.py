@@ -17,6 +17,7 @@ from click.testing import Result
 from gpulock.cli import command_group
 from gpulock.cli.session import parse_time
 from gpulock.daemon.history.files import name_month
+from gpulock.report import scan
 from tests.support.cli_site import PROGRAM, ROOT
 from tests.support.history_site import Ended
 from tests.support.runner import command_runner
@@ -304,14 +305,18 @@ def test_sums_by_user_device_and_queue(busy: Desk) -> None:
     assert [(each["user"], each["claims"]) for each in one["sums"]] == [("alice", 2)]
 
 
-def test_the_last_ones_are_found_behind_however_many_others(
-    busy: Desk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tail", [1, 700, 5000])
+def test_the_last_ones_are_found_behind_others_and_over_the_end_of_a_month(
+    busy: Desk, monkeypatch: pytest.MonkeyPatch, tail: int
 ) -> None:
+    monkeypatch.setattr(scan, "TAIL", tail)
     whole = busy.text("history", "--last", "3", "--user", "alice")
     assert [line.split()[2] for line in whole.splitlines()[1:4]] == ["5", "3", "1"]
-    for tail in (1, 700, 5000):
-        monkeypatch.setattr("gpulock.report.scan.TAIL", tail)
-        assert busy.text("history", "--last", "3", "--user", "alice") == whole
+    lines = busy.path.read_bytes().splitlines(keepends=True)
+    busy.path.with_name("2001-02.jsonl").write_bytes(b"".join(lines[:-2]))
+    busy.path.with_name("2001-01.jsonl").write_bytes(b"is not read\n")
+    busy.path.write_bytes(b"".join(lines[-2:]))
+    assert busy.call("history", "--last", "3", "--user", "alice").output == whole
 
 
 def test_a_line_that_a_power_cut_tore_is_in_no_sum(desk: Desk) -> None:

@@ -18,7 +18,6 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import Refusal
 from gpulock.report import text
 from gpulock.report.claims import GpuTimes, parse_reported_claim
-from gpulock.report.scan import add_times
 from gpulock.report.sources import find_local_claims
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import boot, grants, owner
@@ -160,9 +159,9 @@ def test_of_a_claim_that_nobody_saw_again_no_time_is_known(site: Ended) -> None:
     claim = parse_reported_claim(found)
     assert "for how long is not known" in "\n".join(text.format_job_report([claim]))
     total = GpuTimes()
-    add_times(total, b"null", b"null", b"0.0")
-    add_times(total, b"0.0", b"1.0", b"null")  # nobody writes it; it costs itself alone
-    assert (total.claims, total.held) == (2, 0.0)
+    total.add(None, None, 0.0)
+    total.add(0.0, 1.0, None)  # nobody writes it; it costs itself alone
+    assert (total.held, total.busy, total.observed) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("claimed_at", [1000.0, 9e9])

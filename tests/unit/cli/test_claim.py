@@ -91,7 +91,7 @@ def test_a_release_names_what_was_started_in_the_claim_and_runs_on(site: Site) -
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        *(("claim", words) for words in (("-n", "9"), ("-n", "x"), ("--nnn", "1"), ())),
+        *(("claim", words) for words in (("-n", "9"), ("-n", "x"))),
         ("release", ("0",)),  # the work behind it would go on with cards that are still held
     ],
 )
@@ -149,9 +149,12 @@ def test_a_claim_that_a_notebook_makes_says_what_sets_the_mask_of_its_kernel(sit
     assert "'CUDA_VISIBLE_DEVICES': '5'" in said.partition("os.environ.update(")[2]
 
 
-@pytest.mark.parametrize("words", [("--pid", "4711"), ("--job", "pid 4711")])
-def test_a_user_gives_back_what_a_process_that_ended_has_left(
-    site: Site, monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
+@pytest.mark.parametrize(
+    ("words", "process"),
+    [(("--pid", "4711"), (4711, 99)), (("--job", "pid 4711"), (4711, 99)), (("2",), (0, 0))],
+)
+def test_a_user_gives_back_what_a_process_that_ended_has_left_or_a_gpu_where_no_shell_calls(
+    site: Site, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], process: tuple[int, int]
 ) -> None:
     """gpulockd is asked for the claim of that number, as status shows it."""
     asked: list[SocketRequest] = []
@@ -163,8 +166,9 @@ def test_a_user_gives_back_what_a_process_that_ended_has_left(
     site.hold(2, scheduler="process", job_id="4711", pid=4711, start=99)
     monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
     monkeypatch.setattr(socket_client, "request_daemon_act", answer)
+    monkeypatch.setattr("gpulock.cli.claims.release.find_calling_shell", lambda _: 0)
     assert site.call("release", *words).stdout == "freed GPU 2 (was pid 4711 of alice)\n"
-    assert [(one.pid, one.start) for one in asked] == [(4711, 99)]
+    assert [(one.pid, one.start) for one in asked] == [process]
 
 
 @pytest.mark.parametrize(
@@ -182,16 +186,6 @@ def test_a_user_is_told_which_release_would_do(
     monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
     monkeypatch.setattr("gpulock.cli.claims.release.find_calling_shell", lambda _: 1)
     assert why.format(me) in site.call("release", *words).stderr
-
-
-def test_a_gpu_is_given_back_by_name_also_where_no_shell_calls(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = SocketReply(devices=(site.id(2),))
-    monkeypatch.setattr(socket_client, "is_daemon_needed", lambda _: True)
-    monkeypatch.setattr(socket_client, "request_daemon_act", lambda *_: answer)
-    monkeypatch.setattr("gpulock.cli.claims.release.find_calling_shell", lambda _: 0)
-    assert site.call("release", "2").stdout == "freed GPU 2\n"
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,10 @@ def answers(code: int, body: bytes, kind: str = "application/json", **headers: s
     return lambda handler: send(handler, code, body, kind, **headers)
 
 
-def test_an_answer_is_its_series(prometheus: Prometheus) -> None:
+def test_an_answer_is_its_series_and_no_proxy_of_the_environment_is_asked(
+    prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     ((one,),) = query_prometheus(prometheus.url + "/", [QUERY])
     assert (one.name, one.labels, one.value) == ("up", {"instance": "a:1"}, 1.0)
     assert prometheus.asked[0][0].startswith("/api/v1/query?query=up&timeout=")
@@ -288,16 +291,13 @@ def test_an_answer_is_its_series(prometheus: Prometheus) -> None:
     [
         ("", "PROMETHEUS_URL is not set"),
         ("prometheus:9090", "is no http:// or https:// address"),
-        ("http://a:99999", "is no http:// or https:// address"),
-        ("http://[::1", "is no http:// or https:// address"),
     ],
 )
 def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, said: str) -> None:
     assert said in refused(url)
 
 
-def test_a_host_without_address_and_a_server_that_is_not_there_are_said() -> None:
-    assert "Prometheus at http://nowhere.invalid:9090: " in refused("http://nowhere.invalid:9090")
+def test_a_server_that_is_not_there_is_said() -> None:
     with ReservedPort() as port:
         text = refused(f"http://{port.address}")
     assert f"Prometheus at http://{port.address}: " in text and "refused" in text
@@ -358,10 +358,3 @@ def test_a_password_goes_to_the_server_and_nowhere_else(prometheus: Prometheus) 
         assert prometheus.asked[0][1]["Authorization"] == f"Basic {token}"
         assert not other.asked
         assert "cret" not in text and f"{prometheus.url}: it answers 307" in text
-
-
-def test_proxies_of_the_environment_are_not_asked(
-    prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert len(query_prometheus(prometheus.url, [QUERY])[0]) == 1

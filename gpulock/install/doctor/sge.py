@@ -49,7 +49,8 @@ class SgeChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those that ask qmaster."""
-        trial, own = partial(check_trial, self.settings, try_sge_hooks), ("qmaster",)
+        trial = partial(check_trial, self.settings, try_sge_hooks)
+        own = ("qmaster",)
         return [
             Check("execd", self.execd, (INSTALLED,)),
             Check("trial of hooks", trial, (INSTALLED,)),

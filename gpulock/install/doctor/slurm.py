@@ -49,7 +49,8 @@ class SlurmChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks, those of the node before those of the configuration in force."""
-        own, cards = ("slurmctld",), ("slurmctld", DRIVER)
+        own = ("slurmctld",)
+        cards = (*own, DRIVER)
         trial = partial(check_trial, self.settings, try_slurm_hooks)
         return [
             Check("slurmd", self.slurmd, (INSTALLED,)),

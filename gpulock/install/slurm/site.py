@@ -70,16 +70,12 @@ class SlurmSite:
         """Where slurmd looks for gres.conf, whether there is one or not."""
         return None if self.conf is None else self.conf.with_name("gres.conf")
 
-    def scontrol(self, *arguments: str) -> str:
-        """Return what scontrol prints; raise InstallError."""
-        done = self.run_client([self.binaries / "scontrol", *arguments])
-        if done.returncode != 0:
-            raise InstallError(f"scontrol {' '.join(arguments)}: {_what_it_said(done)}")
-        return done.stdout
-
     def in_force(self) -> SlurmConf:
         """Return the configuration that slurmctld goes by; raise InstallError."""
-        return parse_scontrol_config(self.scontrol("show", "config"))
+        done = self.run_client([self.binaries / "scontrol", "show", "config"])
+        if done.returncode != 0:
+            raise InstallError(f"scontrol show config: {_what_it_said(done)}")
+        return parse_scontrol_config(done.stdout)
 
     def gres(self) -> str:
         """Return slurmd's own list of GRES (`slurmd -G`, which prints it to stderr)."""

@@ -98,29 +98,31 @@ class WantedLine:
         return self.key in PATHS and bool(self.now)
 
 
-# Lists of slurm.conf: a key, the words of which one is enough (the first is what to add), whether
-# jobs need it, and what it is for.
-_LISTS: Final = (
-    ("PrologFlags", ("Contain", "X11"), True, "a job's extern step proves that it lives"),
-    ("RequeueExit", (str(REQUEUE_EXIT),), True, "a job that finds no GPU waits again"),
-    ("LaunchParameters", ("use_interactive_step",), False, "salloc's shell gets its mask"),
-    (
-        *("SchedulerParameters", ("nohold_on_prolog_fail",), False),
+# Lists of slurm.conf: the words of which one is enough (the first is what to add), whether jobs
+# need it, and what it is for.
+_LISTS: Final = {
+    "PrologFlags": (("Contain", "X11"), True, "a job's extern step proves that it lives"),
+    "RequeueExit": ((str(REQUEUE_EXIT),), True, "a job that finds no GPU waits again"),
+    "LaunchParameters": (("use_interactive_step",), False, "salloc's shell gets its mask"),
+    "SchedulerParameters": (
+        ("nohold_on_prolog_fail",),
+        False,
         "jobs that meet a broken node are not held",
     ),
-    (
-        *("JobSubmitPlugins", ("lua", "job_submit/lua"), False),
+    "JobSubmitPlugins": (
+        ("lua", "job_submit/lua"),
+        False,
         f"no user's SPANK variables drain a node (first cp {SUBMIT_SCRIPT} beside the controller's"
         " slurm.conf, or slurmctld ends)",
     ),
-)
+}
 _TIMEOUTS: Final = ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout")  # own ones from 25.05
 
 
 def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
     found: list[WantedLine] = []
-    for key, words, needed, why in _LISTS:
+    for key, (words, needed, why) in _LISTS.items():
         if not conf.has(key, *words):
             kept = [word for word in conf.words(key) if word.lower() != "nohold"]
             value = ",".join([*kept, words[0]])

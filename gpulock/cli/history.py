@@ -24,10 +24,17 @@ from gpulock.report.scan import (
     sum_claims,
 )
 from gpulock.report.sources import find_job_claims, find_unwritten_claims, node_history_folder
-from gpulock.report.text import CLAIMS, advise_on_last_run, claim_cells, format_job_report
+from gpulock.report.text import (
+    CLAIMS,
+    advise_on_last_run,
+    claim_cells,
+    format_gpu_hours,
+    format_hours,
+    format_job_report,
+)
 from gpulock.text import table
 from gpulock.text.table import Cell, Column
-from gpulock.text.words import HOUR, format_count, format_percent
+from gpulock.text.words import format_count, format_percent
 
 VERSION = 1
 REFUSED = 1  # exit code
@@ -125,16 +132,9 @@ def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, 
     if not rows and faults.files:
         return
     if total.claims:
-        held, busy, idle, unseen = map(format_history_hours, (total.held, *total.parts))
-        sums = f"{held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
-        click.echo(f"{format_count(total.claims, 'claim')}: {sums}")
+        click.echo(f"{format_count(total.claims, 'claim')}: {format_gpu_hours(total)}")
     else:
         click.echo("no finished claim")
-
-
-def format_history_hours(seconds: float) -> str:
-    """Return GPU hours."""
-    return f"{seconds / HOUR:,.2f}" if seconds < 100 * HOUR else f"{seconds / HOUR:,.0f}"
 
 
 def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> None:
@@ -146,7 +146,7 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
         times = (one.held, *one.parts)
         sums = {key: round(value, 3) for key, value in zip(SUM_FIELDS, times)}
         rows.append({by: name, "claims": one.claims, **sums})
-        texts = [name or "-", f"{one.claims:,}", *map(format_history_hours, times)]
+        texts = [name or "-", f"{one.claims:,}", *map(format_hours, times)]
         cells.append([Cell(text) for text in [*texts, format_percent(one.utilization)]])
     if as_json:
         click.echo(json.dumps({"version": VERSION, "by": by, "sums": rows}, indent=2))

@@ -92,38 +92,31 @@ def fit_columns(
 ) -> dict[int, int]:
     """Return how wide each column is that is shown, by number.
 
-    On a narrow screen columns are rather left out than shrunk, from the last on.
+    Those that may shrink then do, the widest first. On a narrow screen columns without a `drop` are
+    left out as well, from the last on.
     """
     widths = {
         n: max([len(column.title), *(len(row[n].text) for row in rows)])
         for n, column in enumerate(columns)
         if not column.spare or any(row[n].text not in NOTHING for row in rows)
     }
-    while True:
-        narrow = width < NARROW and len(widths) > KEPT
+    least = {
+        n: min(most, max(columns[n].least, len(columns[n].title))) if columns[n].least else most
+        for n, most in widths.items()
+    }
+    while len(widths) > KEPT:
         last = max(widths, key=lambda n: (columns[n].drop, n if width < NARROW else 0))
-        shrunk = shrink_columns(widths, columns, width)
-        tried = widths if narrow or columns[last].drop >= EARLY else shrunk
-        if total_width(tried) <= width or not (columns[last].drop or narrow):
-            return shrunk
-        del widths[last]
-
-
-def shrink_columns(
-    widths: Mapping[int, int], columns: Sequence[Column], width: int
-) -> dict[int, int]:
-    """Return the widths once the widest that may shrink did until the table fits."""
-    left = dict(widths)
-    while total_width(left) > width:
-        spare = [
-            (left[n] - columns[n].least, n)
-            for n in left
-            if columns[n].least and left[n] > max(columns[n].least, len(columns[n].title))
-        ]
-        if not spare:
+        early = columns[last].drop >= EARLY
+        needed = total_width(widths if early else {n: least[n] for n in widths})
+        if needed <= width or not (columns[last].drop or width < NARROW):
             break
-        left[max(spare)[1]] -= 1
-    return left
+        del widths[last]
+    while total_width(widths) > width:
+        room, widest = max((widths[n] - least[n], n) for n in widths)
+        if not room:
+            break
+        widths[widest] -= 1
+    return widths
 
 
 def total_width(widths: Mapping[int, int]) -> int:

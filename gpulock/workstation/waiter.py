@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait at gpulockd's socket for the last reply: what `gpulock run --wait` is while it waits.
 
-As a program it loads next to nothing: `waiter.py SOCKET BEGUN UNTIL WHAT COMMAND...`, of which
+As a program it loads next to nothing: `waiter.py SOCKET END UNTIL WHAT COMMAND...`, of which
 COMMAND is then started in its place. The last reply stays in the socket.
 """
 
@@ -13,7 +13,7 @@ import time
 PEEK = 2  # MSG_PEEK, linux/socket.h
 LARGEST = 1 << 14
 LONGEST = 86400.0  # seconds; poll(2) counts milliseconds in an int
-ENVIRONMENT = "GPULOCK_WAITED"  # SOCKET BEGUN
+ENVIRONMENT = "GPULOCK_WAITED"  # SOCKET END
 
 
 def read_fields(data: bytes) -> dict[str, str]:
@@ -62,9 +62,9 @@ def main(words: list[str]) -> None:
     import _signal
 
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends it without a word
-    connection, begun, until, what, *command = words
+    connection, end, until, what, *command = words
     wait_for_reply(int(connection), what, float(until))
-    handed = f"{connection} {begun}".encode()
+    handed = f"{connection} {end}".encode()
     posix.execve(command[0], command, {**posix.environ, ENVIRONMENT.encode(): handed})
 
 

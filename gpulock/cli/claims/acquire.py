@@ -154,8 +154,7 @@ def acquire_devices(
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
     try:
         if serving or socket_client.is_daemon_needed(node):
-            how = socket_client.take_handed_wait(what, session.program)
-            how = how._replace(end=how.begun + wishes.wait)
+            how = socket_client.take_handed_wait(what, wishes.wait, session.program)
             grant = socket_client.request_daemon_claim(node, record, want, terms, how)
         else:
             grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))

@@ -37,6 +37,7 @@ from gpulock.job import environment
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE
 from gpulock.node.kinds import ANY, is_of_kind
+from gpulock.node.procfs import Proc
 from gpulock.node.settings import Settings
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_device_list
@@ -45,9 +46,9 @@ from gpulock.workstation.peer import CREDENTIALS
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it (POSIX sh, exit status)
 
-# programs that leave their work to a server, and their options as getopt(3) has them
-TERMINALS = ("tmux", "byobu")
-TERMINAL_OPTIONS = "2c:CDdf:hlL:NqS:T:uUvV"
+# programs that leave their work to a server, with their options as getopt(3) has them
+TMUX = "2c:CDdf:hlL:NqS:T:uUvV"
+TERMINALS = {"tmux": TMUX, "byobu": TMUX, "screen": "48aAc:dDe:fh:ilLmnOp:qQrRs:S:t:T:UvwxX"}
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -72,13 +73,15 @@ def run_command(
     """
     session: Session = ctx.obj
     wishes = ClaimWishes(**options)
-    refuse_missing_command(ctx, command[0])
+    if shutil.which(command[0]) is None:  # nobody waits an hour for that
+        there = "/" in command[0] and os.path.exists(command[0])
+        exit_as_shell(ctx, command[0], errno.EACCES if there else errno.ENOENT)
     mask = os.umask(0)
     os.umask(mask)
     node = open_node_for_claim(session)
     want = make_claim_request(node, wishes)
     waited = waiter.ENVIRONMENT in os.environ  # then we may hold what we asked for
-    if not waited and (server := find_terminal_server(command)):
+    if not waited and (server := find_terminal_server(node.proc, command)):
         program = os.path.basename(command[0])
         click.echo(
             f"gpulock: your {program} server runs already (pid {server}): what it starts is not"
@@ -108,7 +111,7 @@ def run_command(
     except BaseException as fault:
         release_cli_claim(node, grant, "its command did not start")
         if isinstance(fault, OSError):
-            exit_as_shell(ctx, command[0], fault)
+            exit_as_shell(ctx, command[0], fault.errno or 0)
         raise
 
 
@@ -142,24 +145,24 @@ def find_outer_grant(node: Node, record: Owner, want: ClaimRequest) -> Grant | N
     return Grant(chosen, record.copy(devices=tuple(one.id for one in chosen)), False)
 
 
-def refuse_missing_command(ctx: click.Context, name: str) -> None:
-    """End with the shell's code where there is no such command: nobody waits an hour for that."""
-    if shutil.which(name) is None:
-        there = os.path.exists(name) and "/" in name
-        number = errno.EACCES if there else errno.ENOENT
-        exit_as_shell(ctx, name, OSError(number, os.strerror(number)))
+def find_terminal_server(proc: Proc, command: tuple[str, ...]) -> int:
+    """Return the server that runs already and is to start the programs, 0 for none.
 
-
-def find_terminal_server(command: tuple[str, ...]) -> int:
-    """Return the server of tmux that runs already and is to start the programs, 0 for none."""
+    Of tmux it is who listens at its socket; screen starts one, unless it is to join another.
+    """
     import getopt
 
-    if os.path.basename(command[0]) not in TERMINALS:
-        return 0
+    program = os.path.basename(command[0])
     try:
-        options = dict(getopt.getopt(command[1:], TERMINAL_OPTIONS)[0])
+        options = dict(getopt.getopt(command[1:], TERMINALS.get(program, ""))[0])
     except getopt.GetoptError:
         options = {}
+    if program == "screen" and {"-r", "-R", "-x", "-X"} & options.keys():
+        scan, me = ProcessScan(proc), os.getuid()
+        scan.restrict({me: ""})
+        return next((pid for pid in scan.named(program) if scan.status(pid).uids[0] == me), 0)
+    if TERMINALS.get(program) != TMUX:
+        return 0
     outer = "" if "-L" in options else os.environ.get("TMUX", "").partition(",")[0]
     folder = f"{os.environ.get('TMUX_TMPDIR') or '/tmp'}/tmux-{os.getuid()}"
     path = options.get("-S") or outer or f"{folder}/{options.get('-L', 'default')}"
@@ -173,10 +176,10 @@ def find_terminal_server(command: tuple[str, ...]) -> int:
     return int(CREDENTIALS.unpack(data)[0])
 
 
-def exit_as_shell(ctx: click.Context, name: str, fault: OSError) -> NoReturn:
-    """Say why the command cannot be started, and end as a shell would."""
-    click.echo(f"gpulock: run: {name}: {fault.strerror}", err=True)
-    ctx.exit(NOT_FOUND if fault.errno == errno.ENOENT else NOT_EXECUTABLE)
+def exit_as_shell(ctx: click.Context, name: str, number: int) -> NoReturn:
+    """Say why the command cannot be started, an errno, and end as a shell would."""
+    click.echo(f"gpulock: run: {name}: {os.strerror(number)}", err=True)
+    ctx.exit(NOT_FOUND if number == errno.ENOENT else NOT_EXECUTABLE)
 
 
 def start_own_session() -> None:

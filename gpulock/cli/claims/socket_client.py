@@ -116,45 +116,42 @@ def connect_to_daemon(node: Node) -> socket.socket:
 
 
 class ClaimWait(NamedTuple):
-    """How a claim waits: for what, since when, and which program is to go on after it.
+    """How a claim waits: for what, until when, and which program is to go on after it.
 
-    `end` is when it waits no longer. Without a program this one waits itself. `handed` is the
-    socket of a request that was sent before, and `until` when the last reply must be there. Times
-    are CLOCK_BOOTTIME seconds.
+    `end` is in CLOCK_BOOTTIME seconds. Without a program this one waits itself. `handed` is the
+    socket of a request that was sent before.
     """
 
     what: str
-    begun: float
-    end: float = FOR_EVER
+    end: float
     program: tuple[str, ...] = ()
     handed: socket.socket | None = None
-    until: float = FOR_EVER
 
 
-def take_handed_wait(what: str, program: tuple[str, ...]) -> ClaimWait:
+def take_handed_wait(what: str, wait: float, program: tuple[str, ...]) -> ClaimWait:
     """Return how a claim waits; where `waiter` has waited in our place, from there on."""
-    number, _, begun = os.environ.pop(waiter.ENVIRONMENT, "").partition(" ")
+    number, _, end = os.environ.pop(waiter.ENVIRONMENT, "").partition(" ")
     try:
         handed = socket.socket(fileno=int(number))
         handed.set_inheritable(False)
-        return ClaimWait(what, float(begun), program=program, handed=handed)
+        return ClaimWait(what, float(end), program, handed)
     except (OSError, ValueError):
-        return ClaimWait(what, clock_boottime(), program=program)
+        return ClaimWait(what, clock_boottime() + wait, program)
 
 
-def wait_in_queue(connection: socket.socket, how: ClaimWait) -> None:
+def wait_in_queue(connection: socket.socket, how: ClaimWait, deadline: Deadline) -> None:
     """Return once the next packet is the last reply, or there is none in time.
 
     With a program to go on with this process becomes `waiter`, which loads next to nothing and
     then starts that program.
     """
-    number, until = connection.fileno(), how.until
-    connection.settimeout(min(max(0.001, until - clock_boottime()), waiter.LONGEST))
+    number, until = connection.fileno(), clock_boottime() + deadline.left()
+    connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST))
     first = parse_reply(connection.recv(LARGEST, socket.MSG_PEEK))
     if first.state == WAITING and how.program:
         connection.settimeout(None)
         connection.set_inheritable(True)
-        words = [str(number), str(how.begun), str(until), how.what, *how.program]
+        words = [str(number), str(how.end), str(until), how.what, *how.program]
         try:
             os.execv(sys.executable, [sys.executable, "-IS", waiter.__file__, *words])
         except OSError:
@@ -177,9 +174,8 @@ def send_daemon_request(
                 connection.send(encode_packet(request))
                 await_reading(connection, request.wait)
             if how:
-                wait_in_queue(connection, how._replace(until=clock_boottime() + deadline.left()))
-            left = deadline.left()
-            connection.settimeout(min(max(0.001, left), waiter.LONGEST))
+                wait_in_queue(connection, how, deadline)
+            connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST))
             reply = parse_reply(connection.recv(LARGEST))
         except (OSError, ValueError) as fault:
             raise NoDaemonReplyError from fault

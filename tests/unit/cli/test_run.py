@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,8 @@ def test_what_the_command_leaves_behind_keeps_the_claim_until_it_ends(site: Site
         (("tmux", "-L", "other", "new", "-d"), False),
         (("tmux", "-2S/nowhere"), False),
         (("train", "-L", "default"), False),
+        (("screen", "-dmS", "work", "train", "-r"), False),
+        (("screen", "-S", "work", "-x"), True),
     ],
 )
 def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
@@ -159,15 +162,24 @@ def test_where_the_command_leaves_its_work_to_a_server_that_is_said(
     (folder := tmp_path / f"tmux-{os.getuid()}").mkdir()
     outside = {name: value for name, value in os.environ.items() if name != "TMUX"}
     env = {**outside, "TMUX_TMPDIR": str(tmp_path)}
-    with socket.socket(socket.AF_UNIX) as listening:
+    name_self = "open('/proc/self/comm', 'w').write('screen'); print(flush=True); input()"
+    argv, pipe = [sys.executable, "-c", name_self], subprocess.PIPE
+    with (
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe) as server,
+        socket.socket(socket.AF_UNIX) as listening,
+    ):
+        assert server.stdout is not None
+        server.stdout.readline()
         listening.bind(str(folder / "default"))
         listening.listen()
         done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=env)
-        told = f"tmux server runs already (pid {os.getpid()})" in done.stderr
+        pid = server.pid if words[0] == "screen" else os.getpid()
+        told = f"{words[0]} server runs already (pid {pid})" in done.stderr
         assert (done.returncode, told, bool(done.stderr)) == (0, says, says)
         waited = {**env, ENVIRONMENT: "-1 0"}  # it was said before the waiting
         done = site.run("run", "-n", "1", "--", str(program), *words[1:], env=waited)
         assert done.stderr == ""
+        server.kill()
 
 
 @pytest.mark.parametrize(

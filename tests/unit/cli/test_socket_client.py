@@ -82,8 +82,7 @@ class Daemon:
     def obtain(self, wait: float = 0.0, want: ClaimRequest | None = None) -> Grant:
         """Ask for two devices, or what is wanted."""
         one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
-        now = clock_boottime()
-        how = ClaimWait("2 GPUs", now, now + wait)
+        how = ClaimWait("2 GPUs", clock_boottime() + wait)
         return socket_client.request_daemon_claim(
             self.box.node(), one, want or ClaimRequest(2), ANY_TERMS, how
         )

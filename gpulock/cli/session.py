@@ -8,6 +8,7 @@ import pwd
 import re
 import shlex
 import sys
+from contextlib import suppress
 from datetime import datetime, time, timedelta
 
 import click
@@ -175,13 +176,10 @@ def find_calling_shell(proc: Proc) -> int:
     it held would be nobody's.
     """
     pid = os.getppid()
-    try:
-        while (above := proc.stat(pid).ppid) > 1 and process_signature(
-            proc, above
-        ) == process_signature(proc, pid):
+    with suppress(OSError, ValueError):
+        own = process_signature(proc, pid)
+        while (above := proc.stat(pid).ppid) > 1 and process_signature(proc, above) == own:
             pid = above
-    except (OSError, ValueError):
-        return pid
     return pid
 
 

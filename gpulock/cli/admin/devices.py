@@ -97,7 +97,7 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
         raise CommandRefusedError("only root reserves without an end", "add --to TIME")
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
-    with make_admin_gate(node):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         lock = reap_device_lock(node, found, name)
         if lock is not None:
             who = format_lock_holder(lock.owner) if lock.owner else "a lock that cannot be read"
@@ -128,7 +128,7 @@ def unreserve_command(session: Session, device: str) -> None:
         return
     node, found, name = prepare_admin_device(session, device)
     label = format_device_label(name, found)
-    with make_admin_gate(node):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         lock = node.store.read_all_locks().get(name)
         record = lock.owner if lock else None
         reserved = record is not None and record.scheduler == "admin"
@@ -152,7 +152,7 @@ def unreserve_command(session: Session, device: str) -> None:
 def quarantine_command(session: Session, device: str, reason: str) -> None:
     """Take DEVICE out of service until `restore`, also over reboots."""
     node, found, name = prepare_admin_device(session, device, card=True)
-    with make_admin_gate(node):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
@@ -168,7 +168,7 @@ def restore_command(session: Session, device: str) -> None:
     """Put DEVICE back into service."""
     node, found, name = prepare_admin_device(session, device, card=True)
     label = format_device_label(name, found)
-    with make_admin_gate(node):
+    with Gate(node.store, Deadline(LONGEST_WAIT)):
         listed = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
         card = name.partition(".gi")[0]
         if name not in listed and card in listed:
@@ -201,7 +201,7 @@ def test_command(session: Session, devices: tuple[str, ...]) -> None:
             missing.append(fault.why)
             continue
         card = card_bus_id(name)
-        with make_admin_gate(node):
+        with Gate(node.store, Deadline(LONGEST_WAIT)):
             cards = read_cards(node.settings.state_dir, node.boot_id)
             cards.of(card).tested = None
             save_cards(node.settings.state_dir, cards)
@@ -266,11 +266,6 @@ def report_holders(held: dict[str, Lock], found: list[Device]) -> None:
             who = format_lock_holder(lock.owner)
             label = format_device_label(lock.id, found)
             click.echo(f"{who} holds {label} and keeps it until it is freed")
-
-
-def make_admin_gate(node: Node) -> Gate:
-    """Return the gate, to hold for the length of a change."""
-    return Gate(node.store, Deadline(LONGEST_WAIT))
 
 
 def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:

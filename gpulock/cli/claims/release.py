@@ -92,9 +92,9 @@ def release_command(
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
-    if export:
-        unset_lost_claim(node)
     found = node.devices_if_driver()
+    if export:
+        tell_stale_variables(node, found, export)  # also where nothing is left to be released
     meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
     ours = make_lock_filter(ids, meant)
@@ -116,7 +116,7 @@ def release_command(
         label = format_device_label(lock.id, found)
         click.echo(f"freed {label}{format_past_holder(lock)}", err=export)
     warn_of_started_processes(node, let)
-    warn_of_stale_mask(node, found, [lock.id for lock in let], export)
+    tell_stale_variables(node, found, export)
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
@@ -130,31 +130,19 @@ def refuse_inner_command(node: Node, meant: Subject) -> None:
         )
 
 
-def unset_lost_claim(node: Node) -> None:
-    """Print what the calling shell is to unset where the claim of its environment is gone."""
-    token, held = os.environ.get(CLAIM), node.store.read_all_locks().values()
-    if token and token not in [lock.owner.token for lock in held if lock.owner]:
-        click.echo(f"unset {' '.join(find_grant_variables(node))}")
-
-
-def find_grant_variables(node: Node) -> list[str]:
-    """Return the variables of the calling shell that a claim had set."""
-    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
-    return sorted(names | stale_mps_names(os.environ.items(), node.settings.mps_dir))
-
-
-def warn_of_stale_mask(
-    node: Node, found: Sequence[Device], freed: Iterable[str], export: bool
-) -> None:
-    """Say what to unset where the calling shell's mask still names a freed device.
+def tell_stale_variables(node: Node, found: Sequence[Device], export: bool) -> None:
+    """Say what the calling shell is to unset, where its claim has not what its mask names.
 
     With `export` it is printed for the shell to do so.
     """
-    shown = os.environ.get("GPULOCK_DEVICES", "").split(",")
-    cards = {name.partition(SHARE)[0] for name in freed}
-    if not any(device.uuid in shown for device in found if device.id in cards and device.uuid):
+    token, held = os.environ.get(CLAIM), node.store.read_all_locks().values()
+    ids = [lock.id.partition(SHARE)[0] for lock in held if lock.owner and lock.owner.token == token]
+    shown = {*os.environ.get("GPULOCK_DEVICES", "").split(",")} - {""}
+    if not token or (ids and shown <= {device.uuid for device in found if device.id in ids}):
         return
-    line = f"unset {' '.join(find_grant_variables(node))}"
+    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
+    names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
+    line = f"unset {' '.join(sorted(names))}"
     click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
 
 
@@ -208,7 +196,10 @@ def force_locks(
         locks = [lock for lock in reaper.held.values() if ours(lock)]
         for lock in locks:
             left = reaper.device_user(lock)
-            force_lock(node, lock, how)
+            if lock.owner is not None or not lock.fault:
+                free_locks(node, [lock], how)
+            else:
+                grants.remove_lock(node.store, lock.id)
             log_release(node, lock, f"{how}; still open: {left}" if left else how)
             used += [left] if left else []
     for left in used:  # a terminal that takes no text must not hold the gate
@@ -216,14 +207,6 @@ def force_locks(
     if not locks:
         raise CommandRefusedError("no matching claim", "see gpulock status")
     return locks
-
-
-def force_lock(node: Node, lock: Lock, how: str) -> None:
-    """Free one lock under the gate, or what stands in its place; raise OSError or Refusal."""
-    if lock.owner is not None or not lock.fault:
-        free_locks(node, [lock], how)
-    else:
-        grants.remove_lock(node.store, lock.id)
 
 
 def log_release(node: Node, lock: Lock, how: str) -> None:

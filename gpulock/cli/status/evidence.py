@@ -52,7 +52,10 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     ago = f"{format_duration(seconds)} ago{'' if here else ', before this boot'}"
     found: FactList = [("since", f"{format_local_time(record.claimed_at)}, {ago}")]
     if SHARE in lock.id:
-        found.append(("share", describe_share(view, lock.id, record)))
+        card, *_ = lock.id.partition(SHARE)
+        count = sum(name.partition(SHARE)[0] == card for name in record.devices)
+        label = format_device_label(card, view.devices)
+        found.append(("share", f"{count} of {record.places} places of {label}"))
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
         found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
     if record.comment and record.scheduler == "process":
@@ -77,14 +80,6 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     if missed and owns_lock_dir(view.node):  # else the verdict is another's, who sees more
         found.append(("not seen", missed))
     return found
-
-
-def describe_share(view: StatusView, name: str, record: Owner) -> str:
-    """Return how many places a claim has on the card of one of them."""
-    card = name.partition(SHARE)[0]
-    count = sum(one.partition(SHARE)[0] == card for one in record.devices)
-    of = format_device_label(name, view.devices)
-    return f"{count} of {record.places} places of {of}"
 
 
 def describe_verdict(view: StatusView, record: Owner) -> str:

@@ -39,6 +39,7 @@ class QueueView:
         self.node = node
         self.now = time.time()
         self.reservations = read_reservations(node.settings.state_dir)
+        self.causes: dict[tuple[object, ...], str] = {}  # of `why_yield`, by request
 
     @cached_property
     def devices(self) -> list[Device]:
@@ -107,7 +108,18 @@ OWN = "its user holds GPUs"
 
 
 def why_yield(view: QueueView, want: ClaimRequest) -> str:
-    """Return why a request stays refused although all other users gave their devices back."""
+    """Return why a request stays refused although all other users gave their devices back.
+
+    Of requests that are alike it is found out once.
+    """
+    key = want.uid, want.count, want.wanted, want.kinds, want.share, *sorted(want.kept)
+    if key not in view.causes:
+        view.causes[key] = find_lasting_causes(view, want)
+    return view.causes[key]
+
+
+def find_lasting_causes(view: QueueView, want: ClaimRequest) -> str:
+    """Return the same, whatever was found out before."""
     try:
         stay = {name: why_stays(view, lock, want.uid) for name, lock in view.held.items()}
     except Refusal:

@@ -9,6 +9,7 @@ the numbers of those who come back.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -130,7 +131,7 @@ class WaitQueue:
         """Go along the line as far as to one claim, or one end; return whether all were seen."""
         first: Client | None = None  # of those who wait for other users
         kept: dict[str, str] = {}  # for whom devices are kept, by id
-        shown = [one.number for one in self._list_callers(now)]
+        shown = sorted([one.number for one in self._list_callers(now)])
         for client in list(self._line):
             number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
@@ -169,7 +170,7 @@ class WaitQueue:
                     state = waiting.KEPT if kept else "others may go first"
                     end = time.strftime("%H:%M", time.localtime(view.now + left))
                     why = f"{state} until {end}; {why}"
-            place = sum([other < number for other in shown])
+            place = bisect_left(shown, number)
             client.tell(SocketReply(WAITING, why=why, number=number, before=place), now)
             if tried:
                 self._next = now + RETRY_DELAY

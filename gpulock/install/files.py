@@ -66,12 +66,12 @@ def read_file(path: Path) -> str | None:
         raise InstallError(f"{path}: {fault.strerror}; look at it") from fault
 
 
-def write_file(path: Path, text: str, mode: int = 0o644) -> None:
+def write_file(path: Path, text: str) -> None:
     """Replace a file whole and durably, and make its folder; raise InstallError."""
     try:
         make_public_folder(path.parent)
         data = text.encode("utf-8", "surrogateescape")
-        atomic.replace_file(str(path), data, mode, durable=True)
+        atomic.replace_file(str(path), data, durable=True)
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; are you root?") from fault
 

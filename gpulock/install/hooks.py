@@ -87,7 +87,6 @@ for hook in hooks:
     with open(f"{path}.new", "wb") as file:
         packed = marshal.dumps(code.replace(co_consts=tuple(consts)))
         file.write(util.MAGIC_NUMBER + bytes(12) + packed)
-    os.chmod(file.name, 0o644)
     os.rename(file.name, path)
 """
 
@@ -184,9 +183,6 @@ def render_hooks(target: Path, config: Path) -> HookPaths:
             if path.is_file() and str(path.relative_to(folder)) not in files:
                 os.unlink(path)
         _compile_library(hooks_python(), folder / "lib")
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir() or path.suffix == ".pyc":
-                path.chmod(0o755 if path.is_dir() else 0o644)
     except OSError as fault:
         raise InstallError(f"hooks cannot be written: {fault}; see {target}") from fault
     return HookPaths(folder)
@@ -199,7 +195,8 @@ def _compile_library(interpreter: str, library: Path) -> None:
     """
     words = [f"gpulock.{module}={preload_name(module)}" for _, module, _ in HOOKS.values()]
     options = ("-IS", "-X", "no_debug_ranges", "-c", _PACK)
-    done = run_program([interpreter, *options, str(library), _MODULES, *words], 120, {})
+    command = [interpreter, *options, str(library), _MODULES, *words]
+    done = run_program(command, 120, {}, umask=0o022)
     if done.returncode != 0:
         why = (done.stdout + done.stderr).strip()
         raise InstallError(f"{interpreter} cannot compile the hooks: {why[-300:]}")

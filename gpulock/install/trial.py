@@ -68,9 +68,3 @@ def try_slurm_hooks(paths: HookPaths) -> None:
     except InstallError as fault:
         do = "tasks run as their user, who must reach hook, interpreter and settings"
         raise InstallError(f"{fault}: {do}") from fault
-
-
-def command_program(site: str) -> Path:
-    """Return the program of a site's command: `user@/path/program argument`."""
-    word = site.split(maxsplit=1)[0]
-    return Path(word.partition("@")[2] or word)

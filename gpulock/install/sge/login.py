@@ -33,15 +33,10 @@ def login_script_text(spool: str, gid_range: str) -> str:
     return text.replace("@EXECD_SPOOL@", spool).replace("@GID_RANGES@", ranges)
 
 
-def csh_profile_text(profile: Path) -> str:
-    """Return the script of csh, which runs that of sh."""
-    text = (find_share_folder() / "prolog/profile.csh").read_text()
-    return text.replace("@PROFILE@", str(profile))
-
-
 def login_script_items(profile: Path, text: str = "") -> list[Item]:
-    """Return the login scripts of sh and csh; csh's is in Debian's folder, too."""
+    """Return the login scripts of sh, and of csh which runs it; that is in Debian's folder, too."""
     csh, folder = profile.with_suffix(".csh"), profile.parents[1] / CSH_FOLDER
+    by_csh = (find_share_folder() / "prolog/profile.csh").read_text()
+    by_csh = by_csh.replace("@PROFILE@", str(profile))
     paths = [csh, *([folder / csh.name] if folder.is_dir() else [])]
-    scripts = {profile: text, **dict.fromkeys(paths, csh_profile_text(profile))}
-    return [FileItem(path, script) for path, script in scripts.items()]
+    return [FileItem(profile, text), *(FileItem(path, by_csh) for path in paths)]

@@ -18,7 +18,6 @@ from gpulock.install.files import InstallError
 from gpulock.install.items import Item, Remainder, Wanted
 from gpulock.install.sge.host import OWN_LINES, SgeHost
 from gpulock.install.sge.qconf import Qconf, sge_value
-from gpulock.install.trial import command_program
 
 GROUP: Final = "@gpulock"
 HOOKS: Final = ("epilog", "prolog")  # as they are set: no job may claim before there is an epilog
@@ -55,7 +54,7 @@ def join_hooks(current: Path, hook: str, site: str) -> str:
                 f"the {hook} in force cannot be kept, its command holds {sign!r}: {site}; put it"
                 " into a script, or take it out and run that from your own"
             )
-    if site and "=" in str(command_program(site)):
+    if site and "=" in site.split(maxsplit=1)[0]:
         raise InstallError(f"the {hook} in force cannot be kept, '=' in its path: {site}; move it")
     return hook_line(current, hook, site)
 
@@ -120,13 +119,9 @@ class HostHook(Item):
         """
         default, domains = self.values()
         now, call = self.in_force(), f"qconf -mq {self.queue}"
-        group = domains.get(GROUP, now)
-        if now == default and self.host.name not in domains:
-            own = sge_value((self.host.configuration() or {}).get(self.hook, site_command(group)))
-            if sge_value(default) or own == site_command(group):
-                return
-            now, call = own or "none", f"qconf -mconf {self.host.name}"
-        elif now == group:
+        if own := (self.host.configuration() or {}).get(self.hook):
+            now, call = own, f"qconf -mconf {self.host.name}"
+        elif self.host.name not in domains and now in (default, domains.get(GROUP)):
             return
         raise InstallError(
             f"{self.host.name} alone has the {self.hook} {now}: take it out ({call}). If it is to"
@@ -185,14 +180,15 @@ def site_lines_left(host: SgeHost) -> Remainder | None:
     """Return the lines that the site wrote itself, and that lead to gpulock's files."""
     lines: list[str] = []
     for queue in host.queues():
-        domains = [host.qconf.hook_values(queue, hook)[1] for hook in HOOKS]
-        ours = [one.get(GROUP) for one in domains if host.name not in one]
+        ours = [host.qconf.hook_values(queue, hook)[1].get(GROUP) for hook in HOOKS]
         for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
             if host.is_ours(value) and value not in ours:
                 lines.append(f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}")
-    own = host.configuration() or {}
-    for key, value in host.effective_configuration().items():
-        if host.is_ours(value) and not (key in own and key in OWN_LINES):
-            lines.append(f"qconf -mconf{f' {host.name}' if key in own else ''}: {key} is {value}")
+    own = {
+        key: value for key, value in (host.configuration() or {}).items() if key not in OWN_LINES
+    }
+    for call, pairs in ((f" {host.name}", own), ("", host.qconf.shared_configuration())):
+        here = [(key, value) for key, value in pairs.items() if host.is_ours(value)]
+        lines += [f"qconf -mconf{call}: {key} is {value}" for key, value in here]
     what = "lines of the site's lead to gpulock: take out what is named above, and run it again"
     return Remainder(what, lines) if lines else None

@@ -136,8 +136,7 @@ def choose_sge_host(hosts: Sequence[str], *names: str) -> str:
     for name in map(str.lower, filter(None, names)):
         short = name.partition(".")[0]
         same = [host for host in hosts if host.lower().partition(".")[0] == short]
-        for exact in (name, short):
-            same = [host for host in same if host.lower() == exact] or same
+        same = [host for host in same if host.lower() == name] or same
         if len(same) == 1:
             return same[0]
     return ""

@@ -234,16 +234,6 @@ def own_configuration(site: Site, hook: str = "/site/here $job_id") -> str:
     return "prolog /site/here $job_id: take it out (qconf -mconf node1)"
 
 
-@pytest.mark.parametrize("hook", ["/site/here", "none"])
-def test_the_queues_own_hook_is_over_that_of_the_hosts_configuration(site: Site, hook: str) -> None:
-    if hook != "none":  # which hides nothing
-        site.edit("sq", "prolog                NONE", "prolog  /site/pro $job_id")
-    own_configuration(site, hook)
-
-    assert site.install_all().remainders == []
-    assert site.in_force("prolog").endswith("pro $job_id" if hook != "none" else "$queue")
-
-
 @pytest.mark.parametrize("plant", [own_line, no_hook, edited_line, other_group, own_configuration])
 def test_a_hook_of_this_host_alone_is_refused_with_the_call_that_edits_it(
     site: Site, plant: Callable[[Site], str]

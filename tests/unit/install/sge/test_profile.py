@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from gpulock.install.sge.login import (
-    csh_profile_text,
     login_script_items,
     login_script_text,
 )
@@ -56,7 +55,7 @@ def run_script(
     script.write_text(login_script_text(str(spool), gid_range))
     words = ["-euc", f". {script}; exec /usr/bin/env -0"]
     if shell in LIKE_CSH:
-        script.with_suffix(".csh").write_text(csh_profile_text(script))
+        script.with_suffix(".csh").write_text(login_script_items(script)[1].text or "")
         words = ["-fc", f"source {script.with_suffix('.csh')}; exec /usr/bin/env -0"]
     return subprocess.run(
         [shell, *words],
@@ -195,7 +194,7 @@ def test_a_login_comes_to_its_mask_by_the_start_files_of_this_machine(
     job(spool, "2.1", OURS, "CUDA_VISIBLE_DEVICES=0,1\nGPULOCK_DEVICES=0 1\n")
     profile = Path("/etc/profile.d/gpulock.sh")
     (spool / "gpulock.sh").write_text(login_script_text(str(spool), "1-2"))
-    (spool / "gpulock.csh").write_text(csh_profile_text(profile))
+    (spool / "gpulock.csh").write_text(login_script_items(profile)[1].text or "")
     start = f"import os, sys; os.execv(sys.argv[1], ['-{shell}', *sys.argv[2:]])"
     program = str(shutil.which(shell))
     words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", IN_ETC, "sh"]

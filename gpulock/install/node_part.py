@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,20 +13,10 @@ from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
 from gpulock.install.items import FileItem, Item
 from gpulock.node import device_list
-from gpulock.node.settings import Settings, parse_settings
+from gpulock.node.settings import parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, read_settings
 
 SHOW_MASK: Final = "/usr/bin/printenv CUDA_VISIBLE_DEVICES"
-
-
-def current_settings(path: Path) -> Settings:
-    """Return the settings as they are, the defaults where no file is; raise InstallError."""
-    if not os.path.exists(path):
-        return Settings({}, str(path))
-    try:
-        return read_settings(str(path))
-    except Refusal as refusal:
-        raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
 
 
 def add_settings(text: str | None, wanted: dict[str, str], scheduler: str) -> str:
@@ -49,7 +38,10 @@ class NodePart(ABC):
 
     def __init__(self, config: Path, scheduler: str) -> None:
         self.config_path, self.scheduler = config, scheduler
-        self.settings = current_settings(config)
+        try:
+            self.settings = read_settings(str(config))
+        except Refusal as refusal:
+            raise InstallError(f"{refusal.why}; {refusal.do}") from refusal
         self.notes: list[str] = []
 
     @abstractmethod

@@ -32,9 +32,9 @@ def run_installation(
 ) -> None:
     """Bring all items of a system where they are wanted, or show each difference.
 
-    Then say what there is to know, the verdict, and what is next; of an uninstallation what is next
-    first. It ends with UNFINISHED where a person has to do the rest, but for a dry run; raises
-    Refusal at the first item that fails.
+    Then say what there is to know, what a person has to do, and the verdict. It ends with
+    UNFINISHED where a person has to do the rest, but for a dry run; raises Refusal at the first
+    item that fails.
     """
     try:
         installer = make_installer()
@@ -45,16 +45,9 @@ def run_installation(
         raise CommandRefusedError(str(fault)) from fault
     for note in installer.notes:
         echo_note(note)
-    pages = ["\n".join(one.page) for one in outcome.remainders]
-    verdict = outcome.verdict(system, wanted, dry_run)
-    if wanted is Wanted.ABSENT:  # what leads here comes before
-        for page in filter(None, pages):
-            click.echo(page)
-        echo_wrapped(verdict, "", err=False)
-    else:
-        echo_wrapped(verdict, "", err=False)
-        for page in filter(None, pages):
-            click.echo(name_config(f"\n{page}"))
+    for page in [one.page for one in outcome.remainders if one.page]:
+        click.echo(name_config("\n".join([*page, ""])))
+    echo_wrapped(outcome.verdict(system, wanted, dry_run), "", err=False)
     if dry_run:
         return
     if installer.on_node and wanted is Wanted.PRESENT:

@@ -16,7 +16,6 @@ from typing import Final
 from gpulock.daemon.slots.rsmap import split_sge_elements
 from gpulock.install.files import InstallError, run_program
 
-_NO_ADMIN_HOST: Final = re.compile(r'denied: host "(\S+)" is not an admin host')  # it reads nothing
 COMPLEX_FIELDS: Final = 8  # name shortcut type relop requestable consumable default urgency
 _HELP_SECONDS: Final = 10.0
 # Open Cluster Scheduler says nothing without them, and asks nobody for its help.
@@ -67,8 +66,6 @@ class Qconf:
         done = run_program(command, self.seconds, self.env, do, errors="surrogateescape")
         if done.returncode != 0:
             said = (done.stderr + done.stdout).strip().replace("\n", " ")[:300]
-            if denied := _NO_ADMIN_HOST.search(said):
-                said += f"; on the master: qconf -ah {denied[1]}"
             raise InstallError(f"{program} {' '.join(args)[:100]} failed: {said or 'no message'}")
         return done.stdout
 

@@ -15,9 +15,9 @@ from typing import Final
 from gpulock.errors import Refusal, one_line
 from gpulock.install.files import InstallError, lock_installation
 from gpulock.install.items import FileItem, Wanted
-from gpulock.install.node_part import current_settings
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import find_slurm_site
+from gpulock.node.settings_file import read_settings
 from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
 
 DONE, NOT_DONE = 0, 1
@@ -29,7 +29,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
 
     With `ask` slurmd is asked even where gres.conf says what it said: the cards changed.
     """
-    settings = current_settings(config)
+    settings = read_settings(str(config))
     pairs = read_map_pairs(settings.state_dir)
     site = find_slurm_site(settings)
     source = gres.read_gres_source(site)

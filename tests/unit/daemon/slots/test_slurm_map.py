@@ -151,7 +151,9 @@ def test_a_comparison_that_cannot_be_started_is_told_and_tried_again(
 
 
 def test_the_program_tells_why_it_could_not(tmp_path: Path) -> None:
-    settings = Settings({"STATE_DIR": str(tmp_path)}, str(tmp_path / "none.conf"))
+    config = tmp_path / "gpulock.conf"
+    config.write_text(f"STATE_DIR={tmp_path}\n")
+    settings = Settings({"STATE_DIR": str(tmp_path)}, str(config))
     with pytest.raises(Refusal) as refused:
         slurm_map.renew_map(settings, ask=True)
     assert refused.value.kind == UNKNOWN

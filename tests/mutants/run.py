@@ -18,7 +18,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
@@ -33,14 +32,6 @@ OTHERS = ("packaging", "repository", "support")  # tests of the checkout, not of
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
 
 
-class Result(NamedTuple):
-    """What became of a mutant, and how many seconds that took."""
-
-    mutant: Mutant
-    code: int
-    seconds: float
-
-
 def main() -> int:
     """Try the mutants that are asked for, print what became of them; return the exit code."""
     parser = argparse.ArgumentParser(description="try mutants")
@@ -52,12 +43,12 @@ def main() -> int:
     mutants = draw_mutants(list_mutants(options.words), options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="m.", dir=memory_folder()) as folder:
         results = try_mutants(mutants, ROOT, Path(folder), os.cpu_count() or 1)
-    survivors = sorted(mutant for mutant, code, _ in results if code == SURVIVED)
+    survivors = sorted(mutant for mutant, code in results if code == SURVIVED)
     for one in survivors:
         print(f"survived: {one.file}:{one.first} in {one.function}\n    {one.name}")
-    print("\n".join(table_lines(results)))
+    late = sum(code not in (KILLED, SURVIVED) for _, code in results)
     killed, took = len(results) - len(survivors), time.monotonic() - begun
-    print(f"{killed} of {len(results)} mutants killed, in {took:.0f} s")
+    print(f"{killed} of {len(results)} mutants killed, {late} by time, in {took:.0f} s")
     return 0 if results and not survivors else 1
 
 
@@ -91,7 +82,9 @@ def memory_folder() -> str | None:
     return done.stdout.strip() or None
 
 
-def try_mutants(mutants: list[Mutant], tree: Path, scratch: Path, jobs: int) -> list[Result]:
+def try_mutants(
+    mutants: list[Mutant], tree: Path, scratch: Path, jobs: int
+) -> list[tuple[Mutant, int]]:
     """Return what becomes of each mutant: the tests are measured first, as the code is."""
     scratch.chmod(0o755)  # other users run some of it
     copies = [scratch / str(number) for number in range(jobs)]
@@ -105,13 +98,13 @@ def try_mutants(mutants: list[Mutant], tree: Path, scratch: Path, jobs: int) -> 
         run_pytest(copy, "measure", files[copies.index(copy) :: jobs], {MEASURED: str(out)})
         measured.append(Measured(*json.loads(out.read_text())))
 
-    def attempt(copy: Path) -> list[Result]:
+    def attempt(copy: Path) -> list[tuple[Mutant, int]]:
         work = copy.with_suffix(".work")
         share = mutants[copies.index(copy) :: jobs]
         work.write_text("\n".join([json.dumps([m, list_tests(m, measured)]) for m in share]))
         run_pytest(copy, "trial", files, {WORK: str(work)})
         lines = work.with_suffix(".results").read_text().splitlines()
-        return [Result(Mutant(*row), *rest) for row, *rest in map(json.loads, lines)]
+        return [(Mutant(*row), code) for row, code in map(json.loads, lines)]
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(measure, copies))
@@ -151,21 +144,6 @@ def list_tests(mutant: Mutant, measured: list[Measured]) -> list[str]:
             if own or test in runs:
                 found.append((not own, test not in runs, seconds[test], tests[test]))
     return [row[-1] for row in sorted(found)]
-
-
-def table_lines(results: list[Result]) -> list[str]:
-    """Return a line for each package: its mutants, what became of them, and the seconds."""
-    lines: list[str] = []
-    for package in sorted({package_of(result.mutant.file) for result in results}):
-        part = [result for result in results if package_of(result.mutant.file) == package]
-        codes = [result.code for result in part]
-        killed, survived = codes.count(KILLED), codes.count(SURVIVED)
-        seconds = sum(result.seconds for result in part) / len(part)
-        lines.append(
-            f"{package:10}{len(part):5} mutants: {killed} killed, {survived} survived,"
-            f" {len(part) - killed - survived} timed out; {seconds:.2f} s each"
-        )
-    return lines
 
 
 if __name__ == "__main__":

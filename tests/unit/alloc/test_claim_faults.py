@@ -135,3 +135,14 @@ def test_a_claim_waits_for_a_check_that_does_not_end_as_long_as_its_patience_is(
     with pytest.raises(Refusal) as told:
         claim_devices(box.node(), record(token="", devices=()), want, judging(box.node()), soon())
     assert (told.value.kind, round(clock() - begun)) == (BUSY, want.patience)
+
+
+def test_a_claim_that_fails_where_its_gate_was_replaced_says_that(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        (box.records / "gate").unlink()
+        raise OSError(2, "no such folder")
+
+    monkeypatch.setattr(grants, "make_claim", lose)
+    assert "was replaced meanwhile" in refused(box).why

@@ -97,21 +97,6 @@ def test_a_lock_that_is_claimed_while_files_are_looked_at_does_not_go(
     assert ids(ask(box, 1, job_id="15")) == [bus(0)]  # by a look of its own
 
 
-def test_a_lock_without_owner_that_is_given_one_meanwhile_does_not_go(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave_dead_claims(box)
-    (box.lock / "locks" / bus(3) / "owner").unlink()
-
-    def write_owner() -> None:
-        one = record(job_id="77", pid=998, token="late", devices=(bus(3),))
-        change_record(box.node().store, bus(3), one)
-
-    when_files_are_looked_at(monkeypatch, write_owner)
-    reconcile(box)
-    assert box.locks() == [bus(3)]
-
-
 def test_a_user_who_was_not_looked_at_before_the_gate_keeps_the_lock(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -17,13 +16,12 @@ from gpulock.alloc.liveness import Judge
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.release import ReleaseResult, release_locks
 from gpulock.deadline import Deadline
-from gpulock.store import grants
 from gpulock.store.gate import Gate
 from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner
 from tests.support.faults import raising
 from tests.support.locks import change_record
-from tests.support.trees import BOOT, Box, bus, judge_of, judging, record, soon
+from tests.support.trees import Box, bus, judge_of, judging, record, soon
 
 GID = 65400
 
@@ -119,26 +117,3 @@ def test_of_a_job_with_a_group_the_session_proves_nothing(box: Box) -> None:
     one = hold(box, sid=300)
     box.proc.add(700, session=300)
     assert let_go(box, one).freed == [bus(0), bus(1)]
-
-
-@pytest.mark.parametrize(
-    "what", ["run", "run/locks", f"run/locks/{bus(0)}", "run.claims/claims", "run.claims/claims/*"]
-)
-def test_what_somebody_removed_of_a_claim_is_released_all_the_same(box: Box, what: str) -> None:
-    one = hold(box)
-    for path in box.root.glob(what):
-        shutil.rmtree(path)
-    assert let_go(box, one).freed == [bus(0), bus(1)]
-    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])
-
-
-def test_a_release_of_a_part_that_was_killed_holds_up_no_later_one(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = hold(box)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(grants, "remove_lock", raising(KeyboardInterrupt))
-        grants.release_devices(box.node().store, one.token, [bus(0)], "epilog", BOOT)
-    assert box.locks() == [bus(0), bus(1)]
-    assert let_go(box, one).freed == [bus(1)]
-    assert (box.locks(), os.listdir(box.records / "finished")) == ([], [one.token])

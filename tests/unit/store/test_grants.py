@@ -155,3 +155,11 @@ def test_a_line_that_cannot_be_owed_stops_no_job_and_lost_records_keep_no_copy_b
     assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
     grants.note_owed_line(str(tmp_path / grants.OWED / TOKEN), store, TWO)
     assert os.listdir(tmp_path / grants.OWED) == [TOKEN]
+
+
+def test_a_part_is_released_although_another_lock_is_lost(store: LockStore) -> None:
+    grants.make_claim(store, TWO)
+    grants.remove_lock(store, bus(1))
+    grants.remove_lock(store, bus(0))
+    release(store, bus(0))
+    assert sorted(holders(store)) == [bus(1)]

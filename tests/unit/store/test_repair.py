@@ -17,7 +17,7 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.repair import repair_locks
 from tests.support.faults import raising, refusal
-from tests.support.trees import BOOT, OTHER_BOOT, bus, record
+from tests.support.trees import BOOT, bus, record
 
 TOKEN = "feedfacefeedface"
 TWO = record(devices=(bus(0), bus(1)))
@@ -85,18 +85,6 @@ def test_a_record_that_is_lost_or_spoilt_is_written_back(store: LockStore, how: 
     assert_whole(store)
 
 
-@pytest.mark.parametrize("copied", ["before", "after"])
-def test_a_lock_whose_record_does_not_name_it_goes(store: LockStore, copied: str) -> None:
-    """So a release of a part that was killed is completed."""
-    text = store.read_record(TOKEN)
-    grants.release_devices(store, TOKEN, [bus(0)], "release", BOOT)
-    os.mkdir(f"{store.locks_dir}/{bus(0)}")
-    text = text if copied == "before" else store.read_record(TOKEN)
-    Path(store.locks_dir, bus(0), "owner").write_text(text)
-    assert holders(repair_locks(store, BOOT)) == {bus(1): TOKEN, bus(2): "cafe"}
-    assert sorted(os.listdir(store.locks_dir)) == [bus(1), bus(2)]
-
-
 @pytest.mark.parametrize("killed_at", ["create", "write"])
 def test_a_lock_without_owner_or_record_goes(store: LockStore, killed_at: str) -> None:
     os.mkdir(f"{store.locks_dir}/{bus(3)}")
@@ -134,16 +122,6 @@ def test_a_record_without_any_copy_that_cannot_be_read_stops_all_claims(store: L
     told = refused(store)
     assert told.kind == UNKNOWN
     assert f"remove {store.claims_dir}/{TOKEN} if no job is left" in told.do
-
-
-def test_claims_of_another_boot_are_finished_and_their_locks_go(store: LockStore) -> None:
-    grants.make_claim(store, record(token="old", boot_id=OTHER_BOOT, devices=(bus(5),)))
-    Path(store.claims_dir, ".note.swp").touch()
-    os.mkdir(f"{store.locks_dir}/{bus(6)}")
-    shutil.copy(f"{store.locks_dir}/{bus(5)}/owner", f"{store.locks_dir}/{bus(6)}/owner")
-    assert holders(repair_locks(store, BOOT)) == ALL
-    assert os.listdir(store.finished_dir) == ["old"]
-    assert sorted(os.listdir(store.locks_dir)) == sorted(ALL)
 
 
 def test_a_record_in_the_folder_of_another_claim_is_no_claim(store: LockStore) -> None:

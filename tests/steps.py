@@ -10,7 +10,11 @@ CELL = "popen//python=/checkout/tests/root/cell.sh"
 QUICK = "not slow and not install and not soak and not lab and not sweep"
 CORES = os.cpu_count() or 1
 # What judges the source, its units and its scripts says the same on every Python.
-SOURCE_ALONE = ("exporter/metrics/test_rules.py", "install/systemd/test_units.py", "repository")
+SOURCE_ALONE = (
+    "exporter/metrics/test_rules.py",
+    "install/systemd/test_units.py",
+    "repository",
+)
 
 # Scenarios of both schedulers are in tests/labs/both: each step has those of its own scheduler.
 SGE = ("lab and not slurm", "tests/labs/sge", "tests/labs/both")

@@ -95,7 +95,10 @@ def processor_seconds(pids: list[int]) -> float:
 
 def measure(root: Path) -> list[Target]:
     """Measure scrapes, memory and processor time; return the targets."""
-    with Double(root / "nvml", preset="dgx-h200") as nvml, Whole(root, nvml) as exporter:
+    with (
+        Double(root / "nvml", preset="dgx-h200") as nvml,
+        Whole(root, nvml) as exporter,
+    ):
         for gpu in range(GPUS):
             nvml.load(gpu, 50 + gpu)
         exporter.up(GPUS)

@@ -31,7 +31,10 @@ from tests.support.trees import record, soon
 
 GONE, ELSEWHERE = "the owner is gone", "the owner runs elsewhere"
 # milliseconds by the number of processes
-LIMITS = {GONE: {200: 2.0, 3000: 2.0, 30000: 2.0}, ELSEWHERE: {200: 3.0, 3000: 20.0, 30000: 150.0}}
+LIMITS = {
+    GONE: {200: 2.0, 3000: 2.0, 30000: 2.0},
+    ELSEWHERE: {200: 3.0, 3000: 20.0, 30000: 150.0},
+}
 OWNER, GROUP = 64_001, 65_400  # of the job that ended
 ROUNDS = 21
 HELD, CLAIM_LIMIT = 1023, 15.0  # places of others, milliseconds of a claim beside them

@@ -21,7 +21,11 @@ from tests.support.ledger import (
     pytest_terminal_summary,
 )
 
-__all__ = ["pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary"]
+__all__ = [
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_terminal_summary",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -81,7 +81,12 @@ class Site:
         """Run a command as a process to its end."""
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "cwd": ROOT, **others}
         return subprocess.run(
-            self.command(*args), capture_output=True, text=True, timeout=40, check=False, **options
+            self.command(*args),
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+            **options,
         )
 
     def shell(self, script: str, shell: str = "/bin/sh", **others: Any) -> str:

@@ -48,7 +48,11 @@ class Site(Box):
         self.binaries = root / "bin"
         self.sys = root / "sys"
         super().__init__(
-            root, gpus, SLURM_BINARIES=str(self.binaries), SIMULATION=str(root / "marker"), **keys
+            root,
+            gpus,
+            SLURM_BINARIES=str(self.binaries),
+            SIMULATION=str(root / "marker"),
+            **keys,
         )
         self.config()
         self.binaries.mkdir()

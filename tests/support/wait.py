@@ -33,7 +33,12 @@ class GaveUp(LabError):
     """A wait that gave up: what it waited for did not come, and nothing else happened either."""
 
 
-def wait_until(condition: Callable[[], _T | None], *, why: Why, quiet: float | None = None) -> _T:
+def wait_until(
+    condition: Callable[[], _T | None],
+    *,
+    why: Why,
+    quiet: float | None = None,
+) -> _T:
     """Return the first result of `condition` that is true.
 
     `why` says what that is: a text, to which the labs that are up add their state, or a function

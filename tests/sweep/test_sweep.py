@@ -19,7 +19,12 @@ from tests.sweep.tally import TALLY, WHOLE
 from tests.sweep.trace import KINDS, STRACE, Point, failing, points_of, struck, watching
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200 if WHOLE else 900)]
-CASES = (*sge.CASES, *daemon_cases.CASES, *slurm_prolog_cases.CASES, *slurm_other_cases.CASES)
+CASES = (
+    *sge.CASES,
+    *daemon_cases.CASES,
+    *slurm_prolog_cases.CASES,
+    *slurm_other_cases.CASES,
+)
 ENOUGH = 5  # faults of a case
 MISSED_SHARE = 0.05  # of the points of a kind may not be reached
 

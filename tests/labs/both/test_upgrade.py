@@ -174,7 +174,10 @@ def upgrade_and_go_back(node: UpgradedNode, trees: Path) -> None:
             node.site.wait_running(job)
         node.check_step(daemon, [*jobs[0], *jobs[1]])
 
-        for release, gate, version in ((newer, 0, "99.0-"), (older, 1, "")):
+        for release, gate, version in (
+            (newer, 0, "99.0-"),
+            (older, 1, ""),
+        ):
             here = [job for one in list(jobs) for job in jobs[one]]
             node.package.put(release)
             node.check_step(daemon, here)  # gpulockd and hooks are the other release's

@@ -91,7 +91,13 @@ class Scene:
         command = ("/bin/sh", "-c", 'read -r _ < "$1"', "job", str(bell))
         one = (ResourceRequest("gpu", 1.0, "1"),)
         job = SimulatedJob(
-            job_id, command, owner=user, uid=who.pw_uid, gid=who.pw_gid, task_id=task, resources=one
+            job_id,
+            command,
+            owner=user,
+            uid=who.pw_uid,
+            gid=who.pw_gid,
+            task_id=task,
+            resources=one,
         )
         play = DemoJob(self.stage, job, bell)
         self.plays.append(play)

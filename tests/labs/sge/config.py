@@ -88,7 +88,10 @@ _SPOOLED: Final = (
     *("resource_quotas", "submit_hosts", "users", "usersets", "zombies"),
 )
 
-COMPLEXES: Final = {"gpu": "INT <= YES YES 0 0", "gpuj": "INT <= YES JOB 0 0"}
+COMPLEXES: Final = {
+    "gpu": "INT <= YES YES 0 0",
+    "gpuj": "INT <= YES JOB 0 0",
+}
 # Slots on each node. Queues are added with qconf: read from the spool they have no instances.
 QUEUES: Final = {"gpu.q": 8, "cpu.q": 4}
 EXECHOST_VALUES: Final = "gpu=8,gpuj=8,slots=16"

@@ -251,7 +251,8 @@ def test_a_display_forges_no_prolog(guarded: Gpulock) -> None:
 
 
 @pytest.mark.parametrize(
-    "forged", ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"]
+    "forged",
+    ["job_owner=root\nmin_uid=0\nmin_gid=0", "add_grp_id=65499", "inherit_env=0"],
 )
 def test_the_folder_of_a_task_forges_no_owner(guarded: Gpulock, forged: str) -> None:
     """Tried: a folder's name that forges an owner, for a task of `qrsh -inherit`.

@@ -131,7 +131,9 @@ def test_no_users_terminal_stops_a_queue(node: Node) -> None:
     assert_login_ends(node, "qrsh")
 
 
-def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(node: Node) -> None:
+def test_a_host_without_a_configuration_gets_one_and_all_of_it_can_be_taken_out(
+    node: Node,
+) -> None:
     """execd takes a new one when it starts: written anew, the global one undid others' edits."""
     objects, files = node.objects(), node.files()
     assert not re.search(r"(?m)^gpu", objects["-sc"]) and "gpu" not in objects["-se"]
@@ -190,7 +192,9 @@ def test_an_installation_killed_at_a_change_is_taken_out(node: Node) -> None:
     node.sge.qconf("-dconf", NODE)
 
 
-def test_a_sensor_that_has_not_reported_yet_is_waited_for_by_an_uninstallation(node: Node) -> None:
+def test_a_sensor_that_has_not_reported_yet_is_waited_for_by_an_uninstallation(
+    node: Node,
+) -> None:
     """execd has the new configuration, and qmaster has no value of its sensor."""
     objects, files = node.objects(), node.files()
     node.install()

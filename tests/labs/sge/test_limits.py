@@ -44,7 +44,9 @@ def test_jobs_under_tiny_limits_run_once_or_are_refused_and_no_queue_stops(
     asked = [*MEMORY, ALL, *OTHERS]
     jobs = {
         limits: gpus.sge.submit(
-            "glalice", *on(NODE, "-l", f"gpu=1,{limits}"), stdin=f"echo x >>{home}/ran.{number}\n"
+            "glalice",
+            *on(NODE, "-l", f"gpu=1,{limits}"),
+            stdin=f"echo x >>{home}/ran.{number}\n",
         )
         for number, limits in enumerate(asked)
     }

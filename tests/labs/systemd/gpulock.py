@@ -53,7 +53,11 @@ class Package:
     @property
     def binds(self) -> dict[Path, str]:
         """What a machine must be given."""
-        return {self.folder / "opt": OPT, self.folder / "node": NODE, self.folder / "nvml": NVML}
+        return {
+            self.folder / "opt": OPT,
+            self.folder / "node": NODE,
+            self.folder / "nvml": NVML,
+        }
 
     @property
     def modules(self) -> Path:

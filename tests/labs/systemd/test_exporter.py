@@ -101,7 +101,9 @@ def test_its_own_user_sees_cards_locks_and_jobs_and_tells_a_stranger_from_these(
     node.wait_metric(series, None)
 
 
-def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(node: Node) -> None:
+def test_it_may_open_the_cards_and_nothing_else_and_write_nothing_of_gpulocks(
+    node: Node,
+) -> None:
     run = node.machine.run
     node.claim(1)
     node.machine.write("/srv/probe.py", PROBE)

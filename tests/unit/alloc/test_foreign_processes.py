@@ -128,7 +128,10 @@ class Listed(Proc):
     """
 
     def __init__(
-        self, fake: FakeProc, *changes: Callable[[], object], once_read: Callable[[], object] = list
+        self,
+        fake: FakeProc,
+        *changes: Callable[[], object],
+        once_read: Callable[[], object] = list,
     ) -> None:
         super().__init__(str(fake.root))
         self.times, self._changes, self._once_read = 0, iter(changes), once_read

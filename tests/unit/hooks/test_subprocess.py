@@ -87,7 +87,11 @@ def test_its_environment_and_its_files_are_ours(
 
 @pytest.mark.parametrize(
     ("body", "seconds"),
-    [("exec sleep 600", 5), ("exec sleep 600", 0), ("echo x; exec >&- 2>&-; exec sleep 600", 5)],
+    [
+        ("exec sleep 600", 5),
+        ("exec sleep 600", 0),
+        ("echo x; exec >&- 2>&-; exec sleep 600", 5),
+    ],
     ids=["hangs", "no time", "answers and hangs"],
 )
 def test_one_that_does_not_end_is_ended_at_the_deadline(

@@ -278,7 +278,9 @@ def test_a_hooks_standard_error_is_one_short_line(
     settings = parse_settings("SIMULATION=/\n", "x")
     line = Refusal(INVALID_REQUEST, value, "x").sentence("job 12")
 
-    assert_one_short_line(sent(monkeypatch, 2, lambda: log_hook_line(settings, line, error=True)))
+    assert_one_short_line(
+        sent(monkeypatch, 2, lambda: log_hook_line(settings, line, error=True)),
+    )
     said = sent(monkeypatch, 2, lambda: log_hook_line(settings, value, error=True))
     assert len(said) <= LINE_BYTES + 1
 

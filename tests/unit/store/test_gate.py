@@ -76,7 +76,9 @@ def test_a_stopped_holder_is_refused_at_the_deadline(
     assert (found.kind, NAME in found.why) == (UNKNOWN, True)
 
 
-def test_a_caller_delayed_past_its_deadline_still_gets_a_free_gate(tmp_path: Path) -> None:
+def test_a_caller_delayed_past_its_deadline_still_gets_a_free_gate(
+    tmp_path: Path,
+) -> None:
     holder = Gate(str(tmp_path), Deadline(1))
 
     class Suspended(Deadline):

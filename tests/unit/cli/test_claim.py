@@ -215,12 +215,17 @@ def test_a_release_says_what_the_shell_is_to_unset_and_lets_it_unset_what_is_gon
     assert left == "<>"
 
 
-def test_a_release_says_nothing_of_a_mask_that_names_other_devices(
-    site: Site, process: Process, monkeypatch: pytest.MonkeyPatch
+def test_a_release_of_another_claim_says_nothing_of_the_mask_and_that_of_a_part_does(
+    site: Site,
 ) -> None:
-    monkeypatch.setenv("GPULOCK_DEVICES", "GPU-of-another-claim")
-    site.call("claim", "-n", "1", "--pid", str(process.pid))
-    assert site.call("release", "--pid", str(process.pid)).stderr == ""
+    script = (
+        'sleep 99 >&- 2>&- & eval "$("$@" claim --devices 4,5 --export 2>/dev/null)";'
+        ' "$@" claim --devices 6 --pid $! >/dev/null 2>&1; "$@" release --pid $! 2>&1;'
+        ' "$@" release 4 2>&1; kill $!'
+    )
+    other, part, mask = site.shell(script, "bash").splitlines()
+    assert (other[:11], part[:11]) == ("freed GPU 6", "freed GPU 4")
+    assert mask.startswith("gpulock: this shell still uses them: unset ")
 
 
 def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:

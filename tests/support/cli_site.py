@@ -161,6 +161,14 @@ class Site:
             place_lock(node.store, self.id(index), held)
         return held
 
+    def hold_places(self, index: int, job_id: str, *places: int, **fields: object) -> None:
+        """Let a job have some of the four places of a GPU; its token is `t` and its number."""
+        ids = tuple(f"{self.id(index)}.share{number}" for number in places)
+        own = {"job_id": job_id, "devices": ids, "places": 4, **fields}
+        held = self.hold(token=f"t{job_id}", **own)
+        for name in ids:
+            place_lock(self.node().store, name, held)
+
     def publish(self, **found: Verdict) -> None:
         """Publish verdicts by token, as a reconcile does."""
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

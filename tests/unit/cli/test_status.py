@@ -27,7 +27,7 @@ from gpulock.store.verdicts import Verdict, write_verdicts
 from gpulock.workstation.waiting import KEPT, WaitingCaller, encode_waiting, write_waiting
 from tests.support.cli_site import NOBODY, ROOT, Site, dead_process
 from tests.support.fake_mps import leave_mps
-from tests.support.locks import place_lock, spoil_record
+from tests.support.locks import spoil_record
 from tests.support.trees import public_place
 
 
@@ -415,8 +415,8 @@ def test_an_ordinary_user_changes_nothing_of_roots(public: Site, command: str) -
 def test_the_shares_of_a_card_and_how_many_are_free_are_shown(site: Site) -> None:
     assert "shares" not in site.call("status").stdout
     site.set("SHARES=6:4 7:2\n")
-    record, place = site.hold(7, job_id="13"), f"{site.id(6)}.share1"
-    place_lock(site.node().store, place, record.copy(devices=(place,), places=4, token="u"))
+    site.hold(7, job_id="13")
+    site.hold_places(6, "12", 1)
     assert site.words("status").endswith(
         "8 GPUs: 6 free, 2 held shares GPU 6: 3 of 4 free, GPU 7: 0 of 2 free"
     )

@@ -12,7 +12,6 @@ import pytest
 
 from gpulock.store.verdicts import Verdict
 from tests.support.cli_site import ROOT, Site
-from tests.support.locks import place_lock
 from tests.support.runner import read_facts
 from tests.support.samples import GIB, Sampled
 
@@ -229,17 +228,6 @@ def test_the_table_fits_and_what_counts_most_is_in_it(
 # --- a GPU with several holders: each with its part and its work ----------------------------------
 
 
-def share(
-    site: Site, job: str, user: str, *places: int, parted: int = 4, scheduler: str = "sge"
-) -> None:
-    """Let a job have places of the third GPU."""
-    ids = tuple(f"{site.id(2)}.share{number}" for number in places)
-    more = {"devices": ids, "places": parted, "scheduler": scheduler}
-    record = site.hold(job_id=job, user=user, token=f"t{job}", **more)
-    for name in ids:
-        place_lock(site.node().store, name, record)
-
-
 def card_lines(site: Site, *words: str) -> list[str]:
     """Return the table's lines of the third GPU: from its state on, a blank between two cells.
 
@@ -257,8 +245,8 @@ def test_each_holder_has_one_line_with_its_part_of_the_gpu(site: Site) -> None:
     assert "SHARE" not in shown and "UTIL" not in shown, "no exporter has a folder"
     assert shown.splitlines()[-1] == "8 GPUs: 8 free"
     assert (site.json()["sample"], site.json()["gpus"][0]["use"]) == (None, None)
-    share(site, "12", "alice", 1, 2)
-    share(site, "13", "bob", 3, parted=0)  # that nobody counts
+    site.hold_places(2, "12", 1, 2)
+    site.hold_places(2, "13", 3, user="bob", places=0)  # that nobody counts
     assert card_lines(site) == ["held 12 alice gpu.q 2/4 0s", "13 bob gpu.q 1/? 0s"]
     title, whole = site.call("status").stdout.splitlines()[:2]
     assert title.split()[-4:] == ["QUEUE", "SHARE", "HELD", "FOR"]
@@ -268,8 +256,8 @@ def test_each_holder_has_one_line_with_its_part_of_the_gpu(site: Site) -> None:
 def test_each_holder_has_its_own_work_and_the_card_has_its_own(
     site: Site, sampled: Sampled
 ) -> None:
-    share(site, "12", "alice", 1, 2)
-    share(site, "13", "bob", 3)
+    site.hold_places(2, "12", 1, 2)
+    site.hold_places(2, "13", 3, user="bob")
     sampled.device(site.id(2), utilization=0.75, memory_used=12 * GIB)
     for place in (1, 2):  # a claim of several places has the same on each
         sampled.claim("t12", f"{site.id(2)}.share{place}", busy=50.0, last_busy=sampled.now)
@@ -291,8 +279,8 @@ def test_each_holder_has_its_own_work_and_the_card_has_its_own(
 
 
 def test_a_holder_in_another_state_than_the_gpu_says_so(site: Site) -> None:
-    share(site, "12", "alice", 1, scheduler="slurm")
-    share(site, "13", "bob", 2, scheduler="slurm")
+    site.hold_places(2, "12", 1, scheduler="slurm")
+    site.hold_places(2, "13", 2, user="bob", scheduler="slurm")
     site.publish(t12=Verdict("alive", "it runs"), t13=Verdict("unknown", "nobody sees it"))
     assert card_lines(site) == ["unknown 13 bob gpu.q 1/4 0s", "held 12 alice gpu.q 1/4 0s"]
 
@@ -301,7 +289,7 @@ def idle_shares(site: Site, sampled: Sampled, *seconds: float) -> None:
     """Let jobs share the third GPU, each idle for so long."""
     sampled.device(site.id(2), utilization=0.0)
     for place, idle in enumerate(seconds, 1):
-        share(site, str(11 + place), "alice", place)
+        site.hold_places(2, str(11 + place), place)
         sampled.claim(f"t{11 + place}", f"{site.id(2)}.share{place}", busy=0.0, idle=idle)
     sampled.write()
 

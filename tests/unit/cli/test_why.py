@@ -32,10 +32,8 @@ SEEN = "" if os.geteuid() == 0 else " (of your own processes; root sees all)"
 
 def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> None:
     for number in (1, 2):
-        name = f"{site.id(2)}.share{number}"
-        job = {"job_id": f"1{number}", "token": f"t{number}", "scheduler": "slurm"}
-        place_lock(site.node().store, name, site.hold(devices=(name,), places=4, **job))
-    site.publish(t1=Verdict("dead", "its steps are gone"), t2=Verdict("alive", "it runs"))
+        site.hold_places(2, f"1{number}", number, scheduler="slurm")
+    site.publish(t11=Verdict("dead", "its steps are gone"), t12=Verdict("alive", "it runs"))
     told = site.call("why", "2").stdout.splitlines()
     assert told.count("") == 1
     said = [" ".join(line.split()) for line in told]
@@ -50,11 +48,8 @@ def test_of_each_holder_of_a_shared_gpu_it_is_said_what_frees_it(site: Site) -> 
 
 
 def test_a_claim_of_several_places_is_one_holder_with_its_part(site: Site) -> None:
-    places = tuple(f"{site.id(2)}.share{number}" for number in (1, 2))
-    for job, ids, parted in (("12", places, 4), ("13", (f"{site.id(2)}.share3",), 4)):
-        held = site.hold(job_id=job, token=f"t{job}", devices=ids, places=parted)
-        for name in ids:
-            place_lock(site.node().store, name, held)
+    site.hold_places(2, "12", 1, 2)
+    site.hold_places(2, "13", 3)
     said = [" ".join(line.split()) for line in site.call("why", "2").stdout.splitlines()]
     assert [line for line in said if line.startswith(("holder", "share", "grant"))] == [
         "holder job 12 of alice in gpu.q",

@@ -78,7 +78,7 @@ def test_the_printed_lines_put_the_hooks_in_force_until_they_are_taken_out(bare:
         said = said_by(bare, node, "install", "slurm", code=UNFINISHED)
         assert "installed, NOT in force: slurm.conf lacks" in said
     assert conf.read_text() == before
-    lines = "".join(f"{line}\n" for line in re.findall(r"(?m)^    (\w+=.*)$", said))
+    lines = "".join(re.findall(r"(?m)^    \S.*\n", said))  # as they are pasted
 
     conf.write_text(f"{lines}{before}")
     bare.slurm.scontrol("reconfigure")

@@ -89,7 +89,7 @@ class ClaimUsage:
 
 
 class Sample:
-    """A whole file: devices by lock id, accounts by token and lock id, words of other lines.
+    """A whole file: devices by lock id, accounts by token and lock id.
 
     `lost` has since when a card does not answer, and why, by bus id.
     """
@@ -107,7 +107,6 @@ class Sample:
         self.devices: dict[str, DeviceSample] = {}
         self.tokens: dict[str, dict[str, ClaimUsage]] = {}
         self.lost: dict[str, tuple[float, str]] = {}
-        self.others: list[list[str]] = []
 
     def idle(self, device: str, token: str, oldest: float) -> float | None:
         """Return the observed seconds since a device was at work for a claim.
@@ -175,8 +174,6 @@ def parse_sample(text: str, first_line: str) -> Sample:
                 found.lost[words[1]] = parse_sample_real(words[2]), " ".join(words[3:])
             except ValueError:
                 continue
-        elif "=" not in words[0]:
-            found.others.append(words)
     return found
 
 

@@ -13,7 +13,7 @@ import time
 from _signal import SIGKILL  # the C module: its Python face costs 4 ms
 
 from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal
+from gpulock.errors import UNKNOWN, Refusal, one_line
 
 POLL_SECONDS = 0.002
 KILL_SECONDS = 1.0  # for a child that was killed: on a file system that hangs it does not end
@@ -59,6 +59,15 @@ class SchedulerProgram:
         if status is None:
             raise Refusal(UNKNOWN, f"{self.name} did not end in time", self.hint)
         return os.waitstatus_to_exitcode(status), output
+
+    def read(self, arguments: list[str], deadline: Deadline) -> str:
+        """Return what it prints; raise Refusal(UNKNOWN), with its last words where it failed."""
+        code, output = self.answer(arguments, deadline)
+        said = output.decode("utf-8", "replace").strip()
+        if code:
+            why = f"{self.name} ended with {code}: {one_line(said)[-200:]}"
+            raise Refusal(UNKNOWN, why, self.hint)
+        return said
 
     @property
     def name(self) -> str:

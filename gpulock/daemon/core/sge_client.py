@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from gpulock.deadline import Deadline
-from gpulock.errors import UNKNOWN, Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.settings import Settings
 from gpulock.store import atomic
@@ -30,12 +30,7 @@ def ask_qmaster(settings: Settings, program: str, *words: str) -> str:
         where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
         raise Refusal(UNKNOWN, f"no {program} in {where}", "set SGE_BINARIES")
     client = SchedulerProgram(path, {"PATH": "/usr/bin:/bin", **sge_environment(settings)}, HINT)
-    code, output = client.answer(list(words), Deadline(ANSWER_SECONDS))
-    text = output.decode("utf-8", "replace")
-    if code != 0:
-        last = one_line(text.strip())[-200:]
-        raise Refusal(UNKNOWN, f"{program} {words[0]} failed: {last}", HINT)
-    return text
+    return client.read(list(words), Deadline(ANSWER_SECONDS))
 
 
 def sge_environment(settings: Settings) -> dict[str, str]:

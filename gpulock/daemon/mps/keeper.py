@@ -18,7 +18,6 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import ERROR, NOTICE, DaemonJournal
 from gpulock.daemon.mps.unit import (
     MANAGER_SECONDS,
-    MpsError,
     MpsUnit,
     list_card_folders,
     make_card_folder,
@@ -82,7 +81,7 @@ class CardMps:
             try:
                 self.control = pid, self.node.proc.start(pid)
             except (OSError, ValueError) as gone:
-                raise MpsError(f"its daemon died: {gone}") from None
+                raise OSError(f"its daemon died: {gone}") from None
             if not adopted:
                 journal.say(NOTICE, f"{what} started for uid {self.uid}, pid {pid}")
             while self.wanted and self.runs():
@@ -90,7 +89,7 @@ class CardMps:
                 yield WATCH
             if self.wanted:
                 fault = "its daemon died"
-        except (MpsError, OSError) as failed:
+        except OSError as failed:
             fault = one_line(str(failed))
         except Refusal as refusal:
             fault = f"{refusal.why}; {refusal.do}"
@@ -133,7 +132,7 @@ class CardMps:
                     remove_card_folder(self.folder)
                     self.stuck = ""
                     return
-            except (MpsError, Refusal, OSError) as fault:
+            except (Refusal, OSError) as fault:
                 left = str(fault)
             self.stuck = left if clock_boottime() - begun > MANAGER_SECONDS else ""
             yield SLOWLY

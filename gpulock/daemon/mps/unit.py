@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.deadline import Deadline
-from gpulock.errors import one_line
+from gpulock.errors import BROKEN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.job.mps import LINE, LOG_DIRECTORY, LOGS, PIPE_DIRECTORY, PIPES, SERVER
 from gpulock.store import atomic, kv
@@ -33,10 +33,6 @@ MANAGER_SECONDS: Final = 25.0  # for systemd to have done one of these
 ENVIRON: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 GONE: Final = ".gone."  # begins the name of a folder that is being removed
 HINT: Final = "SHARE_MPS needs systemd"
-
-
-class MpsError(Exception):
-    """Say why the MPS of a card cannot be started."""
 
 
 class MpsUnit(NamedTuple):
@@ -53,26 +49,26 @@ class MpsUnit(NamedTuple):
         return f"gpulock-mps-{os.path.basename(self.folder)}.service"
 
     def start(self) -> None:
-        """Start it, and return once a server is there; raise MpsError or Refusal."""
+        """Start it, and return once a server is there; raise Refusal."""
         try:
             run_manager(start_words(self))
-        except MpsError as fault:
-            said = read_control_log(self.folder)
-            raise MpsError(f"{fault}{said and f': {said}'}") from None
+        except Refusal as fault:
+            fault.why += f": {said}" if (said := read_control_log(self.folder)) else ""
+            raise
 
     def find_daemon(self) -> int:
-        """Return the pid of its daemon; raise MpsError or Refusal where it does not run."""
+        """Return the pid of its daemon; raise Refusal where it does not run."""
         active, pid = self._ask()
         if active != "active" or not pid:
-            raise MpsError(f"{self.name} is {active}")
+            raise Refusal(BROKEN, f"{self.name} is {active}", f"see systemctl status {self.name}")
         return pid
 
     def stop(self) -> str:
-        """Stop it; return why it has not ended, or nothing. Raises MpsError or Refusal.
+        """Stop it; return why it has not ended, or nothing. Raises Refusal.
 
         systemctl fails for one that is not loaded, as after its end: its state counts.
         """
-        with suppress(MpsError):
+        with suppress(Refusal):
             run_manager([CTL, "stop", self.name])
         active, _ = self._ask()
         return "" if active in ("inactive", "failed") else f"{self.name} is {active}"
@@ -114,13 +110,9 @@ def start_words(unit: MpsUnit) -> list[str]:
 
 
 def run_manager(words: list[str]) -> str:
-    """Return what a program of systemd's prints; raise MpsError with its words, or Refusal."""
+    """Return what a program of systemd's prints; raise Refusal."""
     program = SchedulerProgram(f"{BIN}/{words[0]}", ENVIRON, HINT)
-    code, output = program.answer(words[1:], Deadline(MANAGER_SECONDS))
-    said = output.decode("utf-8", "replace").strip()
-    if code:
-        raise MpsError(f"{program.name} ended with {code}: {one_line(said)[-200:]}")
-    return said
+    return program.read(words[1:], Deadline(MANAGER_SECONDS))
 
 
 def make_card_folder(folder: str, uid: int, boot_id: str) -> None:

@@ -21,12 +21,7 @@ from gpulock.daemon.health.cards import (
     read_cards,
     save_changed_cards,
 )
-from gpulock.daemon.health.health_command import (
-    CardTakenError,
-    GaveWayError,
-    HealthCommand,
-    NoOutcomeError,
-)
+from gpulock.daemon.health.health_command import CardTakenError, HealthCommand
 from gpulock.daemon.health.snapshot import read_quarantine_notes
 from gpulock.daemon.idle.command import check_program_trust
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
@@ -74,24 +69,17 @@ class CardChecker(Chore):
 
     def _poll_command(self, node: Node, command: HealthCommand, now: float) -> None:
         """Look after the command that runs; raise Refusal or OSError."""
-        bus = command.bus
-        try:
-            fault = command.poll(node, now)
-        except GaveWayError:
-            self._end_command(bus, PAUSE)
-        except NoOutcomeError as end:
-            self._end_command(bus, AGAIN)
-            self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end}")
-        else:
-            if fault is not None:
-                self._end_command(bus, AGAIN)  # also where its outcome cannot be noted
-                self._note_outcome(node, command, f"HEALTH_COMMAND: {fault}" if fault else "")
-                if not fault:
-                    del self._again[bus]
-
-    def _end_command(self, bus: str, pause: float) -> None:
+        end, bus = command.poll(node, now), command.bus
+        if end is None:
+            return
         self.command = None
-        self._again[bus] = self._clock() + pause
+        self._again[bus] = self._clock() + (AGAIN if end.words else PAUSE)
+        if end.passed is not None:  # where it cannot be noted, the card is tested again later
+            self._note_outcome(node, command, "" if end.passed else f"HEALTH_COMMAND: {end.words}")
+        elif end.words:
+            self._journal.say(WARNING, f"{bus}: HEALTH_COMMAND told nothing: {end.words}")
+        if end.passed:
+            del self._again[bus]
 
     def _note_outcome(self, node: Node, command: HealthCommand, found: str) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)

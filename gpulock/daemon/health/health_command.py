@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulock.alloc.reaper import DIED
 from gpulock.alloc.release import release_locks
@@ -51,6 +51,16 @@ MOST_READS: Final = 16  # between two looks
 # program when gpulockd dies.
 SET_RIGHTS: Final = ("setpriv", "--no-new-privs", "--pdeathsig", "KILL")
 WAIT: Final = ("/bin/sh", "-c", 'read -r go || exit 126; exec "$@" </dev/null', "sh")
+
+
+class CheckOutcome(NamedTuple):
+    """How a test ended: whether the card `passed`, and why that is so.
+
+    None where it tells nothing of the card; without words it gave way to a claim.
+    """
+
+    passed: bool | None
+    words: str
 
 
 class HealthCommand:
@@ -92,12 +102,11 @@ class HealthCommand:
         finally:
             self._process.stdin.close()
 
-    def poll(self, node: Node, now: float) -> str | None:
-        """Return None while it runs or its lock stands, then why it failed, or nothing.
+    def poll(self, node: Node, now: float) -> CheckOutcome | None:
+        """Return None while it runs or its lock stands, then how it ended; raise Refusal.
 
         One that SIGKILL does not end is no more looked after: its lock goes as any dead owner's,
-        once it is gone. Raises GaveWayError where it was ended for a claim, NoOutcomeError where
-        something else ended it, Refusal where the gate is held.
+        once it is gone.
         """
         late = f"it took longer than {LONGEST:.0f} s"
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -105,7 +114,7 @@ class HealthCommand:
         if info is None:
             if self._killed is not None:
                 ending = now < self._killed + ENDING
-                return None if ending else f"{late}, and cannot be ended"
+                return None if ending else CheckOutcome(False, f"{late}, and cannot be ended")
             if now >= self.begun + LONGEST:
                 self._killed = now
             self._gives_way |= is_check_asked_to_end(node, self.bus, self.token)
@@ -119,15 +128,15 @@ class HealthCommand:
         self._output.close()
         said = self._last_line()
         if self._killed is not None:
-            return late
+            return CheckOutcome(False, late)
         if self._gives_way:
-            raise GaveWayError
+            return CheckOutcome(None, "")
         number, exited = info.si_status, info.si_code == os.CLD_EXITED
         words = f"it ended with {number}" if exited else f"signal {number} ended it"
         words = one_line(f"{words}: {said}" if said else words)
         if is_others_doing(number, exited):
-            raise NoOutcomeError(words)
-        return "" if exited and number == 0 else words
+            return CheckOutcome(None, words)
+        return CheckOutcome(exited and number == 0, words)
 
     def kill(self) -> None:
         """End it with its group."""
@@ -155,14 +164,6 @@ class HealthCommand:
 
 class CardTakenError(Exception):
     """Say that somebody has the card, or may have."""
-
-
-class GaveWayError(Exception):
-    """Say that a claim needed the card before the test was over."""
-
-
-class NoOutcomeError(Exception):
-    """Say what ended the test, which tells nothing of the card."""
 
 
 def is_others_doing(number: int, exited: bool) -> bool:

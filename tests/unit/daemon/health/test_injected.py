@@ -19,6 +19,7 @@ from gpulock.daemon.health import checker, recovery
 from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.checker import AGAIN, CardChecker
 from gpulock.daemon.health.findings import MIB
+from gpulock.daemon.health.health_command import CheckOutcome
 from gpulock.daemon.health.recovery import ADMIN_RESTORE_ONLY, MAX_COMEBACKS
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -79,8 +80,9 @@ class Faults(Ward):
         """Return a HEALTH_COMMAND that is over by the next look."""
         number = next(n for n in range(CARDS) if bus(n) == device.bus)
 
-        def poll(_node: Node, _now: float) -> str:
-            return "it ended with 3" if self.sick.get(number, ("", 0))[0] == COMMAND else ""
+        def poll(_node: Node, _now: float) -> CheckOutcome:
+            failed = self.sick.get(number, ("", 0))[0] == COMMAND
+            return CheckOutcome(not failed, f"it ended with {3 * failed}")
 
         return SimpleNamespace(bus=device.bus, begun=now, poll=poll)
 

@@ -48,10 +48,6 @@ class FieldRule(NamedTuple):
     kinds: tuple[type, ...]  # the first is what a value becomes
     by_name: bool = False
 
-    def allows(self, value: Any) -> bool:
-        """Return whether that can be."""
-        return type(value) in self.kinds and self.least <= value <= self.most
-
 
 def known(collector: str, least: float = False, most: float = True) -> Any:
     """Return a field that is None where it is not known; without bounds it is a yes or no."""
@@ -205,13 +201,18 @@ def read_device(raw: dict[str, Any], failures: dict[str, str]) -> DeviceTelemetr
 
 def usable_value(value: Any, rule: FieldRule) -> Any:
     """Return a value as far as the rule of its field allows it, None where nothing of it can be."""
-    make = rule.kinds[0]
-    if not rule.by_name:
-        return make(value) if rule.allows(value) else None
+    _, least, most, kinds, by_name = rule
+    make = kinds[0]
+    if not by_name:
+        return make(value) if type(value) in kinds and least <= value <= most else None
     if type(value) is not dict:
         return None
-    usable = [name for name, own in value.items() if NAME.match(name) and rule.allows(own)]
-    return {name: make(value[name]) for name in usable[:MOST_NAMES]}
+    usable = [
+        (name, make(own))
+        for name, own in value.items()
+        if type(own) in kinds and least <= own <= most and NAME.match(name)
+    ]
+    return dict(usable[:MOST_NAMES])
 
 
 class DriverCall(NamedTuple):

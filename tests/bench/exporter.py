@@ -118,7 +118,7 @@ def measure(root: Path) -> list[Target]:
         Target("scrape, rendered, ms", median(fresh), 10.0),
         Target("while NVML hangs, p99, ms", quantile(hung, 0.99), 20.0),
         Target("PSS of both processes, MiB", memory, 40.0),
-        Target("processor time of both, % of a core", share, 1.0),
+        Target("processor time of both, % of a core", share, 0.5),
     ]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpulock_exporter.files.sample_file import sample_text
@@ -200,7 +201,9 @@ class Node:
     ) -> NodeSnapshot:
         """Return what is to be told now."""
         listed_now = listed_as_nvml(self.book.devices) if found is None else found
-        told = health or ExporterHealth("0.1")
+        self.book.memory.totals.number_cards({one.bus: one.index for one in listed_now})
+        parts = self.book.collectors(self.facts, self.book.is_fresh(self.moment))
+        told = replace(health or ExporterHealth("0.1"), collectors=parts)
         return take_snapshot(self.book, listed_now, self.facts, self.moment, told)
 
     def text(self) -> str:

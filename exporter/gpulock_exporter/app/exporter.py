@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node as it is served: ticks in, metrics and page out.
 
-One thread ticks, once a second, with a frame or without. The server's threads answer from the
-last moment that is whole; none waits for the driver or for a lock.
+One thread ticks, once a second, with a frame or without. What a request wants of the last tick is
+made by the first that asks, in a thread of the server's. None waits for the driver.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import gpulock
 from gpulock.alloc.process_scan import ProcessScan
@@ -41,12 +43,22 @@ from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 
 LIST_PERIOD = 5.0  # seconds between two readings of the driver's own list
 DRIVER_SECONDS = 0.5  # for which a tick waits for it: a driver that is well takes 30 us a card
+TICK_SECONDS = 5.0  # for which a request waits for a tick: it may look at many processes
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 AGAIN = (("Retry-After", "1"), ("Refresh", "5"))
 
-Shown = tuple[NodeSnapshot, SampleBody]  # a moment, and what a scrape gets of it
+
+class Shown:
+    """What a tick left, and what a scrape gets of it; made once somebody asks. `at` is when."""
+
+    def __init__(self, at: Moment, snapshot: Callable[[], NodeSnapshot], user: LabelUser) -> None:
+        self.at = at
+        self.snapshot = snapshot
+        self.body = SampleBody(
+            lambda: render_families([*collect_families(snapshot(), user), *PROCESS.collect()])
+        )
 
 
 class Exporter:
@@ -71,6 +83,7 @@ class Exporter:
         self._asked: BackgroundCall[list[Device]] | None = None
         self._list_due = 0.0
         self._shown: Shown | None = None
+        self._tick = threading.Lock()  # of who changes or reads `_book`
         self._book = CollectorState(
             node.boot_id,
             settings,
@@ -89,18 +102,23 @@ class Exporter:
         self.list_devices(now.boottime)
         facts = read_local_state(self._node, now.boottime)
         hung = name_hung_cards(supervisor.left_out(), self.devices)
-        over = self._book.tick(frames, facts, now, hung, self._driver_cards())
-        self._fault = supervisor.fault
-        facts.read("files", lambda: self._write(over, now), None)
-        health = ExporterHealth(gpulock.__version__, unkillable=supervisor.unkillable)
-        tick = take_snapshot(self._book, self.devices, facts, now, health)
-        self._tell(tick.health, now)
-        self._history.add({one.id: one.utilization for one in tick.devices})
-        user = self._label_user
-        body = SampleBody(
-            lambda: render_families([*collect_families(tick, user), *PROCESS.collect()])
-        )
-        self._shown = tick, body
+        devices, cards = self.devices, self._driver_cards()
+        with self._tick:
+            over = self._book.tick(frames, facts, now, hung, cards)
+            self._book.memory.totals.number_cards({one.bus: one.index for one in devices or ()})
+            self._fault = supervisor.fault
+            facts.read("files", lambda: self._write(over, now), None)
+            fresh = self._book.is_fresh(now)
+            health = ExporterHealth(
+                gpulock.__version__,
+                unkillable=supervisor.unkillable,
+                collectors=self._book.collectors(facts, fresh),
+            )
+            self._tell(health, now)
+            seen = self._book.devices.items()
+            self._history.add({name: one.utilization if fresh else None for name, one in seen})
+            made = cache(lambda: take_snapshot(self._book, devices, facts, now, health))
+            self._shown = Shown(now, made, self._label_user)
 
     def list_devices(self, now: float) -> None:
         """Take what the driver lists; its files in /proc may hang whoever reads them."""
@@ -144,7 +162,7 @@ class Exporter:
         return route_by_path(
             {
                 "/": self._when_told(self._page),
-                "/metrics": self._when_told(lambda shown, request: shown[1].response(request)),
+                "/metrics": self._when_told(lambda shown, request: shown.body.response(request)),
                 "/-/healthy": self._healthy,
             }
         )
@@ -153,10 +171,18 @@ class Exporter:
         """Return what answers by the last moment, once there is one, and while it may be true."""
 
         def handle(request: HttpRequest) -> HttpResponse:
-            shown = self._shown
-            if shown is None:
+            if self._shown is None:
                 return error_response(503, "the first second is not over yet", *AGAIN)
-            return self._stuck() or answer(shown, request)
+            if stuck := self._stuck():
+                return stuck
+            if not self._tick.acquire(timeout=TICK_SECONDS):
+                return error_response(503, STUCK, *AGAIN)
+            try:
+                shown = self._shown
+                shown.snapshot()
+            finally:
+                self._tick.release()
+            return answer(shown, request)
 
         return handle
 
@@ -166,7 +192,7 @@ class Exporter:
         What it reads of processes in /proc can take a lock that one which hangs in the driver has.
         """
         oldest = self._clock().boottime - self._node.settings.max_sample_age
-        stuck = self._shown is not None and self._shown[0].at.boottime < oldest
+        stuck = self._shown is not None and self._shown.at.boottime < oldest
         return error_response(503, STUCK, *AGAIN) if stuck else None
 
     def _page(self, shown: Shown, request: HttpRequest) -> HttpResponse:
@@ -180,7 +206,7 @@ class Exporter:
             self._fault,
             live,
         )
-        text = render_page(shown[0], self._history, about).encode("utf-8", "replace")
+        text = render_page(shown.snapshot(), self._history, about).encode("utf-8", "replace")
         headers = (*PAGE_HEADERS, ("Refresh", str(RELOAD))) if live else PAGE_HEADERS
         return HttpResponse(200, text, "text/html; charset=utf-8", headers)
 

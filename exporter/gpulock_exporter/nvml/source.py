@@ -70,20 +70,21 @@ class NvmlSource:
         frame = Frame(look.now)
         lost = self._refresh(look)
         found = {index: [card.blank_record()] for index, card in self._cards.items()}
-        for name, collector in COLLECTORS.items():
-            for index, card in self._cards.items():
-                if index not in lost:
-                    NAMED.note.enter_card(index, card.lock_id)
-                    asked = time.perf_counter()
-                    records = found[index]
-                    try:
-                        collector(card, records, look)
-                    except GpuLostError as fault:
-                        lost[index] = str(fault)
-                    except NvmlStaleError as fault:
-                        look.fail(name, card.lock_id, fault)
-                        self._stale = True
-                    records[0].answer = (records[0].answer or 0.0) + time.perf_counter() - asked
+        for index, card in self._cards.items():
+            if index in lost:
+                continue
+            NAMED.note.enter_card(index, card.lock_id)
+            asked = time.perf_counter()
+            for name, collector in COLLECTORS.items():
+                try:
+                    collector(card, found[index], look)
+                except GpuLostError as fault:
+                    lost[index] = str(fault)
+                    break
+                except NvmlStaleError as fault:
+                    look.fail(name, card.lock_id, fault)
+                    self._stale = True
+            found[index][0].answer = time.perf_counter() - asked
         NAMED.note.leave_card()
         here = [records for index, records in found.items() if index not in lost]
         frame.devices = [record for records in here for record in records]

@@ -43,12 +43,10 @@ def take_snapshot(
 ) -> NodeSnapshot:
     """Return what is to be told now; `health` has what the caller knows.
 
-    `driver_devices` are those of the driver's own list, None where it is not known. Each card that
-    is new gets its number, which it keeps until the next boot.
+    `driver_devices` are those of the driver's own list, None where it is not known.
     """
     totals, offset = state.memory.totals, state.offset or 0.0
     fresh = state.is_fresh(now) and state.last is not None
-    totals.number_cards({one.bus: one.index for one in driver_devices or ()})
     devices, state_counts = SnapshotJoin(state, facts, now, fresh).join(driver_devices)
     errors = facts.cards.xids
     return NodeSnapshot(
@@ -65,7 +63,6 @@ def take_snapshot(
             health,
             nvml_up=fresh,
             sampled=totals.at + offset if totals.at is not None else None,
-            collectors={**state.collectors(facts, fresh), **health.collectors},
         ),
     )
 

@@ -67,7 +67,8 @@ def check_inventory(
     pairs, wrong = dict[str, str](), dict[str, str]()
     uuids = [value for key, value in told.items() if key.endswith(".uuid")]
     taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
-    away = set(out)
+    bare = [b for b in cards if told.get(f"gpu.{b}.mig") == "1" and not instances.get(b)]
+    withheld = limit_quarantine(bare, out, max(expected, len(cards)))
     for key, value in told.items():
         entry = ENTRY.fullmatch(f"{key}={value}")
         named = cards_of_entry(entry)
@@ -80,10 +81,8 @@ def check_inventory(
             reason = "another device has that UUID"
         elif key == f"gpu.{named[0]}.uuid" and cards[named[0]].uuid not in ("", value):
             reason = f"the driver shows {cards[named[0]].uuid}"
-        elif key == f"gpu.{named[0]}.mig" and value == "1" and not instances.get(named[0]):
-            believed = may_quarantine_card(named[0], away, max(expected, len(cards)))
-            away |= {named[0]} if believed else set()
-            reason = "" if believed else f"it has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
+        elif key.endswith(".mig") and named[0] in bare and named[0] not in withheld:
+            reason = f"it has no MIG instance, and {QUARANTINE_LIMIT_REACHED}"
         if reason:
             wrong[key] = f"{key}={value[:40]}: {reason}"
         else:
@@ -141,22 +140,15 @@ def find_limited_cards(notes: Mapping[str, Mapping[str, str]], found: Iterable[D
     return out | {device.bus for device in found if device.withheld}
 
 
-def may_quarantine_card(bus: str, out: set[str], cards: int) -> bool:
-    """Return whether a card may go out too: half of a node's `cards` at most, of one that one."""
-    return bus in out or len(out) < max(1, cards // 2)
-
-
 def limit_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
     """Return the cards that may be out of service for LIMITED_CAUSES.
 
     These are all that are `out`, and of `found`, in their order, as many as make half of a node's
-    `cards`: an exporter may be mad, or somebody else's by now.
+    `cards`, of one that one: an exporter may be mad, or somebody else's by now.
     """
     allowed = {card_bus_id(name) for name in out}
-    for name in found:
-        if may_quarantine_card(card_bus_id(name), allowed, cards):
-            allowed.add(card_bus_id(name))
-    return allowed
+    new = dict.fromkeys(bus for bus in map(card_bus_id, found) if bus not in allowed)
+    return allowed | {*[*new][: max(0, max(1, cards // 2) - len(allowed))]}
 
 
 class InventoryPublisher(Chore):

@@ -9,8 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from gpulock_exporter.app import exporter as app_exporter
 from gpulock_exporter.app.exporter import LIST_PERIOD, LONGEST, QUIET, Exporter, FaultJournal
 from gpulock_exporter.frame import Frame
+from gpulock_exporter.state.claim_accounting import Accounts
+from gpulock_exporter.state.collector_state import CollectorState
 from gpulock_exporter.state.snapshot import Moment
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
@@ -100,6 +103,24 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
     assert re.search(rb"the exporter itself hangs", answer.body)
     ticking.tick()
     assert ticking.status(path) == 200
+
+
+def test_a_request_does_not_wait_for_ever_for_a_tick_that_hangs(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick may look at a process that hangs in the driver, and holds a lock of the kernel's."""
+    ticking.tick()
+    monkeypatch.setattr(app_exporter, "TICK_SECONDS", 0.0)
+    statuses: list[int] = []
+
+    def look(*_: object) -> dict[str, Accounts]:
+        statuses.extend(ticking.status(path) for path in ("/metrics", "/-/healthy"))
+        return {}
+
+    monkeypatch.setattr(CollectorState, "tick", look)
+    ticking.tick()
+    assert statuses == [503, 200]
+    assert ticking.status("/metrics") == 200
 
 
 def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:

@@ -13,7 +13,6 @@ from gpulock_exporter.state.collector_state import CollectorState, find_lost_car
 from gpulock_exporter.state.snapshot import (
     NOT_IN_NVML,
     DeviceSnapshot,
-    ExporterHealth,
     LostCard,
     Moment,
     NodeSnapshot,
@@ -298,11 +297,10 @@ def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
     frame = node.frame(card(0), failures={"ecc": "no permission", "x": "y"})
     node.facts.sources, node.facts.failures = {"locks"}, {"verdicts": "gone"}
     node.book.tick([frame], node.facts, node.moment)
-    own = ExporterHealth("1", collectors={"publish": "disk full"})
-    found = node.snapshot([listed(0)], own).health.collectors
+    found = node.snapshot([listed(0)]).health.collectors
     del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
-    own_parts = {"locks": "", "verdicts": "gone", "publish": "disk full"}
-    assert found == {**dict.fromkeys(COLLECTORS, ""), **own_parts, "ecc": "no permission"}
+    own = {"locks": "", "verdicts": "gone", "ecc": "no permission"}
+    assert found == {**dict.fromkeys(COLLECTORS, ""), **own}
     for _ in range(11):
         node.silence()
     assert "power" not in node.snapshot([listed(0)]).health.collectors

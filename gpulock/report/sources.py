@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from gpulock.daemon.history.files import FOLDER
 from gpulock.daemon.history.pending import read_ended_claim, read_released_devices
@@ -25,7 +26,7 @@ from gpulock.report.scan import (
 )
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
-from gpulock.store.owner import Owner, parse_owner
+from gpulock.store.owner import Owner
 
 MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another job's
 
@@ -78,47 +79,28 @@ def select_last_job(found: Iterable[ReportedClaim]) -> list[ReportedClaim]:
 
 
 def find_local_claims(node: Node, wanted: Callable[[Owner], bool]) -> list[ReportedClaim]:
-    """Return the claims that stand, or that are released and not in the history."""
-    standing: dict[str, list[ClaimedDevice]] = {}
+    """Return the claims that stand, or that are over and not in the history."""
+    standing: dict[str, Owner] = {}
     over: dict[str, list[ClaimedDevice]] = {}
     now, wall = clock_boottime(), time.time()
-    finished: list[str] = []
-    try:
-        held = node.store.read_all_locks()
-        for name, lock in held.items():
-            record = lock.owner
-            if record is not None and wanted(record):
-                seconds = now - record.claimed_boottime
-                known = record.boot_id == node.boot_id and seconds >= 0
-                own = ClaimedDevice(name, record, wall, held=seconds if known else None)
-                standing.setdefault(record.token, []).append(own)
-        finished = list_names(node.store.finished_dir)  # last: what ends meanwhile is in both
-    except Refusal:
-        pass
-    for token in (*standing, *finished):  # of one that stands some devices may be released
-        parts = read_claim_ends(node, token, wall)
-        if parts and wanted(parts[0].owner):
-            over[token] = parts
+    with suppress(Refusal):
+        owners = [lock.owner for lock in node.store.read_all_locks().values()]
+        standing = {one.token: one for one in owners if one and wanted(one)}
+        for token in list_names(node.store.finished_dir):  # last: what ends meanwhile is in both
+            with suppress(OSError, MalformedError):
+                ended = read_ended_claim(node, token, wall)
+                if ended and wanted(ended[0].owner):
+                    over[token] = ended
     if not standing and not over:
         return []
     advice = ExporterSamples(node.settings.exporter_dir)
     devices = {device.id: device for device in node.devices_if_driver()}
-    found = [
-        build_history_record([*parts, *over.pop(token, [])], advice, devices, standing=True)
-        for token, parts in standing.items()
-    ]
-    found += [build_history_record(parts, advice, devices) for parts in over.values()]
+    found = [build_history_record(parts, advice, devices) for parts in over.values()]
+    for record in [record for token, record in standing.items() if token not in over]:
+        seconds = now - record.claimed_boottime
+        held = seconds if record.boot_id == node.boot_id and seconds >= 0 else None
+        parts = {name: ClaimedDevice(name, record, wall, held=held) for name in record.devices}
+        with suppress(OSError):  # what it gave back already
+            parts = read_released_devices(f"{node.store.claims_dir}/{record.token}", record) | parts
+        found.append(build_history_record([*parts.values()], advice, devices, standing=True))
     return [parse_reported_claim(record) for record in found]
-
-
-def read_claim_ends(node: Node, token: str, now: float) -> list[ClaimedDevice]:
-    """Return what is released of a claim, whether it is over or stands; `now` is the epoch."""
-    try:
-        try:
-            record = parse_owner(node.store.read_record(token))
-        except FileNotFoundError:
-            return read_ended_claim(node, token, now)
-        released = read_released_devices(f"{node.store.claims_dir}/{token}", record)
-        return [part for name, part in released.items() if name not in record.devices]
-    except (OSError, MalformedError):
-        return []

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from gpulock.alloc.choose import LAST, LATE, ClaimRequest
 from gpulock.alloc.claim import Grant, claim_devices
@@ -29,6 +28,8 @@ from gpulock.store import boot, grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
 from gpulock.store.locks import Lock, list_names
 from gpulock.store.owner import NO_CLUSTER, Owner
+from gpulock.store.reservations import find_reserved_devices, read_reservations
+from gpulock.workstation.wire import FOR_EVER, SocketRequest
 
 
 def make_process_owner(node: Node, pid: int, user: str, comment: str = "") -> Owner:
@@ -96,24 +97,7 @@ def ensure_node_dirs(node: Node) -> None:
 
 
 LONGEST_CLAIM = 1e9  # seconds: everybody's `status` tells its end as a date
-
-
-class ClaimTerms(NamedTuple):
-    """What a claim is to be besides its devices.
-
-    Some are `preferred`, and some taken last, which somebody else has `reserved` for later; its end
-    comes after `seconds` (0: none was chosen); `note` stands beside it.
-    """
-
-    preferred: tuple[str, ...] = ()
-    seconds: float = 0.0
-    note: str = ""
-    reserved: tuple[str, ...] = ()
-
-
-ANY_TERMS = ClaimTerms()
-
-
+ANY_REQUEST = SocketRequest()
 LOOK_SECONDS = 0.3  # for a preference
 
 
@@ -148,26 +132,29 @@ def claim_for_process(
     record: Owner,
     want: ClaimRequest,
     deadline: Deadline,
-    terms: ClaimTerms = ANY_TERMS,
+    request: SocketRequest = ANY_REQUEST,
     judge: Callable[[Node], Judge] = make_liveness_judge,
 ) -> Grant:
     """Claim for a process, which has one claim at a time; raise Refusal.
 
-    `judge` makes the judge of those whose devices it may take.
+    `request` tells of its end, its note and what is preferred; what is reserved for somebody else
+    before that end is taken last. `judge` makes the judge of those whose devices it may take.
     """
     if not (want.wanted or want.share):
         prefer_unused_cards(node, want, record.pid)
-    if terms.preferred:
-        others = [one.id for one in node.devices() if one.id not in terms.preferred]
+    if request.preferred:
+        others = [one.id for one in node.devices() if one.id not in request.preferred]
         want.last.update(dict.fromkeys(others, LATE))
-    want.last.update(dict.fromkeys(terms.reserved, LAST))
-    longest = node.settings.claim_max
-    if terms.seconds > (longest or LONGEST_CLAIM):
+    longest, now = node.settings.claim_max, time.time()
+    end = now + (request.seconds or longest or FOR_EVER)
+    every = read_reservations(node.settings.state_dir)
+    want.last.update(dict.fromkeys(find_reserved_devices(every, now, record.uid, end), LAST))
+    if request.seconds > (longest or LONGEST_CLAIM):
         most = f"CLAIM_MAX is {longest:.0f} s" if longest else f"{LONGEST_CLAIM:.0f} s at most"
-        why = f"a claim for {terms.seconds:.10g} s, {most}"
+        why = f"a claim for {request.seconds:.10g} s, {most}"
         raise Refusal(INVALID_REQUEST, why, "ask for a shorter one")
-    seconds = terms.seconds or longest
-    record = record.copy(note=terms.note, until=clock_boottime() + seconds if seconds else 0.0)
+    seconds = request.seconds or longest
+    record = record.copy(note=request.note, until=clock_boottime() + seconds if seconds else 0.0)
     want.check_held = partial(refuse_other_claim, node, record, want)
     grant = claim_devices(node, record, want, partial(judge, node), deadline)
     if grant.fresh:

@@ -31,10 +31,8 @@ from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import process_claims
 from gpulock.workstation.backfill import QueueView
 from gpulock.workstation.peer import Client, check_peer_may_hold
-from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
     CLAIM,
-    FOR_EVER,
     GRANTED,
     REFUSED,
     RELEASE,
@@ -108,17 +106,16 @@ class SocketClaims:
         want = ClaimRequest(request.number, request.devices, share=share, kinds=kinds)
         want.kept = kept | find_reserved_devices(view.reservations, view.now, account)
         want.patience = 0.0  # it is gpulockd that ends health checks, after this answer
-        preferred = find_own_devices(view.reservations, view.now, account) or request.preferred
-        end = view.now + (request.seconds or node.settings.claim_max or FOR_EVER)
-        coming = find_reserved_devices(view.reservations, view.now, account, end)
+        if own := find_own_devices(view.reservations, view.now, account):
+            request = request._replace(preferred=own)
         try:
-            terms = ClaimTerms(preferred, request.seconds, request.note, tuple(coming))
             check_peer_may_hold(client.peer, node.proc, request.pid, request.start)
             record = process_claims.make_process_owner(
                 node, request.pid, client.caller.user, request.comment
             )
+            record, limit = record.copy(uid=account), Deadline(GATE_SECONDS)
             grant = process_claims.claim_for_process(
-                node, record.copy(uid=account), want, Deadline(GATE_SECONDS), terms, judge_nobody
+                node, record, want, limit, request, judge_nobody
             )
         except Refusal as refusal:
             client.want = want if refusal.kind == BUSY else None

@@ -29,8 +29,7 @@ from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count
 from gpulock.workstation import process_claims
-from gpulock.workstation.process_claims import ClaimTerms
-from gpulock.workstation.wire import LONGEST_NOTE
+from gpulock.workstation.wire import CLAIM, LONGEST_NOTE, SocketRequest
 
 F = TypeVar("F", bound=Callable[..., object])
 PAUSE = 1.0  # seconds between two attempts without gpulockd
@@ -150,14 +149,14 @@ def acquire_devices(
     ours = ClaimQuery(user=record.user, scheduler="process")
     last = find_last_claim(node, ours) if wishes.prefer else None
     preferred = tuple(card.id for card in last.cards) if last else ()
-    terms = ClaimTerms(preferred, wishes.seconds, wishes.note[:LONGEST_NOTE])
+    request = make_socket_request(record, want, wishes, preferred)
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)
     try:
         if serving or socket_client.is_daemon_needed(node):
             how = socket_client.take_handed_wait(what, wishes.wait, session.program)
-            grant = socket_client.request_daemon_claim(node, record, want, terms, how)
+            grant = socket_client.request_daemon_claim(node, record, request, how)
         else:
-            grant = claim_without_queue(node, record, want, terms, Deadline(wishes.wait))
+            grant = claim_without_queue(node, record, want, request, Deadline(wishes.wait))
     except Refusal as refusal:
         if refusal.kind != BUSY or wishes.wait or "wait" in refusal.do:
             raise
@@ -171,15 +170,30 @@ def acquire_devices(
     return grant
 
 
+def make_socket_request(
+    record: Owner, want: ClaimRequest, wishes: ClaimWishes, preferred: tuple[str, ...]
+) -> SocketRequest:
+    """Return a claim as gpulockd is asked for it; how long it may wait is not in it yet."""
+    return SocketRequest(
+        *(CLAIM, record.pid, record.start, want.count, want.wanted),
+        comment=record.comment,
+        share=int(want.share),
+        device_kind=want.kinds[0][0] if want.kinds else "",
+        preferred=preferred,
+        note=wishes.note[:LONGEST_NOTE],
+        seconds=wishes.seconds,
+    )
+
+
 def claim_without_queue(
-    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, deadline: Deadline
+    node: Node, record: Owner, want: ClaimRequest, request: SocketRequest, deadline: Deadline
 ) -> Grant:
     """Claim where no gpulockd serves, again and again until the deadline; raise Refusal."""
     told = False
     while True:
         try:
             at_the_gate = Deadline(CLAIM_SECONDS)
-            grant = process_claims.claim_for_process(node, record, want, at_the_gate, terms)
+            grant = process_claims.claim_for_process(node, record, want, at_the_gate, request)
             if words := process_claims.describe_former_claim(grant):
                 click.echo(f"gpulock: {words}", err=True)
             return grant

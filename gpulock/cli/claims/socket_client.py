@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import click
 
-from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.session import CommandRefusedError, owns_lock_dir, uid_to_user_name
@@ -30,9 +29,7 @@ from gpulock.store.owner import Owner
 from gpulock.text.words import name_devices
 from gpulock.workstation import waiter
 from gpulock.workstation.peer import CREDENTIALS
-from gpulock.workstation.process_claims import ClaimTerms
 from gpulock.workstation.wire import (
-    CLAIM,
     FOR_EVER,
     GRANTED,
     LARGEST,
@@ -208,21 +205,13 @@ def await_reading(connection: socket.socket, wait: float) -> None:
 
 
 def request_daemon_claim(
-    node: Node, record: Owner, want: ClaimRequest, terms: ClaimTerms, how: ClaimWait
+    node: Node, record: Owner, request: SocketRequest, how: ClaimWait
 ) -> Grant:
     """Have the daemon claim for a process of ours; raise Refusal."""
     end = Deadline(how.end - clock_boottime())
     lost: Deadline | None = None
     while True:
-        request = SocketRequest(
-            *(CLAIM, record.pid, record.start, want.count, want.wanted, end.left()),
-            comment=record.comment,
-            share=int(want.share),
-            device_kind=want.kinds[0][0] if want.kinds else "",
-            preferred=terms.preferred,
-            note=terms.note,
-            seconds=terms.seconds,
-        )
+        request = request._replace(wait=end.left())
         ended: Exception
         try:
             reply = send_daemon_request(node, request, Deadline(end.left() + ANSWER_SECONDS), how)

@@ -16,12 +16,13 @@ import pytest
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.cli.claims import socket_client
+from gpulock.cli.claims.acquire import ClaimWishes, make_socket_request
 from gpulock.cli.claims.socket_client import ClaimWait
 from gpulock.cli.session import CommandRefusedError
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
-from gpulock.workstation.process_claims import ANY_TERMS
 from gpulock.workstation.wire import (
+    CLAIM,
     FOR_EVER,
     GRANTED,
     LARGEST,
@@ -44,6 +45,9 @@ WAIT = encode_packet(SocketReply(WAITING, number=7, before=3, why=WHY))
 READ_REPLY = encode_packet(SocketReply(READ))
 HELD, FIRST = f"{bus(1)} is held by a reserve of root", f"gpulock unreserve {bus(1)}"
 NO = encode_packet(SocketReply(REFUSED, kind=BUSY, why=HELD, do=FIRST))
+
+
+HOLDER = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
 
 
 class Daemon:
@@ -79,13 +83,11 @@ class Daemon:
                 for packet in packets:
                     connection.send(packet)
 
-    def obtain(self, wait: float = 0.0, want: ClaimRequest | None = None) -> Grant:
-        """Ask for two devices, or what is wanted."""
-        one = record(scheduler="process", pid=4711, start=99, token="", devices=(), comment="run")
+    def obtain(self, wait: float = 0.0) -> Grant:
+        """Ask for two devices."""
         how = ClaimWait("2 GPUs", clock_boottime() + wait)
-        return socket_client.request_daemon_claim(
-            self.box.node(), one, want or ClaimRequest(2), ANY_TERMS, how
-        )
+        request = SocketRequest(CLAIM, 4711, 99, 2)
+        return socket_client.request_daemon_claim(self.box.node(), HOLDER, request, how)
 
     def release(self, *devices: str) -> tuple[str, ...]:
         """Give devices back."""
@@ -121,13 +123,13 @@ def test_what_is_granted_is_read_from_the_driver_here(daemon: Daemon) -> None:
 def test_the_request_names_the_process_that_is_to_hold(daemon: Daemon) -> None:
     daemon.answers([YES])
     daemon.obtain(wait=FOR_EVER)
-    (asked,) = daemon.asked
-    assert (asked.pid, asked.start, asked.number, asked.comment) == (4711, 99, 2, "run")
-    assert asked.wait == FOR_EVER
-    daemon.answers([NO])
-    refused(lambda: daemon.obtain(want=ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))))
-    of_kind = daemon.asked[-1]
-    assert (of_kind.number, of_kind.device_kind, of_kind.devices) == (1, "mig:3g.40gb", ())
+    assert daemon.asked[0].wait == FOR_EVER
+    wishes = ClaimWishes(1, None, False, None, "3g.40gb", 0.0, 60.0, "thesis", None)
+    want = ClaimRequest(1, kinds=(("mig:3g.40gb", 1),))
+    asked = make_socket_request(HOLDER, want, wishes, (bus(1),))
+    assert (asked.pid, asked.start, asked.number, asked.comment) == (4711, 99, 1, "run")
+    assert (asked.device_kind, asked.devices, asked.preferred) == ("mig:3g.40gb", (), (bus(1),))
+    assert (asked.seconds, asked.note, asked.share) == (60.0, "thesis", 0)
 
 
 def test_who_waits_hears_its_number_its_place_and_why(

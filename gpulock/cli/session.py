@@ -59,6 +59,11 @@ def echo_wrapped(text: str, indent: str = "  ", err: bool = True) -> None:
         click.echo(line, err=err)
 
 
+def echo_note(text: str) -> None:
+    """Tell the administrator something, in lines that fit."""
+    echo_wrapped(f"note: {text}", "      ", err=False)
+
+
 def parse_duration_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float:
     """Return the seconds of an option, 0 without it; FOR_EVER has no end."""
     try:

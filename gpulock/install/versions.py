@@ -9,7 +9,6 @@ The version before is kept, for hooks that run at that moment: they have loaded 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,6 @@ _TRIALS: Final = {SGE: try_sge_hooks, SLURM: try_slurm_hooks}
 _JOBS: Final = {SGE: "Grid Engine's", SLURM: "Slurm's"}
 NOT_IN_FORCE: Final = "no version"  # of a run that was killed
 WAIT_OR_REAP: Final = "gpulock reap frees what dead jobs have left; wait for the others"
-_NAME: Final = re.compile(r"[0-9][^/-]*-[0-9a-f]{12}")  # of a version's folder
 
 
 def hooks_folder(settings: Settings) -> Path:
@@ -158,9 +156,7 @@ def version_in_force(folder: Path) -> str | None:
 
 def list_hook_versions(folder: Path) -> list[str]:
     """Return the names of the version folders, also of one that was killed while it was made."""
-    if not folder.is_dir():
-        return []
-    return sorted(one.name for one in folder.iterdir() if _NAME.fullmatch(one.name))
+    return sorted(one.name for one in folder.glob("*") if one.is_dir() and not one.is_symlink())
 
 
 def switch_hook_version(folder: Path, name: str) -> None:

@@ -11,8 +11,7 @@ from typing import cast
 
 import click
 
-from gpulock.cli.admin.items import echo_note
-from gpulock.cli.session import CommandRefusedError, Session
+from gpulock.cli.session import CommandRefusedError, Session, echo_note
 from gpulock.install.doctor.check import FAULT
 from gpulock.install.doctor.node import UNREADABLE, check_lock_dir, check_state_dir
 from gpulock.install.setting_faults import find_setting_faults

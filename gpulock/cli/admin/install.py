@@ -6,20 +6,16 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpulock.cli.admin.items import run_installation
+from gpulock.cli.admin.items import CELL, run_installation
 from gpulock.cli.session import CommandRefusedError, Session, name_config
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
-from gpulock.install.node_part import NodePart
 from gpulock.text import table
-
-CELL = "sge --cluster"
 
 
 @click.group()
@@ -63,8 +59,7 @@ def install_sge_command(
     if cluster != bool(queues):
         raise click.UsageError("--cluster and --queue NAME belong together.")
     system, own = (CELL, {"queues": queues}) if cluster else ("sge", options)
-    make = partial(make_installer, session, system, **own)
-    run_installation(session, system, make, dry_run)
+    run_installation(session, system, dry_run, **own)
 
 
 @install_command.command("slurm")
@@ -75,8 +70,7 @@ def install_slurm_command(session: Session, /, dry_run: bool) -> None:
 
     Prints the lines that slurm.conf lacks.
     """
-    make = partial(make_installer, session, "slurm")
-    run_installation(session, "slurm", make, dry_run)
+    run_installation(session, "slurm", dry_run)
 
 
 @install_command.command("systemd")
@@ -84,8 +78,7 @@ def install_slurm_command(session: Session, /, dry_run: bool) -> None:
 @click.pass_obj
 def install_systemd_command(session: Session, /, dry_run: bool) -> None:
     """Install and start gpulockd and the exporter as systemd services."""
-    make = partial(make_installer, session, "systemd")
-    run_installation(session, "systemd", make, dry_run)
+    run_installation(session, "systemd", dry_run)
 
 
 @install_command.command("hooks")
@@ -111,26 +104,7 @@ def uninstall_command(session: Session, /, system: str, dry_run: bool, cluster: 
     """Remove gpulock's own files; name what leads to them in files of others."""
     if cluster and system != "sge":
         raise click.UsageError(f"uninstall {system} has no such option.")
-    name = CELL if cluster else system
-    make = partial(make_installer, session, name)
-    run_installation(session, name, make, dry_run, Wanted.ABSENT)
-
-
-def make_installer(session: Session, system: str, **options: Any) -> NodePart:
-    """Return what installs a system, or the cluster's part of it; raise InstallError."""
-    from gpulock.install.sge.cluster import ClusterInstaller
-    from gpulock.install.sge.install import SgeInstaller
-    from gpulock.install.slurm.install import SlurmInstaller
-    from gpulock.install.systemd.install import SystemdInstaller
-
-    config = Path(session.config)
-    if system == CELL:
-        return ClusterInstaller(config, **options)
-    if system == "sge":
-        return SgeInstaller(config, click.echo, **options)
-    if system == "slurm":
-        return SlurmInstaller(config)
-    return SystemdInstaller(config)
+    run_installation(session, CELL if cluster else system, dry_run, Wanted.ABSENT)
 
 
 @click.command()

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gpulock.cli.session import CommandRefusedError, Session, echo_wrapped, name_config
+from gpulock.cli.session import CommandRefusedError, Session, echo_note, echo_wrapped, name_config
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.install.files import InstallError
 from gpulock.install.items import Wanted, run_items
 from gpulock.install.node_part import NodePart
+from gpulock.install.sge.cluster import ClusterInstaller
+from gpulock.install.sge.install import SgeInstaller
+from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.systemd import install
 
+CELL = "sge --cluster"
 UNFINISHED = 4  # exit code: what this run may do is done, and a person has to do the rest
 NO_DAEMON = "gpulockd does not run: gpulock install systemd starts both services"
 NO_SYSTEMD = (
@@ -26,9 +30,9 @@ NO_SYSTEMD = (
 def run_installation(
     session: Session,
     system: str,
-    make_installer: Callable[[], NodePart],
     dry_run: bool,
     wanted: Wanted = Wanted.PRESENT,
+    **options: Any,
 ) -> None:
     """Bring all items of a system where they are wanted, or show each difference.
 
@@ -37,7 +41,7 @@ def run_installation(
     item that fails.
     """
     try:
-        installer = make_installer()
+        installer = make_installer(Path(session.config), system, **options)
         items = installer.parts() if wanted is Wanted.PRESENT else installer.removal()
         state_dir = Path(installer.settings.state_dir) if installer.on_node else None
         outcome = run_items(items, wanted, state_dir, click.echo, dry_run)
@@ -60,9 +64,13 @@ def run_installation(
         click.get_current_context().exit(UNFINISHED)
 
 
-def echo_note(text: str) -> None:
-    """Tell the administrator something, in lines that fit."""
-    echo_wrapped(f"note: {text}", "      ", err=False)
+def make_installer(config: Path, system: str, **options: Any) -> NodePart:
+    """Return what installs a system, or the cluster's part of it; raise InstallError."""
+    if system == CELL:
+        return ClusterInstaller(config, **options)
+    if system == "sge":
+        return SgeInstaller(config, click.echo, **options)
+    return SlurmInstaller(config) if system == "slurm" else install.SystemdInstaller(config)
 
 
 def note_missing_daemon(session: Session) -> None:

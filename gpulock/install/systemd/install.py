@@ -33,7 +33,7 @@ RESTART: Final = "systemctl restart gpulockd gpulock-exporter"
 ON: Final = "enabled, active"
 MASKED: Final = "masked"
 UNUSED: Final = (None, "disabled, inactive", MASKED)
-_ASKED: Final = "--property=LoadState,UnitFileState,ActiveState"
+_ASKED: Final = "--property=LoadState,UnitFileState,ActiveState,ExecMainStatus"
 _SECONDS: Final = 150.0  # more than a unit's TimeoutStartSec= and TimeoutStopSec=
 
 

@@ -351,7 +351,9 @@ def test_an_exporter_that_failed_is_said_with_its_end_and_jobs_go_on(
     def systemd(*words: str) -> str:
         if words[0] == "journalctl":
             return "/run is full\n"
-        return "LoadState=loaded\nUnitFileState=enabled\nActiveState=failed\nExecMainStatus=3\n"
+        unit = {"LoadState": "loaded", "ActiveState": "failed", "ExecMainStatus": "3"}
+        asked = words[-1].rpartition("=")[2].split(",")
+        return "".join(f"{name}={unit.get(name, '')}\n" for name in asked)
 
     box = Box(tmp_path)
     monkeypatch.setattr(systemd_install, "BOOTED", tmp_path)

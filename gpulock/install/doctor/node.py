@@ -97,14 +97,7 @@ def check_locks_readable(store: LockStore) -> Iterator[Finding]:
 def check_boot_locks(settings: Settings) -> Iterator[Finding]:
     """Look whether records and locks of this boot are all there."""
     node = Node(settings)
-    try:
-        ours = node.store.boot_id()
-    except Refusal as refusal:
-        path = shlex.quote(f"{node.store.root}/boot_id")
-        kept = shlex.quote(f"{settings.state_dir}/boot_id")
-        yield fault(f"{refusal.why}: nothing is granted", f"rm -r {path}; cp {kept} {path}")
-        return
-    if ours == node.boot_id:
+    if node.store.boot_id() == node.boot_id:
         yield from check_records_readable(node.store)
     elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
         lost = lost_records_refusal(node.store.root)

@@ -238,7 +238,6 @@ def test_what_is_wrong_with_either_folder_is_named(site: Site, name: str) -> Non
     [
         "chmod 644 {lock}.claims/gate",
         "touch {lock}/locks/{id}",
-        "rm {lock}.claims/boot_id; mkdir {lock}.claims/boot_id",
         "chmod 775 {state}",
         "touch {state}/quarantine.lost",
     ],

@@ -107,12 +107,11 @@ class SlurmNode:
     def _run(self, items: list[Item], wanted: Wanted, dry_run: bool = False) -> Outcome:
         return run_items(items, wanted, self.root / "node/state", ignore, dry_run)
 
-    def put(self, key: str, value: str, in_force: bool = True) -> None:
+    def put(self, key: str, value: str) -> None:
         """Set a key in slurm.conf and, as after `scontrol reconfigure`, in force."""
         with self.conf.open("a") as file:
             file.write(f"{key}={value}\n")
-        if in_force:
-            self.set_in_force(key, value)
+        self.set_in_force(key, value)
 
     def set_in_force(self, key: str, value: str) -> None:
         """Have slurmctld go by a value, whatever slurm.conf says."""

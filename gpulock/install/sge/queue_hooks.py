@@ -31,11 +31,9 @@ def hook_line(current: Path, hook: str, site: str = "") -> str:
     return f"root@{ours} $job_id $ja_task_id $queue{behind}"
 
 
-def hook_folder(value: str | None, hook: str) -> Path | None:
-    """Return where a line leads, None for one that is the site's or was edited; pure."""
-    _, _, program = (value or "").partition("/prolog/drop-env ")
-    current = Path(program.partition(f"/{hook}/sge ")[0])
-    return current if value == hook_line(current, hook, site_command(value or "")) else None
+def is_hook_line(current: Path, hook: str, value: str) -> bool:
+    """Say whether a line is ours, and not edited by the site; pure."""
+    return value == hook_line(current, hook, site_command(value))
 
 
 def site_command(value: str) -> str:
@@ -74,7 +72,7 @@ class GroupHook(Item):
 
     def read(self) -> str | None:
         now = self.qconf.hook_values(self.queue, self.hook)[1].get(GROUP)
-        if now is not None and hook_folder(now, self.hook) is None:
+        if now is not None and not is_hook_line(self.current, self.hook, now):
             do = f"qconf -purge queue {self.hook} {self.domain}, and run it again"
             raise InstallError(f"{self.title} is {now}, which gpulock does not replace: {do}")
         return now
@@ -170,8 +168,8 @@ def hooked_queues(host: SgeHost) -> list[str]:
     """Return the queues of this host that have its hooks for the group."""
 
     def is_hooked(queue: str, hook: str) -> bool:
-        value = host.qconf.hook_values(queue, hook)[1].get(GROUP)
-        return hook_folder(value, hook) == host.current
+        value = host.qconf.hook_values(queue, hook)[1].get(GROUP, "")
+        return is_hook_line(host.current, hook, value)
 
     return [queue for queue in host.queues() if all(is_hooked(queue, hook) for hook in HOOKS)]
 

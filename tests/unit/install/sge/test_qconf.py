@@ -11,8 +11,8 @@ from gpulock.install.files import InstallError
 from gpulock.install.sge.qconf import Qconf, parse_host_overrides
 from gpulock.install.sge.queue_hooks import (
     HOOKS,
-    hook_folder,
     hook_line,
+    is_hook_line,
     join_hooks,
     site_command,
 )
@@ -53,7 +53,7 @@ def test_a_client_that_hangs_or_fails_is_one_line(tmp_path: Path) -> None:
 def test_our_own_line_is_known_again_with_the_sites_command(hook: str, site: str) -> None:
     line = join_hooks(CURRENT, hook, site)
 
-    assert (hook_folder(line, hook), site_command(line)) == (CURRENT, site)
+    assert (is_hook_line(CURRENT, hook, line), site_command(line)) == (True, site)
     assert line.startswith(f"root@{CURRENT}/prolog/drop-env {CURRENT}/{hook}/sge ")
     assert line.endswith(f" $job_owner {site}" if site else " $queue")
 
@@ -71,7 +71,7 @@ def test_our_own_line_is_known_again_with_the_sites_command(hook: str, site: str
 def test_a_line_of_the_sites_or_one_that_somebody_edited_is_not_taken_apart(
     line: str, hook: str
 ) -> None:
-    assert hook_folder(line, hook) is None
+    assert not is_hook_line(CURRENT, hook, line)
 
 
 @pytest.mark.parametrize("site", ["/a,b", "/a [x]", '/a "x y"', "/a\\b", "/odd=path/hook"])

@@ -23,7 +23,7 @@ from gpulock.report.scan import (
     parse_heads,
     sum_claims,
 )
-from gpulock.report.sources import find_job_claims, find_unwritten_claims, node_history_folder
+from gpulock.report.sources import find_job_claims, find_unwritten_claims
 from gpulock.report.text import (
     CLAIMS,
     advise_on_last_run,
@@ -76,16 +76,15 @@ def history_command(
     """Show this node's finished claims and GPU hours, in the order in which they were written."""
     node = session.node()
     query = parse_history_query(node, **which)
-    folder = node_history_folder(node)
     faults = HistoryFaults()
     if by:
-        heads = find_history_heads(folder, query, faults)
+        heads = find_history_heads(node, query, faults)
         print_history_sums(sum_claims(heads, faults, by, query.device), by, as_json)
     elif as_json:
-        heads = find_history_heads(folder, query, faults, limit or 0)
+        heads = find_history_heads(node, query, faults, limit or 0)
         print_claims_json(parse_heads(heads, faults))
     else:
-        print_history_claims(folder, query, faults, LAST if limit is None else limit)
+        print_history_claims(node, query, faults, LAST if limit is None else limit)
     if unwritten := find_unwritten_claims(node, query):
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
@@ -119,9 +118,9 @@ def parse_history_query(
     return meant.query(since=begin, until=end, user=name, device=place)
 
 
-def print_history_claims(folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
+def print_history_claims(node: Node, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
     """Print the table of the latest claims, and their sum."""
-    found = [*find_history_heads(folder, query, faults, limit and limit + 1)]
+    found = [*find_history_heads(node, query, faults, limit and limit + 1)]
     shown = found[-limit:]
     rows = [claim_cells(claim) for claim in parse_heads(shown, faults)]
     if rows:

@@ -180,7 +180,7 @@ class GpulockDaemon:
             now = clock_boottime()
             if self._watch.has_changed(self.rounds.node.store):
                 self.pace.request_reconcile(now)
-                self._server.retry_now()
+                self._server.line.retry_now()
             if now >= self.reconcile_due() and not self._signals.ending:
                 self._run_round()
             if now >= self.rounds.due and not self._signals.ending:
@@ -207,7 +207,7 @@ class GpulockDaemon:
         self.pace.record_reconcile(now, report.next_at if report else now + AGAIN)
         if report is not None:
             if node.settings.user_claims and any(one.act == FREED for one in report.outcomes):
-                self._server.retry_now()
+                self._server.line.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)
         self._notify.send(f"STATUS={self.rounds.summary}")

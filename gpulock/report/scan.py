@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from gpulock.daemon.history.files import CHUNK, iter_history_lines, list_months
+from gpulock.daemon.history.files import CHUNK, FOLDER, iter_history_lines, list_months
 from gpulock.daemon.history.record import HEAD
+from gpulock.node.context import Node
 from gpulock.report.claims import GpuTimes, ReportedClaim, parse_reported_claim
 from gpulock.store.owner import Owner
 from gpulock.text.words import format_count
@@ -84,12 +85,13 @@ class HistoryFaults:
 
 
 def find_history_heads(
-    folder: str, query: ClaimQuery, faults: HistoryFaults, limit: int = 0
+    node: Node, query: ClaimQuery, faults: HistoryFaults, limit: int = 0
 ) -> Iterable[Head]:
     """Return the heads of the lines that are asked for, in their order; of a `limit` the last.
 
     For those files are read from their end on, and no further than it takes.
     """
+    folder = f"{node.settings.state_dir}/{FOLDER}"
     try:
         paths = [f"{folder}/{name}" for name in list_months(folder, query.since)]
     except OSError as fault:

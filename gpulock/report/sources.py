@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpulock.daemon.history.files import FOLDER
 from gpulock.daemon.history.pending import read_ended_claim, read_released_devices
 from gpulock.daemon.history.record import ClaimedDevice, ExporterSamples, build_history_record
 from gpulock.deadline import clock_boottime
@@ -34,7 +33,7 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
     found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
-    heads = find_history_heads(node_history_folder(node), query, faults)
+    heads = find_history_heads(node, query, faults)
     for claim in parse_heads(heads, faults):
         found[claim.owner.token] = claim  # what is in the history has its last word
     return select_last_job(found.values())
@@ -45,7 +44,7 @@ def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
     if ended := find_unwritten_claims(node, query):
         return max(ended, key=lambda claim: claim.ended or 0.0)
     faults = HistoryFaults()
-    heads = find_history_heads(node_history_folder(node), query, faults, 1)
+    heads = find_history_heads(node, query, faults, 1)
     return next(parse_heads(heads, faults), None)
 
 
@@ -58,11 +57,6 @@ def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:
         and query.since <= claim.ended < query.until
         and query.device in ("", *(card.id for card in claim.cards))
     ]
-
-
-def node_history_folder(node: Node) -> str:
-    """Return the folder of the history."""
-    return f"{node.settings.state_dir}/{FOLDER}"
 
 
 def select_last_job(found: Iterable[ReportedClaim]) -> list[ReportedClaim]:

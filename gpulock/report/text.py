@@ -30,7 +30,7 @@ BAR: Final = 20  # columns of a bar
 LEVELS: Final = "_.-=+*%#"  # of a line over time, from 0 to 1
 WHOLE: Final = 6  # claims that are told in full; more are a line each
 WIDTH: Final = 80
-WATT_HOUR, KILOWATT_HOUR = 3600.0, 3_600_000.0  # joules
+KILOWATT_HOUR: Final = 3_600_000.0  # joules
 COLUMNS: Final = (
     Column("GPU", right=True),
     Column("BUSY", least=5),
@@ -213,9 +213,5 @@ def format_memory_peak(peak: int | None, total: int | None) -> str:
 
 
 def format_energy(joules: float | None) -> str:
-    """Return `12.3 Wh` or `1.23 kWh`."""
-    if joules is None:
-        return "-"
-    if joules < KILOWATT_HOUR:
-        return f"{joules / WATT_HOUR:.1f} Wh"
-    return f"{joules / KILOWATT_HOUR:.2f} kWh"
+    """Return `1.234 kWh`."""
+    return "-" if joules is None else f"{joules / KILOWATT_HOUR:.3f} kWh"

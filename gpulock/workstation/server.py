@@ -75,7 +75,7 @@ class ClaimServer:
         self._node = node
         self._socket: socket.socket | None = None
         self.clients: dict[int, Client] = {}
-        self._line = WaitQueue(self.claims, node, self._end)
+        self.line = WaitQueue(self.claims, node, self._end)
         self._calls: list[Client] = []  # that neither claim nor cancel
         self._arrivals = Allowance(ARRIVALS_AHEAD)
 
@@ -88,7 +88,7 @@ class ClaimServer:
         if self._socket is not None and os.path.exists(path):
             return
         self._stop_listening()
-        self._line.recover()
+        self.line.recover()
         self._socket = listen_at(path)
         self._loop.watch(self._socket.fileno(), self._accept)
 
@@ -98,7 +98,7 @@ class ClaimServer:
         Without a reason we end: who waits keeps the number, and asks the next gpulockd.
         """
         self._stop_listening()
-        self._line.close(keep=not why)
+        self.line.close(keep=not why)
         if why:  # also what an earlier gpulockd left, which served
             atomic.remove_quietly(f"{self._node().store.path}/{SOCKET}")
         for client in list(self.clients.values()):
@@ -106,14 +106,10 @@ class ClaimServer:
                 client.send(SocketReply(REFUSED, kind=BROKEN, why=why, do="use the scheduler"))
             self._drop(client)
 
-    def retry_now(self) -> None:
-        """Try again at once: a lock came or went."""
-        self._line.retry_now()
-
     def due(self) -> float:
         """Return when `run_due` has something to do, as CLOCK_BOOTTIME seconds."""
         silent = [c.since + SILENCE for c in self.clients.values() if c.request is None]
-        return min([*silent, *map(self._call_due, self._calls), self._line.due()])
+        return min([*silent, *map(self._call_due, self._calls), self.line.due()])
 
     def run_due(self, now: float) -> None:
         """Serve the first in the queue, if possible; disconnect silent clients."""
@@ -126,7 +122,7 @@ class ClaimServer:
                 self._calls.remove(client)
                 with self.claims.charged(client.peer.account):
                     self._guarded(client, self._serve_call)
-        self._line.run_due(now)
+        self.line.run_due(now)
 
     def _call_due(self, client: Client) -> float:
         """Return when a call of this user may be served, as CLOCK_BOOTTIME seconds."""
@@ -230,7 +226,7 @@ class ClaimServer:
         if (most := self._node().settings.user_max) and request.number > most:
             why = f"{request.number} GPUs, a user may hold {most} (USER_MAX)"
             raise Refusal(INVALID_REQUEST, why, "ask for fewer")
-        self._line.enqueue(client, request, user_name(client.peer.account))
+        self.line.enqueue(client, request, user_name(client.peer.account))
 
     def _refuse_too_many(self, client: Client, act: str) -> None:
         """Raise Refusal where a user, or all users, have too many calls of this kind.
@@ -247,7 +243,7 @@ class ClaimServer:
 
     def _cancel(self, client: Client, number: int) -> None:
         """End a call that waits, for its own user or root; raise Refusal."""
-        other, account = self._line.find(number), client.peer.account
+        other, account = self.line.find(number), client.peer.account
         if account not in (0, other.peer.account):
             why = f"number {number} is another user's"
             raise Refusal(INVALID_REQUEST, why, "ask that user, or root")
@@ -271,7 +267,7 @@ class ClaimServer:
             self.claims.rate.charge(account, PERIOD, clock_boottime())
             self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(devices)}")
             self._end(client, SocketReply(RELEASED, number=len(told), why="; ".join(told)))
-        self.retry_now()
+        self.line.retry_now()
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:
         self._end(client, SocketReply(REFUSED, kind=kind, why=why, do=do))
@@ -292,7 +288,7 @@ class ClaimServer:
         self._loop.forget(client.peer.fd)
         if client in self._calls:
             self._calls.remove(client)
-        self._line.remove(client)
+        self.line.remove(client)
         client.close()
 
     def _stop_listening(self) -> None:

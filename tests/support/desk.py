@@ -80,7 +80,7 @@ class Desk:
     def give_back(self, number: int) -> None:
         """Let a device be given back, of which gpulockd hears."""
         retire_lock(self.node.store, self.node.store.read(bus(number)), "release")
-        self.server.retry_now()
+        self.server.line.retry_now()
         self.go()
 
     def ask(self, request: SocketRequest, caller: socket.socket | None = None) -> socket.socket:

@@ -87,9 +87,9 @@ def test_a_report_says_what_each_device_did() -> None:
     found = text_of(claim(card(0, use=0.61), card(1, use=0.0), shapes=shape, held_seconds=HOUR))
     assert found[0] == "Job 12 of alice on node1 (gpu): 2 GPUs, H100 80GB HBM3"
     assert found[3:6] == [
-        "GPU  BUSY                         IDLE  UNSEEN   MEMORY PEAK    ENERGY",
-        "  0  ############........  61 %   39 %     0 %  40 of 80 GiB  400.0 Wh",
-        "  1  ....................   0 %  100 %     0 %  40 of 80 GiB  400.0 Wh",
+        "GPU  BUSY                         IDLE  UNSEEN   MEMORY PEAK     ENERGY",
+        "  0  ############........  61 %   39 %     0 %  40 of 80 GiB  0.400 kWh",
+        "  1  ....................   0 %  100 %     0 %  40 of 80 GiB  0.400 kWh",
     ]
     assert found[7:9] == [
         "Over time, 1m a column; blank: not observed",
@@ -132,7 +132,7 @@ def test_a_line_over_time_of_a_card_without_an_index_is_cut_at_80_columns() -> N
 
 def test_what_was_not_observed_is_neither_busy_nor_idle() -> None:
     found = text_of(claim(card(0, observed_seconds=0, busy_seconds=None, memory_peak_bytes=None)))
-    assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "400.0", "Wh"]
+    assert found[4].split() == ["0", "not", "observed", "-", "100", "%", "-", "0.400", "kWh"]
     half = text_of(claim(card(0, observed_seconds=HOUR / 2, busy_seconds=HOUR / 4)))
     assert half[4].split()[1:8] == ["#####...............", "25", "%", "25", "%", "50", "%"]
 
@@ -255,7 +255,7 @@ def test_a_line_over_time_is_blank_where_nothing_is_known() -> None:
 def test_numbers_are_said_with_the_digits_that_count() -> None:
     shares = [format_percent(s) for s in (None, 0, 0.001, 0.5, 0.999, 1)]
     assert shares == ["-", "0 %", "<1 %", "50 %", "99 %", "100 %"]
-    assert [format_energy(j) for j in (None, 36_000, 7.2e6)] == ["-", "10.0 Wh", "2.00 kWh"]
+    assert [format_energy(j) for j in (None, 36_000, 7.2e6)] == ["-", "0.010 kWh", "2.000 kWh"]
     pairs = ((None, 5), (GIB, None), (GIB // 4, 80 * GIB), (0, 80 * GIB))
     peaks = [format_memory_peak(*pair) for pair in pairs]
     assert peaks == ["-", "1 GiB", "0.25 of 80 GiB", "0 of 80 GiB"]

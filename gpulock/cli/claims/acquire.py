@@ -17,7 +17,7 @@ from gpulock.cli.claims import socket_client
 from gpulock.cli.select import match_device_list
 from gpulock.cli.session import FOR_EVER, Session, parse_duration_option, uid_to_user_name
 from gpulock.deadline import Deadline
-from gpulock.errors import BUSY, Refusal
+from gpulock.errors import BUSY, Refusal, one_line
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names, wait_for_mps
 from gpulock.node.context import Node
@@ -50,13 +50,6 @@ class ClaimWishes(NamedTuple):
     prefer: str | None
 
 
-def check_comment(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the comment; raise BadParameter for one that a line cannot show."""
-    if not value.isprintable():
-        raise click.BadParameter("use printable characters, without a line's end.", ctx, param)
-    return value
-
-
 def claim_options(function: F) -> F:
     """Add the options of ClaimWishes, which the command takes as `wishes`."""
     for option in (
@@ -79,7 +72,6 @@ def claim_options(function: F) -> F:
             "--comment",
             "note",
             default="",
-            callback=check_comment,
             metavar="TEXT",
             help="Shown in `gpulock status` beside the GPUs.",
         ),
@@ -180,7 +172,7 @@ def make_socket_request(
         share=int(want.share),
         device_kind=want.kinds[0][0] if want.kinds else "",
         preferred=preferred,
-        note=wishes.note[:LONGEST_NOTE],
+        note=one_line(wishes.note[:LONGEST_NOTE]),
         seconds=wishes.seconds,
     )
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 
 from gpulock.alloc import states
+from gpulock.alloc.shares import card_share_room
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.status.device_use import SampleView, count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
@@ -23,7 +24,7 @@ CALLER = ("number", "uid", "user", "pid", "what", "why")
 def format_status_json(view: StatusView, rows: list[DeviceState], shown: list[DeviceState]) -> str:
     """Return the document: devices of `shown`, totals of `rows`."""
     node = view.node
-    room, use = view.share_room(rows), view.use
+    room, use = card_share_room(rows, view.held, node.settings.shares), view.use
     sample: dict[str, object] | None = None  # where no exporter runs
     if use.sample is not None or use.why:
         age = round(use.age, 3) if use.age is not None else None

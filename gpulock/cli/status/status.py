@@ -12,6 +12,7 @@ from collections.abc import Callable
 import click
 
 from gpulock.alloc import states
+from gpulock.alloc.shares import card_share_room
 from gpulock.alloc.states import DeviceState
 from gpulock.cli.session import (
     CommandRefusedError,
@@ -164,7 +165,8 @@ def format_status_lines(
     split = any(row.device is not None and row.device.parent for row in rows)
     head = format_count(len(rows), "device" if split else "GPU")
     result += table.format_state_counts(head, states.count_device_states(rows), width)
-    if not idle and (room := view.share_room(rows)):
+    room = card_share_room(rows, view.held, view.node.settings.shares)
+    if room and not idle:
         names = [(format_device_label(name, view.devices), *room[name]) for name in room]
         words = [f"{name}: {free} of {places} free" for name, places, free in names]
         result += table.render_facts([("shares", ", ".join(words))], width)

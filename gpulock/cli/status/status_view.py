@@ -16,7 +16,6 @@ from gpulock.alloc.device_users import OpenFiles
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.process_owner import find_foreign_pids
 from gpulock.alloc.process_scan import ProcessScan
-from gpulock.alloc.shares import card_share_room
 from gpulock.alloc.states import NodeView
 from gpulock.cli.status.device_use import SampleView, read_sample_view
 from gpulock.deadline import clock_boottime
@@ -68,10 +67,6 @@ class StatusView(NodeView):
         found = states.DeviceState(row.id, row.device, lock, state, why)
         found.noted, found.orphans = row.noted, self.find_orphans(lock)
         return found
-
-    def share_room(self, rows: list[states.DeviceState]) -> dict[str, tuple[int, int]]:
-        """Return (places, how many of them are free for one user) of each card that has some."""
-        return card_share_room(rows, self.held, self.node.settings.shares)
 
 
 class ProcessView:

@@ -167,17 +167,6 @@ def test_one_that_does_not_come_back_is_given_up(
     assert refused(lambda: daemon.obtain(wait=FOR_EVER)).kind == BROKEN
 
 
-def test_one_that_stays_away_is_waited_for_once(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = clock_boottime()
-    monkeypatch.setattr(socket_client, "BACK_SECONDS", 0.05)
-    daemon.close()
-    with pytest.raises(CommandRefusedError, match="does not run"):
-        daemon.obtain(wait=5.0)
-    assert clock_boottime() < begun + 4
-
-
 @pytest.mark.parametrize(
     "packet",
     [

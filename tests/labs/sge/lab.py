@@ -153,12 +153,12 @@ class GridEngine(Cluster):
         """Return the pid of a job's shepherd."""
         return int((self.spool_dir(job) / "pid").read_text())
 
-    def queue_states(self, queue: str = "gpu.q") -> dict[str, str]:
-        """Return a queue's state on each node: empty is good, `E` in error, `au` not heard of."""
+    def queue_states(self) -> dict[str, str]:
+        """Return gpu.q's state on each node: empty is good, `E` in error, `au` not heard of."""
         states: dict[str, str] = {}
-        for line in self.qstat("-f", "-q", queue).splitlines():
+        for line in self.qstat("-f", "-q", "gpu.q").splitlines():
             fields = line.split()
-            if fields and fields[0].startswith(f"{queue}@"):
+            if fields and fields[0].startswith("gpu.q@"):
                 states[fields[0].partition("@")[2]] = fields[5] if len(fields) > 5 else ""
         return states
 

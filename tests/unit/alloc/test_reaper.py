@@ -41,11 +41,9 @@ def make_reaper(box: Box, judge: Judge | None = None) -> reaper.Reaper:
     return reaper.Reaper(node, judge or judge_of(node), node.devices(), held)
 
 
-def reap_all(box: Box, dry_run: bool = False) -> dict[str, ReapOutcome]:
+def reap_all(box: Box) -> dict[str, ReapOutcome]:
     engine = make_reaper(box)
-    locks = [*engine.held.values()]
-    found = engine.decide(locks) if dry_run else engine.finish(locks)
-    return {outcome.lock.id: outcome for outcome in found}
+    return {outcome.lock.id: outcome for outcome in engine.finish([*engine.held.values()])}
 
 
 @pytest.mark.parametrize(

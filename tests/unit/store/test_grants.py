@@ -33,8 +33,8 @@ def holders(store: LockStore) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def released_lines(store: LockStore, folder: str = "finished") -> list[str]:
-    path = Path(store.root, folder, TOKEN, "released")
+def released_lines(store: LockStore) -> list[str]:
+    path = Path(store.finished_dir, TOKEN, "released")
     return [line for line in path.read_text().splitlines() if line]
 
 

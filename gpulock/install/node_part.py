@@ -13,8 +13,7 @@ from gpulock.errors import Refusal
 from gpulock.install.files import InstallError, read_file
 from gpulock.install.items import FileItem, Item
 from gpulock.node import device_list
-from gpulock.node.settings import parse_settings
-from gpulock.node.settings_file import DEFAULT_PATH, read_settings
+from gpulock.node.settings_file import read_settings
 
 SHOW_MASK: Final = "/usr/bin/printenv CUDA_VISIBLE_DEVICES"
 
@@ -58,14 +57,9 @@ class NodePart(ABC):
 
     def settings_file_item(self, wanted: dict[str, str]) -> FileItem:
         """Return the settings file, with the keys that it lacks; raise InstallError."""
-        text, path = read_file(self.config_path), str(self.config_path)
-        text = add_settings(text, wanted, self.scheduler)
-        try:
-            faults = parse_settings(text, path, path == DEFAULT_PATH).faults
-        except ValueError as fault:
-            faults = (str(fault),)
-        if faults:
+        if faults := self.settings.faults:
             raise InstallError(f"{'; '.join(faults)}; correct the file")
+        text = add_settings(read_file(self.config_path), wanted, self.scheduler)
         return FileItem(self.config_path, text)
 
     def count_gpus(self) -> int:

@@ -24,7 +24,7 @@ from gpulock.daemon.core.journal import (
     run_each,
 )
 from gpulock.daemon.core.loop import DaemonSignals, EventLoop
-from gpulock.daemon.reconcile import lock_watch, report_messages
+from gpulock.daemon.reconcile import report_messages
 from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import Chore, DaemonNode, ReconcileReport, reconcile_locks
 from gpulock.daemon.serve_policy import why_users_are_not_served
@@ -167,6 +167,8 @@ class GpulockDaemon:
     def run(self) -> None:
         """Go round until a signal ends it; raise AlreadyRunningError."""
         self.loop.watch(self._signals.fd, self._signals.drain)
+        if self._watch.fd >= 0:
+            self.loop.watch(self._watch.fd, self._on_lock_dir_change)
         self._run_round()
         self._notify.ready(self.rounds.summary)
         while not self._signals.ending:
@@ -175,12 +177,8 @@ class GpulockDaemon:
             if self._signals.reload:
                 self._reload()
             due = min(self.reconcile_due(), self.rounds.due, self._notify.due)
-            due = min(due, clock_boottime() + lock_watch.PERIOD)
             self.loop.wait(min(due, self._server.due()) if self._server.clients else due)
             now = clock_boottime()
-            if self._watch.has_changed(self.rounds.node.store):
-                self.pace.request_reconcile(now)
-                self._server.line.retry_now()
             if now >= self.reconcile_due() and not self._signals.ending:
                 self._run_round()
             if now >= self.rounds.due and not self._signals.ending:
@@ -199,17 +197,25 @@ class GpulockDaemon:
         """
         return max(self.pace.due, self._users_first_until)
 
+    def _on_lock_dir_change(self, _: int) -> None:
+        if self._watch.changed():
+            self.pace.request_reconcile(clock_boottime())
+            self._server.line.retry_now()
+
     def _run_round(self) -> None:
         node, begun = self.rounds.node, clock_boottime()
-        self._watch.has_changed(node.store)  # what comes while we reconcile is seen after it
+        self._watch.follow(node.store)  # what comes while we reconcile is seen after it
         report = self.rounds.run_round(begun)
         now = clock_boottime()
         self.pace.record_reconcile(now, report.next_at if report else now + AGAIN)
+        self._watch.follow(node.store)
         if report is not None:
             if node.settings.user_claims and any(one.act == FREED for one in report.outcomes):
                 self._server.line.retry_now()
             self._owners.follow(report, node.proc)
         self._serve(report)
+        slow = f"changes are seen every {PERIOD:.0f} s only: {self._watch.fault}"
+        self._journal.log_state("watch", slow if self._watch.fault else "")
         self._notify.send(f"STATUS={self.rounds.summary}")
         if not self._why_closed:
             self._users_first_until = 2 * clock_boottime() - begun

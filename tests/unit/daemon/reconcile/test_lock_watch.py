@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core.loop import EventLoop
-from gpulock.daemon.reconcile.lock_watch import LockDirWatch, OwnerWatcher
+from gpulock.daemon.reconcile.lock_watch import EVENT, OVERFLOW, LockDirWatch, OwnerWatcher
 from gpulock.daemon.reconcile.reconcile import ReconcileReport
 from gpulock.deadline import clock_boottime
 from gpulock.node.procfs import Proc
@@ -39,6 +40,14 @@ def store(tmp_path: Path) -> LockStore:
     return made
 
 
+@pytest.fixture
+def watch(store: LockStore) -> Iterator[LockDirWatch]:
+    made = LockDirWatch()
+    made.follow(store)
+    yield made
+    os.close(made.fd)
+
+
 def write_what_wakes_nobody(store: LockStore) -> None:
     note_event(store.path, OPEN)
     write_verdicts(store.path, {}, "boot")
@@ -59,12 +68,53 @@ def write_what_wakes_nobody(store: LockStore) -> None:
     ],
 )
 def test_what_concerns_a_claim_is_seen_once(
-    store: LockStore, act: Callable[[LockStore], object], seen: bool
+    watch: LockDirWatch, store: LockStore, act: Callable[[LockStore], object], seen: bool
 ) -> None:
-    watch = LockDirWatch()
-    watch.has_changed(store)
     act(store)
-    assert [watch.has_changed(store) for _ in range(2)] == [seen, False]
+    assert (watch.changed(), watch.changed(), watch.fault) == (seen, False, "")
+
+
+def test_in_a_recreated_directory_locks_are_seen_and_in_the_old_one_no_longer(
+    watch: LockDirWatch, store: LockStore
+) -> None:
+    old = LockStore(f"{store.path}.old")
+    Path(store.path).rename(old.path)
+    make_folders(store)
+    watch.follow(store)
+    assert watch.changed(), "it is another one"
+    place_lock(old, bus(1), record())
+    assert not watch.changed()
+    place_lock(store, bus(1), record())
+    assert watch.changed()
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("missing", ""), ("a file", "Not a directory")])
+def test_a_missing_directory_is_no_fault_and_a_file_in_its_place_is(
+    tmp_path: Path, kind: str, fault: str
+) -> None:
+    if kind == "a file":
+        (tmp_path / "run").touch()
+    watch = LockDirWatch()
+    watch.follow(LockStore(str(tmp_path / "run")))
+    assert fault in watch.fault and bool(watch.fault) == bool(fault)
+    os.close(watch.fd)
+
+
+def test_events_that_the_kernel_dropped_are_a_change(
+    watch: LockDirWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event without a name takes the first byte of the next one for no hidden name."""
+    dropped = EVENT.pack(-1, OVERFLOW, 0, 0) + EVENT.pack(ord("."), 0, 0, 0)
+    reads = iter([dropped])
+
+    def read(*_: int) -> bytes:
+        if data := next(reads, b""):
+            return data
+        raise BlockingIOError
+
+    assert not watch.changed()
+    monkeypatch.setattr("gpulock.daemon.reconcile.lock_watch.os.read", read)
+    assert watch.changed()
 
 
 PROC = Proc()

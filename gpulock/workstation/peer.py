@@ -31,7 +31,7 @@ CREDENTIALS = struct.Struct("i2I")  # struct ucred: a uid has no sign
 
 @dataclass
 class Peer:
-    """The process that connected: pid, uid, and a pidfd of it, -1 where there is none.
+    """The process that connected: pid, uid, and a pidfd of it.
 
     `account` is the user who answers for it: of a subordinate uid, whose it is.
     """
@@ -43,9 +43,7 @@ class Peer:
 
     def close(self) -> None:
         """Close the pidfd."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        os.close(self.fd)
 
     def has_ended(self) -> bool:
         """Return whether that process has ended."""

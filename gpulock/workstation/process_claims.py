@@ -8,7 +8,6 @@ itself, what was started with its GPULOCK_CLAIM, and the processes that have its
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -81,16 +80,7 @@ def refuse_other_claim(node: Node, record: Owner, want: ClaimRequest, mine: list
 
 
 def ensure_node_dirs(node: Node) -> None:
-    """Make LOCK_DIR and STATE_DIR where they are missing and may be made; raise Refusal."""
-    for path in (node.settings.state_dir, node.settings.lock_dir):
-        try:
-            os.makedirs(path, 0o755, exist_ok=True)
-        except OSError as fault:
-            raise Refusal(
-                BROKEN,
-                f"{path}: {fault.strerror}",
-                "run as root, or set your own LOCK_DIR and STATE_DIR with --config",
-            ) from fault
+    """Make the folders of claims where they are missing and may be made; raise Refusal."""
     node.store.check(make=True)
     with Gate(node.store, Deadline(LONGEST_WAIT)):
         boot.prepare_boot(node.store, node.settings.state_dir, node.boot_id, node.name)

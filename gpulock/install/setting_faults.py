@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with settings that no hook reads, so that no job fails because of them.
+"""What is wrong with settings, where no job fails because of it.
 
-`gpulock config --check` and doctor say it. What a hook reads is refused by gpulock.node.settings.
+`gpulock config --check` and doctor say it. gpulock.node.settings refuses the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LISTEN: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 
 
 def find_setting_faults(settings: Settings) -> Iterator[str]:
-    """Yield `KEY=VALUE: what is wrong`, of a password nothing."""
+    """Yield `KEY=VALUE: what is wrong`, without what stands before the `@` of a URL."""
     for word in settings.quarantine_on:
         if word not in POLICY_WORDS:
             yield f"QUARANTINE_ON={word}: not one of {' '.join(POLICY_WORDS)}"
@@ -33,7 +33,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
             yield f"EXPORTER_LISTEN={word}: the highest port is {HIGHEST_PORT}"
     url = settings.prometheus_url
     if url and parse_http_url(url) is None:
-        yield f"PROMETHEUS_URL={re.sub('//.*@', '//', url)}: no valid http:// or https:// URL"
+        shown = re.sub("^([a-z]*://)?.*@", r"\1", url)
+        yield f"PROMETHEUS_URL={shown}: no valid http:// or https:// URL"
     if settings.web_config and not os.path.isfile(settings.web_config):
         yield f"WEB_CONFIG={settings.web_config}: no such file"
     programs = {

@@ -232,5 +232,7 @@ def parse_settings(text: str, path: str, fixed: bool = False) -> Settings:
     ):
         if excluded and settings.given.get("SHARE_MPS") == "yes":
             faults.append(f"{path}: SHARE_MPS=yes needs {needs}")
+    if settings.given.get("VISIBLE_DEVICES") == "index" != settings.visible_devices:
+        faults.append(f"{path}: VISIBLE_DEVICES=index needs ISOLATION=off and SHARE_MPS=no")
     settings.faults, settings.ignored = tuple(faults), tuple(ignored)
     return settings

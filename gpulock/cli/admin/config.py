@@ -74,8 +74,8 @@ def format_config_lines(settings: Settings, width: int) -> list[str]:
     for name, kind, default, meaning in rows:
         value = names.get(name) or format_setting_value(getattr(settings, name.lower())) or '""'
         usual = (default.partition("|")[0] if kind == CHOICE else default) or '""'
-        source = f"file, default {usual}" if name in names else "default"
-        line = f"{name.ljust(longest)}  {value}  ({source})"
+        source = "file, " if name in names else "by other keys, " if value != usual else ""
+        line = f"{name.ljust(longest)}  {value}  ({source}default{f' {usual}' if source else ''})"
         colour = "cyan" if name in names else None
         result += [table.paint_text(one, colour) for one in table.wrap_sentence(line, width, below)]
         unit = default if kind == CHOICE else "" if kind in (TEXT, PATH, COUNT, PLACES) else kind

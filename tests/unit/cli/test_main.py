@@ -14,6 +14,7 @@ from gpulock import __version__
 from gpulock.cli import command_group
 from gpulock.cli.admin.config import format_config_lines
 from gpulock.cli.commands import NAMES
+from gpulock.daemon.health.findings import POLICY_WORDS
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.node.setting_keys import KEYS
 from gpulock.node.settings_file import read_settings
@@ -107,6 +108,9 @@ def test_config_shows_every_key_and_where_it_comes_from(
     assert lines["EXPECTED_GPUS"].split() == ["EXPECTED_GPUS", "8", "(file,", "default", "0)"]
     assert lines["SLURM_WAIT"].split() == ["SLURM_WAIT", "15", "(default)"]
     assert all(meaning in text for *_, meaning in KEYS)
+    assert f"puts a device out: {' '.join(POLICY_WORDS)} (words)" in text
+    site.set("ISOLATION=cgroup\n")
+    assert "  uuid  (by other keys, default index)" in site.call("config").stdout
     monkeypatch.setenv("COLUMNS", "80")
     narrow = [*format_config_lines(site.node().settings, 80), site.call("inventory").stdout]
     shown = click.unstyle("\n".join(narrow)).replace(str(site.files.config.parent), "/run")
@@ -129,6 +133,7 @@ def test_config_shows_every_key_and_where_it_comes_from(
         ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: the highest port is 65535"),
         ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: no valid http://"),
         ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: no valid http://"),
+        ("PROMETHEUS_URL=u:p/w@p:9090\n", ": PROMETHEUS_URL=p:9090: no valid http://"),
         ("WEB_CONFIG=/none/web.yml\n", ": WEB_CONFIG=/none/web.yml: no such file"),
         (
             "IDLE_COMMAND=/none/mail\n",

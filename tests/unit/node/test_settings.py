@@ -247,3 +247,6 @@ def test_mps_serves_one_user_a_card_by_uuid_and_none_that_is_isolated(
     found = parse_settings(f"SHARES=0:4\nSHARE_MPS=yes\n{line}\n", "conf")
     assert (found.share_mps, found.visible_devices) == (not fault, mask)
     assert found.faults == ((f"conf: SHARE_MPS=yes needs {fault}",) if fault else ())
+    given = parse_settings(f"SHARE_MPS=yes\nVISIBLE_DEVICES=index\n{line}\n", "conf")
+    refused = [one.partition(" needs ")[0] for one in given.faults]
+    assert ("conf: VISIBLE_DEVICES=index" in refused) == (mask == "uuid")

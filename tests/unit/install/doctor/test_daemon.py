@@ -118,7 +118,7 @@ def test_an_exporter_that_wrote_in_this_boot_and_writes_no_more_is_a_warning(
     assert unseen == ["ecc is not detected"] * (ago == 60)
 
 
-def test_a_value_that_no_hook_reads_is_a_fault_all_the_same(tmp_path: Path) -> None:
+def test_a_value_that_fails_no_job_is_a_fault_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "gpulock.conf"
     path.write_text("QUARANTINE_ON=hot\nWEB_CONFIG=/none/web.yml\nSHARE_MPS=yes\n")
     assert [one.state for one in check_settings(read_settings(str(path)), path)] == [FAULT] * 3

@@ -86,7 +86,7 @@ class ByHand(Item):
 class FileItem(Item):
     """A text file, replaced whole."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str | None) -> None:
         self.path, self.text = path, text
         self.title = f"file {path}"
 

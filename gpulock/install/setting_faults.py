@@ -27,10 +27,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
             yield f"QUARANTINE_ON={word}: not one of {' '.join(POLICY_WORDS)}"
     for word in settings.exporter_listen:
         found = _LISTEN.fullmatch(word)
-        if not found:
+        if not found or int(found[1]) > HIGHEST_PORT:
             yield f"EXPORTER_LISTEN={word}: neither HOST:PORT, [IPv6]:PORT nor :PORT"
-        elif int(found[1]) > HIGHEST_PORT:
-            yield f"EXPORTER_LISTEN={word}: the highest port is {HIGHEST_PORT}"
     url = settings.prometheus_url
     if url and parse_http_url(url) is None:
         shown = re.sub("^([a-z]*://)?.*@", r"\1", url)

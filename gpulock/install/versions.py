@@ -134,10 +134,14 @@ class Hooks(Item):
 
 
 def held_devices_item(settings: Settings, scheduler: str) -> ByHand:
-    """Return the jobs that hold devices, for which what they need stays."""
+    """Return the jobs that hold devices, or may, for which what they need stays."""
 
     def ask() -> Remainder | None:
-        held = list_held_devices(settings.lock_dir, scheduler)
+        try:
+            locks = LockStore(settings.lock_dir).read_all_locks().items()
+        except Refusal as fault:
+            raise InstallError(f"{fault.why}; are you root?") from fault
+        held = [n for n, one in locks if one.owner is None or one.owner.scheduler == scheduler]
         what = f"{_JOBS[scheduler]} jobs hold {len(held)} devices ({' '.join(held)})"
         return Remainder(f"{what}: {WAIT_OR_REAP}, or gpulock release each") if held else None
 
@@ -165,15 +169,3 @@ def switch_hook_version(folder: Path, name: str) -> None:
     beside.symlink_to(name)
     beside.rename(folder / CURRENT)
     atomic.fsync_path(f"{folder}/.")
-
-
-def list_held_devices(lock_dir: str, scheduler: str) -> list[str]:
-    """Return the devices that a scheduler's jobs hold, or of which the holder cannot be told.
-
-    Raises InstallError where that cannot be seen.
-    """
-    try:
-        locks = LockStore(lock_dir).read_all_locks()
-    except Refusal as fault:
-        raise InstallError(f"{fault.why}; are you root?") from fault
-    return [n for n, one in locks.items() if one.owner is None or one.owner.scheduler == scheduler]

@@ -84,11 +84,7 @@ def drop_in_path(unit: str) -> Path:
 
 
 class UnitFile(FileItem):
-    """A file of a unit's, whose folder goes with the last of them; there is none without text."""
-
-    def __init__(self, path: Path, text: str) -> None:
-        super().__init__(path, text)
-        self.text = text or None
+    """A file of a unit's, whose folder goes with the last of them."""
 
     def write(self, wanted: Wanted) -> None:
         """Stop the services before: the next run starts them, even where this one is killed."""
@@ -161,5 +157,5 @@ class SystemdInstaller(NodePart):
         etc = (units.SYSUSERS, units.TMPFILES) if static else ()
         files = [FileItem(ROOT / "etc" / name, static[name]) for name in etc]
         files += [UnitFile(unit_path(unit), static[unit]) for unit in units.UNITS if static]
-        files += [UnitFile(drop_in_path(unit), drop_ins[unit]) for unit in units.UNITS]
+        files += [UnitFile(drop_in_path(unit), drop_ins[unit] or None) for unit in units.UNITS]
         return [*files, *([Services()] if BOOTED.is_dir() else [])]

@@ -130,7 +130,7 @@ def test_config_shows_every_key_and_where_it_comes_from(
         ("QUARANTINE_ON=xid hot\n", ": QUARANTINE_ON=hot: not one of xid ecc missing health"),
         ("EXPORTER_LISTEN=:9465 foo\n", ": EXPORTER_LISTEN=foo: neither HOST:PORT"),
         ("EXPORTER_LISTEN=::1:9465\n", ": EXPORTER_LISTEN=::1:9465: neither HOST:PORT"),
-        ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: the highest port is 65535"),
+        ("EXPORTER_LISTEN=:70000\n", ": EXPORTER_LISTEN=:70000: neither HOST:PORT"),
         ("PROMETHEUS_URL=ftp://p:9090\n", ": PROMETHEUS_URL=ftp://p:9090: no valid http://"),
         ("PROMETHEUS_URL=http://u:pw@:90\n", ": PROMETHEUS_URL=http://:90: no valid http://"),
         ("PROMETHEUS_URL=u:p/w@p:9090\n", ": PROMETHEUS_URL=p:9090: no valid http://"),

@@ -113,7 +113,7 @@ class Site(ABC):
 
     @abstractmethod
     def drained(self, refused: int) -> contextlib.AbstractContextManager[None]:
-        """Let no job start, not even one that was sent back, as an administrator does."""
+        """Let no job start that was sent back."""
 
     @abstractmethod
     def wait_stopped(self, job: int) -> str:
@@ -143,7 +143,7 @@ class Site(ABC):
 
     @abstractmethod
     def come_back(self, job: int) -> None:
-        """Start the node's daemon after that, and have the scheduler forget the job."""
+        """Start the node's daemon after `reboot`, and have the scheduler forget the job."""
 
     # --- gpulock --------------------------------------------------------------------------------
 

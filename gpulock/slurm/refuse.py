@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 AT_WORK = ("RUNNING", "CONFIGURING", "SUSPENDED")
 REASON_BYTES = 200  # of a reason, which lists show
 STAYS, NOT_CANCELLED = "it stays as it is", "it cannot be cancelled"
+NOT_RUNNING = "it does not run any more"  # ended, requeued, or of a node that refused it as well
 NOT_DONE = (STAYS, NOT_CANCELLED)  # how what was not done begins
 
 
@@ -67,7 +68,7 @@ def requeue_or_cancel_job(
     except Refusal as silent:
         return f"{STAYS}: {silent.why}"
     if not is_slurm_run_active(found, call):
-        return ""  # another of its nodes refused as well
+        return NOT_RUNNING
     name = slurm_array_task_name(found)
     control.do(
         "scontrol", "update", f"JobId={name}", f"AdminComment={quote_scontrol_text(sentence)}"
@@ -80,7 +81,7 @@ def requeue_or_cancel_job(
         except Refusal as silent:
             return f"{STAYS}: {silent.why}"
         if not is_slurm_run_active(found, call):
-            return "it is requeued already"
+            return NOT_RUNNING
     return "it is cancelled" if control.do("scancel", name) else NOT_CANCELLED
 
 

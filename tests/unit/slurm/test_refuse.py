@@ -12,6 +12,7 @@ from gpulock.slurm.call import SlurmHookCall
 from tests.support.slurm_site import SILENT, Site, row
 
 SENTENCE = "gpulock: job 12: busy: 2 GPUs asked for; wait"
+GONE = "it does not run any more"
 
 
 def act(
@@ -57,7 +58,7 @@ def test_one_task_of_an_array_is_given_back_and_never_the_array(
 
 def test_an_array_whose_task_is_not_told_is_left_alone(site: Site) -> None:
     site.answers(row(15, ArrayJobID="14", ArrayTaskID="1"))
-    assert act(site, site.call(14, SLURM_JOB_NUM_NODES="2")) == ""
+    assert act(site, site.call(14, SLURM_JOB_NUM_NODES="2")) == GONE
     assert asked(site) == []
 
 
@@ -110,8 +111,21 @@ def test_a_later_run_of_the_job_is_left_alone(site: Site, restarts: str, left: b
     site.answers(row(12, RestartCnt=restarts))
     told = act(site, site.call(SLURM_JOB_NUM_NODES="2"))
     assert (told, asked(site)) == (
-        ("", []) if left else ("it is requeued", [["scontrol", "requeue", "12"]])
+        (GONE, []) if left else ("it is requeued", [["scontrol", "requeue", "12"]])
     )
+
+
+@pytest.mark.parametrize("later", [{"State": "CANCELLED"}, {"RestartCnt": "1"}])
+def test_a_job_that_ends_before_it_is_requeued_is_not_said_to_be(
+    site: Site, later: dict[str, str]
+) -> None:
+    site.answers(row(12, **later))
+    (site.root / "answer").rename(site.root / "later")
+    site.answers(row(12))
+    moves = f"mv {site.root}/later {site.root}/answer; exit 1"
+    site.program("scontrol", f'if test "$1" = requeue; then {moves}; fi')
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == GONE
+    assert asked(site) == [["scontrol", "requeue", "12"]]
 
 
 @pytest.mark.parametrize(

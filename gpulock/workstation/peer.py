@@ -25,6 +25,7 @@ from gpulock.workstation.waiting import WaitingCaller
 from gpulock.workstation.wire import WAITING, SocketReply, SocketRequest, encode_packet
 
 PASSRIGHTS = 83  # SO_PASSRIGHTS, asm-generic/socket.h
+OUTSIDE = "in a container run gpulock outside of it"  # the request has the pid that is known inside
 RIGHTS = socket.CMSG_SPACE(4 * 253)  # bytes of the descriptors of one packet: SCM_MAX_FD
 CREDENTIALS = struct.Struct("i2I")  # struct ucred: a uid has no sign
 
@@ -60,16 +61,12 @@ def read_peer_ids(connection: socket.socket) -> tuple[int, int]:
 
 
 def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[int], bool]) -> Peer:
-    """Return who connected, by the kernel's word; raise Refusal or OSError.
+    """Return who connected, by the kernel's word; raise OSError, also for one that has ended.
 
-    Refused is one that is gone, or of another pid namespace. `is_account` says of a uid that it is
-    a user's own although it is in another user's range of subordinate uids.
+    `is_account` says of a uid that it is a user's own although it is in another user's range of
+    subordinate uids.
     """
     pid, uid = read_peer_ids(connection)
-    if pid <= 0:
-        raise Refusal(
-            UNKNOWN, "the caller is in another pid namespace", "run gpulock outside the container"
-        )
     peer = Peer(pid, uid, uid, os.pidfd_open(pid))
     try:
         if (owner := proc.namespace_owner(pid)) > 0:
@@ -84,7 +81,7 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
         raise
     if peer.has_ended():  # and another process may have its number
         peer.close()
-        raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
+        raise ProcessLookupError
     return peer
 
 
@@ -124,11 +121,14 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
         found = proc.start(pid)
         uids = proc.status(pid).uids if found == start else ()
     except (OSError, ValueError) as fault:
-        raise Refusal(UNKNOWN, f"process {pid} cannot be seen: {fault}", "is it alive?") from fault
+        why, do = f"process {pid} cannot be seen: {fault}", f"is it alive? {OUTSIDE}"
+        raise Refusal(UNKNOWN, why, do) from fault
     if found != start:
-        raise Refusal(INVALID_REQUEST, f"pid {pid} now belongs to another process", "try again")
+        why, do = f"pid {pid} now belongs to another process", f"try again; {OUTSIDE}"
+        raise Refusal(INVALID_REQUEST, why, do)
     if set(uids[:3]) != {peer.uid}:
-        raise Refusal(INVALID_REQUEST, f"process {pid} is not yours", "claim for one of your own")
+        why = f"process {pid} is another user's, or has another's rights"
+        raise Refusal(INVALID_REQUEST, why, "claim for one of your own")
     if pid == peer.pid and peer.has_ended():
         raise Refusal(UNKNOWN, f"process {pid} has ended", "nothing to do")
 
@@ -143,8 +143,8 @@ class Client:
     """One connection since `since`; `caller` is its place in the queue, until `until`.
 
     `want` is what it was refused as busy, once it was, `answer` what its last claim was answered
-    in this `round` of the queue, and `told` how it was told why it waits. `reaped`: what its user's
-    dead processes held was looked for. Times are CLOCK_BOOTTIME seconds.
+    in this `round` of the queue, and `shown` why it waits, as `gpulock queue` shows it. `reaped`:
+    what its user's dead processes held was looked for. Times are CLOCK_BOOTTIME seconds.
     """
 
     connection: socket.socket
@@ -155,7 +155,7 @@ class Client:
     until: float = 0.0
     want: ClaimRequest | None = None
     answer: SocketReply = STILL_WAITING
-    told: SocketReply = STILL_WAITING
+    shown: SocketReply = STILL_WAITING
     round: int = 0
     reaped: bool = False
     _sent: SocketReply | None = None
@@ -171,7 +171,7 @@ class Client:
 
     def tell(self, reply: SocketReply, now: float) -> None:
         """Say how the waiting goes, where that changed."""
-        self.told = reply
+        self.shown = reply
         if reply != self._sent and now >= self._sent_at + RARELY:
             self._sent, self._sent_at = reply, now
             self.send(reply)

@@ -147,14 +147,13 @@ class ClaimServer:
     def _let_in(self, connection: socket.socket) -> None:
         """Let one more in; where too many say nothing, the oldest of who has most of them goes."""
         connection.setblocking(False)
-        now = clock_boottime()
-        try:
+        peer, now = None, clock_boottime()
+        with suppress(OSError):
             uid = read_peer_ids(connection)[1]
-            if uid and self._arrivals.due(uid) > now:
-                raise Refusal(BUSY, "too many connections", "run several commands in one claim")
-            self._arrivals.charge(uid, ARRIVAL, now)
-            peer = identify_peer(connection, self._node().proc, has_name)
-        except (Refusal, OSError):
+            if not uid or self._arrivals.due(uid) <= now:
+                self._arrivals.charge(uid, ARRIVAL, now)
+                peer = identify_peer(connection, self._node().proc, has_name)
+        if peer is None:  # it has gone, or its user comes too often
             close_aside(connection.detach())
             return
         client = Client(connection, peer, now)

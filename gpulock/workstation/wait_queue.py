@@ -135,7 +135,7 @@ class WaitQueue:
         for client in list(self._line):
             number = client.caller.number
             if is_stopped(view.node, client.peer.pid):
-                client.told = SocketReply(WAITING, why="stopped")
+                client.shown = SocketReply(WAITING, why="stopped")
                 continue
             why = self._why_not_yet(view, client, now)
             own = find_own_devices(view.reservations, view.now, client.peer.account)
@@ -223,7 +223,7 @@ class WaitQueue:
     def _list_callers(self, now: float) -> list[WaitingCaller]:
         """Return who waits, in the order of their numbers."""
         callers = [
-            client.caller._replace(why=client.told.why.partition(" (")[0])
+            client.caller._replace(why=client.shown.why.partition(" (")[0])
             for client in self._line
             if now < client.until
         ]

@@ -113,8 +113,10 @@ def test_a_number_that_is_another_process_by_now_holds_nothing_and_is_not_looked
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Proc, "status", raising(AssertionError("it costs 50 ms")))
-    assert "now belongs to another process" in desk.claim(1, start=MINE - 1).why
+    other, none = desk.claim(1, start=MINE - 1), desk.claim(1, pid=999)
+    assert ("now belongs to another process" in other.why, none.state) == (True, REFUSED)
     assert desk.claim(1, pid=10**22).state == REFUSED
+    assert all("in a container run gpulock outside of it" in one.do for one in (other, none))
     assert desk.box.locks() == []
 
 

@@ -128,17 +128,6 @@ def test_a_user_who_locks_whatever_they_can_open_keeps_nobody_from_anything(
                 ours.enter_context(take(settings))
 
 
-def test_each_lock_that_is_held_is_on_a_file_of_its_user_alone(settings: Settings) -> None:
-    with ExitStack() as ours:
-        for take in LOCKS.values():
-            ours.enter_context(take(settings))
-        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        inodes = {int(words[5].rpartition(":")[2]) for words in lines if "->" not in words}
-        locked = [path for path in everything(settings) if path.stat().st_ino in inodes]
-    assert len(locked) >= len(LOCKS)
-    assert [path for path in locked if path.stat().st_mode & OTHERS] == []
-
-
 def test_locks_are_taken_in_these_modules_alone() -> None:
     names = ("flock", "lockf", "FileLock", "SoftFileLock", "fcntl")
     found: set[str] = set()

@@ -19,7 +19,7 @@ from gpulock.node.context import Node
 from gpulock.store.reservations import find_own_devices, find_reserved_devices
 from gpulock.workstation import backfill, waiting
 from gpulock.workstation.backfill import QueueView
-from gpulock.workstation.peer import Client
+from gpulock.workstation.peer import OUTSIDE, Client
 from gpulock.workstation.socket_claims import SocketClaims, refuse_request
 from gpulock.workstation.waiting import WaitingCaller, is_stopped
 from gpulock.workstation.wire import (
@@ -183,7 +183,7 @@ class WaitQueue:
         if request and request.pid != client.peer.pid:  # of its own end the kernel tells
             with suppress(OSError, ValueError):
                 if not view.node.proc.running(request.pid, request.start):
-                    refusal = Refusal(UNKNOWN, f"process {request.pid} has ended", "nothing to do")
+                    refusal = Refusal(UNKNOWN, f"process {request.pid} has ended", OUTSIDE)
                     client.answer = refuse_request(refusal)
                     return refusal.why
         if any(one.number < client.caller.number for one in self._left):

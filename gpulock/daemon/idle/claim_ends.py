@@ -2,9 +2,9 @@
 """The end that a user chose for a claim, or CLAIM_MAX did: told before, and then given back.
 
 Warm, gpulockd alone. Ten minutes before, the terminal of the claim's process is told, and
-IDLE_COMMAND is run with `end`, but of a shorter claim. At its end a claim of a shell is released,
-unless something of it besides the shell still runs. One whose record has a comment is of a process
-that is the work: it is reaped once that has ended.
+IDLE_COMMAND is run with `end`; not for a claim of ten minutes or less. At its end a claim of a
+shell is released, unless something of it besides the shell still runs. One whose record has a
+comment is of a process that is the work: it is reaped once that has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from gpulock.alloc.reaper import ENDED, HELD
 from gpulock.daemon.core.journal import INFO, DaemonJournal
-from gpulock.daemon.idle.command import IdleClaim
+from gpulock.daemon.idle.command import ClaimFacts
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline, clock_boottime
 from gpulock.errors import Refusal
@@ -28,8 +28,8 @@ from gpulock.store.owner import Owner
 from gpulock.workstation.user_release import release_unused
 
 BEFORE: Final = 600.0  # seconds before its end at which a user is told
-AGAIN: Final = 2.0  # seconds until a claim that is still used is tried again, or so many
-SPARING: Final = 20  # times as long as the look at its user's files took
+AGAIN: Final = 2.0  # seconds until a release that failed is tried again, at least
+SPARING: Final = 20  # times as long as that release took, at least
 GATE_SECONDS: Final = 2.0
 TERMINAL: Final = re.compile("/dev/pts/[0-9]{1,9}")
 
@@ -37,40 +37,45 @@ TERMINAL: Final = re.compile("/dev/pts/[0-9]{1,9}")
 class ClaimEnds(Chore):
     """The chore that follows a reconcile; `tell_command` is for IDLE_COMMAND."""
 
-    def __init__(self, journal: DaemonJournal, tell_command: Callable[[IdleClaim], None]) -> None:
+    def __init__(self, journal: DaemonJournal, tell_command: Callable[[ClaimFacts], None]) -> None:
         self._journal = journal
         self._tell_command = tell_command
         self._labels: dict[str, str] = {}  # of devices, by id
         self._told: set[str] = set()  # tokens
-        self._again: dict[str, float] = {}  # by token, when its release is tried again
+        # by token, when its release is tried again, and why it failed
+        self._again: dict[str, tuple[float, str]] = {}
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
         """Tell who is near the end of a claim, and give back what is over."""
         claims = find_limited_claims(node, report)
         self._labels = {device.id: device.label() for device in report.devices}
         self._told &= claims.keys()
-        self._again = {token: at for token, at in self._again.items() if token in claims}
+        self._again = {token: failed for token, failed in self._again.items() if token in claims}
         held: dict[str, str] = {}
         served: set[int] = set()  # one claim of a user a round: each looks at the user's files
         for token, record in claims.items():
             if now >= record.until:
-                due = not record.comment and now >= self._again.get(token, now)
+                what, who = self._name(record), f"pid {record.pid} ({record.user})"
+                due = not record.comment and now >= self._again.get(token, (now, ""))[0]
                 if due and record.uid not in served:
                     served.add(record.uid)
                     self._release(node, record, now)
-                if record.comment or token in self._again:
-                    held[token] = f"pid {record.pid} ({record.user}) holds {self._name(record)}"
+                if record.comment:
+                    held[token] = f"{who} holds {what} beyond its end"
+                elif token in self._again:
+                    why = self._again[token][1]
+                    held[token] = f"{what} of {who} is held beyond its end: {why}"
             elif now >= record.until - BEFORE > record.claimed_boottime and token not in self._told:
                 self._told.add(token)
                 left = f"{(record.until - now) / 60:.0f} min"
                 keeps = "what still runs keeps it"
                 words = f"your claim of {self._name(record)} ends in {left}; {keeps}"
                 tell_terminal(node, record, words)
-                self._tell_command(IdleClaim(record, record.devices, 0.0, alive=True))
-        over = {token: f"{text} beyond its end" for token, text in held.items()}
-        self._journal.log_changes("ends", over)
+                self._tell_command(ClaimFacts(record, record.devices, 0.0, alive=True))
+        self._journal.log_changes("ends", held)
         to_come = [one.until for one in claims.values() if one.until > now]
-        report.next_at = min([report.next_at, *to_come, *self._again.values()])
+        again = [at for at, _ in self._again.values()]
+        report.next_at = min([report.next_at, *to_come, *again])
 
     def _release(self, node: Node, record: Owner, now: float) -> None:
         """Give a claim back that is over, or note when to try again."""
@@ -82,9 +87,9 @@ class ClaimEnds(Chore):
         try:
             how = "its end has come"
             release_unused(node, meant, (record.uid, 0), Deadline(GATE_SECONDS), how, ENDED)
-        except (Refusal, OSError):
+        except (Refusal, OSError) as fault:
             took = clock_boottime() - begun
-            self._again[record.token] = now + max(AGAIN, SPARING * took)
+            self._again[record.token] = now + max(AGAIN, SPARING * took), str(fault)
             return
         who = f"pid {record.pid} ({record.user})"
         self._journal.say(INFO, f"{self._name(record)} of {who} given back: its end has come")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IDLE_COMMAND: what a site does about a claim that idles.
+"""IDLE_COMMAND: what a site does about a claim that idles or ends soon.
 
 Warm. It is started with facts that no user can abuse, up to a deadline. No shell starts it, and
 its environment is ours. It must be root's as a hook is: only root can replace it or what is on the
@@ -30,8 +30,8 @@ WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@,+/-]*")
 LONGEST: Final = 256  # characters of a fact, but for lists of devices
 
 
-class IdleClaim(NamedTuple):
-    """A claim that idles: since how many observed seconds, and on which devices."""
+class ClaimFacts(NamedTuple):
+    """What IDLE_COMMAND is told of a claim; it idles since `seconds`, as far as observed."""
 
     owner: Owner
     devices: tuple[str, ...]
@@ -47,7 +47,7 @@ class IdleClaim(NamedTuple):
 class IdleCommand:
     """A command that runs since `now` (CLOCK_BOOTTIME); it leads a session of its own."""
 
-    def __init__(self, settings: Settings, claim: IdleClaim, event: str, now: float) -> None:
+    def __init__(self, settings: Settings, claim: ClaimFacts, event: str, now: float) -> None:
         """Start it; raise OSError, also for one that others could have written."""
         self.claim = claim
         self.event = event
@@ -120,7 +120,7 @@ def why_untrusted_program(path: Path, owners: Collection[int]) -> str:
 
 
 def build_idle_environment(
-    settings: Settings, claim: IdleClaim, event: str, now: float
+    settings: Settings, claim: ClaimFacts, event: str, now: float
 ) -> dict[str, str]:
     """Return the whole environment of the command: what it is to know, and its schedulers."""
     record = claim.owner

@@ -16,7 +16,7 @@ from typing import Final
 from gpulock.alloc.reaper import HELD
 from gpulock.daemon.core import sample
 from gpulock.daemon.core.sample import ClaimUsage
-from gpulock.daemon.idle.command import IdleClaim, IdleCommand
+from gpulock.daemon.idle.command import ClaimFacts, IdleCommand
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -42,7 +42,7 @@ class IdlePolicy(Chore):
         self._warned: dict[str, float] = {}  # by token, when its warning was over
         self._next_kill: dict[str, float] = {}  # likewise, when it may be tried; never once done
         self._settings: Settings | None = None
-        self._queue: dict[str, list[IdleClaim]] = {END: [], WARN: [], KILL: []}  # by event
+        self._queue: dict[str, list[ClaimFacts]] = {END: [], WARN: [], KILL: []}  # by event
         self.command: IdleCommand | None = None
 
     def run(self, node: Node, report: ReconcileReport, now: float) -> None:
@@ -71,7 +71,7 @@ class IdlePolicy(Chore):
         if self.command is None:
             self.due = now if any(self._queue.values()) else float("inf")
 
-    def tell_end(self, claim: IdleClaim) -> None:
+    def tell_end(self, claim: ClaimFacts) -> None:
         """Run IDLE_COMMAND, where there is one, for a claim that is near its end."""
         self._queue[END].append(claim)
         self.due = 0.0
@@ -82,7 +82,7 @@ class IdlePolicy(Chore):
             self.command.kill()
             self.command = None
 
-    def _judge(self, settings: Settings, idler: IdleClaim, now: float) -> None:
+    def _judge(self, settings: Settings, idler: ClaimFacts, now: float) -> None:
         """Put a claim into the line of warnings, or of kills, or neither."""
         token = idler.owner.token
         if self.command is not None and self.command.claim.owner.token == token:
@@ -104,7 +104,7 @@ class IdlePolicy(Chore):
         if idler.seconds >= settings.idle_kill and now >= due:
             self._queue[KILL].append(idler)
 
-    def _start(self, settings: Settings, idler: IdleClaim, event: str, now: float) -> None:
+    def _start(self, settings: Settings, idler: ClaimFacts, event: str, now: float) -> None:
         path = settings.idle_command
         if not path:
             return  # none is set, or it went since the round
@@ -136,7 +136,7 @@ class IdlePolicy(Chore):
             self._say(line)
 
 
-def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[IdleClaim]:
+def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[ClaimFacts]:
     """Return the claims whose devices are all seen to idle."""
     standing: dict[str, tuple[Owner, list[str], bool]] = {}
     for outcome in report.outcomes:
@@ -152,11 +152,11 @@ def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[Id
     )
     if found is None:
         return []
-    idlers: list[IdleClaim] = []
+    idlers: list[ClaimFacts] = []
     for token, (record, devices, alive) in standing.items():
         seconds = claim_idle_seconds(record, devices, found.tokens.get(token, {}), now)
         if seconds is not None:
-            idlers.append(IdleClaim(record, tuple(sorted(devices)), seconds, alive))
+            idlers.append(ClaimFacts(record, tuple(sorted(devices)), seconds, alive))
     return idlers
 
 

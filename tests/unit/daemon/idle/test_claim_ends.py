@@ -16,6 +16,7 @@ from gpulock.daemon.idle.policy import IdlePolicy
 from gpulock.daemon.reconcile.reconcile import reconcile_locks
 from gpulock.node.context import Node
 from gpulock.store.owner import Owner
+from tests.support.faults import raising
 from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
@@ -92,11 +93,20 @@ def test_no_end_of_a_claim_is_told(tmp_path: Path, claim: dict[str, object], now
 def test_a_claim_that_is_still_used_stays_held_until_it_is_not(site: Site) -> None:
     site.box.proc.add(902, uids=(ALICE,) * 4, fds={3: site.box.dev / "nvidia0"})
     assert site.go(END) == [bus(0)]
-    assert "beyond its end" in str(site.journal.said())
+    held = "GPU 0 of pid 901 (alice) is held beyond its end: "
+    assert f"{held}process 902" in str(site.journal.said())
     assert site.next_at >= END + AGAIN
     site.box.proc.remove(902)
     assert site.go(END + 1) == [bus(0)]  # it is not looked at without a pause
     assert site.go(site.next_at) == []
+
+
+def test_a_claim_that_cannot_be_given_back_is_told_with_the_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_ends, "release_unused", raising(OSError(30, "Read-only file system")))
+    assert site.go(END) == [bus(0)]
+    assert "beyond its end: [Errno 30] Read-only file system" in str(site.journal.said())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulock.daemon.idle.command import IdleClaim, build_idle_environment
+from gpulock.daemon.idle.command import ClaimFacts, build_idle_environment
 from gpulock.store.owner import Owner
 from tests.support.scripts import write_script
 from tests.support.trees import Box, bus, record
@@ -35,7 +35,7 @@ class Site(Box):
 
     def kill(self, owner: Owner) -> int:
         """Let the script end a claim; return its exit code."""
-        claim = IdleClaim(owner, (bus(0),), 700.0, alive=True)
+        claim = ClaimFacts(owner, (bus(0),), 700.0, alive=True)
         environ = build_idle_environment(self.node().settings, claim, "kill", 4000.0)
         return subprocess.run([str(SCRIPT), "kill"], env=environ, check=False).returncode
 

@@ -15,7 +15,7 @@ from gpulock.alloc import reaper
 from gpulock.alloc.reaper import FREED, HELD, ReapOutcome
 from gpulock.daemon.idle import command
 from gpulock.daemon.idle.command import (
-    IdleClaim,
+    ClaimFacts,
     build_idle_environment,
     check_program_trust,
     is_safe_shell_word,
@@ -209,7 +209,7 @@ def test_commands_run_one_after_another_and_none_holds_up_a_round(lab: Lab) -> N
 
 def test_the_end_of_a_claim_is_told_whatever_rounds_come_and_is_no_warning(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR)
-    lab.idle.tell_end(IdleClaim(own, own.devices, 0.0, alive=True))
+    lab.idle.tell_end(ClaimFacts(own, own.devices, 0.0, alive=True))
     lab.round()
     assert lab.facts()["GPULOCK_EVENT"] == "end"
     lab.sample(lab.idles(own, 0))
@@ -244,7 +244,7 @@ def test_a_command_that_others_could_have_written_is_not_run(lab: Lab, act: str)
 
 def test_what_a_user_could_have_chosen_is_a_plain_word_or_nothing(lab: Lab) -> None:
     own = lab.hold(0, ago=HOUR, user="-x; rm", queue="$(id)", job_id="12 13")
-    claim = IdleClaim(own, (bus(0),), 5.0, alive=True)
+    claim = ClaimFacts(own, (bus(0),), 5.0, alive=True)
     facts = build_idle_environment(lab.node().settings, claim, "warn", clock_boottime())
     assert (facts["GPULOCK_USER"], facts["GPULOCK_QUEUE"], facts["GPULOCK_JOB_ID"]) == ("", "", "")
     assert facts["GPULOCK_UID"] == "1000"

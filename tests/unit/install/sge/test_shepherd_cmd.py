@@ -488,3 +488,21 @@ def test_a_job_whose_environment_starts_no_hook_is_in_error_and_its_queue_is_not
     told = (tmp_path / "error").read_text()
     assert ("environment is too large" in told) is not starts
     assert start(launcher, tmp_path, recorded("array", s_stack=soft, h_stack=hard), shell)[0] == 0
+
+
+@pytest.mark.parametrize("key", ["h_vmem", "s_vmem", "h_data", "s_data"])
+@pytest.mark.parametrize(
+    ("value", "size", "starts"),
+    [("10M", MIB // 2, False), ("1", MIB // 4, False), ("10M", MIB // 10, True), ("1G", MIB, True)],
+)
+def test_a_job_whose_environment_has_no_room_in_its_memory_is_in_error_and_its_queue_is_not(
+    launcher: Path, tmp_path: Path, key: str, value: str, size: int, starts: bool
+) -> None:
+    """The fork of Open Cluster Scheduler's shepherd that becomes the epilog dies before it is."""
+    (tmp_path / "environment").write_text(f"A={'x' * 1022}\n" * (size // 1025))
+
+    code, said = start(launcher, tmp_path, recorded("array", True, **{key: value}))
+
+    assert (code, STARTED in said) == ((0, True) if starts else (APPERROR, False))
+    assert ("environment is too large" in (tmp_path / "error").read_text()) is not starts
+    assert start(launcher, tmp_path, recorded("array", False, **{key: value}))[0] == 0

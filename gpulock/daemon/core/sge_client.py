@@ -29,7 +29,8 @@ def ask_qmaster(settings: Settings, program: str, *words: str) -> str:
     if not path:
         where = settings.sge_binaries or f"{settings.sge_root or 'SGE_ROOT'}/bin"
         raise Refusal(UNKNOWN, f"no {program} in {where}", "set SGE_BINARIES")
-    client = SchedulerProgram(path, {"PATH": "/usr/bin:/bin", **sge_environment(settings)}, HINT)
+    own = {"PATH": "/usr/bin:/bin", "TMPDIR": os.path.dirname(settings.lock_dir)}  # qconf -mattr's
+    client = SchedulerProgram(path, {**own, **sge_environment(settings)}, HINT)
     return client.read(list(words), Deadline(ANSWER_SECONDS))
 
 

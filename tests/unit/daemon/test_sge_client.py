@@ -30,9 +30,11 @@ def test_a_client_gets_its_words_and_an_environment_of_ours(
     write_client(tmp_path, 'printf "[%s]" "$@"; env')
     words, *lines = ask_qmaster(settings_of(tmp_path), "qconf", "-se", "a b").split("\n")
     assert words.startswith("[-se][a b]")
-    names = {line.partition("=")[0] for line in [words.rpartition("]")[2], *lines] if line}
-    known = {"PATH", "SGE_ROOT", "SGE_CELL", "SGE_SINGLE_LINE"}
+    told = [words.rpartition("]")[2], *lines]
+    names = {line.partition("=")[0] for line in told if line}
+    known = {"PATH", "SGE_ROOT", "SGE_CELL", "SGE_SINGLE_LINE", "TMPDIR"}
     assert names - {"PWD", "_", "SHLVL", "OLDPWD"} == known
+    assert "TMPDIR=/run" in told  # which gpulockd's unit may write: qconf -mattr makes a file
 
 
 def test_one_that_fails_is_not_believed_and_its_last_words_are_the_reason(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
         spools.append(found)
         call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
         check_isolation(node.settings, found)
-        if node.settings.sge_slave_tasks:
+        if node.settings.sge_slave_tasks or on_master_host(found):
             return claim_slave_task(node, found, run.deadline)
         isolate_sge_job(node, found, [])
         return None

@@ -117,6 +117,19 @@ def test_a_task_is_left_alone_where_the_site_gives_tasks_nothing(site: Site) -> 
     assert (folder / "environment").read_bytes() == before
 
 
+def test_a_task_on_the_jobs_own_host_is_the_jobs_though_the_site_gives_others_nothing(
+    site: Site,
+) -> None:
+    """It saw every GPU, and what it left behind kept no lock: its group was not the job's."""
+    job = site.run(gpus(1), pe="smp", hosts=(("node", 2),))
+    assert site.prolog(job) == 0
+    folder = site.task(job, FIRST, home=True)
+    assert slave.main(["slave", str(FIRST)], {}, site.config()) == 0
+    assert variables(folder)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    lock = site.node().store.read_detailed_locks()[bus(0)]
+    assert [pid for pid, *_ in lock.anchors] == [FIRST]
+
+
 def test_without_a_shepherd_or_settings_the_task_does_not_start(site: Site) -> None:
     assert start(site, 999) == 1
     assert slave.main(["slave", "999"], {}, str(site.root / "gone")) == 1

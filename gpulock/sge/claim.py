@@ -32,15 +32,15 @@ ALL_NAMES = environment.grant_variable_names(EXTRA_MASK_NAMES)
 def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
     """Return the record of a job, all but the devices; raise Refusal.
 
-    Where execd has systemd start the job (facts/grid-engine.md), the group that `config` names is
-    on no process: a job that lives would be proven dead.
+    Where execd has systemd start the job (facts/grid-engine.md), `config` may name no group, or one
+    that is on no process: a lock would go while the job lives.
     """
-    if found.config.get("use_systemd") == ["yes"]:
-        raise Refusal(
-            INVALID_REQUEST,
-            "execd has systemd start the job, so no process can be known as the job's",
-            "take USE_CGROUPS=systemd out of execd_params",
-        )
+    group = found.number("add_grp_id")
+    outside = found.config.get("use_systemd") == ["yes"]  # Some Grid Engine
+    if outside or (found.config.get("enable_systemd") == ["1"] and not group):
+        why = "execd has systemd start the job, so no process can be known as the job's"
+        do = "take USE_CGROUPS=systemd out of" if outside else "set ENABLE_ADDGRP_KILL=true in"
+        raise Refusal(INVALID_REQUEST, why, f"{do} execd_params")
     return Owner(
         scheduler="sge",
         cluster=node.settings.sge_cell,
@@ -53,7 +53,7 @@ def make_sge_owner(node: Node, found: Spool, uid: int) -> Owner:
         uid=uid,
         queue=found.need("queue"),
         spool_dir=found.path,
-        add_grp_id=0 if node.settings.simulation else found.number("add_grp_id"),
+        add_grp_id=0 if node.settings.simulation else group,
         sid=node.proc.stat(found.pid).session if node.settings.simulation else 0,
         boot_id=node.boot_id,
         namespaces=node.proc.namespaces(""),

@@ -28,8 +28,11 @@ class SgeMembers:
     def __call__(self, lock: Lock, scan: ProcessScan, job: JobProcesses) -> None:
         """Add what carries a group of the job alone, and what is in its cgroup.
 
-        Where the group may be another job's by now, or a task of this job runs, it is a doubt.
+        Where the group may be another job's by now, or a task of this job runs, it is a doubt. So
+        is a job without a group; a simulated one has a session.
         """
+        if not lock.groups() and lock.owner and not lock.owner.sid:
+            job.add_doubt("its record names no supplementary group")
         for gid in lock.groups():
             self._add_group(gid, lock, scan, job)
         if self._node.settings.isolation != "cgroup":

@@ -32,11 +32,8 @@ def make_sge_rule(node: Node) -> "LivenessRule":
         assert record is not None
         if runs := shepherd_verdict(lock, scan, "its shepherd"):
             return runs
-        if not simulated:
-            if blind := scan.why_blind_about(record.uid) or why_execd_hidden(scan):
-                return Verdict(UNKNOWN, blind)
-            if not record.add_grp_id:
-                return Verdict(UNKNOWN, "its record names no supplementary group")
+        if not simulated and (blind := scan.why_blind_about(record.uid) or why_execd_hidden(scan)):
+            return Verdict(UNKNOWN, blind)
         job = job_processes(lock)
         for pid, clause in job.pids.items():
             return Verdict(ALIVE, f"its process {pid} runs without a shepherd: it {clause}")

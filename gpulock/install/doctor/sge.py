@@ -143,7 +143,7 @@ class SgeChecks:
         scopes = scopes and not {"ENABLE_SYSTEMD=FALSE", "ENABLE_SYSTEMD=0"} & {*given}
         tagged = {"ENABLE_ADDGRP_KILL=TRUE", "ENABLE_ADDGRP_KILL=1"} & {*given}
         if scopes and (self.settings.isolation != "off" or not tagged):
-            what = "execd moves jobs to scopes of systemd: GPUs are refused, or stay locked"
+            what = "execd moves jobs to scopes of systemd: GPU jobs are refused"
             do = "set ENABLE_SYSTEMD=false in execd_params; with ISOLATION=off"
             yield fault(what, f"{do} ENABLE_ADDGRP_KILL=true does, too")
         elif {"ENABLE_ADDGRP_KILL=FALSE", "ENABLE_ADDGRP_KILL=0"} & {*given}:

@@ -243,7 +243,7 @@ def whole(site: Site, command: str) -> str:
 
 
 def test_reap_names_who_keeps_a_dead_owners_device(site: Site) -> None:
-    site.hold(4, 5, draining=1, uid=os.getuid())
+    site.hold(4, 5, draining=1, uid=os.getuid(), sid=dead_process()[0])
     with site.opened(4) as user:
         assert "GPUs 4, 5  quarantined: orphans: process" in whole(site, "status")
         text = whole(site, "reap")

@@ -275,13 +275,24 @@ def test_a_shepherd_that_cannot_be_seen_any_more_is_taken_for_dead(
     assert refusal(lambda: claim.check_shepherd_alive(site.node(), found)).kind == UNKNOWN
 
 
-def test_a_gpu_job_that_systemd_starts_is_refused(site: Site) -> None:
-    """8.1.10 names a group that no process carries: the living job would be proven dead."""
+@pytest.mark.parametrize(
+    ("line", "group", "code"),
+    [
+        ("use_systemd=yes", 65400, JOB_ERROR),  # of 8.1.10, whose processes carry no group
+        ("enable_systemd=1", 0, JOB_ERROR),  # Open Cluster Scheduler, as it is installed
+        ("enable_systemd=1", 65400, RUN),  # with ENABLE_ADDGRP_KILL=true
+    ],
+)
+def test_a_gpu_job_that_systemd_starts_without_a_group_is_refused(
+    site: Site, line: str, group: int, code: int
+) -> None:
+    """Nothing would tell its processes: a lock would go while the job lives."""
     job = site.run(gpus(1))
-    with (job.folder / "config").open("a") as file:
-        file.write("use_systemd=yes\n")
-    assert site.prolog(job) == JOB_ERROR
-    assert site.locks() == []
+    config = job.folder / "config"
+    text = config.read_text().replace("add_grp_id=0", f"add_grp_id={group}")
+    config.write_text(f"{text}{line}\n")
+    assert site.prolog(job) == code
+    assert len(site.locks()) == (code == RUN)
 
 
 @pytest.mark.root

@@ -46,6 +46,10 @@ class Host:
         cwd = self.spool(f"{pid}.1", f"add_grp_id={gid}\njob_id={pid}\n")
         self.fake.shepherd(pid, cwd)
 
+    def left(self) -> JobProcesses:
+        node = Node(Settings({"PROC_ROOT": str(self.fake.root)}))
+        return find_job_processes(self.lock, ProcessScan(node.proc), SgeMembers(node))
+
     def verdict(self, simulated: bool = False) -> Verdict:
         keys = {"PROC_ROOT": str(self.fake.root), "SYS_ROOT": str(self.root / "sys")}
         node = Node(Settings(keys | ({"SIMULATION": str(self.root)} if simulated else {})))
@@ -143,6 +147,12 @@ def test_a_job_without_a_group_is_never_proven_dead(host: Host) -> None:
     assert host.verdict().state == UNKNOWN
     host.fake.shepherd(500, host.spool("12.1"))
     assert host.verdict().state == ALIVE
+
+
+def test_of_a_job_without_a_group_nobody_knows_that_nothing_is_left(host: Host) -> None:
+    """Its epilog gives no lock back: a process in a scope of systemd would be of no job."""
+    host.lock.owner = record(add_grp_id=0)
+    assert "no supplementary group" in host.left().doubt
 
 
 # --- what a job left behind -----------------------------------------------------------------------

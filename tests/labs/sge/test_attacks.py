@@ -182,7 +182,7 @@ def test_no_length_of_a_request_ends_qmaster(guarded: Gpulock) -> None:
     job = sge.submit("glalice", *asked, "-b", "y", "/bin/true")
 
     assert settle(guarded, job) == "Eqw"
-    assert "-l gpu=1.55556 is no number of GPUs" in said(guarded, job, "true")
+    assert "1.55556 is no number of GPUs" in said(guarded, job, "true")
     assert sge.qmaster_pid() == before
 
 

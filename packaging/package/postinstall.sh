@@ -3,13 +3,7 @@
 # dpkg: configure, triggered (another /usr/bin/python3), or abort-*; rpm: the number of versions there are now.
 set -e
 home=/usr/lib/gpulock
-case ${1:-} in
-abort-*) exit 0 ;;
-configure) # of a .deb, at its first installation: there it brings no conffile, about which dpkg would ask
-    file=/etc/gpulock/gpulock.conf
-    [ -n "${2:-}" ] || [ -e "$file" ] || [ -L "$file" ] || install -D -m 644 "$home/etc$file" "$file"
-    ;;
-esac
+case ${1:-} in abort-*) exit 0 ;; esac
 if ! "$home/bin/python3" -I -c 'import ctypes, psutil, ssl, sys; assert sys.version_info >= (3, 9)' 2>/dev/null; then
     echo "gpulock: /usr/bin/python3 is no Python 3.9 or later with ctypes, psutil and ssl" >&2
     [ "${1:-}" = triggered ] || exit 1 # an upgrade of Python may go on

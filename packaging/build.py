@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +51,6 @@ PROGRAMS: Final = {
     "usr/bin/gpulock-exporter": ("gpulock-exporter", "gpulock_exporter.app.program"),
     "usr/sbin/gpulockd": ("gpulockd", "gpulock.daemon.app"),
 }
-_OWN_FOLDERS: Final = (HOME, "usr/share/doc/gpulock", SETTINGS)
 _LAUNCHER: Final = f"""\
 #!/{HOME}/bin/python3 -I
 # SPDX-License-Identifier: Apache-2.0
@@ -176,20 +175,14 @@ def compress_file(path: Path) -> None:
     path.unlink()
 
 
-def package_contents(root: Path, when: str) -> Iterator[dict[str, Any]]:
-    """Yield each file of a root as nfpm wants it, and the folders that are gpulock's own."""
-    for path in sorted(root.rglob("*")):
-        place = str(path.relative_to(root))
-        entry: dict[str, Any] = {"dst": f"/{place}", "file_info": {"mtime": when}}
-        if path.is_symlink():
-            yield {**entry, "src": os.readlink(path), "type": "symlink"}
-        elif path.is_dir():
-            if any(f"{place}/".startswith(f"{own}/") for own in _OWN_FOLDERS):
-                entry["file_info"]["mode"] = 0o755
-                yield {**entry, "type": "dir"}
-        else:
-            entry["file_info"]["mode"] = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
-            yield {**entry, "src": str(path)}
+def set_modes_and_times(root: Path) -> None:
+    """Give each file of a root one of two modes, and the time of the source."""
+    when = int(os.environ[EPOCH])
+    for path in root.rglob("*"):
+        if not path.is_symlink():
+            is_open = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if is_open else 0o644)
+        os.utime(path, (when, when), follow_symlinks=False)
 
 
 def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
@@ -210,7 +203,7 @@ def package_recipe(root: Path, machine: str, release: str) -> Mapping[str, Any]:
         "mtime": when,
         "disable_globbing": True,
         "scripts": scripts,
-        "contents": list(package_contents(root, when)),
+        "contents": [{"src": f"{root}/", "dst": "/", "type": "tree"}],
         "deb": {"triggers": {"interest_noawait": [PYTHON]}},
         "rpm": {"buildhost": "localhost", "group": "System Environment/Daemons"},
         "overrides": {
@@ -240,6 +233,7 @@ def write_root(root: Path, machine: str, wheel: Path, tools: Path) -> None:
 
 def pack_root(root: Path, machine: str, release: str, tools: Path, folder: Path) -> None:
     """Make a .deb and an .rpm of a root in a folder."""
+    set_modes_and_times(root)
     recipe = tools / "nfpm.json"
     recipe.write_text(json.dumps(package_recipe(root, machine, release)))
     for packager in ("deb", "rpm"):

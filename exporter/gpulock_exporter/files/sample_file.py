@@ -39,6 +39,7 @@ from gpulock_exporter.state.device_totals import (
 )
 from gpulock_exporter.state.snapshot import DeviceProcesses, LostCard, Moment
 
+UNCORRECTED = "ecc.uncorrected."  # begins the names of counters
 SHOWN_PIDS = 8  # of the foreign processes of a device
 
 WRITTEN = {line: list(fields.items()) for line, fields in TYPES.items()}
@@ -99,6 +100,7 @@ def sample_device_words(
 ) -> list[str]:
     """Return the fields of one device, and what the exporter remembers of it."""
     energy = totals.counters.get("energy")
+    errors = [one.total for name, one in totals.counters.items() if name.startswith(UNCORRECTED)]
     values: dict[str, Any] = {
         **(vars(device) if device else {}),
         "uuid": totals.uuid,
@@ -108,6 +110,7 @@ def sample_device_words(
         "observed": totals.observed if totals.observable else None,
         "last_busy": totals.last_busy,
         "energy": energy.total if energy and energy.last else None,
+        "uncorrected": sum(errors) if errors else None,
         "processes": None,
     }
     if present is not None:

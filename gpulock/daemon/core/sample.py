@@ -56,6 +56,7 @@ class DeviceSample:
     foreign: int | None  # of these, neither the owner's nor a service
     unseen: int | None  # of these, hidden: not known whose
     foreign_pids: tuple[int, ...]  # the first of the foreign ones
+    uncorrected: int | None  # uncorrected ECC errors, in this boot
     recovery_action: int | None  # what the driver asks for, by nvml.h; 0: nothing
     remap_failure: int | None  # 1: a row of its memory could not be remapped
     pcie_width: int | None  # lanes of its PCIe link

@@ -33,7 +33,6 @@ XID, ECC, MISSING, HEALTH, LOST = "xid", "ecc", "missing", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
 XID_KEY: Final = "xid "  # and the number
-UNCORRECTED: Final = "c.ecc.uncorrected."
 MOST_TIMES: Final = 10**15
 STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, HEALTH)  # of no event
 MEMORY_CHECK: Final = "memory"
@@ -61,10 +60,7 @@ def findings_from_sample(
     """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
-        counts = [
-            parse_first_counter(n) for key, n in seen.own.items() if key.startswith(UNCORRECTED)
-        ]
-        if times := min(sum(counts), MOST_TIMES):
+        if times := min(seen.uncorrected or 0, MOST_TIMES):
             words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
             yield HealthFinding(name, ECC, ECC, times, words)
         if seen.remap_failure:
@@ -141,14 +137,6 @@ def describe_recovery_action(number: int) -> str:
 def quarantinable_ids(devices: Collection[Device]) -> set[str]:
     """Return the ids that may be quarantined: of devices, and of the cards they are on."""
     return {device.id for device in devices} | {device.bus for device in devices}
-
-
-def parse_first_counter(text: str) -> int:
-    """Return the first of the exporter's numbers as a whole one, 0 where it is none."""
-    try:
-        return int(min(sample.parse_sample_real(text.partition(",")[0]), MOST_TIMES))
-    except ValueError:
-        return 0
 
 
 def expire_finding_marks(

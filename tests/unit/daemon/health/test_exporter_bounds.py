@@ -227,7 +227,7 @@ def test_a_million_inventories() -> None:
 TOKEN = "feedface"
 HELD = 1000.0  # seconds
 NOW = 5000.0
-FIELD_NAMES = [*sample.TYPES["device"], *sample.TYPES["token"], "x.79", "c.ecc.uncorrected.dram"]
+FIELD_NAMES = [*sample.TYPES["device"], *sample.TYPES["token"], "x.79"]
 NUMBERS = ["0", "1", "1e308", "9" * 18, "4990", "5000", "nan", "-1", "1,1", "1e-320"]
 PAIRS = st.tuples(
     st.sampled_from(FIELD_NAMES), st.sampled_from(NUMBERS) | st.floats().map(str) | WORDS

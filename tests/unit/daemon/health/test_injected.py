@@ -91,7 +91,7 @@ class Faults(Ward):
         self.lost.pop(number, None)
         errors = self.times[ECC][number]
         facts = ["pcie_width=16", "pcie_width_max=16", f"recovery_action={int(kind == RECOVERY)}"]
-        facts += [f"c.ecc.uncorrected.dram={errors},0,0,0"] if errors else []
+        facts += [f"uncorrected={errors}"] if errors else []
         facts += ["pcie_width=4"] if kind == LINK else []
         facts += [f"memory_used={1024 * MIB}"] if kind == MEMORY else []
         self.tell(number, *facts)

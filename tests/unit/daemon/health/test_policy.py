@@ -57,11 +57,11 @@ def test_what_an_application_did_or_what_is_information_puts_nothing_out(
 @pytest.mark.parametrize(
     ("fact", "reason"),
     [
-        ("c.ecc.uncorrected.dram=2,2,90.0,0.0", "ecc: 2 uncorrected ECC errors"),
+        ("uncorrected=2", "ecc: 2 uncorrected ECC errors"),
         ("remap_failure=1", "ecc: a row of its memory could not be remapped"),
         ("recovery_action=2", "xid: the driver asks for node_reboot"),
         ("c.ecc.corrected.dram=900,900,90.0,0.0", ""),
-        ("c.ecc.uncorrected.dram=0,0,90.0,0.0", ""),
+        ("uncorrected=0", ""),
         ("remap_failure=0 recovery_action=0", ""),
     ],
 )

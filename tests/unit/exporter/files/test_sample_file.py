@@ -124,6 +124,14 @@ def test_use_over_time_whose_two_lists_do_not_match_is_left_out() -> None:
     assert account.busy == 1.0
 
 
+def test_uncorrected_errors_are_told_as_a_sum_and_corrected_ones_are_none(tmp_path: Path) -> None:
+    node = Node(proc=str(FakeProc(tmp_path / "proc").root))
+    kinds = {"corrected.dram": 9, "uncorrected.dram": 2, "uncorrected.sram": 1}
+    node.tick(card(0, ecc=kinds), card(1, ecc={"corrected.dram": 9}))
+    told = parse_sample(node.text(), SAMPLE_LINE).devices
+    assert [told[bus(number)].uncorrected for number in range(2)] == [3, None]
+
+
 def opened(root: Path) -> ExporterFolder:
     folder = ExporterFolder(str(root / "run"))
     folder.open()

@@ -73,15 +73,6 @@ def os_error_kind(fault: BaseException, missing: str = UNKNOWN) -> str:
     return BROKEN if isinstance(fault, OSError) and fault.errno not in PASSING else UNKNOWN
 
 
-def lost_records_refusal(folder: str) -> Refusal:
-    """Return the refusal of every claim once the records of this boot are gone, or may be."""
-    return Refusal(
-        UNKNOWN,
-        f"the records of this boot's claims were lost: {folder}/boot_id is not this boot's",
-        "drain the node and reboot it, or run gpulock forget-locks when no job is left",
-    )
-
-
 def one_line(text: str) -> str:
     """Return `text` with every control character shown as `?`: log lines cannot be forged."""
     if text.isprintable():

@@ -24,7 +24,7 @@ def read_node_view(node: Node, now: float) -> NodeView:
     """
     view = NodeView()
     try:
-        view.lost = are_records_lost(node)
+        view.lost = find_lost_records(node)
     except Refusal as refusal:
         view.fault = refusal.why
     unreadable: dict[str, str] = {}
@@ -45,12 +45,12 @@ def read_node_view(node: Node, now: float) -> NodeView:
     return view
 
 
-def are_records_lost(node: Node) -> bool:
-    """Return whether the records of this boot were lost with their folder; raise Refusal."""
+def find_lost_records(node: Node) -> "Refusal | None":
+    """Return the refusal of every claim where records of this boot were lost; raise Refusal."""
     state_dir = node.settings.state_dir
     if not os.path.isdir(state_dir) or node.store.boot_id() == node.boot_id:
-        return False
-    return boot.may_be_claimed_boot(state_dir, node.boot_id)
+        return None
+    return boot.lost_records_refusal(node.store, state_dir, node.boot_id)
 
 
 def note_reservations(node: Node, view: NodeView) -> None:

@@ -10,6 +10,7 @@ from gpulock.store.verdicts import DEAD, UNKNOWN, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpulock.errors import Refusal
     from gpulock.store.reservations import Reservation
 
 MISSING = "missing"
@@ -59,9 +60,9 @@ class NodeView:
     """What the files say: `locks` by id, `quarantined` the reason by id, `verdicts` by token.
 
     None is not known. `reconciled` is when the verdicts were made (CLOCK_BOOTTIME seconds, also
-    where they are old), `lost` whether records of this boot were lost, `full` whether LOCK_DIR
-    has room for no claim. `fault` is why nothing is granted: the boot's id, or a record, cannot be
-    read.
+    where they are old), `lost` the refusal where records of this boot were lost, `full` whether
+    LOCK_DIR has room for no claim. `fault` is why nothing is granted: the boot's id, or a record,
+    cannot be read.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class NodeView:
         self.quarantined: "dict[str, str] | None" = None
         self.verdicts: "dict[str, Verdict] | None" = None
         self.reconciled: "float | None" = None
-        self.lost = False
+        self.lost: "Refusal | None" = None
         self.full = False
         self.fault = ""
         self.reservations: list[Reservation] = []  # of users, that are not over

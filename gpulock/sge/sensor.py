@@ -15,7 +15,7 @@ from gpulock import deadline
 from gpulock.alloc import states
 from gpulock.alloc.node_view import read_node_view
 from gpulock.alloc.states import DeviceState
-from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, lost_records_refusal, shorten
+from gpulock.errors import LINE_BYTES, UNKNOWN, Refusal, shorten
 from gpulock.node.context import Node
 from gpulock.node.devices import SHARE, Device
 from gpulock.node.kinds import SHARE_KIND, is_of_kind
@@ -74,7 +74,7 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
             note_event(node.store.path, OPEN)
     view = read_node_view(node, deadline.clock_boottime())
     if view.lost:
-        raise lost_records_refusal(node.store.root)
+        raise view.lost
     if view.full or view.fault:
         raise Refusal(UNKNOWN, view.fault or "LOCK_DIR is full", "run gpulock doctor")
     view.locks = {  # a health check gives way to any job

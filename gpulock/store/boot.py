@@ -2,16 +2,16 @@
 """The boot rule: records belong to one boot, and must not be lost within it.
 
 Hot. The boot id stands beside the records and in STATE_DIR. Beside the records: go on. Only in
-STATE_DIR, or garbage there: the records of running jobs were lost with their folder, and nothing is
-granted until a person has looked (`gpulock forget-locks`). Neither: the first claim or reconcile of
-a boot makes ready. One that cannot be read refuses the claim.
+STATE_DIR: the records of running jobs were lost with their folder. Garbage there: they may be. Then
+nothing is granted until a person has looked (`gpulock forget-locks`). Neither: the first claim or
+reconcile of a boot makes ready. One that cannot be read refuses the claim.
 """
 
 import errno
 import os
 import time
 
-from gpulock.errors import BROKEN, UNKNOWN, Refusal, lost_records_refusal, one_line, os_error_kind
+from gpulock.errors import BROKEN, UNKNOWN, Refusal, one_line, os_error_kind
 from gpulock.store import atomic, event_kinds, grants, quarantine
 from gpulock.store.kv import int_or_zero
 from gpulock.store.locks import LockStore, list_names
@@ -28,8 +28,8 @@ def prepare_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> N
     """Let claims go on in this boot, gate held; raise Refusal when records were lost."""
     if store.boot_id() == boot_id:
         return
-    if may_be_claimed_boot(state_dir, boot_id):
-        raise lost_records_refusal(store.root)
+    if lost := lost_records_refusal(store, state_dir, boot_id):
+        raise lost
     begin_boot(store, state_dir, boot_id, node)
 
 
@@ -164,19 +164,26 @@ def reserve_owner(device: str, note: dict[str, str], boot_id: str, node: str) ->
     )
 
 
-def may_be_claimed_boot(state_dir: str, boot_id: str) -> bool:
-    """Return whether claims of this boot may have been made already; raise Refusal.
+def lost_records_refusal(store: LockStore, state_dir: str, boot_id: str) -> "Refusal | None":
+    """Return the refusal of every claim where the records of this boot were lost, or may be.
 
-    STATE_DIR's boot id says it. One that is garbage may have been this boot's.
+    STATE_DIR's boot id says it, and the records' own is not this boot's. Raises Refusal.
     """
     try:
         known = atomic.read_text(f"{state_dir}/boot_id").strip()
     except FileNotFoundError:
-        return False
+        return None
     except OSError as fault:
         raise Refusal(UNKNOWN, f"STATE_DIR: {fault}", "look at STATE_DIR") from fault
-    whole = len(known) == BOOT_ID_LENGTH and not known.strip(BOOT_ID_LETTERS)
-    return known == boot_id or not whole
+    if known == boot_id:
+        what = "not this boot's" if store.boot_id() else "gone"
+        why = f"the records of this boot's claims were lost: {store.root}/boot_id is {what}"
+    elif len(known) != BOOT_ID_LENGTH or known.strip(BOOT_ID_LETTERS):
+        why = f"the records of this boot's claims may be lost: {state_dir}/boot_id is garbage"
+    else:
+        return None
+    do = "drain the node, then run gpulock forget-locks when no job is left"
+    return Refusal(UNKNOWN, why, do)
 
 
 def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":

@@ -196,7 +196,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
         (restore, "put_back_lock", returning(None)),
         (claim, "repair_locks", repair_by_locks),
     ),
-    "lost_records_close_no_node": ((boot, "may_be_claimed_boot", returning(False)),),
+    "lost_records_close_no_node": ((boot, "lost_records_refusal", returning(None)),),
     "instance_is_its_card": ((kinds, "is_of_kind", any_part),),
     "models_are_mixed": ((kinds, "group_by_model", one_group),),
     "device_is_chosen_twice": ((kinds, "choose_by_kind", choose_twice),),

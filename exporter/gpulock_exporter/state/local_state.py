@@ -15,7 +15,7 @@ from gpulock.alloc import node_view
 from gpulock.alloc.states import NodeView
 from gpulock.daemon.core.sample import is_claim_token
 from gpulock.daemon.health.cards import NodeCards, read_cards
-from gpulock.errors import Refusal, lost_records_refusal, one_line
+from gpulock.errors import Refusal, one_line
 from gpulock.node.context import Node
 from gpulock.store.event_log import count_events, read_events
 from gpulock.store.locks import Lock
@@ -79,8 +79,9 @@ def read_boot_locks(node: Node) -> dict[str, Lock]:
     Then nothing is free: jobs run on devices that nobody can name. A boot_id that is there, and
     broken, costs the verdicts only.
     """
-    if not os.path.lexists(f"{node.store.root}/boot_id") and node_view.are_records_lost(node):
-        raise lost_records_refusal(node.store.root)
+    missing = not os.path.lexists(f"{node.store.root}/boot_id")
+    if missing and (lost := node_view.find_lost_records(node)):
+        raise lost
     return node.store.read_detailed_locks()
 
 

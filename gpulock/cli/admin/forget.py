@@ -10,7 +10,7 @@ from grp import getgrgid
 
 import click
 
-from gpulock.alloc.node_view import are_records_lost
+from gpulock.alloc.node_view import find_lost_records
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import FREED, Reaper
 from gpulock.cli.session import Session
@@ -33,7 +33,7 @@ SHEPHERD, STEPD = "sge_shepherd", "slurmstepd"
 def forget_locks_command(session: Session, force: bool) -> None:
     """Grant GPUs again on a node whose records were lost, once no job is left on it."""
     node = session.writable_node()
-    if not are_records_lost(node):
+    if not find_lost_records(node):
         raise Refusal(INVALID_REQUEST, "no records were lost on this node", "see gpulock status")
     if not force and (left := next(list_remaining_users(node), "")):
         raise Refusal(BUSY, left, "end it first, or say --force where it has no GPU")

@@ -14,7 +14,6 @@ from gpulock.cli.status.device_use import count_seen_foreign
 from gpulock.cli.status.status_view import StatusView
 from gpulock.daemon.core.instance_lock import find_running_daemon
 from gpulock.deadline import clock_boottime
-from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.store.locks import Lock
 from gpulock.store.quarantine import POLICY
@@ -71,12 +70,13 @@ def list_attention_facts(view: StatusView, rows: list[DeviceState]) -> list[tupl
 
 def list_store_faults(view: StatusView) -> list[tuple[str, str]]:
     """Return what is wrong with LOCK_DIR and the records, so that nothing is granted."""
-    path, lost = view.node.store.path, lost_records_refusal(view.node.store.root)
+    path = view.node.store.path
+    lost = f"nothing is granted; {view.lost.do}" if view.lost else ""
     unread = "nothing is granted until it can be read; run gpulock doctor as root"
     full = "it is full, no GPU is granted until there is room; df"
     faults = (
         (view.fault, "records", f"{view.fault}; {unread}"),
-        (view.lost, "records lost", f"nothing is granted; {lost.do}"),
+        (lost, "records lost", lost),
         (view.full, "LOCK_DIR", f"{full} {path}"),
     )
     return [(label, text) for wrong, label, text in faults if wrong]

@@ -33,7 +33,6 @@ from gpulock.cli.status.evidence import (
 )
 from gpulock.cli.status.status_view import ProcessView, StatusView, group_by_claim
 from gpulock.daemon.serve_policy import scheduler_from_settings
-from gpulock.errors import lost_records_refusal
 from gpulock.node.context import Node
 from gpulock.slurm import note
 from gpulock.store.event_log import list_refusals, read_events
@@ -200,8 +199,7 @@ def next_step_facts(sight: ProcessView, row: DeviceState) -> FactList:
     if row.state != FREE:
         return list_next_steps(view, row, find_blocking_pids(sight, row))
     if view.lost:
-        lost = lost_records_refusal(view.node.store.root)
-        return [("granted", f"to nobody: {lost.why}"), ("next", lost.do)]
+        return [("granted", f"to nobody: {view.lost.why}"), ("next", view.lost.do)]
     settings, ask = view.node.settings, REQUEST  # a user gets a GPU of a scheduler's node by a job
     if settings.sge_root:
         ask = f"qsub -l {(*settings.sge_complexes, 'gpu')[0]}=1 JOB_SCRIPT"

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulock.errors import Refusal, lost_records_refusal
+from gpulock.errors import Refusal
 from gpulock.install.doctor.check import (
     DRIVER,
     INSTALLED,
@@ -99,8 +99,7 @@ def check_boot_locks(settings: Settings) -> Iterator[Finding]:
     node = Node(settings)
     if node.store.boot_id() == node.boot_id:
         yield from check_records_readable(node.store)
-    elif boot.may_be_claimed_boot(settings.state_dir, node.boot_id):
-        lost = lost_records_refusal(node.store.root)
+    elif lost := boot.lost_records_refusal(node.store, settings.state_dir, node.boot_id):
         yield fault(f"{lost.why}: nothing is granted", lost.do)
 
 

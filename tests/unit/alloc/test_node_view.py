@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulock.alloc.node_view import are_records_lost, read_node_verdicts, read_node_view
+from gpulock.alloc.node_view import find_lost_records, read_node_verdicts, read_node_view
 from gpulock.deadline import clock_boottime
 from gpulock.store.verdicts import ALIVE, Verdict, write_verdicts
 from tests.support.trees import BOOT, OTHER_BOOT, Box
@@ -21,7 +21,7 @@ def test_verdicts_that_are_garbage_are_not_known(box: Box) -> None:
     (box.records / "boot_id").unlink()
     (box.records / "boot_id").mkdir()
     view = read_node_view(box.node(), clock_boottime())
-    assert (view.lost, view.fault != "") == (False, True)
+    assert (view.lost, view.fault != "") == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_locks_are_lost_where_state_dir_alone_has_seen_this_boot(
     for folder, boot_id in ((box.records, lock), (box.state, state)):
         if boot_id:
             (folder / "boot_id").write_text(f"{boot_id}\n")
-    assert are_records_lost(box.node()) == lost
+    assert (find_lost_records(box.node()) is not None) == lost
 
 
 def test_while_locks_are_lost_no_verdict_is_known(box: Box) -> None:

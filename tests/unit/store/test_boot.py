@@ -100,6 +100,7 @@ def test_records_that_are_lost_stop_every_grant_until_their_locks_are_forgotten(
     place.lose_records()
     refusal = place.refusal()
     assert (refusal.kind, "forget-locks" in refusal.do) == (UNKNOWN, True)
+    assert refusal.why.endswith(f"were lost: {place.records}/boot_id is gone")
     assert (place.store.boot_id(), place.holder(0)) == ("", "sge")
     boot.begin_boot(place.store, str(place.state), BOOT, NAME)
     assert (place.ids(), place.holder(0)) == ((BOOT, BOOT), "nobody")
@@ -119,7 +120,9 @@ def test_a_boot_id_in_state_that_is_garbage_may_have_been_this_one(place: Place,
     place.ready()
     place.lose_records()
     (place.state / "boot_id").write_text(name)
-    assert place.refusal().kind == UNKNOWN
+    refusal = place.refusal()
+    assert (refusal.kind, "reboot" in refusal.do) == (UNKNOWN, False), "the next is refused as well"
+    assert refusal.why.endswith(f"may be lost: {place.state}/boot_id is garbage")
     assert place.store.boot_id() == ""
 
 

@@ -101,6 +101,7 @@ NO_QUEUE = "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq"
     ("harm", "name", "says", "do"),
     [
         ("cat /proc/sys/kernel/random/boot_id >node/state/boot_id", "boot", "were lost", "forget"),
+        ("echo x >node/state/boot_id", "boot", "state/boot_id is garbage", "forget"),
         ("sed -i 's,DRIVER_ROOT=,&/nowhere,' etc/gpulock.conf", "driver", "no NVIDIA", "load the"),
         ("sed -i s/GPUS=8/GPUS=9/ etc/gpulock.conf", "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         ("rm node/dev/nvidia3", "device nodes", "nvidia3: missing", "nvidia-modprobe"),

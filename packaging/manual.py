@@ -18,7 +18,7 @@ from click.shell_completion import get_completion_class
 from gpulock_exporter.app.program import exporter_parser
 
 from gpulock import __version__
-from gpulock.cli import INTERRUPTED, NODE_BROKEN, REFUSED, command_group
+from gpulock.cli import NODE_BROKEN, REFUSED, command_group
 from gpulock.cli.admin.items import UNFINISHED
 from gpulock.cli.claims.run import NOT_EXECUTABLE, NOT_FOUND
 from gpulock.daemon.app import daemon_parser
@@ -45,7 +45,7 @@ CODES: Final = (
     (str(UNFINISHED), "install, uninstall: a person has to do the rest, which is said."),
     (str(NOT_EXECUTABLE), "run: COMMAND cannot be executed."),
     (str(NOT_FOUND), "run: COMMAND is not there. Any other code of run is COMMAND's own."),
-    (str(INTERRUPTED), "Ctrl-C."),
+    ("130", "Ctrl-C, as a shell tells it: SIGINT ended the command."),
 )
 FILES: Final = (
     (DEFAULT_PATH, "The settings of the node."),

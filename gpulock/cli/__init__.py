@@ -8,6 +8,7 @@ what status needs. A refusal becomes one line and an exit code here, and nowhere
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from gpulock.node.settings_file import DEFAULT_PATH
 
 LONGEST = 1 << 10  # characters of a command's first sentence
 EVALUATED = ("claim", "release")
-REFUSED, NODE_BROKEN, INTERRUPTED = 1, 3, 130  # 2, usage, is click's own
+REFUSED, NODE_BROKEN = 1, 3  # 2, usage, is click's own
 
 
 class LazyGroup(click.Group):
@@ -60,7 +61,8 @@ class LazyGroup(click.Group):
                 raise  # not the node is broken, but where our output goes: `main` says so
             exit_with_refusal(ctx, Refusal(BROKEN, str(fault), "run gpulock doctor"), NODE_BROKEN)
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)  # a shell's script ends with us
 
 
 @contextmanager

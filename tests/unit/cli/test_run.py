@@ -236,6 +236,16 @@ def test_waiting_ends_at_its_time_with_the_reason(site: Site) -> None:
     assert last.startswith("gpulock: run: busy: 1 GPU asked for, 0 of 8 free")
 
 
+def test_ctrl_c_ends_it_without_a_word_and_a_script_around_it(site: Site) -> None:
+    site.hold(*range(8))
+    with site.start("run", "-n", "1", "--wait", "--", "/bin/true") as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGINT  # bash ends no script for less
+
+
 def test_who_does_not_wait_in_line_still_waits_at_the_gate(site: Site) -> None:
     node = site.node()
     with Gate(node.store, Deadline(5)):

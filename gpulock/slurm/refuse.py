@@ -73,16 +73,19 @@ def requeue_or_cancel_job(
     control.do(
         "scontrol", "update", f"JobId={name}", f"AdminComment={quote_scontrol_text(sentence)}"
     )
+    ways: "list[tuple[tuple[str, ...], str]]" = [(("scancel",), "it is cancelled")]
     if found["Batch"] == "1" and task_prolog_exit_code(refusal, settings) != 1:
-        if control.do("scontrol", "requeue", name):
-            return "it is requeued"
+        ways.insert(0, (("scontrol", "requeue"), "it is requeued"))
+    for command, done in ways:
+        if control.do(*command, name):
+            return done
         try:
             found = SlurmctldClient(settings, call.conf).job(job)
         except Refusal as silent:
             return f"{STAYS}: {silent.why}"
         if not is_slurm_run_active(found, call):
             return NOT_RUNNING
-    return "it is cancelled" if control.do("scancel", name) else NOT_CANCELLED
+    return NOT_CANCELLED
 
 
 def is_slurm_run_active(

@@ -116,16 +116,19 @@ def test_a_later_run_of_the_job_is_left_alone(site: Site, restarts: str, left: b
 
 
 @pytest.mark.parametrize("later", [{"State": "CANCELLED"}, {"RestartCnt": "1"}])
-def test_a_job_that_ends_before_it_is_requeued_is_not_said_to_be(
-    site: Site, later: dict[str, str]
+@pytest.mark.parametrize(
+    ("kind", "done"), [(BUSY, ["scontrol", "requeue"]), (INVALID_REQUEST, ["scancel"])]
+)
+def test_a_job_that_ends_meanwhile_is_not_said_to_be_given_back_nor_to_run_on(
+    site: Site, kind: str, done: list[str], later: dict[str, str]
 ) -> None:
     site.answers(row(12, **later))
     (site.root / "answer").rename(site.root / "later")
     site.answers(row(12))
     moves = f"mv {site.root}/later {site.root}/answer; exit 1"
-    site.program("scontrol", f'if test "$1" = requeue; then {moves}; fi')
-    assert act(site, site.call(SLURM_JOB_NUM_NODES="2")) == GONE
-    assert asked(site) == [["scontrol", "requeue", "12"]]
+    site.program(done[0], f'case "$1" in requeue|12) {moves};; esac')
+    assert act(site, site.call(SLURM_JOB_NUM_NODES="2"), kind) == GONE
+    assert asked(site) == [[*done, "12"]]
 
 
 @pytest.mark.parametrize(

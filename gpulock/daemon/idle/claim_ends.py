@@ -10,7 +10,6 @@ comment is of a process that is the work: it is reaped once that has ended.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable
 from typing import Final
@@ -31,7 +30,8 @@ BEFORE: Final = 600.0  # seconds before its end at which a user is told
 AGAIN: Final = 2.0  # seconds until a release that failed is tried again, at least
 SPARING: Final = 20  # times as long as that release took, at least
 GATE_SECONDS: Final = 2.0
-TERMINAL: Final = re.compile("/dev/pts/[0-9]{1,9}")
+PTS: Final = range(136, 144)  # major numbers of /dev/pts, Documentation/admin-guide/devices.txt
+TERMINAL: Final = 4  # field of stat behind the program's name, proc_pid_stat(5)
 
 
 class ClaimEnds(Chore):
@@ -111,21 +111,27 @@ def find_limited_claims(node: Node, report: ReconcileReport) -> dict[str, Owner]
 
 
 def tell_terminal(node: Node, record: Owner, text: str) -> None:
-    """Write a line to the terminal that a claim's process reads, where that is its user's.
+    """Write a line to the terminal of a claim's process, where that is its user's.
 
     One that is stopped (Ctrl-S), full or gone misses it.
     """
     try:
-        path = os.readlink(f"{node.proc.root}/{record.pid}/fd/0")
-        if not (TERMINAL.fullmatch(path) and node.proc.running(record.pid, record.start)):
+        if not node.proc.running(record.pid, record.start):
             return
+        fields = node.proc.read(record.pid, "stat").rpartition(b")")[2].split()
+        number = int(fields[TERMINAL])
+        device = os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
+        if os.major(device) not in PTS:
+            return
+        index = (os.major(device) - PTS[0]) * 256 + os.minor(device)
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags)
+        fd = os.open(f"/dev/pts/{index}", flags)
         try:
             info = os.fstat(fd)
-            if stat.S_ISCHR(info.st_mode) and info.st_uid == record.uid:
+            same = stat.S_ISCHR(info.st_mode) and info.st_rdev == device
+            if same and info.st_uid == record.uid:
                 os.write(fd, f"\r\ngpulock: {text}\r\n".encode())
         finally:
             os.close(fd)
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return

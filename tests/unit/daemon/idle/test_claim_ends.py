@@ -145,9 +145,13 @@ def test_idle_command_is_run_before_the_end(tmp_path: Path) -> None:
 def test_a_terminal_is_written_to_where_it_is_its_users_alone(tmp_path: Path) -> None:
     site = Site(tmp_path)
     leader, follower = pty.openpty()
-    stdin = site.box.proc.root / str(SHELL) / "fd/0"
-    stdin.parent.mkdir(exist_ok=True)
-    stdin.symlink_to(os.ttyname(follower))
+    device = os.fstat(follower).st_rdev
+    number = os.minor(device) & 0xFF | os.major(device) << 8 | os.minor(device) >> 8 << 20
+    path = site.box.proc.root / str(SHELL) / "stat"
+    head, _, rest = path.read_text().rpartition(")")
+    fields = rest.split()
+    fields[4] = str(number)
+    path.write_text(f"{head}) {' '.join(fields)}\n")
     tell_terminal(site.node, site.claim, "of another user")
     tell_terminal(site.node, site.claim.copy(uid=os.fstat(follower).st_uid), "your claim")
     assert os.read(leader, 999).decode().strip() == "gpulock: your claim"

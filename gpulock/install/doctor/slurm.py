@@ -28,7 +28,7 @@ from gpulock.install.slurm.install import SlurmInstaller
 from gpulock.install.slurm.site import find_own_slurmd, release_fault
 from gpulock.install.slurm.slurm_conf import SlurmConf, read_slurm_conf
 from gpulock.install.slurm.spank import PlugStack
-from gpulock.install.slurm.wanted import TASK, wanted_setting_lines
+from gpulock.install.slurm.wanted import TASK, find_slurm_hooks, wanted_setting_lines
 from gpulock.install.trial import try_slurm_hooks
 from gpulock.install.versions import PLUGIN
 from gpulock.node import device_list
@@ -96,13 +96,19 @@ class SlurmChecks:
         """Look whether this node's slurm.conf, by which slurmd goes, is what slurmctld has read.
 
         That slurmd has not read its own file since it changed is not seen. A site with NO_CONF_HASH
-        has such files on purpose.
+        has such files on purpose: there only hooks that are missing are told.
         """
-        is_other = self.conf.get("HASH_VAL").startswith("Different")
-        if is_other and not self.conf.has("DebugFlags", "NO_CONF_HASH"):
-            what = f"{self.installer.site.conf} is not what slurmctld has read: where it lacks the"
-            do = "put the controller's there, then scontrol reconfigure"
-            yield fault(f"{what} hooks, jobs here get no lock", do)
+        site = self.installer.site
+        if site.conf is None or not self.conf.get("HASH_VAL").startswith("Different"):
+            return
+        hooks = find_slurm_hooks(read_slurm_conf(site.conf), self.installer.paths, site.conf)
+        lacks = [hook.key for hook in hooks if not hook.ours and hook.key != TASK]
+        what = f"{site.conf} is not what slurmctld has read"
+        do = "put the controller's there, then scontrol reconfigure"
+        if lacks:
+            yield fault(f"{what}: it lacks {' and '.join(lacks)}, so jobs here get no lock", do)
+        elif not self.conf.has("DebugFlags", "NO_CONF_HASH"):
+            yield warning(what, do)
 
     def installation(self) -> Iterator[Finding]:
         """Look what an installation would change, here and in slurm.conf."""

@@ -121,7 +121,7 @@ def test_a_node_that_fetches_slurm_conf_is_fit_for_use(site: Gpulock) -> None:
     older.write_text("".join(line for line in lines if not line.startswith("Prolog=")))
     site.configure(NODE, SLURM_DEVICE_SELECTION="gpulock", SLURM_CONF=str(older))
     shown = site.command_below(NODE, NO_CONF, "doctor").stdout
-    assert f"x slurm.conf: {older} is not what slurmctld has read: where it lacks" in shown
+    assert f"x slurm.conf: {older} is not what slurmctld has read: it lacks Prolog, so" in shown
 
 
 @pytest.mark.short

@@ -156,10 +156,20 @@ def nothing_listed(node: SlurmNode) -> None:
     node.install()
 
 
+NO_HASH = put("DebugFlags", "Gres,NO_CONF_HASH")
 DIFFERENT = "Different Ours=0x8a3b57c5 Slurmctld=0x1c0ffee"
 
 
 other_gres = shell("echo '# other' >etc-slurm/gres.conf")
+
+
+def an_older_slurm_conf(node: SlurmNode, *, lacks: str = "(Prolog|TaskProlog|Epilog)") -> None:
+    """Leave this node with a file that names no hook, while slurmctld has read another."""
+    harm(node.root, f"sed -i -E '/^{lacks}=/d' etc-slurm/slurm.conf")
+    node.set_in_force("HASH_VAL", DIFFERENT)
+
+
+without_task_prolog = partial(an_older_slurm_conf, lacks="TaskProlog")  # SPANK may run it
 no_gres_types = both(nothing_listed, put("GresTypes", "(null)"))
 long_epilog = partial(own_timeouts, prolog="120", epilog="65534")
 unplugged = both(CONSTRAINED, put("TaskPlugin", "task/affinity"))
@@ -171,7 +181,8 @@ FLAG_EACH = shell("sed -i 's/^Name=gpu.*/& Flags=no_gpu_env/I' etc-slurm/gres.co
     [
         (pyxis_alone, "installation", "spank_gpulock.so is not there", "as its first line"),
         (by_spank(1, 0), "installation", "lacks lines of gpulock's", "as its first line"),
-        (put("HASH_VAL", DIFFERENT), "slurm.conf", "jobs here get no lock", "reconfigure"),
+        (an_older_slurm_conf, "slurm.conf", "it lacks Prolog and Epilog, so jobs", "reconfigure"),
+        (both(an_older_slurm_conf, NO_HASH), "slurm.conf", "it lacks Prolog", "the controller's"),
         (put("Prolog", "/site/prolog"), "installation", "slurm.conf lacks Prolog", "install slurm"),
         (put("RequeueExit", "75"), "installation", "RequeueExit=75,213", "scontrol reconfigure"),
         (no_gres_types, "gres.conf", "no job gets a GPU", "GresTypes=gpu"),
@@ -199,6 +210,7 @@ def test_a_planted_fault_is_found(
         (put("PrologEpilogTimeout", "(null)"), "recommended", "does not block the node"),
         (put("SchedulerParameters", "(null)"), "recommended", "are not held"),
         (nothing_listed, "gres.conf", "no job gets a GPU"),
+        (without_task_prolog, "slurm.conf", "is not what slurmctld has read"),
         (put("ProctrackType", "proctrack/linuxproc"), "recommended", "leftover processes"),
         (put("PrologFlags", "Contain,RunInJob"), "PrologFlags", "frees no GPU"),
         (put("JobSubmitPlugins", "(null)"), "recommended", "SPANK variables drain a node"),
@@ -249,7 +261,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
         (partial(own_timeouts, prolog="120"), ("installation",)),
         (hooks_beside_slurm_conf, ("installation",)),
         (put("JobSubmitPlugins", "logging,job_submit/lua"), ("recommended",)),
-        (both(put("HASH_VAL", DIFFERENT), put("DebugFlags", "Gres,NO_CONF_HASH")), ("slurm.conf",)),
+        (both(put("HASH_VAL", DIFFERENT), NO_HASH), ("slurm.conf",)),
     ],
 )
 def test_what_is_right_in_another_way_is_well(

@@ -69,6 +69,8 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
     pid, uid = read_peer_ids(connection)
     peer = Peer(pid, uid, uid, os.pidfd_open(pid))
     try:
+        if os.stat(f"{proc.root}/{pid}").st_uid != uid:
+            raise ProcessLookupError  # another process has its number by now
         if (owner := proc.namespace_owner(pid)) > 0:
             peer.account = owner
         owner = SubordinateUids().owner(peer.account)
@@ -79,7 +81,7 @@ def identify_peer(connection: socket.socket, proc: Proc, is_account: Callable[[i
     except OSError:
         peer.close()
         raise
-    if peer.has_ended():  # and another process may have its number
+    if peer.has_ended():
         peer.close()
         raise ProcessLookupError
     return peer

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.node.procfs import Proc
+from gpulock.workstation import peer as peer_module
 from gpulock.workstation.peer import Peer, identify_peer
 from gpulock.workstation.wire import (
     CLAIM,
@@ -26,6 +27,7 @@ from gpulock.workstation.wire import (
     parse_request,
     request_words,
 )
+from tests.support.faults import returning
 from tests.support.trees import FakeProc, bus
 
 
@@ -128,9 +130,29 @@ def test_a_process_that_ended_before_it_was_looked_at_is_nobody(
         new_packet_socket().connect(str(tmp_path / "socket"))
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(pid)
     with pytest.raises(ProcessLookupError):
-        identify(listening, Proc(str(FakeProc(tmp_path / "proc").root)))
+        identify(listening, Proc(str(proc.root)))
     os.waitpid(pid, 0)
+
+
+@pytest.mark.attack
+def test_a_number_that_is_another_users_process_by_now_is_nobody(
+    tmp_path: Path, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried: end as soon as connected, so that the number goes to a process in another's namespace.
+
+    Stopped by: who answers for a caller is asked of a process with its uid alone.
+    """
+    proc = FakeProc(tmp_path / "proc")
+    proc.add(os.getpid())
+    monkeypatch.setattr(Proc, "namespace_owner", returning(os.geteuid()))
+    monkeypatch.setattr(peer_module, "read_peer_ids", returning((os.getpid(), ACCOUNT)))
+    with new_packet_socket() as caller:
+        caller.connect(str(tmp_path / "socket"))
+        with pytest.raises(ProcessLookupError):
+            identify(listening, Proc(str(proc.root)))
 
 
 @pytest.mark.root
@@ -145,9 +167,9 @@ def test_a_caller_with_a_uid_of_32_bits_is_known_by_it(
         os.seteuid(uid)
         try:
             caller.connect("socket")
+            assert identify(listening, Proc()).uid == uid
         finally:
             os.seteuid(0)
-        assert identify(listening, Proc()).uid == uid
 
 
 @pytest.mark.root

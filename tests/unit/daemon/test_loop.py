@@ -32,6 +32,8 @@ from tests.support.journal import HeardJournal
 from tests.support.locks import place_lock
 from tests.support.trees import Box
 
+HOLDER = 64_003
+
 
 class Script(Chore):
     """A chore that does one thing after each round, and ends the daemon after the last."""
@@ -82,12 +84,13 @@ class Field:
         return GpulockDaemon(settings, self.journal, notify, self.signals, [chore])
 
     def hold(self, number: int = 0) -> None:
-        """Let a process hold a device."""
+        """Let a process hold a device, of a user whom no other process delays a look at."""
         from gpulock.workstation.process_claims import make_process_owner
 
         node = Node(read_settings(self.config))
         device = node.devices()[number]
-        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+        user = HOLDER if os.geteuid() == 0 else None
+        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, user=user)
         self.processes.append(started)
         one = make_process_owner(node, started.pid, "alice").copy(
             token=f"a{number}", devices=(device.id,)

@@ -178,7 +178,8 @@ def site_lines_left(host: SgeHost) -> Remainder | None:
     """Return the lines that the site wrote itself, and that lead to gpulock's files."""
     lines: list[str] = []
     for queue in host.queues():
-        ours = [host.qconf.hook_values(queue, hook)[1].get(GROUP) for hook in HOOKS]
+        domains = [host.qconf.hook_values(queue, hook)[1] for hook in HOOKS]
+        ours = [one.get(GROUP) for one in domains if host.name not in one]
         for key, value in host.qconf.show("-sq", f"{queue}@{host.name}").items():
             if host.is_ours(value) and value not in ours:
                 lines.append(f"qconf -mq {queue}: {key} of {queue}@{host.name} is {value}")

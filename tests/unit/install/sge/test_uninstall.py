@@ -101,6 +101,18 @@ def test_lines_of_the_sites_that_lead_to_the_hooks_keep_them(site: Site) -> None
     assert not current.exists()
 
 
+def test_a_line_of_the_group_that_the_host_has_of_its_own_keeps_the_hooks(site: Site) -> None:
+    """The queue would start it after the host has left the group."""
+    site.install_all()
+    line = site.hook("prolog")
+    site.set_attribute("prolog", line)
+
+    (left,) = site.uninstall().remainders
+
+    assert [*left.page] == [f"qconf -mq gpu.q: prolog of gpu.q@node1 is {line}"]
+    assert site.hooks.exists()
+
+
 def test_what_a_job_needs_stays_while_it_holds_a_device(site: Site) -> None:
     """The prolog goes at once; the epilog, sensor and shepherd stay, and a second run completes."""
     site.install_all()

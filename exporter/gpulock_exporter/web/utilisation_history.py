@@ -20,10 +20,12 @@ class UtilizationHistory:
         self._values: dict[str, deque[float | None]] = {}
 
     def add(self, values: Mapping[str, float | None]) -> None:
-        """Take one second; a device that is gone is forgotten."""
-        self._values = {name: self._values.get(name) or deque(maxlen=LENGTH) for name in values}
-        for name, value in values.items():
-            self._values[name].append(value)
+        """Take one second; a device that is gone is forgotten with the last of its line."""
+        for name in {*self._values, *values}:
+            line = self._values.setdefault(name, deque(maxlen=LENGTH))
+            line.append(values.get(name))
+            if name not in values and not any(value is not None for value in line):
+                del self._values[name]
 
     def of(self, name: str) -> list[float | None]:
         """Return a device's line, thinned to means of what was observed."""

@@ -200,8 +200,7 @@ def test_a_line_is_broken_where_nothing_was_observed() -> None:
 
 def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
     history = UtilizationHistory()
-    for _ in range(LENGTH // 10):
-        history.add({"gone": 1.0})
+    history.add({"gone": 1.0, "hung": 1.0})
     for second in range(LENGTH // 2):
         history.add({"a": second / LENGTH, "b": None})
     line = history.of("a")
@@ -210,10 +209,13 @@ def test_a_line_is_as_long_as_what_was_seen_and_ends_now() -> None:
     known = [value for value in line[SHOWN // 2 :] if value is not None]
     assert len(known) == SHOWN // 2 and known == sorted(known)
     assert history.of("b") == [None] * SHOWN
-    assert history.of("gone") == [None] * SHOWN, "a device that is gone is forgotten"
+    history.add({"hung": 1.0})
+    kept = [value for value in history.of("hung") if value is not None]
+    assert kept == [1.0, 1.0], "what did not answer for a while goes on where it was"
     for _ in range(LENGTH):
         history.add({"a": 1.0})
     assert history.of("a") == [1.0] * SHOWN
+    assert "gone" not in repr(vars(history)), "a device that is gone is forgotten"
 
 
 def test_locks_that_cannot_be_read_are_said_and_no_device_is_left_out() -> None:

@@ -17,11 +17,10 @@ from gpulock_exporter.files.sample_file import restore_exporter_memory, sample_t
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.metrics.exposition import collect_families
 from gpulock_exporter.metrics.families import render_families
-from gpulock_exporter.state.snapshot import Moment
 
 from tests.exporter.whole import Labels, Scrape
 from tests.nvml.double import Double, Process
-from tests.support.exporter_nodes import EPOCH, Node
+from tests.support.exporter_nodes import Node
 from tests.support.exporter_nvml import Eye
 from tests.support.trees import BOOT
 
@@ -81,9 +80,8 @@ class Madhouse:
         if frames:
             self.node.now = max(self.node.now, frames[0].boottime)
             self.began = self.began or frames[0].boottime
-        now = Moment(self.node.now, EPOCH + self.node.now)
-        self.node.book.tick(frames, self.node.facts, now)
-        self.folder.write_sample(sample_text(self.node.book, now))
+        self.node.take(*frames)
+        self.folder.write_sample(sample_text(self.node.book, self.node.moment))
         found = Scrape(render_families(collect_families(self.node.snapshot())).decode())
         self.check(found)
         return found

@@ -182,17 +182,22 @@ class Node:
         times, _ = errors.get((bus(number), xid), (0, 0.0))
         errors[bus(number), xid] = times + 1, self.now
 
+    def take(self, *frames: Frame, **known: Any) -> dict[str, Accounts]:
+        """Let the book take frames at this moment, and what else is `known`."""
+        looks = self.book.look(frames, self.facts, self.moment)
+        return self.book.tick(looks, self.facts, self.moment, **known)
+
     def tick(self, *seen: DeviceTelemetry, seconds: float = 1.0) -> dict[str, Accounts]:
         """Let a second pass, then look at devices; return the claims that are over."""
         self.now += seconds
-        over = self.book.tick([self.frame(*seen)], self.facts, self.moment)
+        over = self.take(self.frame(*seen))
         self.over |= over
         return over
 
     def silence(self, seconds: float = 1.0) -> dict[str, Accounts]:
         """Let time pass without an answer of the driver."""
         self.now += seconds
-        over = self.book.tick([], self.facts, self.moment)
+        over = self.take()
         self.over |= over
         return over
 

@@ -2,7 +2,8 @@
 """One node as it is served: ticks in, metrics and page out.
 
 One thread ticks, once a second, with a frame or without. What a request wants of the last tick is
-made by the first that asks, in a thread of the server's. None waits for the driver.
+made by the first that asks, in a thread of the server's. None waits for the driver, for /proc or
+for a file: a tick that hangs there leaves what the last one told.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 
 LIST_PERIOD = 5.0  # seconds between two readings of the driver's own list
 DRIVER_SECONDS = 0.5  # for which a tick waits for it: a driver that is well takes 30 us a card
-TICK_SECONDS = 5.0  # for which a request waits for a tick: it may look at many processes
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
 LONGEST = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
@@ -83,7 +83,9 @@ class Exporter:
         self._asked: BackgroundCall[list[Device]] | None = None
         self._list_due = 0.0
         self._shown: Shown | None = None
-        self._tick = threading.Lock()  # of who changes or reads `_book`
+        self._unwritten: str | None = None  # why files were not written last; None: not tried yet
+        # of who changes `_book`, or reads it in another thread; held while nothing is waited for
+        self._lock = threading.Lock()
         self._book = CollectorState(
             node.boot_id,
             settings,
@@ -101,24 +103,27 @@ class Exporter:
         now = self._clock()
         self.list_devices(now.boottime)
         facts = read_local_state(self._node, now.boottime)
+        if self._unwritten is not None:
+            facts.note("files", self._unwritten)
+        looks = self._book.look(frames, facts, now)
         hung = name_hung_cards(supervisor.left_out(), self.devices)
         devices, cards = self.devices, self._driver_cards()
-        with self._tick:
-            over = self._book.tick(frames, facts, now, hung, cards)
+        with self._lock:
+            over = self._book.tick(looks, facts, now, hung, cards)
             self._book.memory.totals.number_cards({one.bus: one.index for one in devices or ()})
             self._fault = supervisor.fault
-            facts.read("files", lambda: self._write(over, now), None)
             fresh = self._book.is_fresh(now)
             health = ExporterHealth(
                 gpulock.__version__,
                 unkillable=supervisor.unkillable,
                 collectors=self._book.collectors(facts, fresh),
             )
-            self._tell(health, now)
             seen = self._book.devices.items()
             self._history.add({name: one.utilization if fresh else None for name, one in seen})
             made = cache(lambda: take_snapshot(self._book, devices, facts, now, health))
             self._shown = Shown(now, made, self._label_user)
+        self._write(over, now)
+        self._tell(health, now)
 
     def list_devices(self, now: float) -> None:
         """Take what the driver lists; its files in /proc may hang whoever reads them."""
@@ -175,13 +180,9 @@ class Exporter:
                 return error_response(503, "the first second is not over yet", *AGAIN)
             if stuck := self._stuck():
                 return stuck
-            if not self._tick.acquire(timeout=TICK_SECONDS):
-                return error_response(503, STUCK, *AGAIN)
-            try:
+            with self._lock:
                 shown = self._shown
                 shown.snapshot()
-            finally:
-                self._tick.release()
             return answer(shown, request)
 
         return handle
@@ -215,11 +216,15 @@ class Exporter:
         return self._stuck() or HttpResponse(200, b"gpulock-exporter is healthy\n")
 
     def _write(self, over: Mapping[str, Accounts], now: Moment) -> None:
-        """Write what the rest of gpulock reads; raise OSError or Refusal."""
-        self.folder.hold()
-        self.folder.write_sample(sample_text(self._book, now, self._fault))
-        self.folder.write_finished(over, self._book.boot_id, now)
-        self.folder.write_inventory(self._book.devices, self._book.boot_id)
+        """Write what the rest of gpulock reads; the next tick tells where it could not."""
+        self._unwritten = ""
+        try:
+            self.folder.hold()
+            self.folder.write_sample(sample_text(self._book, now, self._fault))
+            self.folder.write_finished(over, self._book.boot_id, now)
+            self.folder.write_inventory(self._book.devices, self._book.boot_id)
+        except (OSError, ValueError, Refusal) as fault:
+            self._unwritten = str(fault)
 
 
 def name_hung_cards(

@@ -2,7 +2,8 @@
 """What the exporter keeps from tick to tick: frames and facts go in, `join` makes snapshots of it.
 
 A tick is a second, with a frame or without: a driver that hangs makes its values old, and the
-locks go on. Nothing is read or written here but, through `process_scan`, the processes on a device.
+locks go on. Nothing is read or written here but, through `process_scan`, the processes on a device:
+that comes before the tick, since it may take long.
 
 Of a card that claims share the driver tells as a whole. Where it was at rest, so was each claim on
 it; where one claim alone is on it, all of it was that claim's work. Else the claims are not
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Optional
 
 from gpulock.alloc.process_owner import FOREIGN, GONE, UNSEEN, classify_process, is_claim_process
 from gpulock.alloc.process_scan import ProcessScan
@@ -44,7 +46,7 @@ class ExporterMemory:
     sequence: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProcessList:
     """The processes on a device as NVML listed them last, and the claims they were judged by."""
 
@@ -52,6 +54,10 @@ class ProcessList:
     at: float | None = None  # CLOCK_BOOTTIME seconds
     tokens: frozenset[str] = frozenset()
     who: DeviceProcesses | None = None
+
+
+# a frame, None where none came, and the lists that are known then, by lock id
+Look = tuple[Optional[Frame], Mapping[str, ProcessList]]
 
 
 class CollectorState:
@@ -71,21 +77,40 @@ class CollectorState:
         self.boot_id, self.settings = boot_id, settings
         self.memory = memory or ExporterMemory()
         self.devices: Mapping[str, DeviceTelemetry] = {}
-        self.process_lists: dict[str, ProcessList] = {}
+        self.process_lists: Mapping[str, ProcessList] = {}
         self.last: Frame | None = None
         self.models: dict[str, str] = {}
         self.offset: float | None = None
         self._process_scan = process_scan
 
+    def look(self, frames: Sequence[Frame], facts: LocalState, now: Moment) -> list[Look]:
+        """Return each frame, or that none came, with the processes of that time. Changes nothing.
+
+        It is as slow as /proc: a process that hangs in the driver may hold what its files wait for.
+        """
+        lists, looks = self.process_lists, list[Look]()
+        for frame in frames:
+            at = self.memory.totals.time_of(frame, now.boottime)
+            lists = self._classify_processes(self._take_process_lists(lists, frame, at), facts)
+            looks.append((frame, lists))
+        if looks:
+            return looks
+        if not self.is_fresh(now):  # no list comes that says who has ended
+            lists = {
+                name: replace(one, who=None) if one.who and one.who.foreign else one
+                for name, one in lists.items()
+            }
+        return [(None, self._classify_processes(lists, facts))]
+
     def tick(
         self,
-        frames: Sequence[Frame],
+        looks: Sequence[Look],
         facts: LocalState,
         now: Moment,
         hung: Mapping[str, str] | None = None,
         driver_cards: Collection[str] | None = None,
     ) -> dict[str, Accounts]:
-        """Take the frames of this tick, oldest first; return the accounts of claims now over.
+        """Take the looks of this tick, oldest first; return the accounts of claims now over.
 
         `hung` has why a card is left out of the frames, by bus id; `driver_cards` are the bus ids
         of the cards that the driver lists, None where that is not known.
@@ -94,24 +119,20 @@ class CollectorState:
         held = ledger_claims(facts.locks, self.boot_id, now.boottime)
         totals, ledger = self.memory.totals, self.memory.ledger
         over: dict[str, Accounts] = {}
-        for frame in frames:
+        for frame, lists in looks:
+            self.process_lists = lists
+            if frame is None:
+                over |= ledger.advance(held, None, now.boottime)
+                continue
             self.last = frame
             self.devices = {one.lock_id: one for one in frame.devices}
             self.models |= {name: one.name for name, one in self.devices.items() if one.name}
-            looks = totals.advance(frame, self.devices, now.boottime)
-            self._take_process_lists()
-            facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
+            done = totals.advance(frame, self.devices, now.boottime)
             present = self.present()
-            looks |= share_activity(facts.locks or {}, looks, present)
+            done |= share_activity(facts.locks or {}, done, present)
             strangers = {name for name, on in present.items() if on.foreign}
-            strangers |= {name for name in looks if card_bus_id(name) in strangers}
-            over |= ledger.advance(held, looks, totals.at or now.boottime, frozenset(strangers))
-        if not frames:
-            if not self.is_fresh(now):  # no list comes that says who has ended
-                for one in self.process_lists.values():
-                    one.who = None if one.who and one.who.foreign else one.who
-            facts.read("foreign", lambda: self._classify_processes(facts.locks), None)
-            over = ledger.advance(held, None, now.boottime)
+            strangers |= {name for name in done if card_bus_id(name) in strangers}
+            over |= ledger.advance(held, done, totals.at or now.boottime, frozenset(strangers))
         fresh = self.last if self.is_fresh(now) else None
         answering = {card_bus_id(name) for name in self.devices}
         why = find_lost_cards(self.memory.lost, fresh, answering, driver_cards) | dict(hung or {})
@@ -131,36 +152,45 @@ class CollectorState:
         """Return who is on each device, as far as that is known."""
         return {name: one.who for name, one in self.process_lists.items() if one.who is not None}
 
-    def _take_process_lists(self) -> None:
-        """Take the process lists of the last frame; one that has none keeps what was listed.
+    def _take_process_lists(
+        self, before: Mapping[str, ProcessList], frame: Frame, at: float
+    ) -> dict[str, ProcessList]:
+        """Return the process lists of a frame; of a device that has none, what was listed before.
 
         For a while: where the next list fails as well, who is on the device is not known.
         """
-        now = self.memory.totals.at or 0.0
         told = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
-        for name, device in self.devices.items():
+        lists: dict[str, ProcessList] = {}
+        for device in frame.devices:
+            name, last = device.lock_id, before.get(device.lock_id)
             if device.processes is not None:
-                self.process_lists[name] = ProcessList(device.processes, now)
-        for name, one in list(self.process_lists.items()):
-            if name not in self.devices or now - (one.at or now) > told:
-                del self.process_lists[name]
+                lists[name] = ProcessList(device.processes, at)
+            elif last is not None and at - (last.at or at) <= told:
+                lists[name] = last
+        return lists
 
-    def _classify_processes(self, locks: Mapping[str, Lock] | None) -> None:
-        """Find out whose the processes are, where the list or the holder is another one."""
-        tree: ProcessScan | None = None
-        for name, one in self.process_lists.items():
-            if locks is None:
-                one.who = None
-                continue
-            holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
-            tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
-            if one.who is None or one.tokens != tokens:
-                tree = tree or self._process_scan()
-                who = classify_device_processes(
-                    one.processes, holders, tree, self.settings.allowed_processes
-                )
-                one.who = replace(who, at=one.at)
-                one.tokens = tokens
+    def _classify_processes(
+        self, lists: Mapping[str, ProcessList], facts: LocalState
+    ) -> dict[str, ProcessList]:
+        """Return the lists with whose the processes are, where list or holder is another one."""
+        found, locks = dict(lists), facts.locks
+
+        def classify() -> None:
+            tree: ProcessScan | None = None
+            for name, one in lists.items():
+                if locks is None:
+                    found[name] = replace(one, who=None)
+                    continue
+                holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
+                tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
+                if one.who is None or one.tokens != tokens:
+                    tree = tree or self._process_scan()
+                    services = self.settings.allowed_processes
+                    who = classify_device_processes(one.processes, holders, tree, services)
+                    found[name] = replace(one, who=replace(who, at=one.at), tokens=tokens)
+
+        facts.read("foreign", classify, None)
+        return found
 
     def collectors(self, facts: LocalState, fresh: bool) -> dict[str, str]:
         """Return the fault of each part of a tick, the worker's while it is heard."""

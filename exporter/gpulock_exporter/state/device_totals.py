@@ -274,7 +274,7 @@ class TelemetryTotals:
         A device that is seen for the first time did nothing yet. Where another one has its place,
         by its UUID, that begins at 0. An instance that is gone is forgotten after a while.
         """
-        at = self._time(frame.boottime, now)
+        at = self.time_of(frame, now)
         restarted = bool(self.driver and frame.driver and frame.driver != self.driver)
         self.driver = frame.driver or self.driver
         looks: dict[str, DeviceActivity] = {}
@@ -291,7 +291,8 @@ class TelemetryTotals:
         self.at = at
         return looks
 
-    def _time(self, told: float, now: float) -> float:
+    def time_of(self, frame: Frame, now: float) -> float:
         """Return when a frame was made: what it says, where that can be; time never runs back."""
+        told = frame.boottime
         last = self.at if self.at is not None else now - LONGEST_LOOK
         return told if last <= told <= now else max(now, last)

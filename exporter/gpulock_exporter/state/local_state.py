@@ -45,12 +45,18 @@ class LocalState(NodeView):
 
     def read(self, source: str, how: Callable[[], _T], otherwise: _T) -> _T:
         """Return what a source says; note whether it failed."""
-        self.sources.add(source)
+        self.note(source)
         try:
             return how()
         except (OSError, ValueError, Refusal) as fault:
-            self.failures[source] = one_line(str(fault))
+            self.note(source, str(fault))
             return otherwise
+
+    def note(self, source: str, fault: str = "") -> None:
+        """Note that a source was asked, and why it failed."""
+        self.sources.add(source)
+        if fault:
+            self.failures[source] = one_line(fault)
 
 
 def read_local_state(node: Node, now: float) -> LocalState:

@@ -9,16 +9,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from gpulock_exporter.app import exporter as app_exporter
 from gpulock_exporter.app.exporter import LIST_PERIOD, LONGEST, QUIET, Exporter, FaultJournal
+from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.frame import Frame
-from gpulock_exporter.state.claim_accounting import Accounts
-from gpulock_exporter.state.collector_state import CollectorState
+from gpulock_exporter.state import collector_state
 from gpulock_exporter.state.snapshot import Moment
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 
 from gpulock.cli.status.status_view import view_node
+from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.context import Node
 from gpulock.node.devices import Device
@@ -105,22 +105,34 @@ def test_once_its_ticks_are_overdue_it_says_that_it_hangs(ticking: Ticking, path
     assert ticking.status(path) == 200
 
 
-def test_a_request_does_not_wait_for_ever_for_a_tick_that_hangs(
-    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "part"),
+    [
+        (collector_state, "classify_device_processes", "foreign"),
+        (ExporterFolder, "write_sample", "files"),
+    ],
+)
+def test_a_tick_that_hangs_leaves_what_the_last_one_told(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, part: str
 ) -> None:
-    """A tick may look at a process that hangs in the driver, and holds a lock of the kernel's."""
+    """It may look at a process that hangs in the driver, or write to a disk that is slow."""
     ticking.tick()
-    monkeypatch.setattr(app_exporter, "TICK_SECONDS", 0.0)
-    statuses: list[int] = []
+    told: list[int] = []
 
-    def look(*_: object) -> dict[str, Accounts]:
-        statuses.extend(ticking.status(path) for path in ("/metrics", "/-/healthy"))
-        return {}
+    def hang(*_: object) -> None:
+        ask = BackgroundCall(lambda: [ticking.status(path) for path in ("/metrics", "/")])
+        told.extend(ask.answer(5.0))
+        raise OSError("no answer")
 
-    monkeypatch.setattr(CollectorState, "tick", look)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, hang)
+        ticking.tick(Frame(ticking.clock.now, "580", [card(0, processes={4711: 5})]))
+        assert told == [200, 200]
+        found, _ = ticking.look()
+    assert found.one("gpulock_collector_success", collector=part) == 0
     ticking.tick()
-    assert statuses == [503, 200]
-    assert ticking.status("/metrics") == 200
+    found, _ = ticking.look()
+    assert found.one("gpulock_collector_success", collector=part) == 1
 
 
 def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:

@@ -130,7 +130,7 @@ def test_the_peak_of_memory_is_of_its_own_time() -> None:
     held(node, lock(0, A, claimed_boottime=node.now + 1.5))
     before = node.frame(card(memory_used=70 * GIB))
     node.now += 2
-    node.book.tick([before], node.facts, node.moment)  # it was measured before the claim
+    node.take(before)  # it was measured before the claim
     for used in (3, 9, 5):
         node.tick(card(memory_used=used * GIB))
     held(node)

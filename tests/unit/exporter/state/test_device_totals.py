@@ -107,7 +107,7 @@ def test_a_driver_that_was_restarted_has_not_wrapped(energy: float, driver: str)
     for joules, value, version in looks:
         node.now += 1
         frame = node.frame(card(energy=joules, nvlink_transmit=value), driver=version)
-        node.book.tick([frame], node.facts, node.moment)
+        node.take(frame)
     assert of(node).counters["nvlink_transmit"].total == 900 + 500
 
 
@@ -128,7 +128,7 @@ def test_a_frame_that_does_not_know_the_time_is_of_now(told: float) -> None:
     node.now += 1
     frame = node.frame(use(0.5, 1.0))
     frame.boottime = told
-    node.book.tick([frame], node.facts, node.moment)
+    node.take(frame)
     node.tick(use(0.5, 1.0))
     assert (of(node).looked, of(node).observed) == (node.now, 2.0)
 

@@ -205,7 +205,7 @@ def test_a_card_whose_calls_hang_is_lost_for_that_since_the_first_time() -> None
     for _ in range(2):
         node.now += 1
         frame = node.frame(card(1), complete=True)
-        node.book.tick([frame], node.facts, node.moment, {bus(0): "it hangs"}, cards)
+        node.take(frame, hung={bus(0): "it hangs"}, driver_cards=cards)
     assert node.book.memory.lost == {bus(0): LostCard(1002.0, "it hangs")}
 
 
@@ -296,7 +296,7 @@ def test_collectors_tell_of_the_worker_while_it_is_heard() -> None:
     node.now += 1
     frame = node.frame(card(0), failures={"ecc": "no permission", "x": "y"})
     node.facts.sources, node.facts.failures = {"locks"}, {"verdicts": "gone"}
-    node.book.tick([frame], node.facts, node.moment)
+    node.take(frame)
     found = node.snapshot([listed(0)]).health.collectors
     del found["foreign"]  # type: ignore[attr-defined]  # pyright: ignore[reportIndexIssue]
     own = {"locks": "", "verdicts": "gone", "ecc": "no permission"}

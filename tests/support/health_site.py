@@ -103,6 +103,12 @@ class Ward(Box):
         """Let gpulockd know this of the cards."""
         assert save_cards(str(self.state), cards)
 
+    def note_command(self, number: int, found: str, tested: float = float("inf")) -> None:
+        """Let HEALTH_COMMAND have ended on a GPU, with what it `found` against it."""
+        cards = self.cards()
+        cards.of(bus(number)).note_command(found, min(tested, self.now + 3600))
+        self.save(cards)
+
     def suspects(self) -> dict[str, str]:
         """Return what claims take last, and why."""
         return quarantine.read_suspect_cards(str(self.state), self.boot)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpulock.deadline import Deadline
+from gpulock.errors import one_line
 from gpulock.store import atomic, kv
 from gpulock.store.gate import Gate
 from gpulock.store.locks import LockStore
@@ -44,7 +45,14 @@ class CardState:
 
     def describe_failed(self) -> str:
         """Return why the card is worse than it should be for any job, or nothing."""
-        return "; ".join(self.failed().values())
+        return one_line("; ".join(self.failed().values()))[:LONGEST_WORDS]
+
+    def note_command(self, found: str, begun: float) -> None:
+        """Note how HEALTH_COMMAND ended; a card that does not answer stays suspect for that."""
+        before = self.describe_failed()
+        self.found[COMMAND], self.tested = found, begun
+        if self.suspect == before:
+            self.suspect = self.describe_failed()
 
     def has_passed(self, since: float) -> bool:
         """Return whether HEALTH_COMMAND was started after `since`, and has ended well."""

@@ -84,8 +84,8 @@ class CardChecker(Chore):
     def _note_outcome(self, node: Node, command: HealthCommand, found: str) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)
         state = cards.of(command.bus)
-        before, state.found[COMMAND] = state.found.get(COMMAND), found
-        state.tested = command.begun
+        before = state.found.get(COMMAND)
+        state.note_command(found, command.begun)
         save_changed_cards(node.store, node.settings.state_dir, cards)
         if before and not found:
             self._journal.say(NOTICE, f"{command.bus} passed HEALTH_COMMAND")

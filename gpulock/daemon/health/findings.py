@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What speaks against a device: by the kernel's log, the exporter's sample, the driver. Pure.
 
-A check that cries wolf is worse than none (docs/facts/nvml.md, what degrades). A width or a number
-of links is compared with what the card had in this boot, or its neighbours have: many slots are
-narrow.
+A check that cries wolf is worse than none (docs/facts/nvml.md, what degrades). A width is compared
+with what the card had in this boot, or equal neighbours have: many slots are narrow. The number of
+NVLinks is compared with what the card had in this boot.
 
 A finding is an event (an XID, an ECC error), whose mark is how many there were in this boot, or a
 state (a recovery action, a card that is gone), whose mark says which. The policy remembers the mark
@@ -15,7 +15,8 @@ HARDWARE has the XIDs that speak of the card itself, by NVIDIA's catalogue
 those whose immediate action is a reset of the GPU, a restart of the machine or a look at its
 mechanics, and the two workflows that end so (48, 74). What an application does to itself (13, 31,
 43, 45, 68, ...), what needs the application alone to be restarted (94), and what is information
-(63, 92, 154) never puts a card out of service.
+(63, 92, 154) never puts a card out of service. What 154 tells of, a recovery action, does by the
+sample.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def findings_from_sample(
 ) -> Iterator[HealthFinding]:
     """Yield what a fresh sample says against devices of this node; it names no others.
 
-    A recovery action is an XID's: 154 tells of it.
+    A recovery action has the cause `xid`: the driver tells of it by XID 154.
     """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
@@ -85,7 +86,7 @@ def find_hardware_xids(cards: NodeCards, devices: Collection[Device]) -> Iterato
 def find_missing_cards(
     devices: Collection[Device], known: Collection[str]
 ) -> Iterator[HealthFinding]:
-    """Yield the cards that were here in this boot and that the driver does not show now."""
+    """Yield the cards `known` in this boot that the driver does not show now, or cannot read."""
     shown = {device.bus: device.fault for device in devices}
     for bus in sorted(known):
         fault = shown.get(bus, "the driver does not show it any more")
@@ -122,7 +123,7 @@ def check_links(
 
 
 def check_memory(seen: sample.DeviceSample) -> dict[str, str]:
-    """Return the check of a free card's memory; of a coherent one the kernel keeps pages there."""
+    """Return the check of a free card's memory, none where the kernel keeps pages there, too."""
     if seen.memory_used is None or seen.coherent:
         return {}
     used = seen.memory_used // MIB
@@ -143,16 +144,18 @@ def expire_finding_marks(
     marks: Mapping[tuple[str, str], int],
     found: Collection[HealthFinding],
     sampled: Collection[str],
+    here: Collection[str],
 ) -> dict[tuple[str, str], int]:
     """Return the marks that stay: a state that is over, or a count that fell, will be news.
 
-    `sampled` are the devices that a fresh sample names: of no other it is known that a state is
-    over. The count of an XID is root's, and never falls.
+    A fresh sample names the devices that are `sampled`; what the exporter tells is known of these
+    alone. Failed checks are kept, so they are known of all devices that are `here`. The count of an
+    XID is root's, and never falls.
     """
     now = {(one.device, one.key): one.mark for one in found}
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in marks.items():
-        known = key == MISSING or name in sampled
+        known = key == MISSING or name in (here if key == HEALTH else sampled)
         seen = now.get((name, key), 0)
         lasts = key.startswith(XID_KEY) or not known or (key in STATE_KEYS and seen)
         if left := mark if lasts else min(mark, seen):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of cards, after each reconcile: checked, named suspect, put out, brought back.
 
-Warm, gpulockd alone. What is found is in STATE_DIR/cards, for status, doctor and the exporter, and
-in the log. A card that does not answer (XID 79, a call that hangs), or that degrades every job, is
-suspect: claims take it last, with every setting. Such a card is still in /proc, so it looks free,
-and each job that fails on it at once frees it for the next.
+Warm, gpulockd alone. What is found is in STATE_DIR/cards, for claims, `gpulock why` and the
+exporter, and in the log. A card that does not answer (XID 79, a call that hangs), or that degrades
+every job, is suspect: claims take it last, with every setting. Such a card is still in /proc, so it
+looks free, and each job that fails on it at once frees it for the next.
 
 By QUARANTINE_ON a note is all that is written: a job that holds the device keeps it, and nobody
 gets it afterwards. The exporter's word is advice, which with XIDs may put out half of a node, and
@@ -192,7 +192,7 @@ class HealthPolicy(Chore):
         self._journal.log_changes("suspects", lines)
         for name in {*cards.states, *lost}:
             state = cards.of(name)
-            state.suspect = one_line(lost.get(name) or state.describe_failed())[:LONGEST_WORDS]
+            state.suspect = lost.get(name) or state.describe_failed()
 
     def _judge_cards(self, look: HealthSnapshot) -> None:
         """Put out what is news and wanted, then bring back what nothing speaks against."""
@@ -203,7 +203,9 @@ class HealthPolicy(Chore):
         wanted = {*look.node.settings.quarantine_on}
         wanted |= {LOST} if MISSING in wanted else set()
         found = [*look.find_all()]
-        cards.marks = findings.expire_finding_marks(cards.marks, found, look.fresh.keys())
+        cards.marks = findings.expire_finding_marks(
+            cards.marks, found, look.fresh.keys(), look.here
+        )
         lost = [(one.device, one.cause) for one in found if one.cause in (MISSING, LOST)]
         lost_for = self._losses.follow(lost, look.now)
         news = [

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gpulock.daemon.health import policy
-from gpulock.daemon.health.cards import COMMAND
 from gpulock.daemon.health.findings import MIB
 from gpulock.errors import LockTimeout, Refusal
 from gpulock.store import quarantine
@@ -181,11 +180,18 @@ def test_it_does_not_come_back_before_the_command_passed_on_it(tmp_path: Path) -
         ("it failed", ward.now + 3600, [bus(1)]),
         ("", ward.now + 3600, []),
     ):
-        cards = ward.cards()
-        one = cards.of(bus(1))
-        one.found[COMMAND], one.tested = said, tested
-        ward.save(cards)
+        ward.note_command(1, said, tested)
         ward.round(3, tests=False)
+        assert ward.out() == out
+
+
+def test_a_card_that_fails_the_command_again_goes_out_again_without_an_exporter(
+    tmp_path: Path,
+) -> None:
+    ward = Ward(tmp_path, HEALTH_COMMAND="/bin/true")
+    for said, out in (("it failed", [bus(1)]), ("", []), ("it failed", [bus(1)])):
+        ward.note_command(1, said)
+        ward.round(3, sampled=False, tests=False)
         assert ward.out() == out
 
 
@@ -423,6 +429,16 @@ def test_without_any_policy_a_job_gets_no_lost_card_while_a_good_one_is_free(
     ward.lost.clear()
     ward.round()
     assert ward.suspects() == {}
+
+
+def test_without_an_exporter_claims_take_a_card_last_that_fails_the_command(
+    tmp_path: Path,
+) -> None:
+    ward = Ward(tmp_path, 2, HEALTH_COMMAND="/bin/true", QUARANTINE_ON="")
+    for said in ("it failed", ""):
+        ward.note_command(0, said)
+        ward.round(sampled=False, tests=False)
+        assert ward.suspects() == ({bus(0): said} if said else {})
 
 
 def test_what_is_no_card_of_this_node_or_no_reason_is_no_loss(ward: Ward) -> None:

@@ -63,12 +63,13 @@ def test_a_card_that_was_started_again_counts_where_root_has_seen_it(
 
 def test_what_is_over_will_be_news_again_but_only_where_that_is_known() -> None:
     marks = {("a", "recovery"): 1, ("a", "health"): 1, ("a", "missing"): 1, ("a", "xid 79"): 3}
-    unseen = {key: n for key, n in marks.items() if key[1] != "missing"}
-    assert expire_finding_marks(marks, [], []) == unseen
-    assert expire_finding_marks(marks, [], ["a"]) == {("a", "xid 79"): 3}
+    stays = {("a", "recovery"): 1, ("a", "xid 79"): 3}
+    assert expire_finding_marks(marks, [], [], ["a"]) == stays
+    assert expire_finding_marks(marks, [], [], []) == {**stays, ("a", "health"): 1}
+    assert expire_finding_marks(marks, [], ["a"], ["a"]) == {("a", "xid 79"): 3}
     for key, left in (("recovery", 4), ("ecc", 1)):
         now = [HealthFinding("a", "ecc", key, 1, "")]
-        assert expire_finding_marks({("a", key): 4}, now, ["a"]) == {("a", key): left}
+        assert expire_finding_marks({("a", key): 4}, now, ["a"], ["a"]) == {("a", key): left}
 
 
 @pytest.mark.parametrize(("cards", "most"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (16, 8)])

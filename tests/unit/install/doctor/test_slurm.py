@@ -261,6 +261,7 @@ def hooks_beside_slurm_conf(node: SlurmNode) -> None:
         (partial(own_timeouts, prolog="120"), ("installation",)),
         (hooks_beside_slurm_conf, ("installation",)),
         (put("JobSubmitPlugins", "logging,job_submit/lua"), ("recommended",)),
+        (put("PrologFlags", "Alloc,X11"), ("installation",)),  # which implies Contain
         (both(put("HASH_VAL", DIFFERENT), NO_HASH), ("slurm.conf",)),
     ],
 )

@@ -117,12 +117,13 @@ def test_a_list_without_a_position_takes_the_place_of_no_map_that_has_some(node:
 def test_slurmd_is_asked_with_the_libraries_of_the_one_that_runs(
     node: SlurmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In `/`: LD_LIBRARY_PATH with an empty or relative entry leads to where the caller stands."""
     program = node.root / "slurm/sbin/slurmd"
     started = Slurmd(1, program, str(node.conf), libraries="/opt/driver/lib")
     monkeypatch.setattr(site, "find_slurmds", lambda _: [started])
     real = node.root / "slurm/sbin/slurmd-real"
     program.rename(real)
-    wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH" = /opt/driver/lib ]'
+    wanted = '[ "$1" != -G ] || [ "$LD_LIBRARY_PATH $(pwd)" = "/opt/driver/lib /" ]'
     write_script(program, f'{wanted} || exit 9\nexec {sys.executable} -IS {real} "$@"')
 
     node.install()

@@ -15,7 +15,7 @@ from gpulock.daemon.core.background_call import BackgroundCall
 from gpulock.daemon.core.journal import NOTICE, DaemonJournal
 from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.deadline import Deadline
-from gpulock.errors import Refusal, one_line
+from gpulock.errors import UNKNOWN, Refusal, one_line
 from gpulock.hooks.subprocess import SchedulerProgram
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
@@ -98,4 +98,8 @@ def renew_map(settings: Settings, ask: bool) -> str:
     """Start the program; return what it wrote; raise Refusal where it could not."""
     program = SchedulerProgram(sys.executable, ENVIRON, HINT)
     words = ["-I", "-m", PROGRAM, *(["--ask"] if ask else []), settings.path]
-    return one_line(program.read(words, Deadline(SECONDS)))[:LENGTH]
+    code, output = program.answer(words, Deadline(SECONDS))  # whose failures are sentences of ours
+    said = one_line(output.decode("utf-8", "replace").strip())[:LENGTH]
+    if code:
+        raise Refusal(UNKNOWN, said, HINT)
+    return said

@@ -158,3 +158,12 @@ def test_the_program_tells_why_it_could_not(tmp_path: Path) -> None:
         slurm_map.renew_map(settings, ask=True)
     assert refused.value.kind == UNKNOWN
     assert "slurm" in refused.value.why
+
+
+def test_a_long_reason_of_the_program_is_told_from_its_begin(tmp_path: Path) -> None:
+    config = tmp_path / ("long" * 50) / "gpulock.conf"
+    config.parent.mkdir()
+    config.write_text("nonsense\n")
+    with pytest.raises(Refusal) as refused:
+        slurm_map.renew_map(Settings({}, str(config)), ask=True)
+    assert refused.value.why.startswith(f"{config}:1: not KEY=VALUE")

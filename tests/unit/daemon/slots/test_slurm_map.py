@@ -166,4 +166,4 @@ def test_a_long_reason_of_the_program_is_told_from_its_begin(tmp_path: Path) -> 
     config.write_text("nonsense\n")
     with pytest.raises(Refusal) as refused:
         slurm_map.renew_map(Settings({}, str(config)), ask=True)
-    assert refused.value.why.startswith(f"{config}:1: not KEY=VALUE")
+    assert refused.value.why.startswith(f"settings: {config}:1: not KEY=VALUE")

@@ -106,6 +106,13 @@ def test_cards_of_one_numa_node_that_is_known_are_nearer(numa: int, chosen: list
     assert [card.index for card in choose.choose_devices(cards, 2)] == chosen
 
 
+def test_cards_behind_one_pci_switch_are_nearer_than_those_of_one_numa_node() -> None:
+    cards = [Device(f"0000:{number}b:00.0", number) for number in range(3)]
+    for card, switch in zip(cards, "aba"):
+        card.numa, card.path = 0, ("pci0000:00", "0000:00:01.0", switch)
+    assert [card.index for card in choose.choose_devices(cards, 2)] == [0, 2]
+
+
 def test_several_devices_are_whole_cards_where_there_are_enough_of_them() -> None:
     """CUDA shows a process one MIG instance, however many it was granted."""
     slices = [Device(f"0000:1b:00.0.gi{number}.ci0", 0) for number in range(2)]

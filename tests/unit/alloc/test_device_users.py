@@ -96,6 +96,11 @@ def test_a_device_that_is_added_after_a_look_is_looked_for_as_well(stage: Stage)
     assert files.pids_with_open(stage.device.id, 1000) == [700]
 
 
+def test_a_service_of_a_system_user_may_have_it_open(stage: Stage) -> None:
+    stage.fake.add(700, SERVICES[0][:15], uids=(0,) * 4, fds={9: stage.node})
+    assert stage.holders().pids_with_open(stage.device.id, 0) == stage.who() == []
+
+
 def test_a_process_that_is_not_proven_to_be_another_claims_keeps_this_lock(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +199,25 @@ def test_a_path_too_long_to_be_told_hides_nothing_and_hinders_nobody(
     assert stage.left() == ""
     stage.fake.add(700, fds={9: stage.node})
     assert "process 700 has" in stage.left()
+
+
+def test_after_a_process_that_ended_in_a_look_at_its_files_all_are_listed_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have forked before, behind the place that the listing had reached."""
+    real = os.listdir
+    stage.fake.add(700)
+
+    def files(path: str) -> list[str]:
+        if path.endswith("/700/fd"):
+            stage.fake.add(701)
+        elif path.endswith("/701/fd"):
+            stage.fake.remove(701)
+            stage.fake.add(702, fds={9: stage.node})
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", files)
+    assert stage.who() == [702]
 
 
 def test_a_fork_that_is_hidden_until_its_exec_is_asked_again(

@@ -45,6 +45,18 @@ def test_a_huge_sparse_file_is_refused_before_memory_is_taken_for_it(
     assert max(asked, default=0) <= 2 * atomic.LIMIT
 
 
+@pytest.mark.parametrize("name", ["file", "/proc/self/status"])
+def test_no_more_than_the_limit_is_read_also_where_a_file_says_it_is_empty(
+    tmp_path: Path, name: str
+) -> None:
+    """So say all files of /proc."""
+    (tmp_path / "file").write_bytes(b"x" * 101)
+    assert len(atomic.read_file(str(tmp_path / "file"), 101)) == 101
+    with pytest.raises(OSError) as caught:
+        atomic.read_file(str(tmp_path / name), 100)
+    assert caught.value.errno == errno.EFBIG
+
+
 def test_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("secret")
     plant_link(tmp_path / "file")

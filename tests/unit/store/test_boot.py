@@ -106,6 +106,25 @@ def test_records_that_are_lost_stop_every_grant_until_their_locks_are_forgotten(
     assert (place.ids(), place.holder(0)) == ((BOOT, BOOT), "nobody")
 
 
+@pytest.mark.parametrize("where", ["records", "state"])
+def test_a_first_claim_of_a_boot_that_is_killed_closes_no_node(
+    place: Place, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    real, last = atomic.replace_file, f"{getattr(place, where)}/boot_id"
+
+    def replace(path: str, data: bytes, durable: bool = False) -> None:
+        if path == last:
+            raise KeyboardInterrupt
+        real(path, data, durable=durable)
+
+    place.reserve(0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(atomic, "replace_file", replace)
+        place.ready()
+    place.ready()
+    assert (place.store.boot_id(), place.holder(0)) == (BOOT, "admin")
+
+
 def test_who_says_that_no_job_is_left_keeps_what_has_a_record(place: Place) -> None:
     place.ready()
     place_lock(place.store, bus(0), record())

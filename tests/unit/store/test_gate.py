@@ -17,6 +17,7 @@ import pytest
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
 from gpulock.store.gate import NAME, Gate
+from gpulock.store.locks import LockStore
 
 HOLDER = """
 import sys
@@ -180,6 +181,20 @@ def test_a_child_that_has_the_gate_open_keeps_it_from_nobody(tmp_path: Path) -> 
         enter(tmp_path)
     finally:
         os.close(copy)
+
+
+def test_who_leaves_a_gate_that_was_replaced_is_told(store: LockStore) -> None:
+    with pytest.raises(Refusal, match="was replaced meanwhile"), Gate(store, Deadline(1)):
+        Path(store.root, NAME).unlink()
+
+
+def test_a_gate_that_stays_shut_or_is_not_ours_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    with Gate(str(tmp_path), Deadline(1)):
+        before = {*os.listdir("/proc/self/fd")}
+        refusal(tmp_path)
+    (tmp_path / NAME).chmod(0o644)
+    refusal(tmp_path)
+    assert {*os.listdir("/proc/self/fd")} <= before
 
 
 def test_a_file_removed_after_it_was_locked_is_made_again(

@@ -13,7 +13,7 @@ from gpulock.errors import Refusal
 from gpulock.store import atomic, grants
 from gpulock.store.event_log import count_dropped_claims
 from gpulock.store.locks import LockStore, list_names
-from gpulock.store.owner import Owner
+from gpulock.store.owner import Owner, parse_owner
 from tests.support.faults import disk_full, raising, returning
 from tests.support.trees import BOOT, OTHER_BOOT, bus, record
 
@@ -46,6 +46,28 @@ def test_the_folder_of_a_claim_has_its_name_once_its_record_is_whole(
     with pytest.raises(OSError, match="No space"):
         grants.make_claim(store, TWO)
     assert list_names(store.claims_dir) == []
+
+
+def test_a_claim_is_undone_newest_lock_first(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants.make_claim(store, TWO)
+    gone: list[str] = []
+    monkeypatch.setattr(grants, "remove_lock", lambda _, name: gone.append(name))
+    grants.undo_claim(store, TOKEN, TWO.devices)
+    assert (gone, os.listdir(store.claims_dir)) == ([bus(1), bus(0)], [])
+
+
+def test_how_a_part_ended_is_noted_and_its_record_shrinks_before_a_lock_goes(
+    store: LockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a release that is killed in the middle, the next one knows neither why nor of what."""
+    grants.make_claim(store, TWO)
+    monkeypatch.setattr(grants, "remove_lock", raising(OSError(5, "killed here")))
+    with pytest.raises(OSError, match="killed here"):
+        release(store, bus(0))
+    assert "epilog" in Path(store.claims_dir, TOKEN, "released").read_text()
+    assert parse_owner(store.read_record(TOKEN)).devices == (bus(1),)
 
 
 def test_the_end_of_a_claim_of_another_boot_is_not_told_by_this_ones_clock(

@@ -85,7 +85,7 @@ def history_command(
         print_claims_json(parse_heads(heads, faults))
     else:
         print_history_claims(node, query, faults, LAST if limit is None else limit)
-    if unwritten := find_unwritten_claims(node, query):
+    if unwritten := find_unwritten_claims(node, query, faults):
         over = format_count(len(unwritten), "claim")
         text = f"{over} {'are' if unwritten[1:] else 'is'} over and not yet written"
         echo_wrapped(f"gpulock: history: {text}: gpulockd or gpulock reap does it")
@@ -184,6 +184,8 @@ def report_command(session: Session, job: tuple[str, ...], as_json: bool) -> Non
     for unread in faults.as_sentences():
         click.echo(f"gpulock: report: {unread}", err=True)
     if not found:
+        if faults.files:
+            raise CommandRefusedError("so it is not known what the job held", "ask as root")
         why = f"{' '.join(job)} held no GPU that this node knows of"
         raise CommandRefusedError(why, "ask on the node where it ran")
     if as_json:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a job's claims are found: the locks, `finished/` and the history.
+"""Where a job's claims are found: locks, records of what is over, and the history.
 
-Only looks: nothing is changed, no lock waited for, and what cannot be read is left out. A
-user who may read these files may see the report.
+Only looks: nothing is changed, no lock waited for, and what cannot be read is told. A user who may
+read these files may see the report.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from gpulock.report.scan import (
     find_history_heads,
     parse_heads,
 )
+from gpulock.store.grants import OWED
 from gpulock.store.kv import MalformedError
 from gpulock.store.locks import list_names
 from gpulock.store.owner import Owner
@@ -32,27 +34,28 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
-    found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits)}
+    found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits, faults)}
     heads = find_history_heads(node, query, faults)
     for claim in parse_heads(heads, faults):
         found[claim.owner.token] = claim  # what is in the history has its last word
     return select_last_job(found.values())
 
 
-def find_last_claim(node: Node, query: ClaimQuery) -> ReportedClaim | None:
+def find_last_claim(node: Node, query: ClaimQuery, faults: HistoryFaults) -> ReportedClaim | None:
     """Return the claim that ended last, whether the history has its line yet or not."""
-    if ended := find_unwritten_claims(node, query):
+    if ended := find_unwritten_claims(node, query, faults):
         return max(ended, key=lambda claim: claim.ended or 0.0)
-    faults = HistoryFaults()
     heads = find_history_heads(node, query, faults, 1)
     return next(parse_heads(heads, faults), None)
 
 
-def find_unwritten_claims(node: Node, query: ClaimQuery) -> list[ReportedClaim]:
+def find_unwritten_claims(
+    node: Node, query: ClaimQuery, faults: HistoryFaults
+) -> list[ReportedClaim]:
     """Return the claims that are over, and have no line in the history yet."""
     return [
         claim
-        for claim in find_local_claims(node, query.fits)
+        for claim in find_local_claims(node, query.fits, faults)
         if claim.ended is not None
         and query.since <= claim.ended < query.until
         and query.device in ("", *(card.id for card in claim.cards))
@@ -72,19 +75,41 @@ def select_last_job(found: Iterable[ReportedClaim]) -> list[ReportedClaim]:
     return kept[::-1]
 
 
-def find_local_claims(node: Node, wanted: Callable[[Owner], bool]) -> list[ReportedClaim]:
-    """Return the claims that stand, or that are over and not in the history."""
+def find_local_claims(
+    node: Node, wanted: Callable[[Owner], bool], faults: HistoryFaults
+) -> list[ReportedClaim]:
+    """Return the claims that stand, or that are over and not in the history.
+
+    Of one that is over there may be the copy in STATE_DIR/owed alone, after a reboot.
+    """
     standing: dict[str, Owner] = {}
     over: dict[str, list[ClaimedDevice]] = {}
     now, wall = clock_boottime(), time.time()
-    with suppress(Refusal):
-        owners = [lock.owner for lock in node.store.read_all_locks().values()]
+    unread: dict[str, str] = {}
+    try:
+        owners = [lock.owner for lock in node.store.read_all_locks(unread).values()]
         standing = {one.token: one for one in owners if one and wanted(one)}
-        for token in list_names(node.store.finished_dir):  # last: what ends meanwhile is in both
-            with suppress(OSError, MalformedError):
-                ended = read_ended_claim(node, token, wall)
-                if ended and wanted(ended[0].owner):
-                    over[token] = ended
+        copies = list_names(f"{node.settings.state_dir}/{OWED}")
+        finished = list_names(node.store.finished_dir)  # last: what ends meanwhile is in both
+    except Refusal as fault:
+        faults.files.append(fault.why)
+        copies = finished = []
+    faults.files += [f"claim {token}: {why}" for token, why in unread.items()]
+    for token in {*copies, *finished}:
+        try:
+            ended = read_ended_claim(node, token, wall)
+        except FileNotFoundError:
+            continue  # its line was written meanwhile
+        except (OSError, MalformedError) as fault:
+            faults.files.append(f"claim {token}: {fault}")
+            continue
+        if not ended or not wanted(ended[0].owner):
+            continue
+        if token in finished or (
+            ended[0].owner.boot_id != node.boot_id
+            and not os.path.lexists(f"{node.store.claims_dir}/{token}")
+        ):
+            over[token] = ended
     if not standing and not over:
         return []
     advice = ExporterSamples(node.settings.exporter_dir)

@@ -23,7 +23,7 @@ from gpulock.job.mps import stale_mps_names, wait_for_mps
 from gpulock.node.context import Node
 from gpulock.node.kinds import MIG, MODEL, parse_kind
 from gpulock.node.settings import Settings
-from gpulock.report.scan import ClaimQuery
+from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.sources import find_last_claim
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store.owner import Owner
@@ -139,7 +139,7 @@ def acquire_devices(
         process_claims.ensure_node_dirs(node)
     what = format_count(want.count, "share" if want.share else "GPU")
     ours = ClaimQuery(user=record.user, scheduler="process")
-    last = find_last_claim(node, ours) if wishes.prefer else None
+    last = find_last_claim(node, ours, HistoryFaults()) if wishes.prefer else None
     preferred = tuple(card.id for card in last.cards) if last else ()
     request = make_socket_request(record, want, wishes, preferred)
     serving = record.uid == os.geteuid() and socket_client.is_daemon_serving(node)

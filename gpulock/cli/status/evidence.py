@@ -19,7 +19,7 @@ from gpulock.errors import quote_text
 from gpulock.node.devices import SHARE
 from gpulock.node.procfs import INIT, TICKS, Proc
 from gpulock.report.claims import ReportedClaim
-from gpulock.report.scan import ClaimQuery
+from gpulock.report.scan import ClaimQuery, HistoryFaults
 from gpulock.report.sources import MONTH, find_last_claim
 from gpulock.store.locks import Lock
 from gpulock.store.owner import Owner
@@ -257,15 +257,17 @@ def printable_process_name(proc: Proc, pid: int) -> str:
 
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
-    found = find_last_claim(view.node, ClaimQuery(since=view.now - MONTH, device=device))
+    query = ClaimQuery(since=view.now - MONTH, device=device)
+    found = find_last_claim(view.node, query, HistoryFaults())
     return [("last", format_past_claim(found))] if found else []
 
 
 def past_claim_facts(view: StatusView, meant: Subject) -> FactList:
-    """Return the last thing that a job or process held."""
-    last = find_last_claim(view.node, meant.query())
+    """Return the last thing that a job or process held, or what cannot be read of that."""
+    faults = HistoryFaults()
+    last = find_last_claim(view.node, meant.query(), faults)
     if last is None:
-        return []
+        return [("not read", one) for one in faults.as_sentences()]
     devices = format_device_list([card.id for card in last.cards], view.devices)
     return [
         ("held", f"{devices} from {format_local_time(last.begun)}"),

@@ -234,6 +234,28 @@ def test_claims_that_are_over_and_not_yet_written_are_counted(
     assert desk.call("history", *words).stderr == ""
 
 
+def test_a_claim_that_a_reboot_ended_is_told_before_it_is_in_the_history(desk: Desk) -> None:
+    desk.run_job(0, ago=3600)
+    assert "so far" in desk.text("report", "12")
+    desk.proc.boot(OTHER_BOOT)
+    desk.lose_run()
+    assert "so far" not in desk.text("report", "12")
+    assert "before this boot" in " ".join(desk.text("why", "job", "12").split())
+    assert "1 claim is over and not yet written" in desk.call("history").stderr
+
+
+@pytest.mark.parametrize("folder", ["finished", "claims", "owed", "history"])
+def test_of_a_job_nothing_is_denied_where_a_folder_cannot_be_read(desk: Desk, folder: str) -> None:
+    path = (desk.records if folder in ("finished", "claims") else desk.state) / folder
+    shutil.rmtree(path, ignore_errors=True)
+    path.write_text("x")
+    done = desk.call("report", "12")
+    assert (done.exit_code, "held no GPU" in done.stderr) == (1, False)
+    assert f"{path}: Not a directory" in done.stderr
+    if folder != "claims":  # then `why` refuses as a whole
+        assert "no trace" not in desk.call("why", "job", "12").stdout
+
+
 @pytest.mark.parametrize("words", [(), ("--json",), ("--by", "user")])
 def test_a_history_that_cannot_be_read_is_not_an_empty_one(
     desk: Desk, words: tuple[str, ...]

@@ -158,12 +158,14 @@ def test_a_job_that_cannot_be_read_masks_everything_and_the_user_is_told(
 # --- who reads it --------------------------------------------------------------------------------
 
 
-def test_debians_csh_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_debians_csh_has_a_folder_of_its_own_and_no_other_system_gets_one(tmp_path: Path) -> None:
     profile = tmp_path / "etc/profile.d/gpulock.sh"
     folder = tmp_path / "etc/csh/login.d"
+    everywhere = [f"file {path}" for path in (profile, profile.with_suffix(".csh"))]
+    assert [item.title for item in login_script_items(profile)] == everywhere
     folder.mkdir(parents=True)
-    csh = [f"file {path}" for path in (profile.with_suffix(".csh"), folder / "gpulock.csh")]
-    assert [item.title for item in login_script_items(profile)] == [f"file {profile}", *csh]
+    of_debian = [*everywhere, f"file {folder}/gpulock.csh"]
+    assert [item.title for item in login_script_items(profile)] == of_debian
 
 
 IN_ETC = """

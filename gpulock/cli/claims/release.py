@@ -32,7 +32,7 @@ from gpulock.errors import BUSY, INVALID_REQUEST, Refusal, one_line
 from gpulock.job import environment
 from gpulock.job.mps import stale_mps_names
 from gpulock.node.context import Node
-from gpulock.node.devices import SHARE, Device, lock_ids_overlap
+from gpulock.node.devices import Device, lock_ids_overlap
 from gpulock.schedulers.liveness import make_liveness_judge
 from gpulock.store import grants
 from gpulock.store.gate import LONGEST_WAIT, Gate
@@ -94,7 +94,7 @@ def release_command(
     node = session.node()
     found = node.devices_if_driver()
     if export:
-        tell_stale_variables(node, found, export)  # also where nothing is left to be released
+        tell_stale_variables(node, export)  # also where nothing is left to be released
     meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
     ours = make_lock_filter(ids, meant)
@@ -116,7 +116,7 @@ def release_command(
         label = format_device_label(lock.id, found)
         click.echo(f"freed {label}{format_past_holder(lock)}", err=export)
     warn_of_started_processes(node, let)
-    tell_stale_variables(node, found, export)
+    tell_stale_variables(node, export)
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
@@ -130,15 +130,16 @@ def refuse_inner_command(node: Node, meant: Subject) -> None:
         )
 
 
-def tell_stale_variables(node: Node, found: Sequence[Device], export: bool) -> None:
+def tell_stale_variables(node: Node, export: bool) -> None:
     """Say what the calling shell is to unset, where its claim has not what its mask names.
 
     With `export` it is printed for the shell to do so.
     """
     token, held = os.environ.get(CLAIM), node.store.read_all_locks().values()
-    ids = [lock.id.partition(SHARE)[0] for lock in held if lock.owner and lock.owner.token == token]
+    owners = [(lock.owner, lock.id) for lock in held if lock.owner]
+    uuids = {owner.uuid_of(name) for owner, name in owners if owner.token == token}
     shown = {*os.environ.get("GPULOCK_DEVICES", "").split(",")} - {""}
-    if not token or (ids and shown <= {device.uuid for device in found if device.id in ids}):
+    if not token or (uuids and shown <= uuids):
         return
     names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
     names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)

@@ -218,13 +218,14 @@ def test_a_release_says_what_the_shell_is_to_unset_and_lets_it_unset_what_is_gon
 def test_a_release_of_another_claim_says_nothing_of_the_mask_and_that_of_a_part_does(
     site: Site,
 ) -> None:
+    lost = site.files.driver_root / "gpus" / site.id(7)  # a card off the bus is still its claim's
     script = (
-        'sleep 99 >&- 2>&- & eval "$("$@" claim --devices 4,5 --export 2>/dev/null)";'
-        ' "$@" claim --devices 6 --pid $! >/dev/null 2>&1; "$@" release --pid $! 2>&1;'
-        ' "$@" release 4 2>&1; kill $!'
+        'sleep 99 >&- 2>&- & eval "$("$@" claim --devices 4,7 --export 2>/dev/null)";'
+        f' "$@" claim --devices 3 --pid $! >/dev/null 2>&1; rm -r {lost};'
+        ' "$@" release --pid $! 2>&1; "$@" release 4 2>&1; kill $!'
     )
     other, part, mask = site.shell(script, "bash").splitlines()
-    assert (other[:11], part[:11]) == ("freed GPU 6", "freed GPU 4")
+    assert (other[:11], part[:11]) == ("freed GPU 3", "freed GPU 4")
     assert mask.startswith("gpulock: this shell still uses them: unset ")
 
 

@@ -157,9 +157,17 @@ def claim_cells(claim: ReportedClaim) -> list[Cell]:
 
 
 def format_gpu_hours(times: GpuTimes) -> str:
-    """Return `0.22 GPU hours held, 0.09 busy, 0.09 idle, 0.04 not observed`."""
-    held, busy, idle, unseen = map(format_hours, (times.held, *times.parts))
-    return f"{held} GPU hours held, {busy} busy, {idle} idle, {unseen} not observed"
+    """Return `0.22 GPU hours held, 0.09 busy, 0.09 idle, 0.04 not observed`.
+
+    What would be 0.00 hours is told in seconds.
+    """
+    if not times.held:
+        return "GPU hours are not known"
+    short = times.held < HOUR / 100
+    words = [f"{one:.0f}" if short else format_hours(one) for one in (times.held, *times.parts)]
+    held, busy, idle, unseen = words
+    unit = "seconds" if short else "hours"
+    return f"{held} GPU {unit} held, {busy} busy, {idle} idle, {unseen} not observed"
 
 
 def format_hours(seconds: float) -> str:

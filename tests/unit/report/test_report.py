@@ -142,6 +142,17 @@ def test_the_end_is_told_where_it_was_no_epilog() -> None:
     assert found[2] == "ended by reap: its shepherd is gone"
 
 
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (8.0, "In all: 16 GPU seconds held, 16 busy, 0 idle, 0 not observed"),
+        (0.0, "In all: GPU hours are not known"),
+    ],
+)
+def test_the_sum_of_a_short_claim_is_in_seconds_and_none_is_made_up(held: float, said: str) -> None:
+    assert said in text_of(claim(card(0, held, 1.0), card(1, held, 1.0)))
+
+
 def test_many_tasks_are_a_line_each_and_a_sum() -> None:
     tasks = [claim(card(0, use=n / 20), task_id=str(n), token=f"t{n}") for n in range(1, 21)]
     found = text_of(*tasks)

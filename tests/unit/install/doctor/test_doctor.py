@@ -191,6 +191,31 @@ def test_what_is_only_doubtful_is_a_warning(site: Site, harm: str, name: str, sa
     assert (check.state, says in check.what) == (WARNING, True), check
 
 
+@pytest.mark.parametrize(
+    ("params", "isolation", "is_told"),
+    [
+        ("none", "off", True),
+        ("ENABLE_ADDGRP_KILL=1", "off", False),
+        ("ENABLE_ADDGRP_KILL=true", "cgroup", True),
+        ("ENABLE_SYSTEMD=false", "cgroup", False),
+        ("USE_CGROUPS=systemd", "off", True),
+    ],
+)
+def test_an_execd_that_gives_its_gpu_jobs_to_systemd_is_a_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch, params: str, isolation: str, is_told: bool
+) -> None:
+    """Open Cluster Scheduler does as it is installed, Some Grid Engine where it is told to."""
+    monkeypatch.setattr("gpulock.install.doctor.sge.BOOTED", site.root)
+    site.harm(f"echo ISOLATION={isolation} >>etc/gpulock.conf")
+    site.harm(f"sed -i 's/^execd_params .*/execd_params {params}/' sge/state/sconf")
+    if "CGROUPS" not in params:
+        site.harm("echo ocs.slice >root/default/common/slice_name")
+
+    check = found(site)["execd_params"]
+
+    assert (check.state == FAULT, "GPU jobs are refused" in check.what) == (is_told, is_told)
+
+
 def test_without_qmaster_the_node_itself_is_still_looked_at(site: Site) -> None:
     (site.state / "down").touch()
 

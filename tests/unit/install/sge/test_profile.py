@@ -162,7 +162,9 @@ def test_debians_csh_has_a_folder_of_its_own_and_no_other_system_gets_one(tmp_pa
     profile = tmp_path / "etc/profile.d/gpulock.sh"
     folder = tmp_path / "etc/csh/login.d"
     everywhere = [f"file {path}" for path in (profile, profile.with_suffix(".csh"))]
-    assert [item.title for item in login_script_items(profile)] == everywhere
+    of_sh, of_csh = login_script_items(profile)
+    assert [of_sh.title, of_csh.title] == everywhere
+    assert f"/bin/sh {profile}`" in (of_csh.text or "")
     folder.mkdir(parents=True)
     of_debian = [*everywhere, f"file {folder}/gpulock.csh"]
     assert [item.title for item in login_script_items(profile)] == of_debian

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import click
 
+from gpulock.alloc import environs
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.alloc.release import release_locks
@@ -227,3 +229,11 @@ def make_grant_environment(
     stale = stale_mps_names(environ.items(), settings.mps_dir)
     stale |= environment.grant_variable_names() & environ.keys()
     return stale - values.keys(), values
+
+
+def format_export_lines(node: Node, grant: Grant, binds: str) -> list[str]:
+    """Return what a shell evaluates to have the environment of a grant, and of its claim."""
+    stale, values = make_grant_environment(grant, node.settings, os.environ, binds)
+    values[environs.CLAIM] = grant.owner.token
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    return [*(f"unset {name}" for name in sorted(stale)), *exports]

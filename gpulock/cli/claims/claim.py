@@ -16,9 +16,9 @@ from gpulock.cli.claims.acquire import (
     ClaimWishes,
     acquire_devices,
     claim_options,
+    format_export_lines,
     make_claim_request,
     make_cli_owner,
-    make_grant_environment,
     open_node_for_claim,
 )
 from gpulock.cli.session import CommandRefusedError, Session, find_calling_shell, name_config
@@ -65,10 +65,7 @@ def claim_command(
     grant = acquire_devices(session, node, record, want, wishes)
     token = {CLAIM: grant.owner.token}  # what is started with it holds the claim
     if export:  # a shell evaluates them
-        stale, values = make_grant_environment(grant, node.settings, os.environ, binds)
-        values |= token
-        lines = [f"unset {name}" for name in sorted(stale)]
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+        lines = format_export_lines(node, grant, binds)
     else:
         of = "a share of " if grant.owner.places else ""
         lines = [
@@ -86,7 +83,8 @@ def claim_command(
     cuda = token | {name: value for name, value in mask.items() if name.startswith("CUDA_")}
     if pid is not None or not read_command(node.proc, holder)[0].endswith("sh"):
         line = f"import os; os.environ.update({cuda})"
-        click.echo(f"gpulock: it sees all GPUs: let it run, before it loads CUDA: {line}", err=True)
+        told = "it sees all GPUs, and what it starts keeps none, until you let it run, before CUDA"
+        click.echo(f"gpulock: {told}: {line}", err=True)
     elif not export and not cuda.items() <= os.environ.items():
         line = f'eval "$(gpulock claim {format_claim_options(grant.owner, wishes)} --export)"'
         told = f"gpulock: this shell sees all GPUs until you run: {line}"

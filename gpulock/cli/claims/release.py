@@ -13,10 +13,13 @@ from typing import Any
 
 import click
 
+from gpulock.alloc.claim import Grant
 from gpulock.alloc.environs import CLAIM
 from gpulock.alloc.process_scan import ProcessScan
 from gpulock.alloc.reaper import Reaper, free_locks
+from gpulock.alloc.same_job import granted_devices
 from gpulock.cli.claims import socket_client
+from gpulock.cli.claims.acquire import format_export_lines
 from gpulock.cli.claims.run import list_outer_claims
 from gpulock.cli.select import Subject, parse_job, resolve_lock_id
 from gpulock.cli.session import (
@@ -25,6 +28,7 @@ from gpulock.cli.session import (
     describe_caller,
     find_calling_shell,
     log_to_syslog,
+    name_config,
 )
 from gpulock.cli.status.evidence import printable_process_name
 from gpulock.deadline import Deadline
@@ -70,7 +74,7 @@ def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) 
     help="Reason; needed with --force, kept in the log.",
     callback=check_reason,
 )
-@click.option("--export", is_flag=True, help="Print unset lines for eval.")
+@click.option("--export", is_flag=True, help="Print what a shell is to evaluate.")
 @click.pass_obj
 def release_command(
     session: Session,
@@ -94,7 +98,7 @@ def release_command(
     node = session.node()
     found = node.devices_if_driver()
     if export:
-        tell_stale_variables(node, export)  # also where nothing is left to be released
+        tell_stale_variables(node, found, export)  # also where nothing is left to be released
     meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
     ids = tuple(resolve_lock_id(name, found) for name in devices)
     ours = make_lock_filter(ids, meant)
@@ -116,7 +120,7 @@ def release_command(
         label = format_device_label(lock.id, found)
         click.echo(f"freed {label}{format_past_holder(lock)}", err=export)
     warn_of_started_processes(node, let)
-    tell_stale_variables(node, export)
+    tell_stale_variables(node, found, export)
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
@@ -130,21 +134,29 @@ def refuse_inner_command(node: Node, meant: Subject) -> None:
         )
 
 
-def tell_stale_variables(node: Node, export: bool) -> None:
-    """Say what the calling shell is to unset, where its claim has not what its mask names.
+def tell_stale_variables(node: Node, found: Sequence[Device], export: bool) -> None:
+    """Say what the calling shell is to run, where its claim has not what its mask names.
 
-    With `export` it is printed for the shell to do so.
+    With `export` it is printed for the shell to do so. The claim of that very shell has the rest.
     """
     token, held = os.environ.get(CLAIM), node.store.read_all_locks().values()
-    owners = [(lock.owner, lock.id) for lock in held if lock.owner]
-    uuids = {owner.uuid_of(name) for owner, name in owners if owner.token == token}
+    own = [lock.owner for lock in held if lock.owner and lock.owner.token == token]
+    uuids = {one.uuid_of(name) for one in own for name in one.devices}
     shown = {*os.environ.get("GPULOCK_DEVICES", "").split(",")} - {""}
     if not token or (uuids and shown <= uuids):
         return
-    names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
-    names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
-    line = f"unset {' '.join(sorted(names))}"
-    click.echo(line if export else f"gpulock: this shell still uses them: {line}", err=not export)
+    if own and own[0].pid == find_calling_shell(node.proc):
+        share = " --share" if own[0].places else ""
+        lines = [name_config(f'eval "$(gpulock claim -n {len(own)}{share} --export)"')]
+        if export:
+            rest = Grant(granted_devices([*found], {*own[0].devices}, own[0].places), own[0])
+            lines = format_export_lines(node, rest, environment.driver_binds(node.settings))
+    else:
+        names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
+        names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
+        lines = [f"unset {' '.join(sorted(names))}"]
+    told = "" if export else "gpulock: this shell still uses what is freed: "
+    click.echo(told + "\n".join(lines), err=not export)
 
 
 def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:

@@ -210,7 +210,7 @@ def test_a_release_says_what_the_shell_is_to_unset_and_lets_it_unset_what_is_gon
     )
     environ = {name: value for name, value in os.environ.items() if "CUDA" not in name}
     *_, said, left = site.shell(script, env=environ).splitlines()
-    assert said.startswith("gpulock: this shell still uses them: unset APPTAINERENV_")
+    assert said.startswith("gpulock: this shell still uses what is freed: unset APPTAINERENV_")
     assert {"CUDA_VISIBLE_DEVICES", "GPULOCK_DEVICES"} <= {*said.partition(": unset ")[2].split()}
     assert left == "<>"
 
@@ -222,11 +222,22 @@ def test_a_release_of_another_claim_says_nothing_of_the_mask_and_that_of_a_part_
     script = (
         'sleep 99 >&- 2>&- & eval "$("$@" claim --devices 4,7 --export 2>/dev/null)";'
         f' "$@" claim --devices 3 --pid $! >/dev/null 2>&1; rm -r {lost};'
-        ' "$@" release --pid $! 2>&1; "$@" release 4 2>&1; kill $!'
+        ' "$@" release --pid $! 2>&1; "$@" release 4 2>&1; kill $!;'
+        ' eval "$("$@" release --export 2>/dev/null)"; echo "<$CUDA_VISIBLE_DEVICES$GPULOCK_CLAIM>"'
     )
-    other, part, mask = site.shell(script, "bash").splitlines()
+    other, part, mask, *_, left = site.shell(script, "bash").splitlines()
     assert (other[:11], part[:11]) == ("freed GPU 3", "freed GPU 4")
-    assert mask.startswith("gpulock: this shell still uses them: unset ")
+    line = f'eval "$({site.gpulock} claim -n 1 --export)"'
+    assert mask == f"gpulock: this shell still uses what is freed: {line}"
+    assert left == "<>"
+
+
+def test_a_shell_that_releases_a_part_has_the_number_of_the_rest(site: Site) -> None:
+    script = (
+        'eval "$("$@" claim --devices 4,5 --export 2>/dev/null)";'
+        ' eval "$("$@" release 4 --export 2>/dev/null)"; echo "$CUDA_VISIBLE_DEVICES"'
+    )
+    assert site.shell(script, "bash") == "5\n"
 
 
 def test_a_shell_loses_the_mps_of_the_share_that_it_was_submitted_from(site: Site) -> None:

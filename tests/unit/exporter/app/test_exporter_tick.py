@@ -7,13 +7,16 @@ import _thread
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gpulock_exporter.app import exporter as app_exporter
 from gpulock_exporter.app.exporter import LIST_PERIOD, LONGEST, QUIET, Exporter, FaultJournal
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.state import collector_state
-from gpulock_exporter.state.snapshot import Moment
+from gpulock_exporter.state.join import take_snapshot
+from gpulock_exporter.state.snapshot import Moment, NodeSnapshot
 from gpulock_exporter.web.http import HttpRequest, HttpResponse
 from gpulock_exporter.worker.supervisor import Supervisor
 
@@ -133,6 +136,32 @@ def test_a_tick_that_hangs_leaves_what_the_last_one_told(
     ticking.tick()
     found, _ = ticking.look()
     assert found.one("gpulock_collector_success", collector=part) == 1
+
+
+def test_what_a_tick_left_is_joined_once_for_all_who_ask(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics and page are written without the lock, while the next tick may change the rest."""
+    made: list[float] = []
+
+    def join(*arguments: Any) -> NodeSnapshot:
+        made.append(ticking.clock.now)
+        return take_snapshot(*arguments)
+
+    monkeypatch.setattr(app_exporter, "take_snapshot", join)
+    ticking.tick()
+    assert made == [], "nobody has asked"
+    assert [ticking.status(path) for path in ("/", "/metrics", "/metrics")] == [200] * 3
+    assert len(made) == 1
+
+
+def test_the_line_of_a_card_ends_where_the_driver_fell_silent(ticking: Ticking) -> None:
+    ticking.tick(Frame(ticking.clock.now, "580", [card(0, utilization=0.5)]))
+    ticking.clock.now += AGE + 1
+    for _ in range(4):
+        ticking.tick()
+    (line,) = re.findall(rb'<path d="([^"]*)"', ticking.get("/").body)
+    assert line.endswith(b"h0"), "one look is a dot"
 
 
 def test_the_states_are_those_that_status_shows(ticking: Ticking) -> None:

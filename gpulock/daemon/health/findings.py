@@ -34,7 +34,6 @@ XID, ECC, MISSING, HEALTH, LOST = "xid", "ecc", "missing", "health", "lost"
 POLICY_WORDS: Final = (XID, ECC, MISSING, HEALTH)  # of QUARANTINE_ON
 CAUSES: Final = (*POLICY_WORDS, LOST)  # in a note; `missing` asks for those that are lost, too
 XID_KEY: Final = "xid "  # and the number
-MOST_TIMES: Final = 10**15
 STATE_KEYS: Final = ("recovery", "remap", MISSING, LOST, HEALTH)  # of no event
 MEMORY_CHECK: Final = "memory"
 MIB: Final = 1 << 20
@@ -61,7 +60,7 @@ def findings_from_sample(
     """
     for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
         seen = found.devices[name]
-        if times := min(seen.uncorrected or 0, MOST_TIMES):
+        if times := seen.uncorrected:
             words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
             yield HealthFinding(name, ECC, ECC, times, words)
         if seen.remap_failure:

@@ -87,7 +87,8 @@ def select_own_locks(held: dict[str, Lock], meant: Callable[[Lock], bool], uid: 
     for lock in locks:
         record, do = lock.owner, "ask its user, or root"
         if record is None or lock.fault:
-            raise Refusal(INVALID_REQUEST, f"{lock.id}: {lock.fault}", "ask root")
+            why = lock.fault or "a claim is being made"
+            raise Refusal(INVALID_REQUEST, f"{lock.id}: {why}", "ask root")
         if record.scheduler == "process" and record.uid == uid:
             continue
         who = record.job() if record.scheduler == "process" else f"job {record.job()}"

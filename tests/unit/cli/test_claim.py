@@ -311,6 +311,11 @@ def test_a_jobs_devices_are_not_released_without_force(site: Site) -> None:
     assert site.states().count("held") == 3
 
 
+def test_a_lock_without_an_owner_is_refused_with_the_reason(site: Site) -> None:
+    Path(site.files.lock_dir, "locks", site.id(1)).mkdir(parents=True)
+    assert "GPU 1: a claim is being made; ask root" in site.call("release", "1").stderr
+
+
 def test_force_frees_exactly_that_job(site: Site) -> None:
     site.hold(1, job_id="12", token="a")
     site.hold(2, job_id="123", token="b")

@@ -108,12 +108,13 @@ def test_this_nodes_driver_is_mounted_read_only_where_containers_look(tmp_path: 
     assert all("ro" in m["options"] for m in mounts)
 
 
-def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_a_folder_in_which_others_write_gets_no_spec(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "cdi"
     folder.mkdir()
-    folder.chmod(0o777)
+    folder.chmod(mode)
 
-    with pytest.raises(Refusal, match="mode 0777") as caught:
+    with pytest.raises(Refusal, match=f"mode 0{mode:o}") as caught:
         cdi.update_cdi_spec(Settings({"CDI_DIR": str(folder)}), "{}\n")
     assert caught.value.kind == BROKEN
     assert os.listdir(folder) == []

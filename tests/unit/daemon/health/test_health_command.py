@@ -21,7 +21,7 @@ from gpulock.alloc.claim import claim_devices
 from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health import checker, health_command
 from gpulock.daemon.health.cards import COMMAND, CardState
-from gpulock.daemon.health.checker import AGAIN
+from gpulock.daemon.health.checker import AGAIN, PAUSE
 from gpulock.daemon.health.health_command import ENDING, LONGEST, SET_RIGHTS, WAIT
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
@@ -29,6 +29,7 @@ from gpulock.errors import BUSY, LockTimeout, Refusal
 from gpulock.sge.sensor import compute_sensor_values, read_sensor_rows
 from gpulock.store import quarantine
 from gpulock.store.gate import Gate
+from gpulock.store.grants import release_devices
 from gpulock.store.owner import ENDING_COMMENT, Owner
 from gpulock.store.quarantine import QUARANTINE
 from gpulock.workstation.process_claims import make_process_owner
@@ -37,7 +38,7 @@ from tests.support.faults import disk_full
 from tests.support.health_site import Ward
 from tests.support.locks import place_lock
 from tests.support.scripts import write_script
-from tests.support.trees import bus, judge_of, let_others_in, soon
+from tests.support.trees import BOOT, bus, judge_of, let_others_in, soon
 from tests.support.wait import wait_until
 
 MUCH = "yes | head -c 3000000"
@@ -272,6 +273,9 @@ def test_a_claim_takes_the_card_back_from_a_running_test(make: Callable[..., Cli
     site.go_round()
     assert site.checker.command is None, "a job has the card"
     assert site.outcome(0).tested is None, "it is tested when it is free again"
+    release_devices(site.node().store, lock.owner.token, [lock.id], "", BOOT)
+    site.now += PAUSE
+    site.start_check()
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(2, ()), (1, (bus(1),)), (1, (bus(2),))])

@@ -17,7 +17,7 @@ from gpulock.alloc.choose import ClaimRequest
 from gpulock.alloc.claim import Grant
 from gpulock.cli.claims import socket_client
 from gpulock.cli.claims.acquire import ClaimWishes, make_socket_request
-from gpulock.cli.claims.socket_client import ClaimWait
+from gpulock.cli.claims.socket_client import BACK_SECONDS, ClaimWait, NoDaemonError
 from gpulock.cli.session import CommandRefusedError
 from gpulock.deadline import clock_boottime
 from gpulock.errors import BROKEN, BUSY, Refusal
@@ -36,6 +36,7 @@ from gpulock.workstation.wire import (
     new_packet_socket,
     parse_request,
 )
+from tests.support.clock import VirtualClock
 from tests.support.trees import Box, bus, record
 
 Answer = list[bytes]
@@ -83,9 +84,9 @@ class Daemon:
                 for packet in packets:
                     connection.send(packet)
 
-    def obtain(self, wait: float = 0.0) -> Grant:
+    def obtain(self, wait: float = 0.0, handed: socket.socket | None = None) -> Grant:
         """Ask for two devices."""
-        how = ClaimWait("2 GPUs", clock_boottime() + wait)
+        how = ClaimWait("2 GPUs", clock_boottime() + wait, handed=handed)
         request = SocketRequest(CLAIM, 4711, 99, 2)
         return socket_client.request_daemon_claim(self.box.node(), HOLDER, request, how)
 
@@ -160,11 +161,25 @@ def test_who_does_not_wait_is_told_that_no_answer_came(daemon: Daemon) -> None:
 
 
 def test_one_that_does_not_come_back_is_given_up(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
-    monkeypatch.setattr(socket_client, "BACK_SECONDS", 0.0)
-    daemon.answers([WAIT])
-    assert refused(lambda: daemon.obtain(wait=FOR_EVER)).kind == BROKEN
+    end = clock() + 2 * BACK_SECONDS
+
+    def sleep(_: float) -> None:
+        clock.now += BACK_SECONDS / 2
+        assert clock.now < end, "waited for again and again"
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    daemon.close()
+    with pytest.raises(NoDaemonError):
+        daemon.obtain(wait=FOR_EVER)
+
+
+def test_who_waited_at_a_gpulockd_that_ended_connects_to_the_next(daemon: Daemon) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    daemon.answers([YES])
+    assert daemon.obtain(wait=60, handed=ours).owner.token == "feed"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +204,12 @@ def test_what_was_given_back_is_returned(daemon: Daemon) -> None:
 def test_a_call_that_waits_asks_again_where_gpulockd_ended_meanwhile(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = daemon.box.lock / "socket"
+
     def sleep(_: float) -> None:
+        if path.exists():
+            path.unlink()  # by who stops it, for a moment
+            return
         daemon.listen()
         daemon.answers([YES])
 

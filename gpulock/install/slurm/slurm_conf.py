@@ -40,8 +40,15 @@ class SlurmConf:
         return [word.strip() for word in self.get(key).split(",") if word.strip()]
 
     def has(self, key: str, *words: str) -> bool:
-        """Say whether a list holds one of some words."""
-        return bool({word.lower() for word in words} & {w.lower() for w in self.words(key)})
+        """Say whether a list holds one of some words, or a range like `80-82` in it does."""
+        for listed in self.words(key):
+            found = re.fullmatch(r"(\d+)-(\d+)", listed)
+            for word in words:
+                if found and word.isdigit() and int(found[1]) <= int(word) <= int(found[2]):
+                    return True
+                if word.lower() == listed.lower():
+                    return True
+        return False
 
     def seconds(self, key: str) -> int | None:
         """Return a time, None where it is not set or has no end."""

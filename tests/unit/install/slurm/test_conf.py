@@ -112,3 +112,11 @@ def test_a_script_that_calls_ours_leads_to_it_and_a_comment_does_not(
 
     script.write_text(f"#!/bin/sh\n# exec {paths.slurm_task}\nexit 0\n")
     assert find_hook(conf(TaskProlog=script), TASK, paths).ours == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"),
+    [("213", True), ("75,200-220", True), ("200-212", False), ("", False), ("x-y,213x", False)],
+)
+def test_an_exit_code_is_found_in_lists_and_ranges(value: str, holds: bool) -> None:
+    assert SlurmConf({"requeueexit": value}).has("RequeueExit", "213") is holds

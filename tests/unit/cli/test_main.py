@@ -39,6 +39,12 @@ def test_help_lists_every_command_and_what_is_none_is_a_usage_error() -> None:
         assert (code, text.startswith("Usage: ")) == (0, True), name
 
 
+@pytest.mark.parametrize(("option", "time"), [("--for", "2"), ("--for", "0s"), ("--wait", "2")])
+def test_a_time_without_a_unit_or_an_end_at_once_is_refused(option: str, time: str) -> None:
+    code, _, said = call("run", option, time, "--", "true")
+    assert (code, f"'{option}'" in said) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [

@@ -275,6 +275,11 @@ def test_process_lists_are_looked_up_when_they_are_new_and_when_the_holder_is(
     node.tick(card(0))
     assert (len(asked), seen(node.snapshot([listed(0)])).foreign) == (2, 1)
     assert state_of(node.snapshot([listed(0)])) == "foreign"
+    proc.remove(77)
+    node.silence()
+    assert state_of(node.snapshot([listed(0)])) == "foreign", "until the next list"
+    node.silence(node.book.settings.max_sample_age)
+    assert state_of(node.snapshot([listed(0)])) == "free", "no list comes that says so"
     node.tick(card(0, processes={}))
     assert seen(node.snapshot([listed(0)])).foreign == 0
     node.tick(card(1))

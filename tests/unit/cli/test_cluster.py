@@ -291,6 +291,8 @@ def test_an_answer_is_its_series_and_no_proxy_of_the_environment_is_asked(
     [
         ("", "PROMETHEUS_URL is not set"),
         ("prometheus:9090", "is no http:// or https:// address"),
+        ("http://a:99999", "is no http:// or https:// address"),
+        ("http://[::1", "is no http:// or https:// address"),
     ],
 )
 def test_what_is_no_address_is_refused_before_anybody_is_asked(url: str, said: str) -> None:

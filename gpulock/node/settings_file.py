@@ -10,6 +10,7 @@ brought up to date is removed: it would not be the last one. Who may not read th
 the copy. The end mark shows that it is whole.
 """
 
+import errno
 import os
 import stat
 import time
@@ -72,9 +73,12 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
 def check_file_owner(path: str, info: os.stat_result, caller: int) -> None:
     """Raise ValueError for a file that another user than root or `caller` may have written.
 
+    Raises OSError for what is no regular file: no advice is to change the owner or mode of that.
     Raises Refusal where nobody can say so: in a user namespace all others are one user
     (user_namespaces(7)).
     """
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
     if info.st_uid == OVERFLOW_UID != caller and atomic.read_text(UID_MAP).split() != WHOLE_MAP:
         why = f"settings: {path}: nobody can say whose it is in this user namespace"
         raise Refusal(UNKNOWN, why, "run gpulock outside of it")

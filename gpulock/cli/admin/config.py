@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpulock config`: every setting with value, default, meaning and where it comes from."""
+"""`gpulock config`: every setting with the value in force, default, meaning and its source."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from gpulock.cli.session import CommandRefusedError, Session, echo_note
 from gpulock.install.doctor.check import FAULT
 from gpulock.install.doctor.node import UNREADABLE, check_lock_dir, check_state_dir
 from gpulock.install.setting_faults import find_setting_faults
-from gpulock.node.setting_keys import CHOICE, COUNT, KEYS, PATH, PLACES, SEAMS, TEXT
+from gpulock.node.setting_keys import CHOICE, COUNT, FLAG, KEYS, PATH, PLACES, SEAMS, TEXT
 from gpulock.node.settings import Settings, parse_settings
 from gpulock.node.settings_file import DEFAULT_PATH, check_file_owner, check_simulation_marker
 from gpulock.store import atomic
 from gpulock.text import table
+
+CORRECT = "correct that line, or what it names"
 
 
 @click.command()
@@ -38,14 +40,14 @@ def config_command(session: Session, check: str | None) -> None:
 
 
 def validate_settings_file(path: str, fixed: bool) -> int:
-    """Return how many keys a right file sets; raise Refusal with its first fault.
+    """Return how many keys a right file sets; raise Refusal with its faults.
 
     It is to be a real node's where its folders are `fixed`.
     """
     caller, do = os.geteuid(), f"chown root {shlex.quote(path)}; chmod 644 {shlex.quote(path)}"
     try:
         check_file_owner(path, os.stat(path), caller)
-        do = "correct that line"
+        do = CORRECT
         settings = parse_settings(atomic.read_text(os.path.realpath(path)), path, fixed)
         if settings.simulation:
             check_simulation_marker(settings, caller)
@@ -56,7 +58,7 @@ def validate_settings_file(path: str, fixed: bool) -> int:
         raise CommandRefusedError(f"{path}: {fault.strerror}", do) from fault
     wrong = [*settings.faults, *(f"{path}: {fault}" for fault in find_setting_faults(settings))]
     if wrong:
-        raise CommandRefusedError("; ".join(wrong), "correct that line")
+        raise CommandRefusedError("; ".join(wrong), CORRECT)
     if caller == 0 or settings.simulation:  # as a hook runs
         for one in (*check_lock_dir(settings), *check_state_dir(settings)):
             if one.state == FAULT and not one.name:  # of a folder itself
@@ -65,18 +67,20 @@ def validate_settings_file(path: str, fixed: bool) -> int:
 
 
 def format_config_lines(settings: Settings, width: int) -> list[str]:
-    """Return for each key its value and source, then its meaning; what the file sets stands out."""
+    """Return for each key the value in force, its source and meaning; the file's stand out."""
     names = settings.given
     result = [f"# {settings.path}", *(f"# {fault}" for fault in settings.faults)]
     rows = [*KEYS, *(row for row in SEAMS if row[0] in names)]
     longest = max(len(name) for name, *_ in rows)
     below = " " * (longest + 2)
     for name, kind, default, meaning in rows:
-        value = names.get(name) or format_setting_value(getattr(settings, name.lower())) or '""'
+        value = format_setting_value(getattr(settings, name.lower()))
+        obeyed = name in names and (kind not in (CHOICE, FLAG) or names[name] == value)
+        value = (names[name] if obeyed else value) or '""'
         usual = (default.partition("|")[0] if kind == CHOICE else default) or '""'
-        source = "file, " if name in names else "by other keys, " if value != usual else ""
+        source = "file, " if obeyed else "by other keys, " if value != usual else ""
         line = f"{name.ljust(longest)}  {value}  ({source}default{f' {usual}' if source else ''})"
-        colour = "cyan" if name in names else None
+        colour = "cyan" if obeyed else None
         result += [table.paint_text(one, colour) for one in table.wrap_sentence(line, width, below)]
         unit = default if kind == CHOICE else "" if kind in (TEXT, PATH, COUNT, PLACES) else kind
         text = f"{below}{meaning}{f' ({unit})' if unit else ''}"

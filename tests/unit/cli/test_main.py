@@ -123,6 +123,14 @@ def test_config_shows_every_key_and_where_it_comes_from(
     assert [line for line in shown.splitlines() if len(line) > 80] == []
 
 
+def test_config_shows_the_value_in_force_where_the_files_is_not(site: Site) -> None:
+    site.set("ISOLATION=cgroup\nSHARES=0:2\nSHARE_MPS=yes\nVISIBLE_DEVICES=index\n")
+    told = site.call("config").stdout
+    assert "\nVISIBLE_DEVICES         uuid  (by other keys, default index)\n" in told
+    assert "\nSHARE_MPS               no  (default)\n" in told
+    assert "SHARE_MPS=yes needs ISOLATION=off" in told
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -160,6 +168,18 @@ def test_config_check_says_file_and_line_of_the_first_fault_if_any(
     code, _, error = call("config", "--check", str(path))
     assert code == (1 if fault else 0)
     assert not fault or f"{path}{fault}" in error
+    assert not fault or error.endswith("; correct that line, or what it names\n")
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/tmp"])
+def test_config_check_has_the_mode_changed_of_nothing_but_a_file(path: str) -> None:
+    code, _, error = call("config", "--check", path)
+    assert (code, error) == (
+        1,
+        f"gpulock: config: {path}: not a regular file; name a settings file\n",
+    )
+    code, _, error = call("--config", path, "config")
+    assert (code, "chmod" in error) == (1, False)
 
 
 def test_config_check_takes_the_two_folders_in_a_file_that_is_named_alone(site: Site) -> None:

@@ -85,11 +85,22 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and Python."""
-    from gpulock.install.versions import Hooks, installed_schedulers
+    from gpulock.install.versions import (
+        Hooks,
+        hooks_folder,
+        installed_schedulers,
+        version_in_force,
+    )
 
     settings = session.settings()
     try:
-        items = [Hooks(settings)] if installed_schedulers(settings) else []
+        if installed_schedulers(settings):
+            items = [Hooks(settings)]
+        elif version_in_force(hooks_folder(settings)) is None:
+            items = []
+        else:
+            why = f"no map in {settings.state_dir} tells for which scheduler the hooks are"
+            raise CommandRefusedError(why, "run gpulock install sge or slurm")
         run_items(items, Wanted.PRESENT, Path(settings.state_dir), click.echo)
     except InstallError as fault:
         raise CommandRefusedError(str(fault)) from fault

@@ -229,6 +229,21 @@ def test_hooks_whose_python_went_with_an_upgrade_run_by_the_new_one(
     assert renew(config) == ""
 
 
+def test_hooks_whose_maps_were_lost_are_not_renewed_without_a_word(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_TRIALS", {SLURM: ignore})
+    assert renew(config) == "", "none are here"
+    settings = read_settings(str(config))
+    Path(settings.state_dir).mkdir(exist_ok=True)
+    Hooks(settings, SLURM).write(Wanted.PRESENT)
+    (current_hooks(settings).folder / "epilog/slurm").write_text("")
+    done = command_runner().invoke(command_group, ["--config", str(config), "install", "hooks"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"no map in {settings.state_dir}" in done.stderr
+    assert done.stderr.endswith(f" --config {config} install sge or slurm\n")
+
+
 # --- modules come from one compiled file, and from their own without it ---------------------------
 
 REPORT = """    import json

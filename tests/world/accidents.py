@@ -69,7 +69,7 @@ def lock_dir_lost(inner: str = "") -> Play:
 
     def play(site: Site) -> None:
         site.kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
-        run_rm(site, f"{site.lock_dir}{inner}")
+        lose(site, f"{site.lock_dir}{inner}")
 
     return play
 
@@ -81,16 +81,13 @@ def records_lost() -> Play:
         folder = f"{site.records}/claims"
         site.kernel.wait(lambda: os.path.isdir(folder) and os.listdir(folder), "a record")
         site.lost = True
-        site.losing += 1
-        site.losses += 1
-        run_rm(site, *[f"{folder}/{name}" for name in sorted(os.listdir(folder))])
-        site.losing -= 1
+        lose(site, *[f"{folder}/{name}" for name in sorted(os.listdir(folder))])
 
     return play
 
 
 def all_lost(both: bool = True) -> Play:
-    """Return `rm -rf` of the folder of the records, before that of LOCK_DIR with `both`."""
+    """Return `rm -rf` of the folder of the records, with `both` after that of LOCK_DIR."""
 
     def play(site: Site) -> None:
         site.kernel.wait(lambda: os.path.isdir(f"{site.lock_dir}/locks"), "LOCK_DIR")
@@ -98,6 +95,14 @@ def all_lost(both: bool = True) -> Play:
         run_rm(site, *([site.lock_dir] if both else []), site.records)
 
     return play
+
+
+def lose(site: Site, *paths: str) -> None:
+    """Remove what the next reconcile puts back, if it begins after that."""
+    site.losing += 1
+    site.losses += 1
+    run_rm(site, *paths)
+    site.losing -= 1
 
 
 def run_rm(site: Site, *paths: str) -> None:

@@ -249,9 +249,18 @@ class Site:
         raise Violation(f"a program failed: {type(fault).__name__}: {fault}") from fault
 
     def restored(self, losses: int) -> None:
-        """Expect all locks again: after so many losses a reconcile began, and it is over."""
-        if losses == self.losses:
-            self.lost = False
+        """Expect locks and records again: after so many losses a reconcile began, and it is over.
+
+        Raises Violation.
+        """
+        if losses != self.losses:
+            return
+        self.lost = False
+        for mine in self.held:
+            for device in mine.devices:
+                here = os.path.isdir(f"{self.lock_dir}/locks/{device}")
+                if mine.alive() and not (here or self.closed or self.short):
+                    raise Violation(f"{mine.who} lives, and its lock of {device} is not put back")
 
     def finish(self) -> None:
         """Let everything end and gpulockd do one round: then nothing is left. Raises Violation."""

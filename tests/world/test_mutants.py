@@ -27,8 +27,9 @@ from gpulock.store.locks import Lock, LockStore
 from gpulock.store.owner import Owner, encode_owner
 from gpulock.store.verdicts import DEAD, Verdict
 from tests.support.faults import returning
-from tests.world.actors import Cast
-from tests.world.casts import CASTS, LOST
+from tests.world.accidents import lock_dir_lost
+from tests.world.actors import Cast, gpulockd
+from tests.world.casts import CASTS, LOST, SGE
 from tests.world.choosers import Planned
 from tests.world.counts import SCHEDULES
 from tests.world.explore import Explorer, WorldError
@@ -196,6 +197,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
         (restore, "put_back_lock", returning(None)),
         (claim, "repair_locks", repair_by_locks),
     ),
+    "lock_is_not_put_back": ((restore, "put_back_lock", returning(None)),),
     "lost_records_close_no_node": ((boot, "lost_records_refusal", returning(None)),),
     "instance_is_its_card": ((kinds, "is_of_kind", any_part),),
     "models_are_mixed": ((kinds, "group_by_model", one_group),),
@@ -223,6 +225,7 @@ FOUND_IN: list[tuple[str, Cast]] = [
     ("record_does_not_shrink", CASTS["release_of_a_part"]),
     ("record_does_not_shrink", LOST["part_and_lock_dir"]),
     ("records_alone_do_not_count", LOST["locks_and_reap"]),
+    ("lock_is_not_put_back", Cast(one=SGE, root=lock_dir_lost("/locks"), d=gpulockd(4))),
     ("lost_records_close_no_node", LOST["both_folders"]),
 ]
 FOUND_IN_KINDS = [

@@ -3,7 +3,8 @@
 
 A failure prints the shortest schedule that fails as well. `make world SEED=n SCHEDULES=1` plays the
 seed of a random one again; of another `explorer.check(Planned(plan), "")` plays its plan.
-What must hold is in `Site.begin`, `Site.check` (after each step) and `Site.finish`. `casts.py` has
+What must hold is in `Site.begin`, `Site.check` (after each change of locks and
+records), `Site.restored` and `Site.finish`. `casts.py` has
 what a cast, a pair and a point are. Of LOST, locks, records or folders are removed meanwhile.
 """
 

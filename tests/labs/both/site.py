@@ -164,7 +164,7 @@ class Site(ABC):
         return self.gpus.held_by(job)[self.node]
 
     def locks(self) -> dict[str, int]:
-        """Return who holds each device that is locked, by its number; 0 is no job."""
+        """Return the number of the job that holds each lock, by lock id; 0 is no job."""
         owners = self.gpus.locks(self.node).items()
         return {name: int(one.job_id) if one.job_id.isdigit() else 0 for name, one in owners}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A boot, locks or records are lost, without gpulockd: no GPU is granted twice, none stays."""
+"""Folders are lost, by a boot or by rm, without gpulockd: no GPU is granted twice or kept."""
 
 from __future__ import annotations
 

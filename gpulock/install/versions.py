@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installed hooks: one folder a version in one place, and a link to the one in force.
 
-A version is rendered, tried as its scheduler would start it, and on disk, and only then is the link
-swapped: at every instant, and after a power cut at any, `current` leads to a whole set of hooks.
-The version before is kept, for hooks that run at that moment: they have loaded all that they need.
+A new version is rendered, tried as its scheduler would start it, and on disk, and only then is the
+link swapped: at every instant, and after a power cut at any, `current` leads to a whole set of
+hooks. A damaged one is mended where it is, file by file. The version before is kept: hooks that run
+at that moment load the rest of their modules from it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -57,8 +59,8 @@ def current_hooks(settings: Settings) -> HookPaths:
 def installed_schedulers(settings: Settings) -> list[str]:
     """Return for which schedulers gpulock is installed here.
 
-    A map of each tells: of Grid Engine's ids, of Slurm's positions. It is the first thing that is
-    put in place, and the last that goes.
+    A map of each tells: of Grid Engine's ids, of Slurm's positions. It comes before the hooks, and
+    goes last.
     """
     return [name for name, file in _MAPS.items() if Path(settings.state_dir, file).exists()]
 
@@ -86,10 +88,15 @@ class Hooks(Item):
         self.title = f"hooks {self.folder}/{CURRENT}"
 
     def read(self) -> str | None:
-        """Return the version in force, marked where its files are not what was installed."""
+        """Return the version in force, marked where its folder is gone.
+
+        It is marked as damaged where a file of this package's own version is not as installed.
+        """
         name = version_in_force(self.folder)
         if name is None and self.folder.is_dir():
             return NOT_IN_FORCE
+        if name is not None and not (self.folder / name).is_dir():
+            return f"{name} (its folder is gone)"
         if name is None or name != hooks_version(self.config):
             return name
         for file, data in hook_folder_files(self.folder / name, self.config).items():
@@ -115,7 +122,7 @@ class Hooks(Item):
         """Render the version of this package, try it, and switch to it; raise InstallError."""
         schedulers = {self.scheduler, *installed_schedulers(self.settings)} - {""}
         if SGE in schedulers:
-            drop_env.drop_env_program()
+            drop_env.drop_env_program()  # without a compiler it raises, before anything is changed
         name, before = hooks_version(self.config), version_in_force(self.folder)
         make_public_folder(self.folder)
         if os.geteuid() == 0 and (why := why_untrusted_program(self.folder, (0,))):
@@ -134,7 +141,7 @@ class Hooks(Item):
 
 
 def held_devices_item(settings: Settings, scheduler: str) -> ByHand:
-    """Return the jobs that hold devices, or may, for which what they need stays."""
+    """Return the devices that a scheduler's jobs hold, or may: what these need stays."""
 
     def ask() -> Remainder | None:
         try:
@@ -155,7 +162,8 @@ def version_in_force(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as fault:
-        raise InstallError(f"{folder / CURRENT}: {fault.strerror}; remove it") from fault
+        why = "it is no link; remove it" if fault.errno == errno.EINVAL else fault.strerror
+        raise InstallError(f"{folder / CURRENT}: {why}") from fault
 
 
 def list_hook_versions(folder: Path) -> list[str]:

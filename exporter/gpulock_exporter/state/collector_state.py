@@ -63,8 +63,9 @@ Look = tuple[Optional[Frame], Mapping[str, ProcessList]]
 class CollectorState:
     """The exporter's memory and what the driver said last.
 
-    `process_scan` makes a fresh look at processes; it is asked only when a list is new, or when
-    somebody else holds the device. `models` are by id, also of what is gone.
+    `process_scan` makes a fresh look at processes. It is asked when a list is new, when other
+    claims hold the device, after locks could not be read, and on each tick without a list while a
+    foreign process is there. `models` are by id, also of what is gone.
     """
 
     def __init__(

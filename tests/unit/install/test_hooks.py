@@ -175,6 +175,14 @@ def test_older_versions_go_but_the_one_before_and_a_damaged_one_is_repaired(
     assert installed.read() == f"{own} (damaged: epilog/sge)"
     installed.write(Wanted.PRESENT)
     assert installed.read() == own
+    current = installed.folder / "current"
+    current.unlink()
+    current.symlink_to(first)
+    assert installed.read() == f"{first} (its folder is gone)"
+    current.unlink()
+    current.touch()
+    with pytest.raises(InstallError, match="current: it is no link; remove it"):
+        installed.read()
 
 
 @pytest.mark.root

@@ -85,20 +85,12 @@ def install_systemd_command(session: Session, /, dry_run: bool) -> None:
 @click.pass_obj
 def install_hooks_command(session: Session, /) -> None:
     """Render the installed hooks again, for this version and Python."""
-    from gpulock.install.versions import (
-        Hooks,
-        hooks_folder,
-        installed_schedulers,
-        version_in_force,
-    )
+    from gpulock.install import versions
 
     settings = session.settings()
     try:
-        if installed_schedulers(settings):
-            items = [Hooks(settings)]
-        elif version_in_force(hooks_folder(settings)) is None:
-            items = []
-        else:
+        items = [versions.Hooks(settings)] if versions.installed_schedulers(settings) else []
+        if not items and versions.version_in_force(versions.hooks_folder(settings)):
             why = f"no map in {settings.state_dir} tells for which scheduler the hooks are"
             raise CommandRefusedError(why, "run gpulock install sge or slurm")
         run_items(items, Wanted.PRESENT, Path(settings.state_dir), click.echo)

@@ -106,7 +106,7 @@ NO_QUEUE = "sed -i 's/^epilog .*@gpulock=/epilog NONE,[nodex=/' sge/state/sq"
         ("sed -i s/GPUS=8/GPUS=9/ etc/gpulock.conf", "EXPECTED_GPUS", "8 of 9 GPUs", "dmesg"),
         ("rm node/dev/nvidia3", "device nodes", "nvidia3: missing", "nvidia-modprobe"),
         (DAMAGE, "hooks", "damaged: epilog/sge", "gpulock install hooks"),
-        ("ln -sfn gone node/state/hooks/current", "hooks", "current is gone: jobs fail", "hooks"),
+        ("ln -sfn gone node/state/hooks/current", "hooks", "(its folder is gone): jobs", "hooks"),
         (NO_QUEUE, "Grid Engine", "no queue of node1 has the hooks", "--cluster --queue"),
         ("sed -i s/gpu=8/gpu=9/ sge/state/se", "complex_values", "gpu=9, but there are 8", "gpu=8"),
         ("sed -i s/sge-sensor/no/ sge/state/sconf-node1", "Grid Engine", "configuration", "sge"),

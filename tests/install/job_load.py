@@ -27,6 +27,7 @@ CURRENT: Final = "/usr/lib/gpulock/hooks/current"
 HOOKS: Final = (f"{CURRENT}/prolog/sge", f"{CURRENT}/epilog/sge")
 NODE: Final = Path("/srv/node")
 AT_ONCE: Final = 3  # short jobs
+FIRST_GROUP: Final = 2_000_000  # execd gives each job one of gid_range
 LOOKS: Final = 'while :; do for hook; do [ -x "$hook" ] || echo "$hook is missing"; done; done'
 numbers = itertools.count(1)
 held: set[str] = set()  # GPUs, by their number
@@ -38,7 +39,9 @@ class Job:
     def __init__(self) -> None:
         self.number = next(numbers)
         wanted = (ResourceRequest("gpu", 1.0, "1"),) * (self.number % 2)
-        job = SimulatedJob(self.number, ("/bin/sleep", "infinity"), resources=wanted)
+        gid = FIRST_GROUP + self.number
+        command = ("/bin/sleep", "infinity")
+        job = SimulatedJob(self.number, command, resources=wanted, add_grp_id=gid)
         self._spooled = spool_job(NODE, job)
         self._shepherd = Shepherd(self._spooled)
         self._run_hook(HOOKS[0])

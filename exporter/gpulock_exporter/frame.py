@@ -166,8 +166,8 @@ def decode_frame(line: bytes) -> Frame:
         frame.failures = {name: str(why) for name, why in raw["failures"].items()}
         read = [read_device(one, frame.failures) for one in raw["devices"][:MOST_DEVICES]]
         frame.devices = [device for device in read if device]
-        told = [(normalize_bus_id(bus), why) for bus, why in raw["lost"].items()][:MOST_DEVICES]
-        frame.lost = {bus: one_line(why[:LONGEST_TEXT]) for bus, why in told if bus}
+        lost = [(normalize_bus_id(bus), why) for bus, why in raw["lost"].items()][:MOST_DEVICES]
+        frame.lost = {bus: one_line(why[:LONGEST_TEXT]) for bus, why in lost if bus}
         return frame
     except IMPOSSIBLE as fault:
         raise ValueError(f"not a frame: {type(fault).__name__} {fault}") from None

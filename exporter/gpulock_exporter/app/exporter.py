@@ -105,11 +105,11 @@ class Exporter:
         facts = read_local_state(self._node, now.boottime)
         if self._unwritten is not None:
             facts.note("files", self._unwritten)
-        looks = self._book.look(frames, facts, now)
+        classified = self._book.look(frames, facts, now)
         hung = name_hung_cards(supervisor.left_out(), self.devices)
         devices, cards = self.devices, self._driver_cards()
         with self._lock:
-            over = self._book.tick(looks, facts, now, hung, cards)
+            over = self._book.tick(classified, facts, now, hung, cards)
             self._book.memory.totals.number_cards({one.bus: one.index for one in devices or ()})
             self._fault = supervisor.fault
             fresh = self._book.is_fresh(now)
@@ -235,18 +235,18 @@ def name_hung_cards(
     One that hung before it told its bus id has that place in the driver's own list.
     """
     places = {device.index: device.bus for device in listed or ()}
-    told = {
+    words_by_bus = {
         normalize_bus_id(card.call.bus) or places.get(index, ""): card.words()
         for index, card in hung.items()
     }
-    return {bus: words for bus, words in told.items() if bus}
+    return {bus: words for bus, words in words_by_bus.items() if bus}
 
 
 class FaultJournal:
     """Log lines for faults and recoveries: one for each change, not one a second. Pure."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
         self._at: dict[str, float] = {}
 
     def lines(self, faults: Mapping[str, str], now: float) -> list[str]:
@@ -254,16 +254,16 @@ class FaultJournal:
 
         `now` is in seconds, of any clock that does not run back.
         """
-        found: list[str] = []
-        for subject in sorted({*faults, *self._told}):
-            fault, told = faults.get(subject, ""), self._told.get(subject, "")
-            if fault == told or now - self._at.get(subject, -QUIET) < QUIET:
+        new: list[str] = []
+        for subject in sorted({*faults, *self._faults}):
+            fault, last = faults.get(subject, ""), self._faults.get(subject, "")
+            if fault == last or now - self._at.get(subject, -QUIET) < QUIET:
                 continue
             self._at[subject] = now
             if fault:
-                self._told[subject] = fault
-                found.append(f"{subject}: {one_line(fault)[:LONGEST]}")
+                self._faults[subject] = fault
+                new.append(f"{subject}: {one_line(fault)[:LONGEST]}")
             else:
-                del self._told[subject]
-                found.append(f"{subject}: recovered")
-        return found
+                del self._faults[subject]
+                new.append(f"{subject}: recovered")
+        return new

@@ -60,18 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def exporter_parser() -> argparse.ArgumentParser:
     """Return the options."""
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="gpulock-exporter",
         description="Serve what each GPU does and which job holds it, for Prometheus and people.",
     )
     version = f"%(prog)s {gpulock.__version__}"
-    found.add_argument("--version", action="version", version=version)
-    found.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--config", default=DEFAULT_PATH, help="settings of this node")
     listen = "in place of EXPORTER_LISTEN"
-    found.add_argument("--listen", action="append", metavar="HOST:PORT", help=listen)
+    parser.add_argument("--listen", action="append", metavar="HOST:PORT", help=listen)
     folder = "in place of LOCK_DIR-exporter"
-    found.add_argument("--folder", type=os.path.abspath, metavar="DIR", help=folder)
-    return found
+    parser.add_argument("--folder", type=os.path.abspath, metavar="DIR", help=folder)
+    return parser
 
 
 def apply_exporter_options(settings: Settings, options: argparse.Namespace) -> Settings:

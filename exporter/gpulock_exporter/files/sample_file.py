@@ -147,20 +147,20 @@ def account_words(account: LedgerAccount) -> list[str]:
 # --- and back ---------------------------------------------------------------------------------
 
 
-def restore_exporter_memory(found: Sample | None, boot_id: str, now: float) -> ExporterMemory:
+def restore_exporter_memory(sample: Sample | None, boot_id: str, now: float) -> ExporterMemory:
     """Return what an exporter of this boot remembered; nothing of another boot or of later."""
-    if found is None or found.boot_id != boot_id or (found.boottime or 0.0) > now:
+    if sample is None or sample.boot_id != boot_id or (sample.boottime or 0.0) > now:
         return ExporterMemory()
-    devices = {name: restore_device_totals(name, seen) for name, seen in found.devices.items()}
-    totals = TelemetryTotals(devices, found.driver)
+    devices = {name: restore_device_totals(name, seen) for name, seen in sample.devices.items()}
+    totals = TelemetryTotals(devices, sample.driver)
     ledger = Ledger(
         {
             token: {name: restore_ledger_account(account) for name, account in of.items()}
-            for token, of in found.tokens.items()
+            for token, of in sample.tokens.items()
         }
     )
-    lost = {bus: LostCard(*why) for bus, why in found.lost.items()}
-    return ExporterMemory(totals, ledger, lost, found.sequence or 0)
+    lost = {bus: LostCard(*why) for bus, why in sample.lost.items()}
+    return ExporterMemory(totals, ledger, lost, sample.sequence or 0)
 
 
 def restore_device_totals(name: str, seen: DeviceSample) -> DeviceTotals:
@@ -191,8 +191,8 @@ def restore_ledger_account(account: ClaimUsage) -> LedgerAccount:
 def parse_finite_numbers(text: str, count: int) -> list[float]:
     """Return so many finite numbers from 0, whole ones as such; none where they are not there."""
     try:
-        found = [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+        numbers = [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
     except ValueError:
         return []
-    sound = len(found) == count and all(0 <= value < math.inf for value in found)
-    return found if sound else []
+    sound = len(numbers) == count and all(0 <= value < math.inf for value in numbers)
+    return numbers if sound else []

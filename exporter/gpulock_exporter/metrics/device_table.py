@@ -72,11 +72,11 @@ def active_reasons(seen: DeviceSnapshot) -> list[Sample]:
 
 def ecc_errors(seen: DeviceSnapshot) -> list[Sample]:
     """Return the errors of each type and place: `corrected.dram`."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for name, value in counters_by_suffix(seen.counters, "ecc.").items():
         kind, _, place = name.partition(".")
-        found.append((known_labels([("type", kind), ("location", place)]), value))
-    return found
+        samples.append((known_labels([("type", kind), ("location", place)]), value))
+    return samples
 
 
 def share_values(values: Mapping[str, float]) -> list[Sample]:

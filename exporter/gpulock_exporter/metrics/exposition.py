@@ -55,7 +55,7 @@ def collect_families(
 
     def info(seen: DeviceSnapshot) -> Iterable[Sample]:
         labels = info_labels(seen, by_bus.get(seen.bus, seen), snapshot.driver)
-        return [(labels, 1)] if seen.told else ()
+        return [(labels, 1)] if seen.answered else ()
 
     def holder(seen: DeviceSnapshot) -> Iterable[Sample]:
         return [(known_labels(owner_labels(seen.owner, label_user)), 1)] if seen.owner else ()

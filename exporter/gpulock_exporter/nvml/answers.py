@@ -89,40 +89,40 @@ class NvmlDevice:
         self._absent: dict[Hashable, float] = {}  # when to ask for it again
 
     def query(
-        self, look: PollContext, collector: str, *ways: Callable[[pynvml.c_nvmlDevice_t], _T]
+        self, poll: PollContext, collector: str, *ways: Callable[[pynvml.c_nvmlDevice_t], _T]
     ) -> _T | None:
         """Return the answer of the first way that this device and driver have."""
         for way in ways:
-            if self.is_absent(look, way):
+            if self.is_absent(poll, way):
                 continue
             try:
                 return way(self.handle)
             except pynvml.NVMLError as fault:
-                if not self.refused(look, collector, way, fault.value):
+                if not self.refused(poll, collector, way, fault.value):
                     return None
             except ValueError as fault:  # bytes that are no text
-                look.fail(collector, self.lock_id, fault)
+                poll.fail(collector, self.lock_id, fault)
                 return None
         return None
 
-    def is_absent(self, look: PollContext, what: Hashable) -> bool:
+    def is_absent(self, poll: PollContext, what: Hashable) -> bool:
         """Return whether the device is known not to have something."""
-        return self._absent.get(what, 0.0) > look.now
+        return self._absent.get(what, 0.0) > poll.now
 
-    def refused(self, look: PollContext, collector: str, what: Hashable, error: int) -> bool:
+    def refused(self, poll: PollContext, collector: str, what: Hashable, error: int) -> bool:
         """Return whether `error` says that the device does not have it; otherwise it is noted.
 
         Raise GpuLostError or NvmlStaleError where nothing more is to be had.
         """
         if error in ABSENT:
-            self._absent[what] = look.now + RETRY
+            self._absent[what] = poll.now + RETRY
             return True
         text = str(pynvml.NVMLError(error))
         if error in LOST:
             raise GpuLostError(text)
         if error in STALE:
             raise NvmlStaleError(text)
-        look.fail(collector, self.lock_id, text)
+        poll.fail(collector, self.lock_id, text)
         return False
 
     def forget(self) -> None:

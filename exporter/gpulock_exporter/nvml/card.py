@@ -29,21 +29,21 @@ Records = list[DeviceTelemetry]  # what a look finds: of a card, then of each of
 class NvmlCard(NvmlDevice):
     """A GPU as NVML's index finds it; raise NVMLError, ValueError, and as `query` does."""
 
-    def __init__(self, index: int, look: PollContext, sys_root: str, driver: str) -> None:
+    def __init__(self, index: int, poll: PollContext, sys_root: str, driver: str) -> None:
         handle = calls.nvmlDeviceGetHandleByIndex(index)
         super().__init__(handle, normalize_bus_id(calls.nvmlDeviceGetPciInfo(handle).busId))
         self.index = index
-        self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
-        self.model = self.query(look, "devices", calls.nvmlDeviceGetName) or ""
-        self.minor = self.query(look, "devices", calls.nvmlDeviceGetMinorNumber)
+        self.uuid = self.query(poll, "devices", calls.nvmlDeviceGetUUID) or ""
+        self.model = self.query(poll, "devices", calls.nvmlDeviceGetName) or ""
+        self.minor = self.query(poll, "devices", calls.nvmlDeviceGetMinorNumber)
         self.numa = read_numa_node(sys_root, self.lock_id)
-        self.coherent = self.query(look, "devices", is_numa_node, is_addressed_by_ats)
-        self.links = read_nvlinks(self, look)
+        self.coherent = self.query(poll, "devices", is_numa_node, is_addressed_by_ats)
+        self.links = read_nvlinks(self, poll)
         self.mig: bool | None = None  # None: the card cannot be split
         self.instances: list[NvmlMigDevice] = []
         self._mig_slots = 0  # NVML's indices of MIG devices
         self.buffer = SampleList()
-        self.samples = UtilizationSamples(look.now)
+        self.samples = UtilizationSamples(poll.now)
         self.process_memory: int | None = None  # bytes of all that were listed last
         self.slow = SlowCounters(driver)
         self.has_gpm = False
@@ -63,23 +63,23 @@ class NvmlCard(NvmlDevice):
             links=self.links,
         )
 
-    def begin(self, records: Records, look: PollContext) -> None:
+    def begin(self, records: Records, poll: PollContext) -> None:
         """Begin a look, `records` being that of the card: list the MIG devices, and add theirs."""
         if not self.uuid:
-            records[0].uuid = self.uuid = self.query(look, "devices", calls.nvmlDeviceGetUUID) or ""
-        before, mode = self.mig, self.query(look, "mig", calls.nvmlDeviceGetMigMode)
+            records[0].uuid = self.uuid = self.query(poll, "devices", calls.nvmlDeviceGetUUID) or ""
+        before, mode = self.mig, self.query(poll, "mig", calls.nvmlDeviceGetMigMode)
         if mode is not None:
             self.mig = mode[0] == ENABLED
-        elif self.is_absent(look, calls.nvmlDeviceGetMigMode):
+        elif self.is_absent(poll, calls.nvmlDeviceGetMigMode):
             self.mig = None
         if bool(before) != bool(self.mig):
             self.window.close()
             self.has_gpm = False
             self.forget()  # what there is in MIG mode, and out of it, is not the same
-            records[0].links = self.links = read_nvlinks(self, look)  # off in MIG mode
+            records[0].links = self.links = read_nvlinks(self, poll)  # off in MIG mode
             most = calls.nvmlDeviceGetMaxMigDeviceCount
-            self._mig_slots = (self.query(look, "mig", most) or 0) if self.mig else 0
-        self._list_instances(look)
+            self._mig_slots = (self.query(poll, "mig", most) or 0) if self.mig else 0
+        self._list_instances(poll)
         records[0].mig = self.mig
         for instance in self.instances:
             record = self.blank_record()
@@ -88,7 +88,7 @@ class NvmlCard(NvmlDevice):
             record.gi, record.ci, record.profile = instance.gi, instance.ci, instance.profile
             records.append(record)
 
-    def _list_instances(self, look: PollContext) -> None:
+    def _list_instances(self, poll: PollContext) -> None:
         """List the MIG devices: compute instances of GPU instances; each can be granted.
 
         They come and go while we look, and NVML reuses their handles (nvml.h,
@@ -96,7 +96,7 @@ class NvmlCard(NvmlDevice):
         only be told by GPM, and only where it has its GPU instance to itself.
         """
         known = {instance.uuid: instance for instance in self.instances}
-        found: list[NvmlMigDevice] = []  # a card that is lost meanwhile keeps what it had
+        instances: list[NvmlMigDevice] = []  # a card that is lost meanwhile keeps what it had
         for place in range(self._mig_slots):
             try:
                 handle = calls.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, place)
@@ -104,14 +104,14 @@ class NvmlCard(NvmlDevice):
                 instance = known.pop(uuid, None) or NvmlMigDevice(handle, self, uuid)
             except pynvml.NVMLError as fault:
                 if fault.value not in (NONE_HERE, NO_SUCH):
-                    self.refused(look, "mig", f"mig {place}", fault.value)
+                    self.refused(poll, "mig", f"mig {place}", fault.value)
                 continue
             except ValueError as fault:  # bytes that are no text
-                look.fail("mig", self.lock_id, fault)
+                poll.fail("mig", self.lock_id, fault)
                 continue
             instance.handle = handle
-            found.append(instance)
-        self.instances = found
+            instances.append(instance)
+        self.instances = instances
         for gone in known.values():
             gone.window.close()
         sharing = Counter(instance.gi for instance in self.instances)
@@ -140,29 +140,29 @@ class NvmlMigDevice(NvmlDevice):
         self.alone = True  # in its GPU instance
 
 
-def read_nvlinks(card: NvmlDevice, look: PollContext) -> dict[str, int] | None:
+def read_nvlinks(card: NvmlDevice, poll: PollContext) -> dict[str, int] | None:
     """Return the number of active NVLinks to each card's bus id and to switches.
 
     None where the card has no NVLink, does not use it (MIG mode), or its state is not known.
     """
-    found: Counter[str] = Counter()
+    links: Counter[str] = Counter()
     for link in range(MOST_LINKS):
         try:
             if calls.nvmlDeviceGetNvLinkState(card.handle, link):
                 peer = _nvlink_peer(card.handle, link)
                 if peer:
-                    found[peer] += 1
+                    links[peer] += 1
         except pynvml.NVMLError as fault:
             if fault.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 break  # there are no more
             if fault.value in ABSENT and link == 0:
                 return None
-            if not card.refused(look, "nvlink", f"link {link}", fault.value):
+            if not card.refused(poll, "nvlink", f"link {link}", fault.value):
                 return None
         except ValueError as fault:  # bytes that are no text
-            look.fail("nvlink", card.lock_id, fault)
+            poll.fail("nvlink", card.lock_id, fault)
             return None
-    return dict(found)
+    return dict(links)
 
 
 def _nvlink_peer(handle: pynvml.c_nvmlDevice_t, link: int) -> str:

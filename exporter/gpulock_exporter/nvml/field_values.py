@@ -157,32 +157,32 @@ nvml_field_list = lru_cache(LISTS_KEPT)(FieldList)  # kept, and used by all card
 
 
 def read_fields(
-    device: NvmlDevice, look: PollContext, fields: Iterable[NvmlField]
+    device: NvmlDevice, poll: PollContext, fields: Iterable[NvmlField]
 ) -> dict[NvmlField, float]:
     """Return those of the fields that the device has, all by one call."""
-    wanted = [field for field in fields if not device.is_absent(look, field)]
+    wanted = [field for field in fields if not device.is_absent(poll, field)]
     if not wanted:
         return {}
     try:
         answers = nvml_field_list(tuple([field[:2] for field in wanted])).read(device.handle)
     except pynvml.NVMLError as fault:
         for field in wanted:
-            device.refused(look, field.collector, field, fault.value)
+            device.refused(poll, field.collector, field, fault.value)
         return {}
-    found: dict[NvmlField, float] = {}
+    values: dict[NvmlField, float] = {}
     for field, (error, value_type, value) in zip(wanted, answers):
         wrong = field_error(field, error, value_type)
         if wrong:
-            device.refused(look, field.collector, field, wrong)
+            device.refused(poll, field.collector, field, wrong)
             continue
         (number,) = VALUES[value_type].unpack(value)
         if number in NOT_AVAILABLE:
             continue
         if 0 <= number <= LARGEST.get(field, sys.float_info.max):
-            found[field] = number
+            values[field] = number
         else:
-            look.fail(field.collector, device.lock_id, f"field {field.id} cannot be {number}")
-    return found
+            poll.fail(field.collector, device.lock_id, f"field {field.id} cannot be {number}")
+    return values
 
 
 def field_error(field: NvmlField, error: int, value_type: int) -> int:

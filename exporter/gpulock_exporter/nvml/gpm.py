@@ -61,12 +61,12 @@ class GpmWindow:
         self._samples: list[pynvml.c_nvmlGpmSample_t] = []
         self._since: float | None = None  # when the first of them was taken
 
-    def step(self, look: PollContext, device: NvmlDevice) -> GpmMeasurement | None:
+    def step(self, poll: PollContext, device: NvmlDevice) -> GpmMeasurement | None:
         """Return a window that ends now, None where none does."""
-        if device.is_absent(look, GpmWindow):
+        if device.is_absent(poll, GpmWindow):
             self.latest = self._since = None
             return None
-        if self._since is not None and look.now - self._since < SHORTEST:
+        if self._since is not None and poll.now - self._since < SHORTEST:
             return None
         since, self._since, self.latest = self._since, None, None
         try:
@@ -74,14 +74,14 @@ class GpmWindow:
                 self._samples.append(calls.nvmlGpmSampleAlloc())
             self._samples.reverse()
             self._take(self._samples[1])
-            self._since = look.now
-            if since is not None and look.now - since <= LONGEST:
+            self._since = poll.now
+            if since is not None and poll.now - since <= LONGEST:
                 values = gpm_metrics_between(self._samples[0], self._samples[1])
-                self.latest = measure_gpm_window(values, look.now - since)
+                self.latest = measure_gpm_window(values, poll.now - since)
                 for number, value in self.latest.wrong.items():
-                    look.fail("gpm", device.lock_id, f"metric {number} cannot be {value}")
+                    poll.fail("gpm", device.lock_id, f"metric {number} cannot be {value}")
         except pynvml.NVMLError as fault:
-            device.refused(look, "gpm", GpmWindow, fault.value)
+            device.refused(poll, "gpm", GpmWindow, fault.value)
         return self.latest
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ def measure_gpm_window(values: dict[int, float], seconds: float) -> GpmMeasureme
     )
 
 
-def is_gpm_supported(device: NvmlDevice, look: PollContext) -> bool:
+def is_gpm_supported(device: NvmlDevice, poll: PollContext) -> bool:
     """Return whether the card has GPM."""
-    if device.is_absent(look, GpmWindow):
+    if device.is_absent(poll, GpmWindow):
         return False
-    support = device.query(look, "gpm", calls.nvmlGpmQueryDeviceSupport)
+    support = device.query(poll, "gpm", calls.nvmlGpmQueryDeviceSupport)
     if support is not None and not support.isSupportedDevice:
-        device.refused(look, "gpm", GpmWindow, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        device.refused(poll, "gpm", GpmWindow, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return False
     return support is not None
 

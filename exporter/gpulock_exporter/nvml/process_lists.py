@@ -31,7 +31,7 @@ Listed = list[tuple[int, Optional[int]]]  # pid, and bytes where the driver tell
 Listing = Callable[[pynvml.c_nvmlDevice_t], Listed]
 
 
-def read_processes(device: NvmlDevice, look: PollContext) -> dict[int, int | None] | None:
+def read_processes(device: NvmlDevice, poll: PollContext) -> dict[int, int | None] | None:
     """Return the processes on a device: those that compute, that draw, and those behind MPS.
 
     None where they are not known: of a list that is not whole somebody's process would be missing.
@@ -39,13 +39,13 @@ def read_processes(device: NvmlDevice, look: PollContext) -> dict[int, int | Non
     """
     lists: list[Listed] = []
     for ways in WAYS.values():
-        found = device.query(look, "processes", *ways)
-        if found is not None:
-            lists.append(found)
-        elif not all(device.is_absent(look, way) for way in ways):
+        listed = device.query(poll, "processes", *ways)
+        if listed is not None:
+            lists.append(listed)
+        elif not all(device.is_absent(poll, way) for way in ways):
             return None  # it failed: what the others say is not all
     if sum(len(one) for one in lists) > MOST:
-        look.fail("processes", device.lock_id, f"more than {MOST} processes")
+        poll.fail("processes", device.lock_id, f"more than {MOST} processes")
         return None
     most: dict[int, int | None] = {}  # memory that any list gives it
     for pid, memory in (pair for one in lists for pair in one):

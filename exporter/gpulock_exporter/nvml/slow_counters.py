@@ -95,9 +95,9 @@ class SlowCounters:
         self.due = 0.0
         self._pcie: dict[NvmlField, float] = {}
 
-    def read(self, card: NvmlDevice, look: PollContext, nvlink: bool, pcie: bool) -> None:
+    def read(self, card: NvmlDevice, poll: PollContext, nvlink: bool, pcie: bool) -> None:
         """Ask the card; `nvlink` and `pcie` say which of those counters are wanted."""
-        now = PollContext(look.now)
+        now = PollContext(poll.now)
         self.values, self.failures = {}, now.failures
         links = (*NVLINK, *NVLINK_ERRORS, *NVLINK_STATES) if nvlink else ()
         values = read_fields(card, now, (*self._reasons, *ALWAYS, *links, *(PCIE if pcie else ())))
@@ -113,36 +113,36 @@ class SlowCounters:
             self.values["fabric"] = fabric
 
     def _leave_out_narrow(
-        self, card: NvmlDevice, look: PollContext, values: dict[NvmlField, float]
+        self, card: NvmlDevice, poll: PollContext, values: dict[NvmlField, float]
     ) -> None:
         """Drop bytes over PCIe that fell before they filled 32 bits: see `field_error`."""
         for field in PCIE:
             value = values.get(field, 0)
             if value < self._pcie.get(field, 0) < WORD:
                 values.pop(field, None)
-                card.refused(look, field.collector, field, NOT_SUPPORTED)
+                card.refused(poll, field.collector, field, NOT_SUPPORTED)
             elif value:
                 self._pcie[field] = value
 
 
 def board_values(values: dict[NvmlField, float]) -> dict[str, Any]:
     """Return what field values say, by the names of the fields of a record."""
-    found: dict[str, Any] = {}
+    board: dict[str, Any] = {}
     for field in sorted(values, key=lambda field: field.id):
         value = field.read(values[field])
         if field.key:
-            found.setdefault(field.name, {})[field.key] = value
+            board.setdefault(field.name, {})[field.key] = value
         else:
-            found[field.name] = value
-    if "nvlink_active" in found:
-        found["nvlink_active"] = sum(found["nvlink_active"].values())
-    if not found.get("memory_temperature"):  # 0: no sensor
-        found.pop("memory_temperature", None)
+            board[field.name] = value
+    if "nvlink_active" in board:
+        board["nvlink_active"] = sum(board["nvlink_active"].values())
+    if not board.get("memory_temperature"):  # 0: no sensor
+        board.pop("memory_temperature", None)
     for sent, received in (NVLINK, PCIE):  # one direction alone is no traffic
-        if not {sent.name, received.name} <= found.keys():
-            found.pop(sent.name, None)
-            found.pop(received.name, None)
-    return found
+        if not {sent.name, received.name} <= board.keys():
+            board.pop(sent.name, None)
+            board.pop(received.name, None)
+    return board
 
 
 def watts(milliwatts: int) -> float:
@@ -156,17 +156,17 @@ def hertz(megahertz: int) -> float:
 
 
 def _with_sram(
-    card: NvmlDevice, look: PollContext, ecc: dict[str, int] | None
+    card: NvmlDevice, poll: PollContext, ecc: dict[str, int] | None
 ) -> dict[str, int] | None:
     """Add the errors in SRAM, where a card (from Ampere on) tells them as one, by no field."""
     if ecc and any(not name.endswith(".dram") for name in ecc):
         return ecc  # it tells its caches apart, and they are the SRAM
-    found = dict(ecc or {})
+    errors = dict(ecc or {})
     for name, way in SRAM_QUERIES.items():
-        count = card.query(look, "ecc", way)
+        count = card.query(poll, "ecc", way)
         if count is not None and count not in NOT_AVAILABLE:
-            found[name] = count
-    return found or None
+            errors[name] = count
+    return errors or None
 
 
 TEMPERATURE = NAMED.bind("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)

@@ -66,10 +66,10 @@ class NvmlSource:
 
     def look(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
-        look = PollContext(self._clock(), processes)
-        frame = Frame(look.now)
-        lost = self._refresh(look)
-        found = {index: [card.blank_record()] for index, card in self._cards.items()}
+        poll = PollContext(self._clock(), processes)
+        frame = Frame(poll.now)
+        lost = self._refresh(poll)
+        by_card = {index: [card.blank_record()] for index, card in self._cards.items()}
         for index, card in self._cards.items():
             if index in lost:
                 continue
@@ -77,25 +77,25 @@ class NvmlSource:
             asked = time.perf_counter()
             for name, collector in COLLECTORS.items():
                 try:
-                    collector(card, found[index], look)
+                    collector(card, by_card[index], poll)
                 except GpuLostError as fault:
                     lost[index] = str(fault)
                     break
                 except NvmlStaleError as fault:
-                    look.fail(name, card.lock_id, fault)
+                    poll.fail(name, card.lock_id, fault)
                     self._stale = True
-            found[index][0].answer = time.perf_counter() - asked
+            by_card[index][0].answer = time.perf_counter() - asked
         NAMED.note.leave_card()
-        here = [records for index, records in found.items() if index not in lost]
+        here = [records for index, records in by_card.items() if index not in lost]
         frame.devices = [record for records in here for record in records]
-        if look.processes:
-            self._unlisted = look.failures.get("processes", "")
+        if poll.processes:
+            self._unlisted = poll.failures.get("processes", "")
         elif self._unlisted:  # told until they are asked for again, not just once
-            look.fail("processes", "", self._unlisted)
+            poll.fail("processes", "", self._unlisted)
         names = {index: card.lock_id for index, card in self._cards.items()}
         for index, why in sorted(lost.items()):
-            look.fail("devices", names.get(index, f"card {index}"), why)
-        frame.driver, frame.failures = self._driver, look.failures
+            poll.fail("devices", names.get(index, f"card {index}"), why)
+        frame.driver, frame.failures = self._driver, poll.failures
         frame.lost = {names[index]: why for index, why in lost.items() if index in names}
         frame.complete = self._count > 0 and not self._denied
         return frame
@@ -113,8 +113,8 @@ class NvmlSource:
 
     # --- inner --------------------------------------------------------------------------------
 
-    def _open(self, look: PollContext) -> None:
-        self._opened, self._stale = look.now, False
+    def _open(self, poll: PollContext) -> None:
+        self._opened, self._stale = poll.now, False
         try:
             calls.nvmlInit()
             self._count = calls.nvmlDeviceGetCount()
@@ -126,54 +126,54 @@ class NvmlSource:
             self._driver = calls.nvmlSystemGetDriverVersion()
         except (pynvml.NVMLError, ValueError) as fault:
             self._driver = ""
-            look.fail("devices", "", fault)
+            poll.fail("devices", "", fault)
         self._missing, self._denied = {}, False
         for index in range(self._count):
             if self._wanted(index):
                 NAMED.note.enter_card(index, "")
-                self._open_card(index, look)
+                self._open_card(index, poll)
 
-    def _open_card(self, index: int, look: PollContext) -> None:
+    def _open_card(self, index: int, poll: PollContext) -> None:
         """Find the card of an index, or why it is missing."""
         try:
-            self._cards[index] = NvmlCard(index, look, self._sys_root, self._driver)
+            self._cards[index] = NvmlCard(index, poll, self._sys_root, self._driver)
         except pynvml.NVMLError as fault:
             self._missing[index] = str(fault)
             self._denied |= fault.value == pynvml.NVML_ERROR_NO_PERMISSION
         except (GpuLostError, NvmlStaleError, ValueError) as fault:
             self._missing[index] = str(fault)
 
-    def _reopen(self, look: PollContext) -> None:
+    def _reopen(self, poll: PollContext) -> None:
         """Initialise NVML again; what is known of the samples of a card stays with it."""
         samples = {card.uuid: card.samples for card in self._cards.values() if card.uuid}
         self.close()
-        self._open(look)
+        self._open(poll)
         for card in self._cards.values():
             card.samples = samples.get(card.uuid, card.samples)
 
-    def _refresh(self, look: PollContext) -> dict[int, str]:
+    def _refresh(self, poll: PollContext) -> dict[int, str]:
         """See that the cards are those there are; return the lost ones by index, and why."""
-        rested = look.now - self._opened >= REST
+        rested = poll.now - self._opened >= REST
         try:
             changed = calls.nvmlDeviceGetCount() != self._count
         except pynvml.NVMLError:
-            self._reopen(look)
+            self._reopen(poll)
             rested = changed = False
         if rested and (self._stale or changed):
-            self._reopen(look)
+            self._reopen(poll)
         lost = dict(self._missing)
         for card in list(self._cards.values()):
             NAMED.note.enter_card(card.index, card.lock_id)
-            self._check(card, look, lost)
+            self._check(card, poll, lost)
         if not lost:
             self._retry_at = 0.0
         elif not self._retry_at:
-            self._retry_at = look.now + LOST_PERIOD
-        elif look.now >= self._retry_at:
-            self._stale, self._retry_at = True, look.now + LOST_PERIOD
+            self._retry_at = poll.now + LOST_PERIOD
+        elif poll.now >= self._retry_at:
+            self._stale, self._retry_at = True, poll.now + LOST_PERIOD
         return lost
 
-    def _check(self, card: NvmlCard, look: PollContext, lost: dict[int, str]) -> None:
+    def _check(self, card: NvmlCard, poll: PollContext, lost: dict[int, str]) -> None:
         """See that a handle still stands for the card that it stood for."""
         try:
             if not card.uuid or calls.nvmlDeviceGetUUID(card.handle) == card.uuid:
@@ -186,7 +186,7 @@ class NvmlSource:
             lost[card.index] = str(fault)
             return
         card.close()
-        self._open_card(card.index, look)
+        self._open_card(card.index, poll)
         if card.index in self._missing:  # looked at again the next time
             lost[card.index] = self._missing.pop(card.index)
 

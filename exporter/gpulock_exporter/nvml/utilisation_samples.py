@@ -94,13 +94,13 @@ class UtilizationSamples:
             self.sound = sound and len(samples) <= MOST
         if self._whole:  # where the buffer stands now; what is in it was before our time
             youngest = max((moment for moment, _ in samples), default=self._seen)
-            found = NOTHING
+            busy = NOTHING
         else:
             allowed = now - self._moved + SLACK
-            found, youngest = integrate_samples(samples, self._seen, allowed)
+            busy, youngest = integrate_samples(samples, self._seen, allowed)
         if youngest != self._seen:
             self._seen, self._moved = youngest, now
-        return found
+        return busy
 
     def snapshot(self, percent: float, now: float) -> BusyTime:
         """Take the driver's answer for now where its buffer has run dry, or there is none.

@@ -106,26 +106,26 @@ class LedgerAccount:
         """Return which part of what was observed it was at work, None where nothing was."""
         return self.busy / self.observed if self.observed else None
 
-    def bill(self, look: DeviceActivity, foreign: bool) -> None:
+    def bill(self, activity: DeviceActivity, foreign: bool) -> None:
         """Add a look."""
-        self.until = look.at
-        self.buckets.add(look.at, look.busy or 0.0, look.observed)
-        self.busy += look.busy or 0.0
-        self.observed += look.observed
-        self.idle = 0.0 if look.worked else self.idle + look.observed
-        if look.observed:
-            self.seen = look.at
-        if look.worked:
-            self.last_busy = look.at
-        if look.energy is not None and look.energy_since >= min(self.since, look.since):
-            self.energy = (self.energy or 0.0) + look.energy
+        self.until = activity.at
+        self.buckets.add(activity.at, activity.busy or 0.0, activity.observed)
+        self.busy += activity.busy or 0.0
+        self.observed += activity.observed
+        self.idle = 0.0 if activity.worked else self.idle + activity.observed
+        if activity.observed:
+            self.seen = activity.at
+        if activity.worked:
+            self.last_busy = activity.at
+        if activity.energy is not None and activity.energy_since >= min(self.since, activity.since):
+            self.energy = (self.energy or 0.0) + activity.energy
         if foreign:
-            self.foreign += min(look.at - look.since, FOREIGN_LOOK)
+            self.foreign += min(activity.at - activity.since, FOREIGN_LOOK)
 
-    def note_memory(self, look: DeviceActivity) -> None:
+    def note_memory(self, activity: DeviceActivity) -> None:
         """Take the memory in use at the end of a look."""
-        if look.memory is not None:
-            self.memory_peak = max(self.memory_peak or 0, look.memory)
+        if activity.memory is not None:
+            self.memory_peak = max(self.memory_peak or 0, activity.memory)
 
 
 class Ledger:
@@ -141,28 +141,28 @@ class Ledger:
     def advance(
         self,
         held: Mapping[str, LedgerClaim | None] | None,
-        looks: Mapping[str, DeviceActivity] | None,
+        activities: Mapping[str, DeviceActivity] | None,
         at: float,
         foreign: frozenset[str] = frozenset(),
     ) -> dict[str, Accounts]:
         """Bill a look at the devices; return the accounts of the claims that are over.
 
         `held` has who holds which device: None for a lock whose owner cannot be read, and None
-        altogether where the locks cannot. `looks` is None where the driver did not answer: a
+        altogether where the locks cannot. `activities` is None where the driver did not answer: a
         claim that is over then waits a little for its last look.
         """
-        for name, look in (looks or {}).items():
-            self._bill(name, look, held, name in foreign)
+        for name, activity in (activities or {}).items():
+            self._bill(name, activity, held, name in foreign)
         if held is None:
             return {}
         self._open(held, at)
-        over = self._close(held, looks is not None, at)
-        if looks is not None:
+        over = self._close(held, activities is not None, at)
+        if activities is not None:
             self._holders = {name: claim.token for name, claim in held.items() if claim}
             for name, claim in held.items():
                 # measured while it was held, and not before
-                if claim and name in looks and claim.since <= looks[name].at:
-                    self.accounts[claim.token][name].note_memory(looks[name])
+                if claim and name in activities and claim.since <= activities[name].at:
+                    self.accounts[claim.token][name].note_memory(activities[name])
         return over
 
     def of(self, device: str, token: str) -> LedgerAccount | None:
@@ -172,7 +172,7 @@ class Ledger:
     def _bill(
         self,
         name: str,
-        look: DeviceActivity,
+        activity: DeviceActivity,
         held: Mapping[str, LedgerClaim | None] | None,
         foreign: bool,
     ) -> None:
@@ -182,8 +182,8 @@ class Ledger:
             return
         now = held.get(name) if held else None
         still = now is not None and now.token == token
-        if still or look.at - look.since <= LAST:
-            account.bill(look, foreign)
+        if still or activity.at - activity.since <= LAST:
+            account.bill(activity, foreign)
 
     def _open(self, held: Mapping[str, LedgerClaim | None], at: float) -> None:
         """Open an account for each device of a claim that has none."""
@@ -196,7 +196,7 @@ class Ledger:
                 of[name] = LedgerAccount(claim.since, at, buckets=Buckets(claim.since))
 
     def _close(
-        self, held: Mapping[str, LedgerClaim | None], looked: bool, at: float
+        self, held: Mapping[str, LedgerClaim | None], answered: bool, at: float
     ) -> dict[str, Accounts]:
         """Take out the claims that are over; one behind an unreadable lock may not be."""
         standing = {claim.token for claim in held.values() if claim}
@@ -205,7 +205,7 @@ class Ledger:
         for token, of in list(self.accounts.items()):
             if token in standing or not unknown.isdisjoint(of):
                 continue
-            if looked or at - self._gone.setdefault(token, at) > PATIENCE:
+            if answered or at - self._gone.setdefault(token, at) > PATIENCE:
                 over[token] = self.accounts.pop(token)
                 self._gone.pop(token, None)
         return over

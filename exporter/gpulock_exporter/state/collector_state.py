@@ -89,13 +89,13 @@ class CollectorState:
 
         It is as slow as /proc: a process that hangs in the driver may hold what its files wait for.
         """
-        lists, looks = self.process_lists, list[Look]()
+        lists, classified = self.process_lists, list[Look]()
         for frame in frames:
             at = self.memory.totals.time_of(frame, now.boottime)
             lists = self._classify_processes(self._take_process_lists(lists, frame, at), facts)
-            looks.append((frame, lists))
-        if looks:
-            return looks
+            classified.append((frame, lists))
+        if classified:
+            return classified
         if not self.is_fresh(now):  # no list comes that says who has ended
             lists = {
                 name: replace(one, who=None) if one.who and one.who.foreign else one
@@ -105,7 +105,7 @@ class CollectorState:
 
     def tick(
         self,
-        looks: Sequence[Look],
+        frames: Sequence[Look],
         facts: LocalState,
         now: Moment,
         hung: Mapping[str, str] | None = None,
@@ -120,7 +120,7 @@ class CollectorState:
         held = ledger_claims(facts.locks, self.boot_id, now.boottime)
         totals, ledger = self.memory.totals, self.memory.ledger
         over: dict[str, Accounts] = {}
-        for frame, lists in looks:
+        for frame, lists in frames:
             self.process_lists = lists
             if frame is None:
                 over |= ledger.advance(held, None, now.boottime)
@@ -160,13 +160,13 @@ class CollectorState:
 
         For a while: where the next list fails as well, who is on the device is not known.
         """
-        told = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
+        kept_for = LISTS_MISSED * self.settings.process_period + self.settings.max_sample_age
         lists: dict[str, ProcessList] = {}
         for device in frame.devices:
             name, last = device.lock_id, before.get(device.lock_id)
             if device.processes is not None:
                 lists[name] = ProcessList(device.processes, at)
-            elif last is not None and at - (last.at or at) <= told:
+            elif last is not None and at - (last.at or at) <= kept_for:
                 lists[name] = last
         return lists
 
@@ -174,13 +174,13 @@ class CollectorState:
         self, lists: Mapping[str, ProcessList], facts: LocalState
     ) -> dict[str, ProcessList]:
         """Return the lists with whose the processes are, where list or holder is another one."""
-        found, locks = dict(lists), facts.locks
+        classified, locks = dict(lists), facts.locks
 
         def classify() -> None:
             tree: ProcessScan | None = None
             for name, one in lists.items():
                 if locks is None:
-                    found[name] = replace(one, who=None)
+                    classified[name] = replace(one, who=None)
                     continue
                 holders = [lock for at, lock in sorted(locks.items()) if lock_ids_overlap(at, name)]
                 tokens = frozenset(lock.owner.token if lock.owner else "" for lock in holders)
@@ -188,17 +188,17 @@ class CollectorState:
                     tree = tree or self._process_scan()
                     services = self.settings.allowed_processes
                     who = classify_device_processes(one.processes, holders, tree, services)
-                    found[name] = replace(one, who=replace(who, at=one.at), tokens=tokens)
+                    classified[name] = replace(one, who=replace(who, at=one.at), tokens=tokens)
 
         facts.read("foreign", classify, None)
-        return found
+        return classified
 
     def collectors(self, facts: LocalState, fresh: bool) -> dict[str, str]:
         """Return the fault of each part of a tick, the worker's while it is heard."""
-        found = {**dict.fromkeys(sorted(facts.sources), ""), **facts.failures}
+        faults = {**dict.fromkeys(sorted(facts.sources), ""), **facts.failures}
         if fresh and self.last is not None:  # of collectors that there are: a name becomes a label
-            found |= {name: self.last.failures.get(name, "") for name in COLLECTORS}
-        return found
+            faults |= {name: self.last.failures.get(name, "") for name in COLLECTORS}
+        return faults
 
 
 def find_lost_cards(
@@ -232,39 +232,39 @@ def classify_device_processes(
 
     NVML tells pids, /proc tells the rest. What cannot be seen is not foreign: it is counted apart.
     """
-    judged = {pid: classify_process(pid, locks, tree, services) for pid in listed}
-    foreign = tuple(sorted(pid for pid, of in judged.items() if of == FOREIGN))
-    found, memory = list(judged.values()), sum_share_memory(listed, locks, tree)
+    kind_by_pid = {pid: classify_process(pid, locks, tree, services) for pid in listed}
+    foreign = tuple(sorted(pid for pid, of in kind_by_pid.items() if of == FOREIGN))
+    kinds, memory = list(kind_by_pid.values()), sum_share_memory(listed, locks, tree)
     return DeviceProcesses(
-        len(judged) - found.count(GONE), foreign, found.count(UNSEEN), share_memory=memory
+        len(kind_by_pid) - kinds.count(GONE), foreign, kinds.count(UNSEEN), share_memory=memory
     )
 
 
 def share_activity(
     locks: Mapping[str, Lock],
-    looks: Mapping[str, DeviceActivity],
+    activities: Mapping[str, DeviceActivity],
     present: Mapping[str, DeviceProcesses],
 ) -> dict[str, DeviceActivity]:
     """Return what each share did in the looks at the cards, by lock id. Pure."""
     claims: dict[str, set[str]] = {}  # by bus id; each lock whose owner cannot be read is one more
     for name, lock in locks.items():
         bus, share, _ = name.partition(SHARE)
-        if share and bus in looks:
+        if share and bus in activities:
             claims.setdefault(bus, set()).add(lock.owner.token if lock.owner else name)
-    found: dict[str, DeviceActivity] = {}
+    shares: dict[str, DeviceActivity] = {}
     for name in locks:
         bus = name.partition(SHARE)[0]
         if bus == name or bus not in claims:
             continue
-        look, on = looks[bus], present.get(bus)
-        busy = look.busy if look.worked else 0.0
+        card, on = activities[bus], present.get(bus)
+        busy = card.busy if card.worked else 0.0
         is_alone = len(claims[bus]) == 1 and on is not None and not (on.foreign or on.unseen)
-        if look.busy is None or (look.worked and not is_alone):
+        if card.busy is None or (card.worked and not is_alone):
             busy = None
-        seen = 0.0 if busy is None else look.observed
+        seen = 0.0 if busy is None else card.observed
         memory = on.share_memory.get(name) if on else None
-        found[name] = DeviceActivity(look.since, look.at, busy, seen, memory=memory)
-    return found
+        shares[name] = DeviceActivity(card.since, card.at, busy, seen, memory=memory)
+    return shares
 
 
 def sum_share_memory(
@@ -278,12 +278,12 @@ def sum_share_memory(
     first = {one.owner.token: one for one in reversed(locks) if one.owner and SHARE in one.id}
     if not first or None in listed.values():
         return {}
-    found = {lock.id: 0 for lock in locks if SHARE in lock.id}
+    used = {lock.id: 0 for lock in locks if SHARE in lock.id}
     for pid, memory in listed.items():
         try:
             of = [one for one in first.values() if is_claim_process(pid, one, tree)]
         except (OSError, ValueError):  # it has ended, or is hidden
             continue
         if len(of) == 1:
-            found[of[0].id] += memory or 0
-    return found
+            used[of[0].id] += memory or 0
+    return used

@@ -189,10 +189,12 @@ class DeviceTotals:
             step = counter.advance(value, at, kind, restarted)
             if name == "energy" and before:
                 grown, energy_since = step, before.at
-        look = DeviceActivity(since, at, busy, observed, grown, device.memory_used, energy_since)
-        if look.worked:
+        activity = DeviceActivity(
+            since, at, busy, observed, grown, device.memory_used, energy_since
+        )
+        if activity.worked:
             self.last_busy = at
-        return look
+        return activity
 
     def _fell(self, energy: float | None) -> bool:
         """Return whether the energy fell: 64 bits do not wrap, so the driver began anew."""
@@ -224,11 +226,11 @@ class DeviceTotals:
         A counter that could not be read since then is not known: standing still, it would say that
         nothing happened.
         """
-        found = {"busy": self.busy, "observed": self.observed} if self.observable else {}
+        counts = {"busy": self.busy, "observed": self.observed} if self.observable else {}
         for name, one in self.counters.items():
             if one.last is not None and one.last.at >= since:
-                found[name] = one.total
-        return found
+                counts[name] = one.total
+        return counts
 
 
 def counter_readings(device: DeviceTelemetry) -> Iterator[tuple[str, CounterKind, float]]:
@@ -277,22 +279,22 @@ class TelemetryTotals:
         at = self.time_of(frame, now)
         restarted = bool(self.driver and frame.driver and frame.driver != self.driver)
         self.driver = frame.driver or self.driver
-        looks: dict[str, DeviceActivity] = {}
+        activities: dict[str, DeviceActivity] = {}
         for name, device in devices.items():
             totals = self.devices.get(name)
             if totals is None or (totals.uuid and device.uuid not in ("", totals.uuid)):
                 totals = DeviceTotals(name, device.uuid, device.index, at)
                 self.devices[name] = totals
             totals.uuid = device.uuid or totals.uuid
-            looks[name] = totals.advance(device, at, restarted)
+            activities[name] = totals.advance(device, at, restarted)
         for name, totals in list(self.devices.items()):
             if card_bus_id(name) != name and at - totals.looked > LONGEST_LOOK:
                 del self.devices[name]
         self.at = at
-        return looks
+        return activities
 
     def time_of(self, frame: Frame, now: float) -> float:
         """Return when a frame was made: what it says, where that can be; time never runs back."""
-        told = frame.boottime
+        made = frame.boottime
         last = self.at if self.at is not None else now - LONGEST_LOOK
-        return told if last <= told <= now else max(now, last)
+        return made if last <= made <= now else max(now, last)

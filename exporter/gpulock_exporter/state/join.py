@@ -90,17 +90,17 @@ class SnapshotJoin:
         nvml_now = self.devices if self.fresh else None
         devices = merge_device_lists(driver_devices, nvml_now, self.devices, self.lost)
         rows = self._judge(devices)
-        found = [self._device(row) for row in name_missing_rows(rows, self.totals.devices)]
-        known = {one.id for one in found}
+        snapshots = [self._device(row) for row in name_missing_rows(rows, self.totals.devices)]
+        known = {one.id for one in snapshots}
         for name in nvml_now or ():  # a card in MIG mode, or one that has no row yet
             if name not in known:
-                found.append(self._device(states.DeviceState(name, None, None, "", "")))
+                snapshots.append(self._device(states.DeviceState(name, None, None, "", "")))
         places = count_places_by_card(devices or (), self.settings.shares)
-        for one in found:
+        for one in snapshots:
             one.places = places.get(one.id)
-        found.sort(key=device_sort_key)
+        snapshots.sort(key=device_sort_key)
         known_facts = None not in (self.facts.locks, self.facts.quarantined, devices)
-        return tuple(found), states.count_device_states(rows) if known_facts else None
+        return tuple(snapshots), states.count_device_states(rows) if known_facts else None
 
     def _judge(self, devices: list[Device] | None) -> list[states.DeviceState]:
         """Return one row a device, as `gpulock.alloc.states` judges."""
@@ -155,43 +155,45 @@ class SnapshotJoin:
             uuid = record.uuid_of(row.lock.id)
         use = self.ledger.of(row.id, record.token) if record else None
         bus, dot, part = row.id.partition(".gi")
-        found = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
-        found.name = found.name or self.models.get(row.id, row.device.model if row.device else "")
-        found.id, found.told, found.reason = row.id, values is not None, row.reason
+        device = DeviceSnapshot(**vars(values or DeviceTelemetry(bus, "", -1)))
+        device.name = device.name or self.models.get(row.id, row.device.model if row.device else "")
+        device.id, device.answered, device.reason = row.id, values is not None, row.reason
         if self.fresh or bus in self.lost:
-            found.responding = values is not None and bus not in self.lost
-        found.uuid = (counted.uuid if counted else "") or found.uuid or uuid or row.id
-        found.card, found.instance = self._card_number(row, values), f"{dot}{part}"[1:]
-        card = "" if found.card is None else str(found.card)
-        found.gpu_label = f"{card}:{found.instance}" if found.instance else card
+            device.responding = values is not None and bus not in self.lost
+        device.uuid = (counted.uuid if counted else "") or device.uuid or uuid or row.id
+        device.card, device.instance = self._card_number(row, values), f"{dot}{part}"[1:]
+        card = "" if device.card is None else str(device.card)
+        device.gpu_label = f"{card}:{device.instance}" if device.instance else card
         on = self.present.get(row.id) if self.fresh else None
         if on and (on.foreign or not on.unseen):  # none to be seen is not none at all
-            found.foreign = len(on.foreign)
+            device.foreign = len(on.foreign)
         if self.facts.locks is not None:
-            found.state, found.lock = row.state or None, row.lock
-            found.sharers = {o.id: o.owner for o in row.locks() if o.owner and SHARE in o.id}
-            found.owner = None if found.sharers else record
+            device.state, device.lock = row.state or None, row.lock
+            device.sharers = {o.id: o.owner for o in row.locks() if o.owner and SHARE in o.id}
+            device.owner = None if device.sharers else record
             memory: Mapping[str, int] = on.share_memory if on else {}
-            found.share_memory = {name: memory[name] for name in found.sharers if name in memory}
-            idle = {name: self._idle_since(name, of) for name, of in found.sharers.items()}
-            found.share_idle_since = {name: at for name, at in idle.items() if at is not None}
-            if found.owner is not None:
-                found.idle_since = self._idle_since(row.id, found.owner)
+            device.share_memory = {name: memory[name] for name in device.sharers if name in memory}
+            idle = {name: self._idle_since(name, of) for name, of in device.sharers.items()}
+            device.share_idle_since = {name: at for name, at in idle.items() if at is not None}
+            if device.owner is not None:
+                device.idle_since = self._idle_since(row.id, device.owner)
         if row.id in self.facts.cards.states:
-            found.checks = self.facts.cards.states[row.id].found
-        found.xids = {
+            device.checks = self.facts.cards.states[row.id].found
+        device.xids = {
             number: (times, at + self.offset)
             for (of, number), (times, at) in self.facts.cards.xids.items()
             if of == row.id
         }
         if row.state and self.facts.quarantine_notes is not None:
-            found.causes = find_quarantine_causes(row, self.facts.quarantine_notes)
+            device.causes = find_quarantine_causes(row, self.facts.quarantine_notes)
         if use is not None:
-            found.mean = use.mean
+            device.mean = use.mean
         if counted:
-            found.counters = counted.counts(self.since) if values else {}
-            found.last_busy = None if counted.last_busy is None else counted.last_busy + self.offset
-        return found
+            device.counters = counted.counts(self.since) if values else {}
+            device.last_busy = (
+                None if counted.last_busy is None else counted.last_busy + self.offset
+            )
+        return device
 
 
 def device_sort_key(seen: DeviceSnapshot) -> tuple[bool, int, list[int], str]:
@@ -208,14 +210,14 @@ def name_missing_rows(
     One that is only known to be missing gets that of a device which was here in this boot
     (`counted`) and is gone, in order of their places.
     """
-    found = [row for row in rows if row.device or row.lock]
+    named = [row for row in rows if row.device or row.lock]
     unnamed = [row for row in rows if not (row.device or row.lock)]
     if not unnamed:
-        return found
-    here = {row.id.partition(".gi")[0] for row in found}
+        return named
+    here = {row.id.partition(".gi")[0] for row in named}
     gone = [name for name in sorted(counted) if ".gi" not in name and name not in here]
     given = zip(unnamed, gone)
-    return found + [
+    return named + [
         states.DeviceState(name, None, None, row.state, row.reason) for row, name in given
     ]
 
@@ -227,13 +229,13 @@ def find_quarantine_causes(
 
     `notes` are by lock id. What is not the policy's is an administrator's.
     """
-    found = [ORPHANS] if row.orphans else []
+    causes = [ORPHANS] if row.orphans else []
     if row.state == states.QUARANTINED and row.lacks_instance():
-        found.append(NO_INSTANCE)
+        causes.append(NO_INSTANCE)
     for name, note in notes.items():
         if lock_ids_overlap(name, row.id):
-            found += parse_note_causes(note) if is_policy_note(note) else (ADMINISTRATOR,)
-    return tuple(dict.fromkeys(found))
+            causes += parse_note_causes(note) if is_policy_note(note) else (ADMINISTRATOR,)
+    return tuple(dict.fromkeys(causes))
 
 
 def merge_device_lists(

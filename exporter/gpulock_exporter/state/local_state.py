@@ -101,12 +101,12 @@ def ledger_claims(
     """
     if locks is None:
         return None
-    found: dict[str, LedgerClaim | None] = {}
+    claims: dict[str, LedgerClaim | None] = {}
     for name, lock in locks.items():
         record = lock.owner
         if record is None or not is_claim_token(record.token):
-            found[name] = None
+            claims[name] = None
             continue
         ours = record.boot_id == boot_id and 0 < record.claimed_boottime <= now
-        found[name] = LedgerClaim(record.token, record.claimed_boottime if ours else now)
-    return found
+        claims[name] = LedgerClaim(record.token, record.claimed_boottime if ours else now)
+    return claims

@@ -74,9 +74,9 @@ class DeviceProcesses:
 class DeviceSnapshot(DeviceTelemetry):
     """One device at one moment: NVML's values, and what is known here besides.
 
-    `told` is whether NVML's values are there and not too old, `responding` whether NVML answers for
-    the device at all. What is None is not known. `id` is its lock id and `uuid` its
-    identity: the lock id where NVML tells none. `card` is the number of its card in this boot,
+    `answered` is whether NVML's values are there and not too old, `responding` whether NVML answers
+    for the device at all. What is None is not known. `id` is its lock id and `uuid` its identity:
+    the lock id where NVML tells none. `card` is the number of its card in this boot,
     `instance` `gi1.ci0` for a MIG instance, and `gpu_label` names it among its neighbours. `state`
     is None where the locks are not known, and for a card in MIG mode, which nobody can be granted.
     `owner` has the device alone, `sharers` by lock id have a share of it each, whose processes
@@ -94,7 +94,7 @@ class DeviceSnapshot(DeviceTelemetry):
     card: int | None = None
     instance: str = ""
     gpu_label: str = ""
-    told: bool = False
+    answered: bool = False
     responding: bool | None = None
     state: str | None = None
     reason: str = ""

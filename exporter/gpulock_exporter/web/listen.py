@@ -47,10 +47,10 @@ class Listening:
         The first time raise ListenError, but for an address that is taken: whatever keeps it from
         one later, it serves the others.
         """
-        found, self._handed = self._handed, []
+        sockets, self._handed = self._handed, []
         for address in list(self._waiting):
             try:
-                found += listen_on_address(address)
+                sockets += listen_on_address(address)
             except ListenError as fault:
                 if not (self._is_begun or isinstance(fault, AddressTakenError)):
                     raise
@@ -59,7 +59,7 @@ class Listening:
             del self._waiting[address]
             self._served.append(address)
         self._is_begun = True
-        return found
+        return sockets
 
     def words(self, again: float) -> str:
         """Return where it answers, for people; it tries again each so many seconds."""
@@ -92,16 +92,16 @@ def listen_on_address(address: str) -> list[socket.socket]:
     For no host it is one for IPv6 and IPv4 together. Of several addresses those of IPv6 may lack.
     """
     host, port = parse_listen_address(address)
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
         if not host:
             return [_listen_everywhere(port)]
         # A name may have both kinds of addresses, and the same one twice.
-        told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = sorted({(one[0], one[4]) for one in told}, key=str)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = sorted({(one[0], one[4]) for one in resolved}, key=str)
         for family, where in addresses:
             try:
-                found.append(socket.create_server(where, family=family, backlog=_BACKLOG))
+                sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))
             except OSError as error:
                 is_lacking = family == socket.AF_INET6 and error.errno in _WITHOUT_IPV6
                 if not (is_lacking and socket.AF_INET in dict(addresses)):
@@ -109,11 +109,11 @@ def listen_on_address(address: str) -> list[socket.socket]:
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"cannot listen on {address}: {error}") from error
     except OSError as error:
-        for one in found:
+        for one in sockets:
             one.close()
         kind = AddressTakenError if error.errno == errno.EADDRINUSE else ListenError
         raise kind(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
-    return found
+    return sockets
 
 
 def _listen_everywhere(port: int) -> socket.socket:

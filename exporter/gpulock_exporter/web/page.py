@@ -260,12 +260,12 @@ def device_warnings(seen: DeviceSnapshot, now: Moment) -> Iterator[str]:
     for xid, (_, at) in sorted(seen.xids.items()):
         if xid in HARDWARE:
             yield f"XID {xid} ({HARDWARE[xid]}), {format_duration(now.wall - at)} ago"
-    found = [why for _, why in sorted(seen.checks.items())]
+    faults = [why for _, why in sorted(seen.checks.items())]
     if seen.recovery_action:
-        found.append(describe_recovery_action(seen.recovery_action))
+        faults.append(describe_recovery_action(seen.recovery_action))
     if seen.remap_failure:
-        found.append("a row of its memory could not be remapped")
-    yield from dict.fromkeys(filter(None, found))
+        faults.append("a row of its memory could not be remapped")
+    yield from dict.fromkeys(filter(None, faults))
     if seen.temperature is not None and seen.temperature > HOT:
         yield f"{seen.temperature:.0f} °C is hot"
 

@@ -101,12 +101,12 @@ def _parse_yaml(text: str) -> Any:
 
     class Loader(yaml.BaseLoader):  # no number, no date, no object
         def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            if len(found) < len(node.value):
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            if len(mapping) < len(node.value):
                 raise yaml.MarkedYAMLError(
                     problem="a key comes twice", problem_mark=node.start_mark
                 )
-            return found
+            return mapping
 
     try:
         return yaml.load(text, Loader)
@@ -124,8 +124,8 @@ def _check_sections(top: Any) -> dict[str, Section]:
         for key, value in section.items():
             if (name, key) != (_TLS, _SUITES) and not (isinstance(value, str) and value):
                 raise WebConfigError(f"{name}.{key} is not a text: write one, or leave it out")
-    found: dict[str, Section] = top
-    return found
+    sections: dict[str, Section] = top
+    return sections
 
 
 def _check_keys(name: str, mapping: Any, known: Collection[str]) -> None:

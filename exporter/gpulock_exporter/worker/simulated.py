@@ -83,7 +83,7 @@ class SimulatedSource:
         frame = Frame(now)
         here = self._settings
         try:
-            told = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)
+            inventory = kv.decode_pairs(atomic.read_text(f"{self._folder}/nvml"), INVENTORY_LINE)
             cards = device_list.read_devices(here.driver_root, here.sys_root)
             version = atomic.read_text(f"{here.driver_root}/version").split("\n", 1)[0]
             store = LockStore(here.lock_dir)
@@ -98,49 +98,49 @@ class SimulatedSource:
             self._script = {}
         for card in cards:
             if card.index >= 0 and not card.fault:
-                frame.devices += self._records(card, told, processes)
+                frame.devices += self._records(card, inventory, processes)
         return frame
 
     def close(self) -> None:
         """Let go of nothing: no file stays open."""
 
     def _records(
-        self, card: Device, told: dict[str, str], processes: bool
+        self, card: Device, inventory: dict[str, str], processes: bool
     ) -> list[DeviceTelemetry]:
         """Return what there is to say of a card and of its instances."""
         board = device_record(card, card)
-        board.uuid = card.uuid or told.get(f"gpu.{card.bus}.uuid", "")
+        board.uuid = card.uuid or inventory.get(f"gpu.{card.bus}.uuid", "")
         board.memory_total = (
-            kv.int_or_zero(told.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None
+            kv.int_or_zero(inventory.get(f"gpu.{card.bus}.memory_mib", "")) * MIB or None
         )
-        board.mig = told.get(f"gpu.{card.bus}.mig") == "1"
-        load, parts = 0.0, mig_instances(card, told) if board.mig else []
-        found = [board, *(device_record(card, part) for part in parts)]
+        board.mig = inventory.get(f"gpu.{card.bus}.mig") == "1"
+        load, parts = 0.0, mig_instances(card, inventory) if board.mig else []
+        records = [board, *(device_record(card, part) for part in parts)]
         if board.mig:
-            for number, (part, record) in enumerate(zip(parts, found[1:])):
+            for number, (part, record) in enumerate(zip(parts, records[1:])):
                 work = self._work(part.id)
                 fill_memory(record, work, processes)
                 used = self._load(work, card.index + number)
                 load += used / len(parts)
                 if card.model == HOPPER:
                     self._fill_use(record, used)
-            board.memory_used = sum(record.memory_used or 0 for record in found[1:])
+            board.memory_used = sum(record.memory_used or 0 for record in records[1:])
         else:
             work = self._card_work(card)
             fill_memory(board, work, processes)
             load = self._load(work, card.index)
             self._fill_use(board, load)
             board.memory_utilization = round(load / 2, 2)
-            counts = nvlink_counts(told).items()
+            counts = nvlink_counts(inventory).items()
             links = {there: count for (here, there), count in counts if here == card.bus}
             board.links = links or None
-            if told.get(f"gpu.{card.bus}.nvswitch") == "1":
+            if inventory.get(f"gpu.{card.bus}.nvswitch") == "1":
                 board.links = {"switch": SWITCH_LINKS}
         totals = self._totals.setdefault(card.bus, CardTotals())
         totals.elapsed += self._seconds
         totals.worked += load * self._seconds
         fill_board(board, totals, load)
-        return found
+        return records
 
     def _card_work(self, card: Device) -> Work:
         """Return who works on a card: the holder of its lock, or of each place on its part."""

@@ -21,10 +21,10 @@ class NoAnswerError(Exception):
 class BackgroundCall(Generic[T]):
     """One question, at work."""
 
-    __slots__ = ("_done", "_fault", "_found")
+    __slots__ = ("_answers", "_done", "_fault")
 
     def __init__(self, question: Callable[[], T]) -> None:
-        self._found: list[T] = []
+        self._answers: list[T] = []
         self._fault: BaseException | None = None
         self._done = _thread.allocate_lock()
         self._done.acquire()
@@ -36,7 +36,7 @@ class BackgroundCall(Generic[T]):
 
     def _ask(self, question: Callable[[], T]) -> None:
         try:
-            self._found.append(question())
+            self._answers.append(question())
         except BaseException as fault:  # raised again for the caller that waits
             self._fault = fault
         self._done.release()
@@ -57,7 +57,7 @@ class BackgroundCall(Generic[T]):
             raise NoAnswerError
         if self._fault is not None:
             raise self._fault
-        return self._found[0]
+        return self._answers[0]
 
 
 class PatientCaller(Generic[T]):
@@ -75,6 +75,6 @@ class PatientCaller(Generic[T]):
         if self.late is not None and not self.late.wait(0.0):
             raise NoAnswerError
         self.late = BackgroundCall(question)
-        found = self.late.answer(self.patience)
+        answer = self.late.answer(self.patience)
         self.late = None
-        return found
+        return answer

@@ -50,15 +50,15 @@ class DaemonJournal:
         if not self._levels and not self.quiet:
             log_to_system(level, line, WHO)
 
-    def log_changes(self, part: str, found: Mapping[str, str], level: int = WARNING) -> None:
-        """Say what of `found` is new; the rest was said when it began.
+    def log_changes(self, part: str, standing: Mapping[str, str], level: int = WARNING) -> None:
+        """Say what of `standing` is new; the rest was said when it began.
 
-        `found` is all that stands now in that part, by a key that stays the same while it lasts.
+        `standing` is all that is so now in that part, by a key that stays the same while it lasts.
         Another text of an error is said, once in QUIET seconds; another number in it is none. Why a
         lock is in doubt may go to and fro while slurmctld is silent.
         """
         known, now, stands = self._standing.get(part, {}), time.monotonic(), dict[str, Said]()
-        for key, text in found.items():
+        for key, text in standing.items():
             said, at = known.get(key, ("", -QUIET))
             other = level == ERROR and DIGITS.sub("", text) != DIGITS.sub("", said)
             if key not in known or (other and now - at >= QUIET):
@@ -66,7 +66,7 @@ class DaemonJournal:
                 said, at = text, now
             stands[key] = said, at
         for key, (said, _) in known.items():
-            if key not in found:
+            if key not in standing:
                 self.say(INFO, f"no longer: {said}")
         self._standing[part] = stands
 

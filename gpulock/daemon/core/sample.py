@@ -133,10 +133,10 @@ def read_sample(folder: str, now: float, boot_id: str, oldest: float = FRESH) ->
 
     `now` is CLOCK_BOOTTIME in seconds.
     """
-    found = load_sample_file(f"{folder}/{SAMPLE}", SAMPLE_LINE)
-    if found is None or found.boot_id != boot_id or found.boottime is None:
+    sample = load_sample_file(f"{folder}/{SAMPLE}", SAMPLE_LINE)
+    if sample is None or sample.boot_id != boot_id or sample.boottime is None:
         return None
-    return found if -AHEAD <= now - found.boottime <= oldest else None
+    return sample if -AHEAD <= now - sample.boottime <= oldest else None
 
 
 def read_finished_claim(folder: str, token: str) -> Sample | None:
@@ -161,21 +161,21 @@ def parse_sample(text: str, first_line: str) -> Sample:
         raise kv.MalformedError(f"begins with {head[:40]!r}, not with {first_line!r}")
     lines = [line.split(" ") for line in body.split("\n") if line]
     pairs = [" ".join(words) for words in lines if "=" in words[0]]
-    found = Sample(parse_sample_fields("", pairs)[0])
+    sample = Sample(parse_sample_fields("", pairs)[0])
     for words in lines:
         if words[0] == "device" and len(words) >= DEVICE_WORDS:
-            found.devices[words[1]] = DeviceSample(
+            sample.devices[words[1]] = DeviceSample(
                 *parse_sample_fields("device", words[DEVICE_WORDS:])
             )
         elif words[0] == "token" and len(words) >= TOKEN_WORDS and is_claim_token(words[1]):
             account = ClaimUsage(parse_sample_fields("token", words[TOKEN_WORDS:])[0])
-            found.tokens.setdefault(words[1], {})[words[2]] = account
+            sample.tokens.setdefault(words[1], {})[words[2]] = account
         elif words[0] == LOST and len(words) > LOST_WORDS:
             try:
-                found.lost[words[1]] = parse_sample_real(words[2]), " ".join(words[3:])
+                sample.lost[words[1]] = parse_sample_real(words[2]), " ".join(words[3:])
             except ValueError:
                 continue
-    return found
+    return sample
 
 
 def parse_sample_fields(

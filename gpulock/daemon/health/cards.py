@@ -47,10 +47,10 @@ class CardState:
         """Return why the card is worse than it should be for any job, or nothing."""
         return one_line("; ".join(self.failed().values()))[:LONGEST_WORDS]
 
-    def note_command(self, found: str, begun: float) -> None:
+    def note_command(self, failure: str, begun: float) -> None:
         """Note how HEALTH_COMMAND ended; a card that does not answer stays suspect for that."""
         before = self.describe_failed()
-        self.found[COMMAND], self.tested = found, begun
+        self.found[COMMAND], self.tested = failure, begun
         if self.suspect == before:
             self.suspect = self.describe_failed()
 

@@ -81,13 +81,13 @@ class CardChecker(Chore):
         if end.passed:
             del self._again[bus]
 
-    def _note_outcome(self, node: Node, command: HealthCommand, found: str) -> None:
+    def _note_outcome(self, node: Node, command: HealthCommand, failure: str) -> None:
         cards = read_cards(node.settings.state_dir, node.boot_id)
         state = cards.of(command.bus)
         before = state.found.get(COMMAND)
-        state.note_command(found, command.begun)
+        state.note_command(failure, command.begun)
         save_changed_cards(node.store, node.settings.state_dir, cards)
-        if before and not found:
+        if before and not failure:
             self._journal.say(NOTICE, f"{command.bus} passed HEALTH_COMMAND")
 
     def _start_next(self, node: Node, report: ReconcileReport) -> None:

@@ -52,14 +52,14 @@ class HealthFinding(NamedTuple):
 
 
 def findings_from_sample(
-    found: sample.Sample, devices: Collection[Device]
+    seen_now: sample.Sample, devices: Collection[Device]
 ) -> Iterator[HealthFinding]:
     """Yield what a fresh sample says against devices of this node; it names no others.
 
     A recovery action has the cause `xid`: the driver tells of it by XID 154.
     """
-    for name in sorted(quarantinable_ids(devices) & found.devices.keys()):
-        seen = found.devices[name]
+    for name in sorted(quarantinable_ids(devices) & seen_now.devices.keys()):
+        seen = seen_now.devices[name]
         if times := seen.uncorrected:
             words = f"{times} uncorrected ECC error{'s' if times > 1 else ''}"
             yield HealthFinding(name, ECC, ECC, times, words)
@@ -68,7 +68,7 @@ def findings_from_sample(
         if seen.recovery_action:
             words = describe_recovery_action(seen.recovery_action)
             yield HealthFinding(name, XID, "recovery", seen.recovery_action, words)
-    for bus, why in read_lost_cards(found, devices).items():
+    for bus, why in read_lost_cards(seen_now, devices).items():
         words = f"the driver does not answer for it: {why[:LONGEST_REASON]}"
         yield HealthFinding(bus, LOST, LOST, 1, words)
 
@@ -93,10 +93,10 @@ def find_missing_cards(
             yield HealthFinding(bus, MISSING, MISSING, 1, fault)
 
 
-def read_lost_cards(found: sample.Sample, devices: Collection[Device]) -> dict[str, str]:
+def read_lost_cards(seen_now: sample.Sample, devices: Collection[Device]) -> dict[str, str]:
     """Return why each card of this node does not answer, by bus id, of those the driver lists."""
     here = {device.bus for device in devices if not device.fault}
-    return {bus: one_line(why) for bus, (_, why) in sorted(found.lost.items()) if bus in here}
+    return {bus: one_line(why) for bus, (_, why) in sorted(seen_now.lost.items()) if bus in here}
 
 
 def check_links(
@@ -106,19 +106,19 @@ def check_links(
 
     `others` are the samples of the other cards, `most` the lanes and NVLinks that it had.
     """
-    found: dict[str, str] = {}
+    checks: dict[str, str] = {}
     if seen.pcie_width is not None:
         best = seen.pcie_width_max or 0
         equal = [one for one in others if one.pcie_width_max == best and one.pcie_width == best]
-        found["pcie_width"] = ""
+        checks["pcie_width"] = ""
         if seen.pcie_width < most[0]:
-            found["pcie_width"] = f"x{seen.pcie_width} on PCIe, and x{most[0]} before in this boot"
+            checks["pcie_width"] = f"x{seen.pcie_width} on PCIe, and x{most[0]} before in this boot"
         elif seen.pcie_width < best and equal:
-            found["pcie_width"] = f"x{seen.pcie_width} on PCIe, and its neighbours have x{best}"
+            checks["pcie_width"] = f"x{seen.pcie_width} on PCIe, and its neighbours have x{best}"
     if seen.nvlink_active is not None:
         down = f"{seen.nvlink_active} NVLinks are up, and {most[1]} were in this boot"
-        found["nvlink_links"] = down if seen.nvlink_active < most[1] else ""
-    return found
+        checks["nvlink_links"] = down if seen.nvlink_active < most[1] else ""
+    return checks
 
 
 def check_memory(seen: sample.DeviceSample) -> dict[str, str]:
@@ -141,7 +141,7 @@ def quarantinable_ids(devices: Collection[Device]) -> set[str]:
 
 def expire_finding_marks(
     marks: Mapping[tuple[str, str], int],
-    found: Collection[HealthFinding],
+    standing: Collection[HealthFinding],
     sampled: Collection[str],
     here: Collection[str],
 ) -> dict[tuple[str, str], int]:
@@ -151,7 +151,7 @@ def expire_finding_marks(
     alone. Failed checks are kept, so they are known of all devices that are `here`. The count of an
     XID is root's, and never falls.
     """
-    now = {(one.device, one.key): one.mark for one in found}
+    now = {(one.device, one.key): one.mark for one in standing}
     kept: dict[tuple[str, str], int] = {}
     for (name, key), mark in marks.items():
         known = key == MISSING or name in (here if key == HEALTH else sampled)

@@ -42,8 +42,8 @@ def count_record(cards: NodeCards, record: str, suspended: float) -> None:
     error, fallen = ERROR.match(text), FALLEN.match(text)
     if text.startswith(LOADING):
         cards.loaded = at
-    elif found := error or fallen:
-        key = f"{found[1].lower()}.0", int(error[2]) if error else OFF_THE_BUS
+    elif event := error or fallen:
+        key = f"{event[1].lower()}.0", int(error[2]) if error else OFF_THE_BUS
         times, last = cards.xids.get(key, (0, -SAME_FALL))
         if not error and at - last < SAME_FALL:
             return

@@ -105,12 +105,12 @@ class HealthPolicy(Chore):
         self._seen, self.due = (node, report), now + SUSPECT_PERIOD
         cards = read_cards(node.settings.state_dir, node.boot_id)
         self._journal.log_state("cards", cards.fault)
-        look = HealthSnapshot(node, report, self._clock(), cards)
+        snapshot = HealthSnapshot(node, report, self._clock(), cards)
         parts: dict[str, Callable[[], object]] = {
             "kernel log": lambda: self._read_kernel_log(node, cards),
-            "checks of cards": lambda: self._check_cards(look),
-            "suspects": lambda: self._name_suspects(report, look.sample, cards),
-            "policy": lambda: self._judge_cards(look),
+            "checks of cards": lambda: self._check_cards(snapshot),
+            "suspects": lambda: self._name_suspects(report, snapshot.sample, cards),
+            "policy": lambda: self._judge_cards(snapshot),
             "cards": lambda: save_changed_cards(node.store, node.settings.state_dir, cards),
         }
         self._journal.log_changes("parts of health", run_each(parts.items()), ERROR)
@@ -142,23 +142,23 @@ class HealthPolicy(Chore):
             unknown = f"XIDs are not known: the kernel's log cannot be read: {fault}"
         self._journal.log_state("kernel log", unknown)
 
-    def _check_cards(self, look: HealthSnapshot) -> None:
+    def _check_cards(self, snapshot: HealthSnapshot) -> None:
         """Check every card of which a fresh sample tells, and keep what failed."""
-        cards, commanded = look.cards, bool(look.node.settings.health_command)
+        cards, commanded = snapshot.cards, bool(snapshot.node.settings.health_command)
         memory = {
             name: findings.check_memory(seen)
-            for name, seen in look.fresh.items()
-            if seen.processes == 0 and look.is_free(name)
+            for name, seen in snapshot.fresh.items()
+            if seen.processes == 0 and snapshot.is_free(name)
         }
         used = [(name, MEMORY_CHECK) for name, check in memory.items() if check.get(MEMORY_CHECK)]
-        for (name, _), seconds in self._memory_use.follow(used, look.now).items():
+        for (name, _), seconds in self._memory_use.follow(used, snapshot.now).items():
             if seconds < MEMORY_SECONDS:
                 del memory[name]
-        for name, seen in look.fresh.items():
+        for name, seen in snapshot.fresh.items():
             state = cards.of(name)
             width, links = state.most
             state.most = max(width, seen.pcie_width or 0), max(links, seen.nvlink_active or 0)
-            others = [one for other, one in look.fresh.items() if other != name]
+            others = [one for other, one in snapshot.fresh.items() if other != name]
             kept = {key: why for key, why in state.found.items() if key == COMMAND and commanded}
             if left := state.found.get(MEMORY_CHECK):
                 kept[MEMORY_CHECK] = left  # until it is looked at again: while it is held it is not
@@ -171,7 +171,7 @@ class HealthPolicy(Chore):
             f"{name} {check}": f"{name}: {why}"
             for name, state in sorted(cards.states.items())
             for check, why in state.failed().items()
-            if name in look.here
+            if name in snapshot.here
         }
         self._journal.log_changes("checks", failed)
 
@@ -194,38 +194,38 @@ class HealthPolicy(Chore):
             state = cards.of(name)
             state.suspect = lost.get(name) or state.describe_failed()
 
-    def _judge_cards(self, look: HealthSnapshot) -> None:
+    def _judge_cards(self, snapshot: HealthSnapshot) -> None:
         """Put out what is news and wanted, then bring back what nothing speaks against."""
-        if not look.devices:
+        if not snapshot.devices:
             return  # without a driver nothing is known about a card
-        cards, out = look.cards, read_quarantine_notes(look.node)
+        cards, out = snapshot.cards, read_quarantine_notes(snapshot.node)
         ours = {name: note for name, note in out.items() if recovery.is_policy_note(note)}
-        wanted = {*look.node.settings.quarantine_on}
+        wanted = {*snapshot.node.settings.quarantine_on}
         wanted |= {LOST} if MISSING in wanted else set()
-        found = [*look.find_all()]
+        standing = [*snapshot.find_all()]
         cards.marks = findings.expire_finding_marks(
-            cards.marks, found, look.fresh.keys(), look.here
+            cards.marks, standing, snapshot.fresh.keys(), snapshot.here
         )
-        lost = [(one.device, one.cause) for one in found if one.cause in (MISSING, LOST)]
-        lost_for = self._losses.follow(lost, look.now)
+        lost = [(one.device, one.cause) for one in standing if one.cause in (MISSING, LOST)]
+        lost_for = self._losses.follow(lost, snapshot.now)
         news = [
             one
-            for one in found
+            for one in standing
             if one.cause in wanted
             and one.mark != cards.marks.get((one.device, one.key))
             and lost_for.get((one.device, one.cause), LOSS_SECONDS) >= LOSS_SECONDS
             and not (one.cause == LOST and one.device in ours)  # what is out and lost stays out
         ]
         self._deadline = Deadline(GATE_SECONDS)
-        failed = self._quarantine_news(look, news, out)
-        against = [one for one in found if one in news or one.key in findings.STATE_KEYS]
-        failed.update(self._restore_recovered(look, ours, against))
+        failed = self._quarantine_news(snapshot, news, out)
+        against = [one for one in standing if one in news or one.key in findings.STATE_KEYS]
+        failed.update(self._restore_recovered(snapshot, ours, against))
         self._journal.log_changes("health", failed, ERROR)
 
     # --- out ----------------------------------------------------------------------------------
 
     def _quarantine_news(
-        self, look: HealthSnapshot, news: list[HealthFinding], out: QuarantineNotes
+        self, snapshot: HealthSnapshot, news: list[HealthFinding], out: QuarantineNotes
     ) -> dict[str, str]:
         """Put out the devices that something new speaks against; return what could not be done.
 
@@ -234,8 +234,8 @@ class HealthPolicy(Chore):
         """
         kept = {name for name, note in out.items() if not recovery.is_policy_note(note)}
         new = [one.device for one in news if one.cause in LIMITED_CAUSES and one.device not in kept]
-        already = find_limited_cards(out, look.devices)
-        allowed = limit_quarantine(new, already, look.count_cards())
+        already = find_limited_cards(out, snapshot.devices)
+        allowed = limit_quarantine(new, already, snapshot.count_cards())
         failed: dict[str, str] = {}
         for name in sorted({one.device for one in news}):
             reasons = [one for one in news if one.device == name]
@@ -248,35 +248,37 @@ class HealthPolicy(Chore):
             if not reasons:
                 continue
             try:
-                self._quarantine(look, name, reasons)
+                self._quarantine(snapshot, name, reasons)
             except (Refusal, OSError, kv.MalformedError) as fault:
                 failed[f"put {name}"] = f"{name} cannot be put out of service: {fault}"
                 continue
-            look.cards.marks.update({(one.device, one.key): one.mark for one in reasons})
+            snapshot.cards.marks.update({(one.device, one.key): one.mark for one in reasons})
         return failed
 
-    def _quarantine(self, look: HealthSnapshot, name: str, reasons: list[HealthFinding]) -> None:
+    def _quarantine(
+        self, snapshot: HealthSnapshot, name: str, reasons: list[HealthFinding]
+    ) -> None:
         """Note a device as out, beside what is noted; an administrator's note stays as it is.
 
         Raises Refusal, OSError or kv.MalformedError where it cannot be noted.
         """
-        state_dir, kind = look.node.settings.state_dir, notes.QUARANTINE
-        with Gate(look.node.store, self._deadline):
+        state_dir, kind = snapshot.node.settings.state_dir, notes.QUARANTINE
+        with Gate(snapshot.node.store, self._deadline):
             noted = notes.read_device_notes(state_dir, kind).get(name)
             if noted is not None and not recovery.is_policy_note(noted):
                 return
             if noted is not None and not any(one.cause in (XID, ECC) for one in reasons):
                 return  # it is out, and comes back once no state speaks against it
-            flaps = recovery.is_device_flapping(look.cards, name)
+            flaps = recovery.is_device_flapping(snapshot.cards, name)
             reason = one_line("; ".join(recovery.merge_note_reasons(noted, reasons, flaps)))
-            facts = ("boot", look.node.boot_id), ("since", f"{self._clock():.3f}")
+            facts = ("boot", snapshot.node.boot_id), ("since", f"{self._clock():.3f}")
             notes.write_device_note(state_dir, kind, name, notes.POLICY, reason, facts)
         self._journal.say(WARNING, f"{name} is out of service: {reason}")
 
     # --- back ---------------------------------------------------------------------------------
 
     def _restore_recovered(
-        self, look: HealthSnapshot, ours: QuarantineNotes, against: list[HealthFinding]
+        self, snapshot: HealthSnapshot, ours: QuarantineNotes, against: list[HealthFinding]
     ) -> dict[str, str]:
         """Check what the policy took out; return what could not be done, by a key.
 
@@ -287,11 +289,11 @@ class HealthPolicy(Chore):
         self._clean = {name: checks for name, checks in self._clean.items() if name in ours}
         advised = [one.device for one in against if one.cause in LIMITED_CAUSES]
         kept = [name for name in ours if any(lock_ids_overlap(one, name) for one in advised)]
-        already = find_limited_cards(ours, look.devices)
-        may_stay_out = limit_quarantine(kept, already, look.count_cards())
+        already = find_limited_cards(ours, snapshot.devices)
+        may_stay_out = limit_quarantine(kept, already, snapshot.count_cards())
         for name, note in ours.items():
             believed = card_bus_id(name) in may_stay_out
-            if not look.is_shown(name) or any(
+            if not snapshot.is_shown(name) or any(
                 lock_ids_overlap(one.device, name)
                 for one in against
                 if believed or one.cause not in LIMITED_CAUSES
@@ -300,32 +302,32 @@ class HealthPolicy(Chore):
                 continue
             known = recovery.is_end_known(
                 note,
-                sampled=name in look.fresh,
-                restarted=recovery.was_card_restarted(note, look.cards),
-                tested=bool(look.node.settings.health_command),
+                sampled=name in snapshot.fresh,
+                restarted=recovery.was_card_restarted(note, snapshot.cards),
+                tested=bool(snapshot.node.settings.health_command),
             )
-            times, at = self._clean.get(name, (0, look.now - CHECK_SPACING))
-            if not known or look.now - at < CHECK_SPACING:
+            times, at = self._clean.get(name, (0, snapshot.now - CHECK_SPACING))
+            if not known or snapshot.now - at < CHECK_SPACING:
                 continue
-            self._clean[name] = (times + 1, look.now)
-            if times + 1 < CLEAN_CHECKS or not look.has_passed_command(name, note):
+            self._clean[name] = (times + 1, snapshot.now)
+            if times + 1 < CLEAN_CHECKS or not snapshot.has_passed_command(name, note):
                 continue  # what is out is tested first
             try:
-                self._restore(look, name, note)
+                self._restore(snapshot, name, note)
                 del self._clean[name]
             except (Refusal, OSError, ValueError) as fault:
                 failed[f"back {name}"] = f"{name} could be back in service: {fault}"
         return failed
 
-    def _restore(self, look: HealthSnapshot, name: str, note: Mapping[str, str]) -> None:
+    def _restore(self, snapshot: HealthSnapshot, name: str, note: Mapping[str, str]) -> None:
         """Take our own note back, unless it changed since it was read.
 
         Raises Refusal, OSError or ValueError: then it stays out.
         """
-        state_dir, kind = look.node.settings.state_dir, notes.QUARANTINE
-        with Gate(look.node.store, self._deadline):
+        state_dir, kind = snapshot.node.settings.state_dir, notes.QUARANTINE
+        with Gate(snapshot.node.store, self._deadline):
             if notes.read_device_notes(state_dir, kind).get(name) != note:
                 return
             notes.remove_device_note(state_dir, kind, name)
-        recovery.note_comeback(look.cards, name)
+        recovery.note_comeback(snapshot.cards, name)
         self._journal.say(NOTICE, f"{name} is back in service, clean: was {note['reason']}")

@@ -106,18 +106,18 @@ def find_written_tokens(folder: str, tokens: Collection[str], oldest: float) -> 
     record, zeros, and the end of another in one line, which is none.
     """
     wanted = {token.encode() for token in tokens}
-    found: set[str] = set()
+    written: set[str] = set()
     for name in sorted({*list_months(folder)[-2:], *list_months(folder, oldest)}):
         with os.fdopen(os.open(f"{folder}/{name}", atomic.OPEN_READ), "rb", CHUNK) as file:
             for line in iter_history_lines(file):
                 head = HEAD.match(line)
                 if head and head["token"][1:-1] in wanted:
                     with suppress(ValueError, RecursionError):
-                        found.add(json.loads(line)["token"])
+                        written.add(json.loads(line)["token"])
                         os.fsync(file.fileno())
-    if found:
+    if written:
         sync_names(folder)
-    return found
+    return written
 
 
 def iter_history_lines(file: IO[bytes], begin: int = 0) -> Iterator[bytes]:

@@ -41,7 +41,7 @@ def find_ended_claims(
     """
     finished = {*list_names(node.store.finished_dir)}
     copies = f"{node.settings.state_dir}/{OWED}"
-    found: EndedClaims = {}
+    ended: EndedClaims = {}
     for token in sorted(finished | {*list_names(copies)} - {*standing}):
         path = f"{node.store.finished_dir if token in finished else copies}/{token}"
         try:
@@ -53,7 +53,7 @@ def find_ended_claims(
             remove_finished_claim(node.store, token, faults)  # nobody's use
         elif token in finished:
             if parts:
-                found[token] = parts
+                ended[token] = parts
             else:  # its removal was cut short, or the power while it was written
                 remove_finished_claim(node.store, token, faults)
         elif not parts:
@@ -66,8 +66,8 @@ def find_ended_claims(
             and not os.path.lexists(f"{node.store.finished_dir}/{token}")
             and node.store.boot_id() == node.boot_id  # else it may be one that stands
         ):
-            found[token] = parts
-    return found
+            ended[token] = parts
+    return ended
 
 
 def read_ended_claim(node: Node, token: str, now: float) -> list[ClaimedDevice]:
@@ -125,11 +125,11 @@ def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice
 
     A record that shrank does not name them all. Raises OSError.
     """
-    found: dict[str, ClaimedDevice] = {}
+    released: dict[str, ClaimedDevice] = {}
     try:
         lines = atomic.read_text(f"{folder}/{RELEASED}", RELEASED_LIMIT).split("\n")
     except FileNotFoundError:
-        return found
+        return released
     for line in lines:
         words = line.split(" ", 5)
         try:
@@ -138,10 +138,10 @@ def read_released_devices(folder: str, record: Owner) -> dict[str, ClaimedDevice
             held = parse_sample_real(words[2]) - own.claimed_boottime
             seconds = held if held >= 0 else None
             at = parse_sample_real(words[1])
-            found[name] = ClaimedDevice(name, own, at, words[5], seconds)
+            released[name] = ClaimedDevice(name, own, at, words[5], seconds)
         except (ValueError, IndexError):
             continue  # it was cut short
-    return found
+    return released
 
 
 def touch_last_seen(state_dir: str, standing: Iterable[Owner], now: float) -> None:

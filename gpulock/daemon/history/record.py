@@ -83,21 +83,21 @@ class ExporterSamples:
         """
         if not -sample.AHEAD <= now - released_at <= LONGEST_WAIT:  # written to the millisecond
             return False
-        found = self.last
-        if found is None or found.boot_id != boot_id or found.wall is None:
+        last = self.last
+        if last is None or last.boot_id != boot_id or last.wall is None:
             return False
-        if now - found.wall > sample.FRESH or sample.read_finished_claim(self.folder, token):
+        if now - last.wall > sample.FRESH or sample.read_finished_claim(self.folder, token):
             return False
-        return token in found.tokens or found.wall < released_at + SLACK
+        return token in last.tokens or last.wall < released_at + SLACK
 
     def accounts(self, owner: Owner, standing: bool) -> Mapping[str, ClaimUsage]:
         """Return the last account of each device of a claim, as far as there is one."""
-        found: Mapping[str, ClaimUsage] = {}
+        accounts: Mapping[str, ClaimUsage] = {}
         left = None if standing else sample.read_finished_claim(self.folder, owner.token)
         for one in (self.last, left):
             if one and one.boot_id == owner.boot_id:
-                found = one.tokens.get(owner.token, found)
-        return found
+                accounts = one.tokens.get(owner.token, accounts)
+        return accounts
 
     def memory_bytes(self, card: str, device: Device | None) -> int | None:
         """Return the memory of a card, None where nobody knows it."""
@@ -117,19 +117,19 @@ def build_history_record(
     parts = sorted(parts, key=lambda part: part.device)
     last = max(parts, key=lambda part: (part.at, part.device))
     owner, accounts = last.owner, advice.accounts(last.owner, standing)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     shapes: dict[str, dict[str, Any]] = {}
     for part in parts:
         card = devices.get(part.device.partition(SHARE)[0])
         account = believable_account(part, accounts.get(part.device))
-        found.append(build_history_device(part, account, card, advice))
+        rows.append(build_history_device(part, account, card, advice))
         if shape := use_over_time(account):
-            shapes[found[-1]["id"]] = shape
+            shapes[rows[-1]["id"]] = shape
     how, proof = parse_release_reason(last.how)
     held = max([part.held for part in parts if part.held is not None], default=None)
 
     def known(key: str) -> list[float]:
-        return [one[key] for one in found if one[key] is not None]
+        return [one[key] for one in rows if one[key] is not None]
 
     def total(key: str) -> float | None:
         return round_to_milli(sum(known(key))) if known(key) else None
@@ -144,7 +144,7 @@ def build_history_record(
         "job_id": owner.job_id,
         "task_id": owner.task_id,
         "queue": owner.queue,
-        "gpus": len({one["id"] for one in found}),
+        "gpus": len({one["id"] for one in rows}),
         "gpu_seconds": total("held_seconds"),
         "busy_seconds": total("busy_seconds"),
         "observed_seconds": total("observed_seconds"),
@@ -161,7 +161,7 @@ def build_history_record(
         "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
         "last_busy": max(known("last_busy"), default=None),
         "foreign_seconds": total("foreign_seconds"),
-        "devices": found,
+        "devices": rows,
         "shapes": shapes,
     }
 

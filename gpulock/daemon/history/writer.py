@@ -58,9 +58,9 @@ class HistoryWriter(Chore):
         here = [one for one in standing.values() if one.boot_id == node.boot_id]
         pending.touch_last_seen(node.settings.state_dir, here, clock_boottime())
         try:
-            if found := pending.find_ended_claims(node, standing, faults, time.time()):
+            if ended := pending.find_ended_claims(node, standing, faults, time.time()):
                 devices = {device.id: device for device in report.devices}
-                self._write(node, found, devices, faults)
+                self._write(node, ended, devices, faults)
         except (OSError, Refusal) as failed:
             why = failed.why if isinstance(failed, Refusal) else str(failed)
             faults.add(f"the history of finished claims waits in {node.store.finished_dir}: {why}")
@@ -75,13 +75,13 @@ class HistoryWriter(Chore):
         self._said = faults
 
     def _write(
-        self, node: Node, found: EndedClaims, devices: Mapping[str, Device], faults: set[str]
+        self, node: Node, ended: EndedClaims, devices: Mapping[str, Device], faults: set[str]
     ) -> None:
         """Write the claims that need wait for nothing more; raise OSError or Refusal."""
         advice, now = ExporterSamples(node.settings.exporter_dir), time.time()
-        ends = {token: max(parts, key=lambda part: part.at) for token, parts in found.items()}
+        ends = {token: max(parts, key=lambda part: part.at) for token, parts in ended.items()}
         ready = {
-            token: found[token]
+            token: ended[token]
             for token, last in sorted(ends.items(), key=lambda item: (item[1].at, item[0]))
             if not advice.may_come(token, last.owner.boot_id, last.at, now)
         }

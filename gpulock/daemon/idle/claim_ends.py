@@ -41,7 +41,7 @@ class ClaimEnds(Chore):
         self._journal = journal
         self._tell_command = tell_command
         self._labels: dict[str, str] = {}  # of devices, by id
-        self._told: set[str] = set()  # tokens
+        self._warned: set[str] = set()  # tokens
         # by token, when its release is tried again, and why it failed
         self._again: dict[str, tuple[float, str]] = {}
 
@@ -49,7 +49,7 @@ class ClaimEnds(Chore):
         """Tell who is near the end of a claim, and give back what is over."""
         claims = find_limited_claims(node, report)
         self._labels = {device.id: device.label() for device in report.devices}
-        self._told &= claims.keys()
+        self._warned &= claims.keys()
         self._again = {token: failed for token, failed in self._again.items() if token in claims}
         held: dict[str, str] = {}
         served: set[int] = set()  # one claim of a user a round: each looks at the user's files
@@ -65,8 +65,10 @@ class ClaimEnds(Chore):
                 elif token in self._again:
                     why = self._again[token][1]
                     held[token] = f"{what} of {who} is held beyond its end: {why}"
-            elif now >= record.until - BEFORE > record.claimed_boottime and token not in self._told:
-                self._told.add(token)
+            elif (
+                now >= record.until - BEFORE > record.claimed_boottime and token not in self._warned
+            ):
+                self._warned.add(token)
                 left = f"{(record.until - now) / 60:.0f} min"
                 keeps = "what still runs keeps it"
                 words = f"your claim of {self._name(record)} ends in {left}; {keeps}"

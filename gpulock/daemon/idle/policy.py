@@ -147,14 +147,14 @@ def find_idle_claims(node: Node, report: ReconcileReport, now: float) -> list[Cl
         known[1].append(outcome.lock.id)
     if not standing:
         return []
-    found = sample.read_sample(
+    usage = sample.read_sample(
         node.settings.exporter_dir, now, node.boot_id, node.settings.max_sample_age
     )
-    if found is None:
+    if usage is None:
         return []
     idlers: list[ClaimFacts] = []
     for token, (record, devices, alive) in standing.items():
-        seconds = claim_idle_seconds(record, devices, found.tokens.get(token, {}), now)
+        seconds = claim_idle_seconds(record, devices, usage.tokens.get(token, {}), now)
         if seconds is not None:
             idlers.append(ClaimFacts(record, tuple(sorted(devices)), seconds, alive))
     return idlers

@@ -53,8 +53,8 @@ def in_background(question: Callable[[], T]) -> Steps[T]:
 class CardMps:
     """The MPS of one card, from its start to its end; `due` is when it goes on (boottime).
 
-    `wanted` are the tokens of the claims that it serves, `told` those that know how it is. `stuck`
-    is why it does not end.
+    `wanted` are the tokens of the claims that it serves, `marks` has what each of them was told.
+    `stuck` is why it does not end.
     """
 
     def __init__(self, node: Node, card: Device, uid: int, journal: DaemonJournal) -> None:
@@ -67,7 +67,7 @@ class CardMps:
         self.stuck = ""
         self.due = 0.0
         self.life = self._live(journal)
-        self.told: dict[str, str] = {}  # marks by token
+        self.marks: dict[str, str] = {}  # marks by token
 
     def _live(self, journal: DaemonJournal) -> Steps[None]:
         """Start it, or take over what runs; watch it; end it."""
@@ -108,7 +108,7 @@ class CardMps:
 
     def mark(self, text: str) -> None:
         """Tell the jobs that wait how it is; what cannot be told now is told the next time."""
-        new = [token for token in self.wanted if self.told.get(token) != text]
+        new = [token for token in self.wanted if self.marks.get(token) != text]
         if not new:
             return
         store = self.node.store
@@ -118,7 +118,7 @@ class CardMps:
                     if store.is_held(token):
                         path = f"{store.claims_dir}/{token}/{MPS}"
                         atomic.replace_file(path, f"{text}\n".encode())
-                    self.told[token] = text
+                    self.marks[token] = text
         except (Refusal, OSError):
             return
 
@@ -176,7 +176,7 @@ class MpsKeeper(Chore):
                     one.due = now + next(one.life)
                 except StopIteration:
                     del self.cards[bus]
-                    if one.wanted - one.told.keys():  # they came while it ended
+                    if one.wanted - one.marks.keys():  # they came while it ended
                         self.cards[bus] = again = CardMps(
                             one.node, one.card, one.uid, self._journal
                         )
@@ -211,7 +211,7 @@ def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[in
     A job that has ended needs none. With SHARE_MPS off only what runs already goes on, until its
     places are free: `served` by MPS is a place whose claim says so.
     """
-    found: dict[str, tuple[int, set[str]]] = {}
+    shares_by_card: dict[str, tuple[int, set[str]]] = {}
     for outcome in report.outcomes:
         lock = outcome.lock
         card, share, _ = lock.id.partition(SHARE)
@@ -219,7 +219,7 @@ def select_mps_shares(report: ReconcileReport, node: Node) -> dict[str, tuple[in
         if not share or outcome.act == FREED or record is None or record.draining:
             continue
         if record.places and (node.settings.share_mps or lock.mps):
-            uid, shares = found.setdefault(card, (record.uid, set()))
+            uid, shares = shares_by_card.setdefault(card, (record.uid, set()))
             if uid == record.uid:
                 shares.add(record.token)
-    return found
+    return shares_by_card

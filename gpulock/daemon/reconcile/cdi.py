@@ -34,7 +34,7 @@ LIMIT: Final = 1 << 20  # bytes: 16 cards of 7 instances take a tenth
 SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
 
 
-def format_cdi_spec(settings: Settings, found: Iterable[Device]) -> str:
+def format_cdi_spec(settings: Settings, listed: Iterable[Device]) -> str:
     """Return the spec of the devices that can be granted; equal nodes make equal texts.
 
     Raises Refusal(BROKEN) where DRIVER_DIR has no files of this node's driver. An instance whose
@@ -42,7 +42,7 @@ def format_cdi_spec(settings: Settings, found: Iterable[Device]) -> str:
     """
     top = settings.dev_root
     devices: list[dict[str, object]] = []
-    for device in sorted(found, key=lambda one: one.id):
+    for device in sorted(listed, key=lambda one: one.id):
         access = mig_access_nodes(device, settings.driver_root) if device.parent else []
         if not (device.fault or device.withheld) and bool(access) == bool(device.parent):
             nodes = cdi_nodes(top, [f"nvidia{device.minor}", *access])
@@ -99,8 +99,8 @@ class CdiSpecWriter(Chore):
             return
         hindered, settings = "", node.settings
         try:
-            found = node.devices()
-            text = self._caller.ask(lambda: format_cdi_spec(settings, found))
+            devices = node.devices()
+            text = self._caller.ask(lambda: format_cdi_spec(settings, devices))
             update_cdi_spec(settings, text)
         except NoAnswerError:
             hindered = f"{settings.driver_dir} does not answer; see its mount"

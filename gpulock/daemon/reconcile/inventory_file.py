@@ -50,7 +50,7 @@ QUARANTINE_LIMIT_REACHED: Final = (
 
 
 def check_inventory(
-    told: Mapping[str, str],
+    inventory: Mapping[str, str],
     cards: Mapping[str, DriverCard],
     instances: Mapping[str, frozenset[str]],
     out: frozenset[str] = frozenset(),
@@ -65,11 +65,11 @@ def check_inventory(
     of LIMITED_CAUSES.
     """
     pairs, wrong = dict[str, str](), dict[str, str]()
-    uuids = [value for key, value in told.items() if key.endswith(".uuid")]
+    uuids = [value for key, value in inventory.items() if key.endswith(".uuid")]
     taken = {card.uuid: f"gpu.{bus}.uuid" for bus, card in cards.items()}
-    bare = [b for b in cards if told.get(f"gpu.{b}.mig") == "1" and not instances.get(b)]
+    bare = [b for b in cards if inventory.get(f"gpu.{b}.mig") == "1" and not instances.get(b)]
     withheld = limit_quarantine(bare, out, max(expected, len(cards)))
-    for key, value in told.items():
+    for key, value in inventory.items():
         entry = ENTRY.fullmatch(f"{key}={value}")
         named = cards_of_entry(entry)
         reason = ""
@@ -91,7 +91,7 @@ def check_inventory(
         # whole, it would be granted beside its own instances
         if instances[bus] and pairs.get(f"gpu.{bus}.mig") != "1":
             pairs[f"gpu.{bus}.mig"] = "1"
-            if told:
+            if inventory:
                 wrong[f"mig {bus}"] = f"{bus} has MIG instances, but the inventory has none"
     return pairs, wrong
 
@@ -134,20 +134,22 @@ def is_limited_note(note: Mapping[str, str]) -> bool:
     )
 
 
-def find_limited_cards(notes: Mapping[str, Mapping[str, str]], found: Iterable[Device]) -> set[str]:
+def find_limited_cards(
+    notes: Mapping[str, Mapping[str, str]], devices: Iterable[Device]
+) -> set[str]:
     """Return the bus ids of what the half counts: out for LIMITED_CAUSES, or withheld for MIG."""
     out = {card_bus_id(name) for name, note in notes.items() if is_limited_note(note)}
-    return out | {device.bus for device in found if device.withheld}
+    return out | {device.bus for device in devices if device.withheld}
 
 
-def limit_quarantine(found: Collection[str], out: Collection[str], cards: int) -> set[str]:
+def limit_quarantine(wanted: Collection[str], out: Collection[str], cards: int) -> set[str]:
     """Return the cards that may be out of service for LIMITED_CAUSES.
 
-    These are all that are `out`, and of `found`, in their order, as many as make half of a node's
+    These are all that are `out`, and of `wanted`, in their order, as many as make half of a node's
     `cards`, of one that one: an exporter may be mad, or somebody else's by now.
     """
     allowed = {card_bus_id(name) for name in out}
-    new = dict.fromkeys(bus for bus in map(card_bus_id, found) if bus not in allowed)
+    new = dict.fromkeys(bus for bus in map(card_bus_id, wanted) if bus not in allowed)
     return allowed | {*[*new][: max(0, max(1, cards // 2) - len(allowed))]}
 
 
@@ -167,14 +169,16 @@ class InventoryPublisher(Chore):
             return
         place, settings = f"{node.store.path}/{INVENTORY_FILE}", node.settings
         before, _ = read_inventory_file(place, node.boot_id)
-        told, fault = read_inventory_file(f"{settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id)
+        inventory, fault = read_inventory_file(
+            f"{settings.exporter_dir}/{INVENTORY_FILE}", node.boot_id
+        )
         instances = {
             bus: driver_mig_instances(settings.driver_root, card.minor)
             for bus, card in node.cards.items()
         }
         out = read_cards_out(node, node.cards)
         pairs, wrong = check_inventory(
-            told or before, node.cards, instances, out, settings.expected_gpus
+            inventory or before, node.cards, instances, out, settings.expected_gpus
         )
         lines = {"file": fault} if fault else {}
         text = format_inventory(pairs, node.boot_id).encode("utf-8", "surrogateescape")
@@ -182,6 +186,6 @@ class InventoryPublisher(Chore):
             lines["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
         elif pairs != before:
             atomic.replace_file(place, text)
-        lines.update([*wrong.items()][: MOST if told else 0])
+        lines.update([*wrong.items()][: MOST if inventory else 0])
         lines = {key: f"left out of the inventory: {why}" for key, why in lines.items()}
         self._journal.log_changes("inventory", lines)

@@ -64,11 +64,11 @@ class DaemonNode(Node):
         """Return the devices; raise Refusal: UNKNOWN where the driver does not answer in time."""
         self.cards = {}
         try:
-            found = self.caller.ask(self.ask_driver)
+            devices = self.caller.ask(self.ask_driver)
         except NoAnswerError:
             raise Refusal(UNKNOWN, SILENT, "look at dmesg") from None
-        self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in found if not d.fault}
-        return super().devices(found)
+        self.cards = {d.bus: DriverCard(d.minor, d.uuid) for d in devices if not d.fault}
+        return super().devices(devices)
 
 
 @dataclass
@@ -218,7 +218,7 @@ def list_owner_processes(node: Node, judge: Judge, outcome: ReapOutcome) -> list
     OSError.
     """
     lock, pids = outcome.lock, set[int]()
-    found, record = lock.shepherds(), lock.owner
+    processes, record = lock.shepherds(), lock.owner
     if outcome.verdict.state != verdicts.UNKNOWN:
         pids = {verdicts.process_in_proof(outcome.reason)} - {0}
     if record is not None and record.scheduler == "slurm":
@@ -226,11 +226,11 @@ def list_owner_processes(node: Node, judge: Judge, outcome: ReapOutcome) -> list
         if EXTERN in job.daemons.values() and not lock.seen:
             node.store.mark_seen(record.token)
         pids |= {*job.daemons, *job.pids}
-    for pid in pids - {known for known, _ in found}:
+    for pid in pids - {known for known, _ in processes}:
         try:
-            found.append((pid, node.proc.start(pid)))
+            processes.append((pid, node.proc.start(pid)))
         except ProcessLookupError:
-            found.append((pid, 0))
+            processes.append((pid, 0))
         except ValueError:
             continue
-    return found
+    return processes

@@ -42,31 +42,31 @@ def reconcile_event_messages(report: ReconcileReport) -> list[str]:
 
 def lasting_problem_messages(report: ReconcileReport, expected: int) -> dict[str, str]:
     """Return what lasts, by a key; `expected` GPUs, 0 where that is not known."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     if report.blind:
-        found["blind"] = f"{BLIND}{report.blind}"
+        messages["blind"] = f"{BLIND}{report.blind}"
     if report.fault:
-        found["fault"] = f"the verdicts cannot be published: {report.fault}"
+        messages["fault"] = f"the verdicts cannot be published: {report.fault}"
     if report.notes_lost:
-        found["notes"] = f"STATE_DIR{LOST}; {QUARANTINE_AGAIN}"
+        messages["notes"] = f"STATE_DIR{LOST}; {QUARANTINE_AGAIN}"
     if report.driver:
-        found["driver"] = report.driver
+        messages["driver"] = report.driver
     for device in report.devices:
         if device.fault:
-            found[f"fault {device.id}"] = f"GPU {device.id}: {device.fault}"
+            messages[f"fault {device.id}"] = f"GPU {device.id}: {device.fault}"
     known = {device.bus for device in report.devices}
     if 0 < len(known) < expected or (expected and not known and not report.driver):
         text = f"{expected} GPUs expected (EXPECTED_GPUS=), {len(known)} are there"
-        found[f"missing {len(known)}"] = text
+        messages[f"missing {len(known)}"] = text
     for outcome in report.outcomes:
         lock = outcome.lock
         if outcome.act == FREED:
             continue
         if known and (bus := card_bus_id(lock.id)) not in known:
-            found[f"gone {bus}"] = f"{bus} is locked, but the driver does not show it"
+            messages[f"gone {bus}"] = f"{bus} is locked, but the driver does not show it"
         if line := unfreed_lock_message(outcome, report.blind):
-            found[f"{lock.id} {lock.owner.token if lock.owner else ''} {outcome.act}"] = line
-    return found
+            messages[f"{lock.id} {lock.owner.token if lock.owner else ''} {outcome.act}"] = line
+    return messages
 
 
 def unfreed_lock_message(outcome: ReapOutcome, blind: str) -> str:

@@ -47,16 +47,16 @@ def parse_rsmap(value: str) -> dict[str, str]:
     whole = _VALUE.fullmatch(value.strip())
     if whole is None:
         raise ValueError(f"{value[:60]} is no RSMAP")
-    found: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for name, properties in _ID.findall(whole[2] or ""):
         span = _RANGE.fullmatch(name)
         if span and not properties and int(span[2]) - int(span[1]) < _WIDEST:
-            found.update({str(n): str(n) for n in range(int(span[1]), int(span[2]) + 1)})
+            ids.update({str(n): str(n) for n in range(int(span[1]), int(span[2]) + 1)})
         else:
-            found[name] = f"{name}{properties}"
-    if len(found) != int(whole[1]):
-        raise ValueError(f"{value[:60]}: {whole[1]} of {len(found)} ids; name each id once")
-    return found
+            ids[name] = f"{name}{properties}"
+    if len(ids) != int(whole[1]):
+        raise ValueError(f"{value[:60]}: {whole[1]} of {len(ids)} ids; name each id once")
+    return ids
 
 
 def format_rsmap(ids: Mapping[str, str]) -> str:
@@ -90,10 +90,10 @@ def bad_card_ids(node: Node) -> tuple[str, dict[str, set[str]]]:
         return "", {}
     good = {row.id for row in sensor.read_sensor_rows(node) if sensor.is_offered_row(row)}
     good -= {*quarantine.read_device_notes(node.settings.state_dir, quarantine.RESERVE)}
-    found: dict[str, set[str]] = {}
+    bad: dict[str, set[str]] = {}
     for (name, card), device in cards.items():
-        found.setdefault(name, set()).update([card] if device not in good else [])
-    return host, found
+        bad.setdefault(name, set()).update([card] if device not in good else [])
+    return host, bad
 
 
 def sync_card_ids(
@@ -116,9 +116,9 @@ def sync_card_ids(
             save_withdrawn_ids(state_dir, notes)
             if wanted != values.get(name):
                 ask("qconf", "-mattr", "exechost", "complex_values", f"{name}={wanted}", host)
-                found = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
-                if parse_rsmap(found) != parse_rsmap(wanted):
-                    raise ValueError(f"it is {found}, not {wanted} as was set")
+                now = parse_complex_values(ask("qconf", "-se", host)).get(name, "")
+                if parse_rsmap(now) != parse_rsmap(wanted):
+                    raise ValueError(f"it is {now}, not {wanted} as was set")
                 without = f", without {' '.join(gone)}" if gone else ""
                 done.append(f"Grid Engine grants {name}={wanted} on {host}{without}")
             notes[name] = gone

@@ -56,21 +56,21 @@ def clean_leftovers(
     `judge` gives a fresh look at all processes. Raises Refusal where locks cannot be read.
     """
 
-    def look() -> list[LeftoverProcess]:
+    def find() -> list[LeftoverProcess]:
         return find_leftovers(node, ours, judge())
 
-    found = look()
-    if not found:
+    leftovers = find()
+    if not leftovers:
         return []
-    lines = [f"left behind, ended: {format_leftovers(found)}"]
+    lines = [f"left behind, ended: {format_leftovers(leftovers)}"]
     limit = deadline.sooner(LEFTOVER_SECONDS)
-    lines += signal_leftovers(node, found, SIGTERM)
-    wait_for_leftovers(found, node, limit.sooner(min(GRACE, limit.left() / 3)))
-    while found := look():
+    lines += signal_leftovers(node, leftovers, SIGTERM)
+    wait_for_leftovers(leftovers, node, limit.sooner(min(GRACE, limit.left() / 3)))
+    while leftovers := find():
         if limit.left() <= 0:
-            return [*lines, f"left behind, and does not end: {format_leftovers(found)}"]
-        lines += [line for line in signal_leftovers(node, found, SIGKILL) if line not in lines]
-        wait_for_leftovers(found, node, limit.sooner(PAUSE))
+            return [*lines, f"left behind, and does not end: {format_leftovers(leftovers)}"]
+        lines += [line for line in signal_leftovers(node, leftovers, SIGKILL) if line not in lines]
+        wait_for_leftovers(leftovers, node, limit.sooner(PAUSE))
     return lines
 
 
@@ -84,7 +84,7 @@ def find_leftovers(
         return []
     restrict_to_owners(judge.scan, mine)
     spared = own_ancestor_pids(judge.scan)
-    found: dict[int, LeftoverProcess] = {}
+    leftovers: dict[int, LeftoverProcess] = {}
     for lock in mine:
         job = judge.job_processes(lock)
         if job.unmarked:
@@ -92,8 +92,8 @@ def find_leftovers(
         for pid, why in job.pids.items():
             left = check_leftover(pid, why, lock, held, judge.scan)
             if left and pid not in spared:
-                found.setdefault(pid, left)
-    return list(found.values())
+                leftovers.setdefault(pid, left)
+    return list(leftovers.values())
 
 
 def list_later_device_users(node: Node, lock: Lock, scan: ProcessScan) -> list[int]:
@@ -152,10 +152,10 @@ def user_may_signal(uid: int, uids: tuple[int, ...]) -> bool:
     return uid in (0, real, saved)
 
 
-def signal_leftovers(node: Node, found: list[LeftoverProcess], number: int) -> list[str]:
+def signal_leftovers(node: Node, leftovers: list[LeftoverProcess], number: int) -> list[str]:
     """Send a signal to each process, by a pidfd that is proven to be its; return what failed."""
     lines: list[str] = []
-    for left in found:
+    for left in leftovers:
         try:
             fd = os.pidfd_open(left.pid)
         except ProcessLookupError:
@@ -174,9 +174,9 @@ def signal_leftovers(node: Node, found: list[LeftoverProcess], number: int) -> l
     return lines
 
 
-def wait_for_leftovers(found: list[LeftoverProcess], node: Node, limit: Deadline) -> None:
+def wait_for_leftovers(leftovers: list[LeftoverProcess], node: Node, limit: Deadline) -> None:
     """Wait until these processes are gone, for as long as `limit` allows."""
-    for left in found:
+    for left in leftovers:
         try:
             while limit.left() > 0 and node.proc.running(left.pid, left.start):
                 time.sleep(min(limit.left(), PAUSE))
@@ -184,8 +184,8 @@ def wait_for_leftovers(found: list[LeftoverProcess], node: Node, limit: Deadline
             time.sleep(min(limit.left(), PAUSE))
 
 
-def format_leftovers(found: list[LeftoverProcess]) -> str:
+def format_leftovers(leftovers: list[LeftoverProcess]) -> str:
     """Return the first processes for a line."""
-    rest = len(found) - SHOWN
-    words = ", ".join([f"process {left}" for left in found[:SHOWN]])
+    rest = len(leftovers) - SHOWN
+    words = ", ".join([f"process {left}" for left in leftovers[:SHOWN]])
     return f"{words} and {rest} more" if rest > 0 else words

@@ -160,11 +160,11 @@ def has_device_program(folder: str) -> bool:
 
 def attached_program_ids(group: int) -> list[int]:
     """Return the ids of our programs attached to the cgroup open as `group`; raise OSError."""
-    found = (ctypes.c_uint32 * MOST)()
-    place = ctypes.addressof(found)
+    numbers = (ctypes.c_uint32 * MOST)()
+    place = ctypes.addressof(numbers)
     _, answer = bpf_syscall(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, place, MOST))
     count = int(unpack_from("<I", answer, 24)[0])
-    return [number for number in found[:count] if bpf_program_name(number) == NAME]
+    return [number for number in numbers[:count] if bpf_program_name(number) == NAME]
 
 
 def bpf_program_name(number: int) -> bytes:

@@ -132,7 +132,7 @@ def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
 
     A cgroup whose process still runs is left out, but for that of the job's own, `keeper`.
     """
-    found: set[int] = set()
+    pids: set[int] = set()
     for top in list_job_cgroups(node):
         name = os.path.basename(top)
         process = tree.parse_cgroup_name(name)
@@ -142,10 +142,10 @@ def confined_pids(node: Node, label: str, keeper: int) -> list[int]:
             continue
         for folder, _, _ in os.walk(top, onerror=raise_unless_cgroup_gone):
             try:
-                found.update(tree.cgroup_pids(folder))
+                pids.update(tree.cgroup_pids(folder))
             except OSError as fault:
                 raise_unless_cgroup_gone(fault)
-    return sorted(found - {0})  # 0 is of another pid namespace
+    return sorted(pids - {0})  # 0 is of another pid namespace
 
 
 def raise_unless_cgroup_gone(fault: OSError) -> None:
@@ -199,14 +199,14 @@ def remove_step_cgroups(node: Node, prefix: str) -> None:
 
 def list_job_cgroups(node: Node) -> list[str]:
     """Return the jobs' cgroups; raise OSError."""
-    found: list[str] = []
+    folders: list[str] = []
     for folder in tree.read_cgroup_folders(node.store):
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
             continue  # of a service that was stopped: its cgroups went with it
-        found += [f"{folder}/{name}" for name in names if tree.parse_cgroup_name(name)]
-    return found
+        folders += [f"{folder}/{name}" for name in names if tree.parse_cgroup_name(name)]
+    return folders
 
 
 def remove_or_close_cgroup(folder: str) -> None:
@@ -244,8 +244,8 @@ def remove_ended_cgroups(node: Node) -> None:
         if node.settings.isolation != "off":
             raise
         top = ""
-    found = list_job_cgroups(node)
-    left = [folder for folder in found if not remove_if_job_ended(folder, node)]
+    folders = list_job_cgroups(node)
+    left = [folder for folder in folders if not remove_if_job_ended(folder, node)]
     if node.settings.isolation != "off":
         tree.note_cgroup_folders(node.store, [])
         sessions.close_login_cgroups(top)

@@ -38,12 +38,12 @@ def device_rules(
         gpus.add(device.minor)
         if device.parent:
             instances.update(mig_access_minors(device, driver_root))
-    found = {MAJOR: frozenset(gpus)}
+    rules = {MAJOR: frozenset(gpus)}
     if caps_major is not None:
-        found[caps_major] = frozenset(instances)
+        rules[caps_major] = frozenset(instances)
     elif instances:
         raise Refusal(BROKEN, f"/proc/devices has no {CAPS}", "look at the driver")
-    return found
+    return rules
 
 
 def mig_access_minors(device: Device, driver_root: str) -> list[int]:

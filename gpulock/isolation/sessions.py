@@ -82,14 +82,14 @@ def unclosed_login_cgroups(top: str) -> list[str]:
     """Return those to which no program of ours is attached; raise OSError."""
     from gpulock.isolation import bpf
 
-    found: list[str] = []
+    unclosed: list[str] = []
 
-    def look(folder: str) -> None:
+    def check(folder: str) -> None:
         if not bpf.has_device_program(folder):
-            found.append(folder)
+            unclosed.append(folder)
 
-    for_each_cgroup(login_cgroups(top), look)
-    return found
+    for_each_cgroup(login_cgroups(top), check)
+    return unclosed
 
 
 def for_each_cgroup(folders: "list[str]", act: "Callable[[str], None]") -> None:

@@ -45,14 +45,14 @@ def mps_variables(places: "list[Device]", settings: "Settings") -> list[tuple[st
     """
     card, count = places[0], len(places)
     percentage = max(1, 100 * count // card.places)
-    found = [
+    variables = [
         (PIPE_DIRECTORY, f"{mps_folder(settings.mps_dir, card.bus)}/{PIPES}"),
         (PERCENTAGE, str(percentage)),
     ]
     if card.memory_mib:
         limit = card.memory_mib * count // card.places
-        found.append((MEMORY_LIMIT, f"0={limit}M"))
-    return found
+        variables.append((MEMORY_LIMIT, f"0={limit}M"))
+    return variables
 
 
 def stale_mps_names(pairs: "Iterable[tuple[str, str]]", mps_dir: str) -> set[str]:
@@ -61,16 +61,16 @@ def stale_mps_names(pairs: "Iterable[tuple[str, str]]", mps_dir: str) -> set[str
     `qsub -V` or sbatch in a job with a share brings them along. A limit goes with the pipes that it
     came with. An MPS that the user runs elsewhere is the user's business.
     """
-    found: set[str] = set()
+    stale: set[str] = set()
     for name, value in pairs:
         if not value.startswith(f"{mps_dir}/"):
             continue
         if name.endswith(PIPE_DIRECTORY):
             twin = name.removesuffix(PIPE_DIRECTORY)  # of a container
-            found |= {name, f"{twin}{PERCENTAGE}", f"{twin}{MEMORY_LIMIT}"}
+            stale |= {name, f"{twin}{PERCENTAGE}", f"{twin}{MEMORY_LIMIT}"}
         elif name.endswith(LOG_DIRECTORY):
-            found.add(name)
-    return found
+            stale.add(name)
+    return stale
 
 
 def wait_for_mps(node: "Node", record: "Owner", deadline: "Deadline") -> None:
@@ -116,12 +116,12 @@ def cards_with_mps(settings: "Settings", boot_id: str, uid: "int | None") -> dic
         names = os.listdir(settings.mps_dir)
     except OSError:
         return {}  # there is no MPS
-    found: dict[str, str] = {}
+    cards: dict[str, str] = {}
     for name in names:
         if name.startswith("."):
             continue
         user, boot = read_mps_user(f"{settings.mps_dir}/{name}")
         if (uid is None or user != uid) and boot in ("", boot_id):
             whose = f"MPS of uid {user}" if user >= 0 else "an MPS"
-            found[name.replace("-", ":", 2)] = f"{whose} ends on it"
-    return found
+            cards[name.replace("-", ":", 2)] = f"{whose} ends on it"
+    return cards

@@ -30,12 +30,12 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
         pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
     except FileNotFoundError:
         return "", {}
-    found: CardMap = {}
+    cards: CardMap = {}
     for key, device in pairs.items():
         name, blank, card = key.partition(" ")
         if blank:
-            found[name, card] = device
-    return pairs.get(HOST, ""), found
+            cards[name, card] = device
+    return pairs.get(HOST, ""), cards
 
 
 def format_card_map(host: str, cards: "Mapping[tuple[str, str], str]") -> str:

@@ -48,28 +48,30 @@ def release_sge_job(
     node: Node, call: hook.SgeHookCall, site_code: int, run: HookRun
 ) -> ReleaseResult:
     """Release the locks of this run; raise Refusal. An epilog of the site's that failed says so."""
-    found = hook.find_spool(node, call)
+    job_spool = hook.find_spool(node, call)
     if site_code == hook.DONE:
         try:
-            secure_exit_status(found)
+            secure_exit_status(job_spool)
         except OSError as fault:  # the locks matter more
             log_hook_line(node.settings, f"{call.who}: exit_status: {fault}", error=True)
 
     def free() -> str:
         from gpulock.isolation import job
 
-        isolated = job.IsolatedJob(f"{found.job}.{found.task}", found.pid, found.start)
+        isolated = job.IsolatedJob(
+            f"{job_spool.job}.{job_spool.task}", job_spool.pid, job_spool.start
+        )
         return job.end_job_isolation(node, f"{isolated.label}-", isolated)
 
-    ours = match_sge_run(node, found)
+    ours = match_sge_run(node, job_spool)
     released = release_job(node, run, call.who, ours, lambda: make_sge_observer(node), free)
-    if not released.known and os.access(RECORD, os.F_OK, dir_fd=found.fd):
+    if not released.known and os.access(RECORD, os.F_OK, dir_fd=job_spool.fd):
         line = f"{call.who}: it was granted GPUs, and no lock here is known as its own: gpulock why"
-        log_hook_line(node.settings, f"{line} {found.job}", error=True, to_job=False)
+        log_hook_line(node.settings, f"{line} {job_spool.job}", error=True, to_job=False)
     return released
 
 
-def secure_exit_status(found: Spool) -> None:
+def secure_exit_status(job_spool: Spool) -> None:
     """Take `exit_status` from the job's owner, with nothing in it that stops a queue.
 
     The shepherd gives the file to the owner, and execd believes the first number in it: a job that
@@ -77,21 +79,25 @@ def secure_exit_status(found: Spool) -> None:
     """
     try:
         # where the job never ran the number is the shepherd's, for a prolog that failed
-        os.stat(JOB_PID, dir_fd=found.fd, follow_symlinks=False)
-        mode = os.stat(EXIT_STATUS, dir_fd=found.fd, follow_symlinks=False).st_mode
+        os.stat(JOB_PID, dir_fd=job_spool.fd, follow_symlinks=False)
+        mode = os.stat(EXIT_STATUS, dir_fd=job_spool.fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
     try:
-        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, found.fd).split(None, 1) or ["0"]
+        words = atomic.read_text(EXIT_STATUS, EXIT_STATUS_LIMIT, job_spool.fd).split(None, 1) or [
+            "0"
+        ]
     except (OSError, ValueError):
         words = ["unreadable"]
-    told = words[0] if words[0] in OWN_STATES else APPLICATION_ERROR
-    owner = (found.uid, -1) if os.geteuid() == 0 else None
-    atomic.replace_file(EXIT_STATUS, f"{told}\n".encode(), stat.S_IMODE(mode), found.fd, owner)
+    status = words[0] if words[0] in OWN_STATES else APPLICATION_ERROR
+    owner = (job_spool.uid, -1) if os.geteuid() == 0 else None
+    atomic.replace_file(
+        EXIT_STATUS, f"{status}\n".encode(), stat.S_IMODE(mode), job_spool.fd, owner
+    )
 
 
-def match_sge_run(node: Node, found: Spool) -> "Callable[[Owner], bool]":
+def match_sge_run(node: Node, job_spool: Spool) -> "Callable[[Owner], bool]":
     """Return what tells a record of this very run: job, task, shepherd and its start time."""
-    key = ("sge", node.settings.sge_cell, "", found.job, found.array_task)
-    run = (found.pid, found.start, node.boot_id)
+    key = ("sge", node.settings.sge_cell, "", job_spool.job, job_spool.array_task)
+    run = (job_spool.pid, job_spool.start, node.boot_id)
     return lambda one: one.key() == key and run == (one.pid, one.start, one.boot_id)

@@ -53,13 +53,13 @@ def find_spool(node: Node, call: SgeHookCall) -> Spool:
     if above != call.shepherd:
         why = f"not started by sge_shepherd (parent {above}, not {call.shepherd})"
         raise Refusal(BROKEN, why, "see gpulock doctor")
-    found = spool.open_shepherd_spool(node.proc, call.shepherd, node.settings.root_uid())
+    job_spool = spool.open_shepherd_spool(node.proc, call.shepherd, node.settings.root_uid())
     task = call.task if call.task.isdigit() and call.task != "0" else "1"
-    if (found.job, found.task) != (call.job, task):
+    if (job_spool.job, job_spool.task) != (call.job, task):
         raise Refusal(
             INVALID_REQUEST,
-            f"the spool is of job {found.job}.{found.task}, the hook was started for "
+            f"the spool is of job {job_spool.job}.{job_spool.task}, the hook was started for "
             f"{call.job}.{task}",
             "see gpulock doctor for the hook's command line",
         )
-    return found
+    return job_spool

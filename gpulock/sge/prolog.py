@@ -35,23 +35,23 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     grant = run.run(
         config, lambda node: claim_sge_job(node, call, claimant, run.deadline), claimant
     )
-    told = run.refusal
-    if told is None:
+    refusal = run.refusal
+    if refusal is None:
         run.log(format_grant(call.who, grant, run.seconds()))
         if not call.site:
             return hook.DONE
         from gpulock.sge import site_hook
 
-        told = site_hook.become_site_prolog(call, environ)
-        if told.kind == UNKNOWN and run.settings is not None:
-            count_unknown_refusal(Node(run.settings), told, claimant, run.deadline)
+        refusal = site_hook.become_site_prolog(call, environ)
+        if refusal.kind == UNKNOWN and run.settings is not None:
+            count_unknown_refusal(Node(run.settings), refusal, claimant, run.deadline)
     if call.limited:
-        told = blame_job_limits(told)
-    run.log(told.sentence(call.who), error=True)
+        refusal = blame_job_limits(refusal)
+    run.log(refusal.sentence(call.who), error=True)
     if run.settings is not None:
-        sentence = told.sentence(call.who)
+        sentence = refusal.sentence(call.who)
         note_event(run.settings.lock_dir, REFUSED, call.job, sentence)
-    return sge_hook_exit_code(told, run.settings)
+    return sge_hook_exit_code(refusal, run.settings)
 
 
 def claim_sge_job(
@@ -62,27 +62,27 @@ def claim_sge_job(
     `claimant` is whose refusal counts towards a broken node; the user is filled in.
     """
     try:
-        found = hook.find_spool(node, call)
-        claimant.user = found.need("job_owner")
-        kinds, job = request.read_sge_job_gpus(found, node.settings)
+        job_spool = hook.find_spool(node, call)
+        claimant.user = job_spool.need("job_owner")
+        kinds, job = request.read_sge_job_gpus(job_spool, node.settings)
     except Refusal as refusal:
         # An unknown Grid Engine makes every job wait, and stops no queue: doctor tells.
         if refusal.kind == UNKNOWN and not isinstance(refusal.__cause__, LayoutError):
             claimant.user = claimant.user or f"job {call.job}"
             count_unknown_refusal(node, refusal, claimant, deadline)
         raise
-    check_host_count(node, found, job if kinds or job.granted else None)
-    check_isolation(node.settings, found)
+    check_host_count(node, job_spool, job if kinds or job.granted else None)
+    check_isolation(node.settings, job_spool)
     if kinds:
-        return claim_sge_devices(node, found, job, kinds, deadline, claimant)
+        return claim_sge_devices(node, job_spool, job, kinds, deadline, claimant)
     for name in request.list_unknown_gpu_requests(job):
         line = f"{call.who}: asks for {name}, which is not in SGE_COMPLEXES, and gets no GPU"
         log_hook_line(node.settings, f"gpulock: {line}; see gpulock doctor", error=True)
-    mask_sge_job(node, found)
+    mask_sge_job(node, job_spool)
     return None
 
 
-def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
+def check_host_count(node: Node, job_spool: Spool, job: "SgeJob | None") -> None:
     """Raise Refusal for a parallel job whose tasks would have GPUs nobody locks, or confines.
 
     `job` is None without GPUs. Slave tasks have no prolog: SGE_SLAVE_TASKS or a per-job complex
@@ -95,13 +95,13 @@ def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
     locked = job is None or settings.sge_slave_tasks
     if locked and not must_confine:
         return
-    if found.need("pe") == "none":
+    if job_spool.need("pe") == "none":
         return
     if must_confine:
         try:
-            marks = node.proc.read(found.pid, "environ").split(b"\0")
+            marks = node.proc.read(job_spool.pid, "environ").split(b"\0")
         except OSError as fault:
-            why = f"the shepherd {found.pid} cannot be seen: {fault}"
+            why = f"the shepherd {job_spool.pid} cannot be seen: {fault}"
             raise Refusal(UNKNOWN, why, "see gpulock doctor") from fault
         if LAUNCHER_MARKER not in marks:
             raise Refusal(
@@ -109,7 +109,7 @@ def check_host_count(node: Node, found: Spool, job: "SgeJob | None") -> None:
                 "a parallel job, but nothing would keep its tasks from other jobs' GPUs",
                 "ask for no parallel environment, or have shepherd_cmd set (docs/grid-engine.md)",
             )
-    if locked or job is None or not request.has_gpus_elsewhere(found, settings, job):
+    if locked or job is None or not request.has_gpus_elsewhere(job_spool, settings, job):
         return
     raise Refusal(
         INVALID_REQUEST,

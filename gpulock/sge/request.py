@@ -84,11 +84,11 @@ def count_gpus_by_kind(
         from gpulock.sge.granted import count_granted_gpus
 
         counts = [count_granted_gpus(job, one[0], host) for one in asked]
-    found = [(kind, count) for kind, count in zip(kinds, counts) if count]
-    if len(found) > 1 and SHARE in dict(found):
+    granted = [(kind, count) for kind, count in zip(kinds, counts) if count]
+    if len(granted) > 1 and SHARE in dict(granted):
         why = "a share and other GPUs are asked for in one job"
         raise Refusal(INVALID_REQUEST, why, "ask for one of them")
-    return tuple(found)
+    return tuple(granted)
 
 
 def has_gpus_elsewhere(spool: Spool, settings: Settings, job: SgeJob) -> bool:

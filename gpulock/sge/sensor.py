@@ -54,10 +54,10 @@ def sensor_report_lines(config: str, host: str) -> list[str]:
     except Refusal:
         return zero_sensor_lines(host, Settings({}).sge_complexes)
     try:
-        found = read_sensor_rows(node)
+        rows = read_sensor_rows(node)
     except Exception:  # the one broad handler: a host in doubt offers nothing
         return zero_sensor_lines(host, node.settings.sge_complexes)
-    values = compute_sensor_values(found, node.settings)
+    values = compute_sensor_values(rows, node.settings)
     return [f"{host}:{name}:{value}" for name, value in values.items()]
 
 
@@ -90,46 +90,46 @@ def read_sensor_rows(node: Node) -> list[DeviceState]:
     return states.device_states(devices, view, node.settings.expected_gpus)
 
 
-def compute_sensor_values(found: list[DeviceState], settings: Settings) -> dict[str, int]:
+def compute_sensor_values(states_now: list[DeviceState], settings: Settings) -> dict[str, int]:
     """Return the value of each complex. Pure.
 
     qmaster counts each complex alone. So of complexes of several kinds that have devices in common
     only what is free is offered: a job that holds one of them may have asked for another's.
     """
-    devices = [row.device for row in found if row.device]
+    devices = [row.device for row in states_now if row.device]
     kinds = {name: settings.sge_kinds.get(name, "") for name in settings.sge_complexes}
     ids = {name: {d.id for d in complex_devices(devices, settings, name)} for name in kinds}
     offered: dict[str, int] = {}
     for name, kind in kinds.items():
-        rows = [row for row in found if row.device is None or row.id in ids[name]]
+        rows = [row for row in states_now if row.device is None or row.id in ids[name]]
         others = [ids[n] for n, other in kinds.items() if other not in (kind, SHARE_KIND)]
         beside = any([other & ids[name] for other in others])
         if kind == SHARE_KIND:
-            offered[name] = count_offered_shares(found, settings.shares)
+            offered[name] = count_offered_shares(states_now, settings.shares)
         elif not beside and all(map(is_offered_row, rows)):
             offered[name] = len(rows)
         else:
             offered[name] = len([row for row in rows if row.state == states.FREE])
     counted = {
-        "gpu.free": len([row for row in found if row.state == states.FREE]),
-        "gpu.quarantined": len([r for r in found if r.state in OUT_STATES]),
+        "gpu.free": len([row for row in states_now if row.state == states.FREE]),
+        "gpu.quarantined": len([r for r in states_now if r.state in OUT_STATES]),
     }
     return {**offered, **counted}
 
 
-def complex_devices(found: list[Device], settings: Settings, name: str) -> list[Device]:
+def complex_devices(devices: list[Device], settings: Settings, name: str) -> list[Device]:
     """Return the devices that a complex counts, none of shares."""
     kind = settings.sge_kinds.get(name) or settings.plain_request
-    return [device for device in found if is_of_kind(device, kind)]
+    return [device for device in devices if is_of_kind(device, kind)]
 
 
-def count_offered_shares(found: list[DeviceState], words: tuple[str, ...]) -> int:
+def count_offered_shares(states_now: list[DeviceState], words: tuple[str, ...]) -> int:
     """Return how many shares qmaster may count: all, or the free ones while a card gives fewer."""
     from gpulock.alloc.shares import card_share_room
 
-    held = {lock.id: lock for row in found for lock in row.locks()}
-    room = card_share_room(found, held, words)
-    rows = [row for row in found if row.id in room and row.state != states.FREE]
+    held = {lock.id: lock for row in states_now for lock in row.locks()}
+    room = card_share_room(states_now, held, words)
+    rows = [row for row in states_now if row.id in room and row.state != states.FREE]
     served = all([is_held_by_jobs(row) and SHARE in row.locks()[0].id for row in rows])
     return sum([places if served else free for places, free in room.values()])
 

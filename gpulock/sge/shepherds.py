@@ -44,7 +44,7 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
 
     Those whose group cannot be read are below UNREADABLE_GROUP.
     """
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for pid in find_shepherds(scan):
         try:
             head = atomic.read_head(f"{scan.proc.root}/{pid}/cwd/config", CONFIG_HEAD)
@@ -54,8 +54,8 @@ def find_shepherd_groups(scan: ProcessScan) -> dict[int, list[int]]:
             if scan.has_ended(pid):
                 continue
             gid = UNREADABLE_GROUP
-        found.setdefault(gid, []).append(pid)
-    return found
+        groups.setdefault(gid, []).append(pid)
+    return groups
 
 
 def find_shepherds(scan: ProcessScan) -> list[int]:
@@ -75,13 +75,13 @@ def find_shepherds(scan: ProcessScan) -> list[int]:
 
 def find_active_jobs_folders(scan: ProcessScan) -> tuple[str, ...]:
     """Return where the jobs of each execd that runs have their folders."""
-    found: list[str] = []
+    folders: list[str] = []
     for pid in find_root_processes(scan, EXECD):
         try:
-            found.append(f"{scan.proc.link(pid, 'cwd')}{spool.ACTIVE_JOBS}")
+            folders.append(f"{scan.proc.link(pid, 'cwd')}{spool.ACTIVE_JOBS}")
         except OSError:
             continue
-    return tuple(found)
+    return tuple(folders)
 
 
 def is_in_spool_folder(scan: ProcessScan, pid: int, places: tuple[str, ...]) -> bool:

@@ -57,17 +57,17 @@ class SiteHook:
             raise Refusal(UNKNOWN, why, "see getent passwd") from fault
         self.command = [program if at else command, *arguments]
         self.limits = environ.get("GPULOCK_LIMITS", "").split()
-        found = spool.open_shepherd_spool(Proc(), call.shepherd, os.geteuid())
+        job_spool = spool.open_shepherd_spool(Proc(), call.shepherd, os.geteuid())
         try:
-            text = atomic.read_text(ENVIRONMENT, ENVIRONMENT_LIMIT, found.fd)
+            text = atomic.read_text(ENVIRONMENT, ENVIRONMENT_LIMIT, job_spool.fd)
         except OSError as fault:
             raise spool.unread_spool_refusal("the job's environment", fault) from fault
         kept = {name: value for name, value in environ.items() if name.startswith("SGE_")}
         kept.pop("SGE_TASK_ID", "")  # the others are the shepherd's, which drop-env has kept
         if self.user.pw_uid == 0:
-            self.variables = {**kept, **root_variables(found, text), "PATH": ROOT_PATH}
+            self.variables = {**kept, **root_variables(job_spool, text), "PATH": ROOT_PATH}
         else:
-            self.variables = {**kept, **job_variables(found, text)}
+            self.variables = {**kept, **job_variables(job_spool, text)}
 
     def become(self) -> "NoReturn":
         """Become the hook under the job's own limits; raise OSError or ValueError.
@@ -84,12 +84,12 @@ class SiteHook:
         os.execve(PRLIMIT, words, self.variables)
 
 
-def job_variables(found: Spool, text: str) -> "dict[str, str]":
+def job_variables(job_spool: Spool, text: str) -> "dict[str, str]":
     """Return the job's environment as the shepherd reads it from its file.
 
     8.1.9 and Some Grid Engine (daimh/sge) have `enable_windomacc`, and escape backslashes too.
     """
-    escaped = "enable_windomacc" in found.config
+    escaped = "enable_windomacc" in job_spool.config
     variables: "dict[str, str]" = {}
     for line in text.split("\n"):
         if not line.partition("=")[0] or "=" not in line:
@@ -100,18 +100,18 @@ def job_variables(found: Spool, text: str) -> "dict[str, str]":
     return variables
 
 
-def root_variables(found: Spool, text: str) -> "dict[str, str]":
+def root_variables(job_spool: Spool, text: str) -> "dict[str, str]":
     """Return what a hook of root's gets of it; raise Refusal for a name that stands there twice.
 
     execd writes a newline in a variable's name as it is: nobody can tell which line is execd's.
     """
     names = EXECD_NAMES
-    if found.config.get("pe", ["none"]) != ["none"]:
+    if job_spool.config.get("pe", ["none"]) != ["none"]:
         names |= PARALLEL_NAMES
-    if os.access(spool.RECORD, os.F_OK, dir_fd=found.fd):
+    if os.access(spool.RECORD, os.F_OK, dir_fd=job_spool.fd):
         names |= MASK_NAMES
     lines = [line for line in text.split("\n") if "=" in line and line.partition("=")[0] in names]
-    variables = job_variables(found, "\n".join(lines))
+    variables = job_variables(job_spool, "\n".join(lines))
     if len(variables) != len(lines):
         raise Refusal(
             INVALID_REQUEST,
@@ -151,8 +151,8 @@ def run_site_epilog(call: hook.SgeHookCall, environ: "Mapping[str, str]") -> int
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         code = SIGNALLED - code if code < 0 else code
     except Exception as fault:  # whatever it is, the GPUs are released
-        told = fault if isinstance(fault, Refusal) else unexpected_refusal(fault)
-        line = told.sentence(f"the site's epilog of {call.who}")
+        refusal = fault if isinstance(fault, Refusal) else unexpected_refusal(fault)
+        line = refusal.sentence(f"the site's epilog of {call.who}")
         log_hook_line(None, line, error=True, to_syslog=not call.tried)
         code = hook.DONE
     answer_drop_env(environ, code)

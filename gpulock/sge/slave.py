@@ -42,13 +42,13 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     run, spools = HookRun(), list[spool.Spool]()
 
     def claim(node: Node) -> "Grant | None":
-        found = spool.open_shepherd_spool(node.proc, call.shepherd)
-        spools.append(found)
-        call.who = f"job {found.job}.{found.task}, task {os.path.basename(found.path)}"
-        check_isolation(node.settings, found)
-        if node.settings.sge_slave_tasks or on_master_host(found):
-            return claim_slave_task(node, found, run.deadline)
-        isolate_sge_job(node, found, [])
+        job_spool = spool.open_shepherd_spool(node.proc, call.shepherd)
+        spools.append(job_spool)
+        call.who = f"job {job_spool.job}.{job_spool.task}, task {os.path.basename(job_spool.path)}"
+        check_isolation(node.settings, job_spool)
+        if node.settings.sge_slave_tasks or on_master_host(job_spool):
+            return claim_slave_task(node, job_spool, run.deadline)
+        isolate_sge_job(node, job_spool, [])
         return None
 
     os.setresuid(0, 0, 0)  # execd runs shepherds with euid of the admin user, ruid 0
@@ -61,25 +61,25 @@ def main(argv: list[str], environ: "Mapping[str, str]", config: str) -> int:
     return mask_refused_task(spools[0] if spools else None, run.settings, sentence)
 
 
-def claim_slave_task(node: Node, found: spool.Spool, deadline: Deadline) -> "Grant | None":
+def claim_slave_task(node: Node, job_spool: spool.Spool, deadline: Deadline) -> "Grant | None":
     """Give the task the GPUs of its job on this host; raise Refusal."""
-    job = request.read_execd_job(found, UP)
-    home = on_master_host(found)
-    kinds = request.count_job_kinds(found, node.settings, job)
+    job = request.read_execd_job(job_spool, UP)
+    home = on_master_host(job_spool)
+    kinds = request.count_job_kinds(job_spool, node.settings, job)
     per_job = request.is_per_job_request(job.requests, node.settings.sge_complexes)
     # a per-job complex is debited on the master host alone
     if not kinds or (job.granted is None and not home and per_job):
-        mask_sge_job(node, found)
+        mask_sge_job(node, job_spool)
         return None
-    if home and not job_holds_lock(node, make_sge_owner(node, found, job.uid).key()):
+    if home and not job_holds_lock(node, make_sge_owner(node, job_spool, job.uid).key()):
         raise Refusal(UNKNOWN, "the job holds no GPU on its master host", "see gpulock why")
-    return claim_sge_devices(node, found, job, kinds, deadline)
+    return claim_sge_devices(node, job_spool, job, kinds, deadline)
 
 
-def on_master_host(found: spool.Spool) -> bool:
+def on_master_host(job_spool: spool.Spool) -> bool:
     """Return whether the job's own shepherd is on this host: its directory is above the task's."""
     try:
-        os.stat("../config", dir_fd=found.fd, follow_symlinks=False)
+        os.stat("../config", dir_fd=job_spool.fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True
@@ -93,16 +93,16 @@ def job_holds_lock(node: Node, key: tuple[str, str, str, str, str]) -> bool:
 
 
 def mask_refused_task(
-    found: "spool.Spool | None", settings: "Settings | None", sentence: str
+    job_spool: "spool.Spool | None", settings: "Settings | None", sentence: str
 ) -> int:
     """Let the task start without a GPU and with the reason; return 1 when even that fails."""
-    if found is None or settings is None:
+    if job_spool is None or settings is None:
         return 1
     try:
-        check_isolation(settings, found)
-        isolate_sge_job(Node(settings), found, [])
+        check_isolation(settings, job_spool)
+        isolate_sge_job(Node(settings), job_spool, [])
         pairs = [*environment.grant_variables([], settings, EXTRA_MASK_NAMES), (REFUSED, sentence)]
-        environment_file.write_sge_env_file(found, pairs, ALL_NAMES, "", settings.mps_dir)
+        environment_file.write_sge_env_file(job_spool, pairs, ALL_NAMES, "", settings.mps_dir)
     except Refusal:
         return 1
     return 0

@@ -116,7 +116,7 @@ def parse_shepherd_config(text: str) -> dict[str, list[str]]:
 
     Of a line longer than its buffer it makes several, and strtok(" =") skips what leads a key.
     """
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     lines = text.split("\n")
     if len(text) * UTF8_MOST >= LINE_LIMIT:
         lines = [piece for line in lines for piece in split_long_line(line)]
@@ -125,8 +125,8 @@ def parse_shepherd_config(text: str) -> dict[str, list[str]]:
         if " " in key:
             key, _, value = line.lstrip(" =").partition(" ")
         if key in CONFIG_KEYS:
-            found.setdefault(key, []).append(value if value.isprintable() else one_line(value))
-    return found
+            values.setdefault(key, []).append(value if value.isprintable() else one_line(value))
+    return values
 
 
 def split_long_line(line: str) -> list[str]:

@@ -72,20 +72,20 @@ class Machine:
 
 def list_machine_inventory(machine: Machine) -> dict[str, str]:
     """Return the inventory. In MIG mode a card's NVLinks are off (user guide)."""
-    found: dict[str, str] = {}
+    inventory: dict[str, str] = {}
     for gpu in machine.gpus:
         own, card = f"gpu.{gpu.bus}", uuid.UUID(machine.uuid(gpu).removeprefix("GPU-"))
-        found[f"{own}.uuid"] = machine.uuid(gpu)
-        found[f"{own}.memory_mib"] = str(machine.card.memory_mib)
-        found[f"{own}.mig"] = "1" if gpu.mig else "0"
+        inventory[f"{own}.uuid"] = machine.uuid(gpu)
+        inventory[f"{own}.memory_mib"] = str(machine.card.memory_mib)
+        inventory[f"{own}.mig"] = "1" if gpu.mig else "0"
         if machine.nvswitch and not gpu.mig:
-            found[f"{own}.nvswitch"] = "1"
+            inventory[f"{own}.nvswitch"] = "1"
         for instance in gpu.mig:
             key = f"mig.{gpu.bus}.{instance.name}"
-            found[f"{key}.uuid"] = f"MIG-{uuid.uuid5(card, instance.name)}"  # as the driver's
-            found[f"{key}.profile"] = instance.profile
-            found[f"{key}.memory_mib"] = str(instance.memory_mib)
+            inventory[f"{key}.uuid"] = f"MIG-{uuid.uuid5(card, instance.name)}"  # as the driver's
+            inventory[f"{key}.profile"] = instance.profile
+            inventory[f"{key}.memory_mib"] = str(instance.memory_mib)
     for first, second, count in machine.links:
         pair = sorted((machine.gpus[first], machine.gpus[second]), key=lambda gpu: gpu.bus)
-        found[f"link.{pair[0].bus}.{pair[1].bus}"] = str(count)
-    return found
+        inventory[f"link.{pair[0].bus}.{pair[1].bus}"] = str(count)
+    return inventory

@@ -60,11 +60,11 @@ def write_simulated_node(
             raise SimulationError(f"{preset} has 1 to {len(machine.gpus)} GPUs, not {gpus}")
         machine = machine.take(gpus)
     node = SimulatedNode(_prepare_node_folder(directory, for_scheduler), machine)
-    told = format_inventory(list_machine_inventory(machine), Proc().boot_id()).encode()
+    inventory = format_inventory(list_machine_inventory(machine), Proc().boot_id()).encode()
     own: Tree = {
         MARKER: f"{MARKER_LINE}\nuid={os.geteuid()}\n".encode(),
-        "run/gpulock/inventory": told,
-        NVML: told,
+        "run/gpulock/inventory": inventory,
+        NVML: inventory,
         "state": None,
         "gpulock.conf": os.fsencode(format_node_config(node, for_scheduler)),
     }

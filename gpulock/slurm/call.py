@@ -99,23 +99,23 @@ def is_slurm_name(text: str) -> bool:
 
 def expand_gpu_list(text: str) -> list[str]:
     """Return the entries of `0,2-3` or of a list of UUIDs; raise Refusal(UNKNOWN)."""
-    found: list[str] = []
+    entries: list[str] = []
     for entry in text.split(","):
         first, dash, last = entry.partition("-")
         if is_slurm_number(entry):
-            found.append(str(int(entry)))
+            entries.append(str(int(entry)))
         elif (
             dash
             and is_slurm_number(first)
             and is_slurm_number(last)
             and 0 <= int(last) - int(first) < LONGEST
         ):
-            found += [str(n) for n in range(int(first), int(last) + 1)]
+            entries += [str(n) for n in range(int(first), int(last) + 1)]
         elif entry.startswith(("GPU-", "MIG-")) and entry.isprintable():
-            found.append(entry)
+            entries.append(entry)
         else:
             raise Refusal(UNKNOWN, f"SLURM_JOB_GPUS is {shorten(text)!r}", "look at slurmd")
-    return found
+    return entries
 
 
 def parse_stepd_title(cmdline: bytes) -> tuple[str, str]:

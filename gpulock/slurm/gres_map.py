@@ -26,15 +26,15 @@ LINE = "gpulock-slurm-map 1"
 REINSTALL_HINT = "run gpulock install slurm on this node"
 
 
-def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]) -> list[Device]:
+def resolve_gres_devices(state_dir: str, entries: list[str], devices: list[Device]) -> list[Device]:
     """Return the devices that Slurm names; raise Refusal, BROKEN where a card is gone or faulty.
 
     UNKNOWN where NVML alone knows it, an instance or a UUID: that the exporter tells nothing drains
     no node.
     """
     places = {} if all([not e.isdigit() for e in entries]) else read_gres_map(state_dir)
-    by_place = {gres_map_device_name(device): device for device in found}
-    by_uuid = {device.uuid: device for device in found if device.uuid}
+    by_place = {gres_map_device_name(device): device for device in devices}
+    by_uuid = {device.uuid: device for device in devices if device.uuid}
     result: list[Device] = []
     for entry in entries:
         place = places.get(entry, "")
@@ -58,16 +58,16 @@ def resolve_gres_devices(state_dir: str, entries: list[str], found: list[Device]
     return result
 
 
-def needs_gres_map(found: list[Device], settings: "Settings") -> bool:
+def needs_gres_map(devices: list[Device], settings: "Settings") -> bool:
     """Return whether the map alone tells what a position is: Slurm's choice, or of several kinds.
 
     Of positions that are only counted, on a node of one model, each is a card of that model.
     """
     if settings.slurm_device_selection == "slurm":
         return True
-    whole = {device.model for device in found if not device.parent}
-    split = any([device.parent for device in found])
-    return split or len(whole) > 1 or has_untold_instances(settings.driver_root, found)
+    whole = {device.model for device in devices if not device.parent}
+    split = any([device.parent for device in devices])
+    return split or len(whole) > 1 or has_untold_instances(settings.driver_root, devices)
 
 
 def gres_map_device_name(device: Device) -> str:

@@ -70,11 +70,11 @@ def init_cgroup_bases(proc: Proc) -> list[str]:
     In a container the path in /proc/1/cgroup may begin above what is mounted: each rest of it is
     tried. Only root can make a folder in any of them.
     """
-    found = [""]
+    bases = [""]
     for path in read_cgroup_paths(proc, INIT, "0::"):
         parts = path.split("/")[1:-1]
-        found += ["/" + "/".join(parts[n:]) for n in range(len(parts))]
-    return list(dict.fromkeys(found))
+        bases += ["/" + "/".join(parts[n:]) for n in range(len(parts))]
+    return list(dict.fromkeys(bases))
 
 
 def read_cgroup_paths(proc: Proc, pid: int, kind: str = "") -> set[str]:
@@ -86,12 +86,12 @@ def read_cgroup_paths(proc: Proc, pid: int, kind: str = "") -> set[str]:
         text = proc.read(pid, "cgroup").decode("utf-8", "replace")
     except OSError:
         return set()
-    found: set[str] = set()
+    paths: set[str] = set()
     for line in text.split("\n"):  # a user names cgroups, with any other end of line
         controllers, _, path = line.partition(":")[2].partition(":")
         if path and line.startswith(kind):
-            found.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
-    return found
+            paths.update([f"/{name}{path}" if name else path for name in controllers.split(",")])
+    return paths
 
 
 def is_in_job_cgroup(pid: int, record: Owner, proc: Proc) -> bool:
@@ -129,8 +129,8 @@ def why_in_slurm_cgroup(pid: int, record: Owner, proc: Proc) -> str:
 def split_scope_path(path: str, record: Owner) -> tuple[str, str]:
     """Return (the slice, the job's name) of a path in the scope of a job's slurmd, else empty."""
     for scope in scope_names(record):
-        above, found, below = path.partition(f"/{scope}/")
-        if found:
+        above, separator, below = path.partition(f"/{scope}/")
+        if separator:
             return above, below.partition("/")[0]
     return "", ""
 
@@ -148,16 +148,16 @@ def list_slurm_cgroup_pids(folder: str, depth: int = DEPTH) -> list[int]:
         return []
     except OSError:
         return [0]
-    found: list[int] = []
+    pids: list[int] = []
     for name in with_names:
         inner = f"{folder}/{name}"
         try:
             if name == "cgroup.procs":
-                found += [int(pid) for pid in atomic.read_text(inner, PIDS_LIMIT).split()]
+                pids += [int(pid) for pid in atomic.read_text(inner, PIDS_LIMIT).split()]
             elif depth and os.path.isdir(inner):
-                found += list_slurm_cgroup_pids(inner, depth - 1)
+                pids += list_slurm_cgroup_pids(inner, depth - 1)
         except FileNotFoundError:
             continue  # removed meanwhile
         except (OSError, ValueError):
-            found.append(0)
-    return found
+            pids.append(0)
+    return pids

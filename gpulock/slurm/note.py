@@ -84,10 +84,10 @@ def write_task_note(store: LockStore, note: TaskNote) -> None:
 def is_task_note_superseded(store: LockStore, own: TaskNote) -> bool:
     """Return whether a later run of the same job has a note already: `own` comes too late."""
     try:
-        found = find_task_note(store.root, own.slurmd, own.job)
+        noted = find_task_note(store.root, own.slurmd, own.job)
     except (OSError, kv.MalformedError):
         return False
-    return found is not None and found.uid == own.uid and found.restart > own.restart
+    return noted is not None and noted.uid == own.uid and noted.restart > own.restart
 
 
 def check_task_claim(store: LockStore, note: TaskNote) -> Owner:

@@ -64,37 +64,37 @@ def requeue_or_cancel_job(
     notify_slurm_job(call, control, sentence)
     job = call.leader or call.job
     try:
-        found = control.job(job)
+        answer = control.job(job)
     except Refusal as silent:
         return f"{STAYS}: {silent.why}"
-    if not is_slurm_run_active(found, call):
+    if not is_slurm_run_active(answer, call):
         return NOT_RUNNING
-    name = slurm_array_task_name(found)
+    name = slurm_array_task_name(answer)
     control.do(
         "scontrol", "update", f"JobId={name}", f"AdminComment={quote_scontrol_text(sentence)}"
     )
     ways: "list[tuple[tuple[str, ...], str]]" = [(("scancel",), "it is cancelled")]
-    if found["Batch"] == "1" and task_prolog_exit_code(refusal, settings) != 1:
+    if answer["Batch"] == "1" and task_prolog_exit_code(refusal, settings) != 1:
         ways.insert(0, (("scontrol", "requeue"), "it is requeued"))
     for command, done in ways:
         if control.do(*command, name):
             return done
         try:
-            found = SlurmctldClient(settings, call.conf).job(job)
+            answer = SlurmctldClient(settings, call.conf).job(job)
         except Refusal as silent:
             return f"{STAYS}: {silent.why}"
-        if not is_slurm_run_active(found, call):
+        if not is_slurm_run_active(answer, call):
             return NOT_RUNNING
     return NOT_CANCELLED
 
 
 def is_slurm_run_active(
-    found: "dict[str, str] | None", call: SlurmHookCall
+    answer: "dict[str, str] | None", call: SlurmHookCall
 ) -> "TypeGuard[dict[str, str]]":
     """Return whether slurmctld still has the run that called us at work."""
-    if found is None or found["State"] not in AT_WORK:
+    if answer is None or answer["State"] not in AT_WORK:
         return False
-    return not is_later_run(found, call.restart)
+    return not is_later_run(answer, call.restart)
 
 
 def quote_scontrol_text(sentence: str) -> str:

@@ -39,10 +39,10 @@ def asks_for_share(call: SlurmHookCall, settings: Settings) -> bool:
     )
 
     try:
-        found = SlurmctldClient(settings, call.conf).job(call.job) or {}
+        answer = SlurmctldClient(settings, call.conf).job(call.job) or {}
     except SlurmctldSilentError:
         return False
-    texts = [found.get(key, "") for key in REQUESTS]
+    texts = [answer.get(key, "") for key in REQUESTS]
     names = [name for text in texts for name in requested_gres_names(text)]
     parts = [name for name in names if name in shared]
     if not parts:
@@ -67,12 +67,12 @@ def count_gres_kinds(call: SlurmHookCall, node: Node) -> tuple[tuple[str, int], 
     """
     if slurm_selects_devices(node.settings):
         return ()
-    found = node.devices()
-    if not needs_gres_map(found, node.settings):
+    devices = node.devices()
+    if not needs_gres_map(devices, node.settings):
         return ()
     from gpulock.node.kinds import count_device_kinds
 
-    counted = resolve_gres_devices(node.settings.state_dir, call.positions(), found)
+    counted = resolve_gres_devices(node.settings.state_dir, call.positions(), devices)
     return tuple(count_device_kinds(counted).items())
 
 

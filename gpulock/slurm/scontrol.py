@@ -105,10 +105,10 @@ class SlurmctldClient:
             raise SlurmctldSilentError(f"squeue says {shorten(one_line(said), SAID_BYTES)!r}")
         # squeue fills every column up: a shorter line is cut off
         rows = [parse_squeue_row(line) for line in output.split("\n") if len(line) >= WHOLE]
-        for found in rows:
-            if found["JobID"] == job:
-                return found
-        if [found for found in rows if found["JobID"].isdigit() and found["Array"] == job]:
+        for row in rows:
+            if row["JobID"] == job:
+                return row
+        if [row for row in rows if row["JobID"].isdigit() and row["Array"] == job]:
             return None  # of an array whose id it was, only other tasks are left
         raise SlurmctldSilentError(f"squeue says nothing of job {job}", heard=True)
 
@@ -122,10 +122,10 @@ class SlurmctldClient:
 
 def parse_squeue_row(line: str) -> dict[str, str]:
     """Return the fields of one line, which stand in columns of fixed width."""
-    found: dict[str, str] = {}
+    row: dict[str, str] = {}
     for _, key, width in COLUMNS:
-        found[key], line = line[:width].strip(), line[width:]
-    return found
+        row[key], line = line[:width].strip(), line[width:]
+    return row
 
 
 def is_request_cut_off(text: str) -> bool:
@@ -136,17 +136,17 @@ def is_request_cut_off(text: str) -> bool:
     return len(text) >= WIDE or text.endswith((":", "=", "/", ","))
 
 
-def slurm_array_task_name(found: dict[str, str]) -> str:
+def slurm_array_task_name(row: dict[str, str]) -> str:
     """Return the name that means this one task: a bare id may mean the whole array."""
-    array, task = found["Array"], found["Task"]
-    return f"{array}_{task}" if array.isdigit() and task.isdigit() else found["JobID"]
+    array, task = row["Array"], row["Task"]
+    return f"{array}_{task}" if array.isdigit() and task.isdigit() else row["JobID"]
 
 
-def slurm_job_uid(found: dict[str, str]) -> int:
+def slurm_job_uid(row: dict[str, str]) -> int:
     """Return the job's uid, -1 where it is not told."""
-    return int(found["Uid"]) if is_slurm_number(found["Uid"]) else -1
+    return int(row["Uid"]) if is_slurm_number(row["Uid"]) else -1
 
 
-def is_later_run(found: dict[str, str], restart: int) -> bool:
+def is_later_run(row: dict[str, str], restart: int) -> bool:
     """Return whether slurmctld tells of a later run of the job than this one."""
-    return is_slurm_number(found["Restarts"]) and int(found["Restarts"]) > restart
+    return is_slurm_number(row["Restarts"]) and int(row["Restarts"]) > restart

@@ -72,11 +72,11 @@ def drain_and_requeue(settings: Settings, label: str, sentence: str) -> None:
         own = find_note_by_job(Node(settings), number)
         if own and settings.on_broken == "stop":
             send_drain(control, own.slurmd, sentence)
-        found = control.job(number) if step == BATCH else None
+        answer = control.job(number) if step == BATCH else None
     except Refusal:
         return  # Slurm drains it for its own reason
-    if found:
-        control.do("scontrol", "requeue", slurm_array_task_name(found))
+    if answer:
+        control.do("scontrol", "requeue", slurm_array_task_name(answer))
 
 
 def find_parent_step(node: Node, pid: int) -> job.IsolatedJob:

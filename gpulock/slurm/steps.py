@@ -63,7 +63,7 @@ class SlurmSteps:
 
     def daemons(self, scan: ProcessScan) -> dict[str, dict[int, str]]:
         """Return pid -> step of all step daemons by job id; those without a title yet under ""."""
-        found: dict[str, dict[int, str]] = {}
+        daemons: dict[str, dict[int, str]] = {}
         for pid in scan.named(STEPD):
             if is_slurm_daemon(pid, STEPD, scan, self._uid):
                 try:
@@ -73,8 +73,8 @@ class SlurmSteps:
                 if title.split(b"\0")[1:2] in NO_STEP:
                     continue
                 job, step = parse_stepd_title(title)
-                found.setdefault(job, {})[pid] = step
-        return found
+                daemons.setdefault(job, {})[pid] = step
+        return daemons
 
     def is_slurmd_seen(self, scan: ProcessScan) -> bool:
         """Return whether slurmd runs where we can see it."""
@@ -135,10 +135,10 @@ class SlurmSteps:
         return self._list_members(folders, scan)
 
     def _list_members(self, folders: list[str], scan: ProcessScan) -> list[int]:
-        found: set[int] = set()
+        pids: set[int] = set()
         for folder in folders:
-            found.update(list_slurm_cgroup_pids(folder))
-        return sorted([pid for pid in found if not (pid and self._is_placeholder(pid, scan))])
+            pids.update(list_slurm_cgroup_pids(folder))
+        return sorted([pid for pid in pids if not (pid and self._is_placeholder(pid, scan))])
 
     def _is_placeholder(self, pid: int, scan: ProcessScan) -> bool:
         """Return whether a process is the extern step's own `sleep`, which outlives its daemon."""
@@ -171,10 +171,10 @@ def find_slurmds_above(node: Node, pid: int) -> list[int]:
     """
     scan = ProcessScan(node.proc)
     above = [one for one in scan.ancestry(pid) if is_slurm_daemon(one, SLURMD, scan)]
-    found = above[:1] or [p for p in scan.named(SLURMD) if is_slurm_daemon(p, SLURMD, scan)]
-    if not found and not node.settings.simulation:
+    slurmds = above[:1] or [p for p in scan.named(SLURMD) if is_slurm_daemon(p, SLURMD, scan)]
+    if not slurmds and not node.settings.simulation:
         raise Refusal(UNKNOWN, "no slurmd is seen", "is /proc mounted with hidepid?")
-    return found
+    return slurmds
 
 
 def is_slurm_job_process(pid: int, record: Owner, scan: ProcessScan) -> bool:

@@ -46,12 +46,12 @@ def main(environ: "Mapping[str, str]", config: str) -> int:
         settings = read_settings(config)
         return answer_task(settings, environ, Proc(settings.proc_root))
     except Refusal as refusal:
-        told = refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}")
+        message = refusal.sentence(f"job {environ.get('SLURM_JOB_ID', '?')}")
         # what cannot be found out is not this job's fault
         code = FAILED if refusal.kind == INVALID_REQUEST else REQUEUE_EXIT
     except Exception as fault:  # the one broad handler: in doubt a task does not start
-        told, code = f"gpulock: {type(fault).__name__}: {fault}", REQUEUE_EXIT
-    return print_task_message(told, code)
+        message, code = f"gpulock: {type(fault).__name__}: {fault}", REQUEUE_EXIT
+    return print_task_message(message, code)
 
 
 def answer_task(settings: Settings, environ: "Mapping[str, str]", proc: Proc) -> int:
@@ -66,36 +66,36 @@ def answer_task(settings: Settings, environ: "Mapping[str, str]", proc: Proc) ->
     if settings.isolation == "cgroup":
         check_confined(proc, job, settings.sys_root)
     store = LockStore(settings.lock_dir)
-    found = note.find_task_note(store.root, slurmd, job)
+    own = note.find_task_note(store.root, slurmd, job)
     task = Task(environ, step)
-    if found is None or found.uid != os.getuid():
+    if own is None or own.uid != os.getuid():
         lines = mask_task_without_note(settings, environ, task)
         return write_to_slurmstepd("".join(lines), GO_ON)
-    check_run(found, environ)
-    if found.refused:
-        return print_task_message(found.refused, found.code or FAILED)
+    check_run(own, environ)
+    if own.refused:
+        return print_task_message(own.refused, own.code or FAILED)
     lines = []
-    if found.devices:
-        note.check_task_claim(store, found)
-        opened, denied = probe_devices(settings.dev_root, found.devices)
-        chosen, mask = task_devices.select_task_devices(task, found, settings, opened, denied)
+    if own.devices:
+        note.check_task_claim(store, own)
+        opened, denied = probe_devices(settings.dev_root, own.devices)
+        chosen, mask = task_devices.select_task_devices(task, own, settings, opened, denied)
         lines = task_export_lines(chosen, settings, environ, mask)
-        if found.binds:
-            own = environment.user_bind_lists(environ)
-            lines += [task_bind_line(name, old, found.binds) for name, old in own]
+        if own.binds:
+            bind_lists = environment.user_bind_lists(environ)
+            lines += [task_bind_line(name, old, own.binds) for name, old in bind_lists]
     elif settings.hide_unrequested:
         lines = task_export_lines([], settings, environ)
     return write_to_slurmstepd("".join(lines), GO_ON)
 
 
-def check_run(found: TaskNote, environ: "Mapping[str, str]") -> None:
+def check_run(own: TaskNote, environ: "Mapping[str, str]") -> None:
     """Raise Refusal by a note of an earlier run, where this one's Prolog left none.
 
     A user who says another count than Slurm stops no task but own ones (docs/facts/slurm.md).
     """
     count = environ.get("SLURM_RESTART_COUNT", "0")
-    if is_slurm_number(count) and int(count) > found.restart:
-        why = f"the claim here is of the job's run {found.restart}, and this is run {count}"
+    if is_slurm_number(count) and int(count) > own.restart:
+        why = f"the claim here is of the job's run {own.restart}, and this is run {count}"
         raise Refusal(UNKNOWN, why, "did the Prolog run? see gpulock doctor on the node")
 
 

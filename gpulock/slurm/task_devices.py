@@ -30,14 +30,14 @@ class Task:
     def __init__(self, environ: "Mapping[str, str]", step: str) -> None:
         self.is_step = is_slurm_number(step)
         self.mask = environ.get(MASK)
-        told = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
-        self.positions = expand_gpu_list(told) if told else []
-        told = environ.get("SLURM_GPUS_ON_NODE", "")
-        self.on_node = int(told) if is_slurm_number(told) else 0
+        listed = environ.get("SLURM_STEP_GPUS", "") if self.is_step else ""
+        self.positions = expand_gpu_list(listed) if listed else []
+        listed = environ.get("SLURM_GPUS_ON_NODE", "")
+        self.on_node = int(listed) if is_slurm_number(listed) else 0
 
 
 def select_task_devices(
-    task: Task, found: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
+    task: Task, own: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
 ) -> "tuple[list[Device] | None, str | None]":
     """Return (the task's devices, Slurm's mask where it stands or None); raise Refusal.
 
@@ -46,23 +46,23 @@ def select_task_devices(
     right. Of a job with several types of GPU Slurm tells the Prolog one type's alone: what was
     locked is then too little, and would be so the next time.
     """
-    told = task.positions or not task.is_step  # else the number is of the batch script's node
-    more = task.on_node > len(found.devices)
-    if told and (more or (not task.is_step and 0 < task.on_node < len(found.devices))):
+    is_known = task.positions or not task.is_step  # else the number is of the batch script's node
+    more = task.on_node > len(own.devices)
+    if is_known and (more or (not task.is_step and 0 < task.on_node < len(own.devices))):
         raise Refusal(
             INVALID_REQUEST if more else UNKNOWN,
-            f"Slurm gave {task.on_node} GPUs on this node, but its Prolog saw {len(found.devices)}",
+            f"Slurm gave {task.on_node} GPUs on this node, but its Prolog saw {len(own.devices)}",
             "ask for one type of GPU a job (see docs/slurm.md)",
         )
     if settings.slurm_device_selection == "slurm":
-        return select_by_slurm_mask(task, found, settings, opened, denied)
-    if task.is_step and found.positions:
-        return devices_at_positions(found, task.positions), None  # none for `srun --gres=none`
-    return found.devices, None
+        return select_by_slurm_mask(task, own, settings, opened, denied)
+    if task.is_step and own.positions:
+        return devices_at_positions(own, task.positions), None  # none for `srun --gres=none`
+    return own.devices, None
 
 
 def select_by_slurm_mask(
-    task: Task, found: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
+    task: Task, own: TaskNote, settings: Settings, opened: list[Device], denied: list[Device]
 ) -> "tuple[list[Device] | None, str | None]":
     """Return the devices behind Slurm's mask as far as they can be told, and that mask.
 
@@ -70,41 +70,41 @@ def select_by_slurm_mask(
     cgroup a mask counts from 0: there it may name no more than the locked ones that are not denied.
     """
     if task.mask is None:  # `srun --gres=none`, or a shell for which Slurm set nothing
-        return ([], None) if task.is_step else (found.devices, None)
+        return ([], None) if task.is_step else (own.devices, None)
     entries = expand_gpu_list(task.mask) if task.mask else []
     if not entries:
         return [], None
-    if denied and len(entries) > len(found.devices) - len(denied):
+    if denied and len(entries) > len(own.devices) - len(denied):
         raise Refusal(
             UNKNOWN,
             f"Slurm opened other GPUs than are locked: of those {len(denied)} are denied",
             "run gpulock doctor on the node",
         )
     if entries[0].startswith(("GPU-", "MIG-")):
-        chosen = [d for d in found.devices if d.uuid in entries]
+        chosen = [d for d in own.devices if d.uuid in entries]
         if len(chosen) != len(entries):
-            raise mask_mismatch_refusal(task, found)
+            raise mask_mismatch_refusal(task, own)
         return chosen, task.mask
-    by_position = set(entries) <= set(found.positions)
+    by_position = set(entries) <= set(own.positions)
     counted = entries == index_strings(len(entries))  # perhaps a device cgroup's own numbers
-    if not by_position and not set(entries) <= set(index_strings(len(found.devices))):
-        raise mask_mismatch_refusal(task, found)
-    named = devices_at_positions(found, entries) if by_position else None
-    if len(opened) < len(found.devices):  # a device cgroup is at work
+    if not by_position and not set(entries) <= set(index_strings(len(own.devices))):
+        raise mask_mismatch_refusal(task, own)
+    named = devices_at_positions(own, entries) if by_position else None
+    if len(opened) < len(own.devices):  # a device cgroup is at work
         if named is None or set(named) != set(opened):
             named = opened if counted and len(entries) == len(opened) else None
         return named, task.mask
     if named is not None and (not task.positions or set(task.positions) == set(entries)):
         by_uuid = settings.visible_devices == "uuid" and all([d.uuid for d in named])
         return named, None if by_uuid and not counted else task.mask
-    return found.devices if len(entries) == len(found.devices) else None, task.mask
+    return own.devices if len(entries) == len(own.devices) else None, task.mask
 
 
-def mask_mismatch_refusal(task: Task, found: TaskNote) -> Refusal:
+def mask_mismatch_refusal(task: Task, own: TaskNote) -> Refusal:
     """Return the refusal for a mask that contradicts the lock."""
     return Refusal(
         UNKNOWN,
-        f"Slurm's mask {task.mask} is not what is locked ({','.join(found.positions)})",
+        f"Slurm's mask {task.mask} is not what is locked ({','.join(own.positions)})",
         "run gpulock doctor on the node",
     )
 
@@ -114,12 +114,12 @@ def index_strings(count: int) -> list[str]:
     return [str(n) for n in range(count)]
 
 
-def devices_at_positions(found: TaskNote, positions: list[str]) -> list[Device]:
+def devices_at_positions(own: TaskNote, positions: list[str]) -> list[Device]:
     """Return the devices that stand for Slurm's positions; raise Refusal for another's."""
-    if not set(positions) <= set(found.positions):
+    if not set(positions) <= set(own.positions):
         raise Refusal(
             UNKNOWN,
-            f"the step has {','.join(positions)} of Slurm, its job {','.join(found.positions)}",
+            f"the step has {','.join(positions)} of Slurm, its job {','.join(own.positions)}",
             "run gpulock doctor on the node",
         )
-    return [found.devices[found.positions.index(p)] for p in positions]
+    return [own.devices[own.positions.index(p)] for p in positions]

@@ -73,22 +73,22 @@ class SlurmJobRule:
         return None
 
 
-def judge_slurmctld_answer(found: "dict[str, str] | None", record: Owner) -> Verdict:
+def judge_slurmctld_answer(answer: "dict[str, str] | None", record: Owner) -> Verdict:
     """Return the verdict by slurmctld's answer: only a clear end of this very run is one."""
     from gpulock.slurm.scontrol import OVER, is_later_run, slurm_job_uid
 
-    if found is None:
+    if answer is None:
         what = f"slurmctld knows no job {record.job_id}, no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
-    if slurm_job_uid(found) < 0 or not found["State"]:
+    if slurm_job_uid(answer) < 0 or not answer["State"]:
         return Verdict(UNKNOWN, "slurmctld's answer cannot be read")
-    if slurm_job_uid(found) != record.uid:
-        what = f"slurmctld gave its id to another user's job, uid {slurm_job_uid(found)}"
+    if slurm_job_uid(answer) != record.uid:
+        what = f"slurmctld gave its id to another user's job, uid {slurm_job_uid(answer)}"
         return Verdict(DEAD, what, SLURMCTLD)
-    if found["State"] in OVER:
-        what = f"slurmctld says {found['State']}, no process of it is here"
+    if answer["State"] in OVER:
+        what = f"slurmctld says {answer['State']}, no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
-    if is_later_run(found, record.restart) and found["State"] in NEXT_RUN:
-        what = f"slurmctld says requeued (restart {found['Restarts']}), no process of it is here"
+    if is_later_run(answer, record.restart) and answer["State"] in NEXT_RUN:
+        what = f"slurmctld says requeued (restart {answer['Restarts']}), no process of it is here"
         return Verdict(DEAD, what, SLURMCTLD)
-    return Verdict(ALIVE, f"slurmctld says {found['State']}")
+    return Verdict(ALIVE, f"slurmctld says {answer['State']}")

@@ -51,13 +51,13 @@ class ClaimAttempt:
         self.make_judge = make_judge  # one that looks anew
 
 
-def judge_ahead(node: Node, found: list[Device], judge: "Judge", template: Owner) -> "Reaper":
+def judge_ahead(node: Node, devices: list[Device], judge: "Judge", template: Owner) -> "Reaper":
     """Judge every lock, because devices are needed or the job has some; the gate is not held."""
     from gpulock.alloc.reaper import Reaper
 
     held = node.store.read_all_locks()
     owners = [lock.owner for lock in held.values() if lock.owner]
-    reaper = Reaper(node, judge, found, held)
+    reaper = Reaper(node, judge, devices, held)
     reaper.judge_ahead({record.uid for record in owners if record.key() == template.key()})
     return reaper
 
@@ -73,14 +73,14 @@ def reap_held_locks(reaper: "Reaper", held: dict[str, Lock]) -> None:
 
 
 def pick_free_devices(
-    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
+    node: Node, devices: list[Device], held: dict[str, Lock], want: ClaimRequest
 ) -> tuple[list[Device], dict[str, str]]:
     """Return the devices to lock, nothing when too few are free, and why others are out, by id.
 
     Out are those that are quarantined, reserved or withheld, and those whose MPS is another's.
     Raises Refusal.
     """
-    out: dict[str, str] = {d.id: WITHHELD for d in found if d.withheld}
+    out: dict[str, str] = {d.id: WITHHELD for d in devices if d.withheld}
     state_dir = node.settings.state_dir
     try:
         for name in quarantine.list_note_names(state_dir):
@@ -93,7 +93,7 @@ def pick_free_devices(
         raise
     out, last = want.kept | out, want.last
     taken = whole_claims(held) if want.share else {name.partition(SHARE)[0] for name in held}
-    free = usable_devices(found, [*taken, *out])
+    free = usable_devices(devices, [*taken, *out])
     if suspects := quarantine.read_suspect_cards(state_dir, node.boot_id):
         suspect = [d.id for d in free if d.bus in suspects or d.id in suspects]
         last = last | dict.fromkeys(suspect, LAST)

@@ -19,7 +19,7 @@ PAUSE = 0.01  # seconds
 
 
 def ask_checks_to_end(
-    node: Node, found: list[Device], held: dict[str, Lock], want: ClaimRequest
+    node: Node, devices: list[Device], held: dict[str, Lock], want: ClaimRequest
 ) -> dict[str, str]:
     """Mark the health checks whose devices would be enough for a claim; return tokens, by lock.
 
@@ -31,7 +31,7 @@ def ask_checks_to_end(
     if not checks:
         return {}
     others = {name: lock for name, lock in held.items() if name not in checks}
-    chosen, _ = pick_free_devices(node, found, others, want)
+    chosen, _ = pick_free_devices(node, devices, others, want)
     if chosen:
         want.check(chosen)
     asked: dict[str, str] = {}

@@ -67,9 +67,11 @@ class LastingReason(str):
 QUARANTINED, WITHHELD = LastingReason("quarantined"), LastingReason("no MIG instance")
 
 
-def usable_devices(found: list[Device], taken: "Collection[str]") -> list[Device]:
+def usable_devices(devices: list[Device], taken: "Collection[str]") -> list[Device]:
     """Return the devices that work, and of which nothing is taken (ids of locks)."""
-    return [d for d in found if not d.fault and not any([lock_ids_overlap(d.id, t) for t in taken])]
+    return [
+        d for d in devices if not d.fault and not any([lock_ids_overlap(d.id, t) for t in taken])
+    ]
 
 
 def whole_claims(held: "dict[str, Lock]") -> "dict[str, Lock]":

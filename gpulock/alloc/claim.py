@@ -61,21 +61,21 @@ def claim_devices(
     for a look at open files, which may take long, and taken once more.
     """
     attempt = ClaimAttempt(node, template, want, judge)
-    found = attempt.devices
-    several = any([d.parent or d.model != found[0].model for d in found])
+    devices = attempt.devices
+    several = any([d.parent or d.model != devices[0].model for d in devices])
     if want.kinds or (several and not want.wanted and not want.share):
         from gpulock.alloc.kinds import resolve_kinds
 
-        resolve_kinds(node, found, want)
-    healthy = [d.id for d in found if not d.fault]
+        resolve_kinds(node, devices, want)
+    healthy = [d.id for d in devices if not d.fault]
     if want.share and not want.counted:
         from gpulock.alloc.shares import check_share_request
 
-        check_share_request(found, want, node.settings)
+        check_share_request(devices, want, node.settings)
     elif len(healthy) < want.count or any([name not in healthy for name in want.wanted]):
         from gpulock.alloc.shortage import impossible_refusal
 
-        raise impossible_refusal(found, want, node.settings.expected_gpus)
+        raise impossible_refusal(devices, want, node.settings.expected_gpus)
     want.uid, want.asked = template.uid, {}  # who waits claims again with the same request
     node.store.check(make=True)
     waited = 0.0
@@ -100,7 +100,7 @@ def claim_devices(
                 from gpulock.alloc.checks import wait_for_checks
 
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
-            attempt.ahead = judge_ahead(node, found, judge(), template)
+            attempt.ahead = judge_ahead(node, devices, judge(), template)
     except LockTimeout as refusal:
         from gpulock.alloc.streaks import note_lock_timeout
 
@@ -131,7 +131,7 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
     None: to be called again, after a look at processes that it needs, or once a test of a device
     has given way.
     """
-    node, found, want, template = attempt.node, attempt.devices, attempt.want, attempt.template
+    node, devices, want, template = attempt.node, attempt.devices, attempt.want, attempt.template
     if node.store.boot_id() != node.boot_id:
         from gpulock.store import boot
 
@@ -153,23 +153,23 @@ def claim_under_gate(attempt: ClaimAttempt, gate: Gate) -> "Grant | None":
         attempt.ahead.held = held
         same_job.release_previous_run(attempt.ahead, mine, template)
         held = node.store.read_all_locks()
-    chosen, out = pick_free_devices(node, found, held, want)
+    chosen, out = pick_free_devices(node, devices, held, want)
     if not chosen:
         if attempt.ahead is None:
             return None
         reap_held_locks(attempt.ahead, held)
         held = node.store.read_detailed_locks()
-        chosen, out = pick_free_devices(node, found, held, want)  # some may be out by now
+        chosen, out = pick_free_devices(node, devices, held, want)  # some may be out by now
     if not chosen and not want.asked:
         from gpulock.alloc.checks import ask_checks_to_end
 
-        want.asked = ask_checks_to_end(node, found, held, want)
+        want.asked = ask_checks_to_end(node, devices, held, want)
         if want.asked:
             return None  # once: gpulockd ends them meanwhile
     if not chosen:
         from gpulock.alloc.shortage import shortage_refusal
 
-        raise shortage_refusal(found, held, out, want, node.settings)
+        raise shortage_refusal(devices, held, out, want, node.settings)
     want.check(chosen)
     return lock_devices(node, gate, chosen, template)
 

@@ -68,13 +68,13 @@ def mig_access_nodes(device: Device, driver_root: str) -> list[str]:
         return []
     gpu, compute = device.id.split(".")[-2:]
     instance = f"gpu{device.minor}/{gpu}"
-    found: list[str] = []
+    nodes: list[str] = []
     for wanted in (f"{instance}/access", f"{instance}/{compute}/access"):
         minors = [line.split()[1] for line in table.split("\n") if line.split()[:1] == [wanted]]
         if len(minors) != 1:
             return []
-        found.append(f"nvidia-caps/nvidia-cap{minors[0]}")
-    return found
+        nodes.append(f"nvidia-caps/nvidia-cap{minors[0]}")
+    return nodes
 
 
 class OpenFiles:
@@ -149,7 +149,7 @@ class OpenFiles:
         pids, blind = self._looks[uid]
         return pids, self.dark or blind
 
-    def _fill(self, found: dict[str, list[int]], uid: "int | None") -> str:
+    def _fill(self, users: dict[str, list[int]], uid: "int | None") -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
 
         Where that look is not taken yet, both share their listings. One that may not be seen is
@@ -161,7 +161,7 @@ class OpenFiles:
         pids = [*dict.fromkeys([*scan.seen, *pids])]  # a look at another user's may have begun it
         for attempt in range(ROUNDS):
             try:
-                settled, hidden = self._fill_from(pids, found, uid)
+                settled, hidden = self._fill_from(pids, users, uid)
             except TimeoutError as fault:
                 return str(fault) if uid is None else too_much_of(uid)
             if settled and scan.complete and attempt > 0:
@@ -176,7 +176,7 @@ class OpenFiles:
         return "processes came and went faster than their files could be read"
 
     def _fill_from(
-        self, pids: list[int], found: dict[str, list[int]], uid: "int | None"
+        self, pids: list[int], users: dict[str, list[int]], uid: "int | None"
     ) -> tuple[bool, list[int]]:
         """Look at these processes; return whether each was seen to the end, and who hides.
 
@@ -186,7 +186,7 @@ class OpenFiles:
         for pid in pids:
             try:
                 for device in self._opened_by(pid, uid):
-                    found.setdefault(device, []).append(pid)
+                    users.setdefault(device, []).append(pid)
             except TimeoutError as fault:
                 why = f"process {pid} has more files open than can be looked at in time"
                 raise TimeoutError(why) from fault
@@ -294,8 +294,8 @@ def remaining_device_user(
     user's without a claim are foreign. The MPS of a shared card is gpulockd's to end, and the card
     is closed until then (job.mps).
     """
-    found, blind = files.look(record.uid)
-    pids = found.get(device.partition(SHARE)[0], [])
+    users, blind = files.look(record.uid)
+    pids = users.get(device.partition(SHARE)[0], [])
     mark = held[device].mps if device in held else ""
     if mark and pids:
         from gpulock.alloc.process_owner import is_mps_process

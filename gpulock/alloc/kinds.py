@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Links = dict[tuple[str, str], int]
 
 
-def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None:
+def resolve_kinds(node: Node, devices: list[Device], want: "ClaimRequest") -> None:
     """Say in `want.kinds` what a request means here; raise Refusal for what cannot be.
 
     With PLAIN_REQUEST=any a plain request stays plain.
@@ -37,24 +37,26 @@ def resolve_kinds(node: Node, found: list[Device], want: "ClaimRequest") -> None
         return
     asked = want.kinds or (("", want.count),)
     want.kinds = tuple([(kind or plain, n) for kind, n in asked])
-    cards = len({device.bus for device in found})
+    cards = len({device.bus for device in devices})
     for kind, count in want.kinds:
-        check_kind_possible(node, found, kind, count, node.settings.expected_gpus - cards)
-    if not choose_by_kind([d for d in found if not d.fault], want, {}, {}):
-        raise unmatched_kind_refusal(node, found, format_requested_kinds(want))
+        check_kind_possible(node, devices, kind, count, node.settings.expected_gpus - cards)
+    if not choose_by_kind([d for d in devices if not d.fault], want, {}, {}):
+        raise unmatched_kind_refusal(node, devices, format_requested_kinds(want))
 
 
-def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, gone: int) -> None:
+def check_kind_possible(
+    node: Node, devices: list[Device], kind: str, count: int, gone: int
+) -> None:
     """Raise Refusal for more of a kind than the node has, or than work.
 
     A card that is gone, or whose model cannot be read, may be of a model that is here.
     """
-    fit = [device for device in found if is_of_kind(device, kind)]
+    fit = [device for device in devices if is_of_kind(device, kind)]
     works = largest_count(kind, [device for device in fit if not device.fault])
     if 0 < count <= works:
         return
     asked = format_requested_kind(kind, count)
-    unread = [device for device in found if device.fault and not device.model]
+    unread = [device for device in devices if device.fault and not device.model]
     there = largest_count(kind, [device for device in fit if device not in unread])
     if there or not kind.startswith(MODEL):
         there += len(unread) + max(gone, 0)
@@ -62,15 +64,15 @@ def check_kind_possible(node: Node, found: list[Device], kind: str, count: int, 
         raise Refusal(
             BROKEN, f"{asked}, {works} of {there} work", "see gpulock status for the missing card"
         )
-    if kind.startswith(MIG) and has_untold_instances(node.settings.driver_root, found):
+    if kind.startswith(MIG) and has_untold_instances(node.settings.driver_root, devices):
         why = f"{asked}: no exporter tells the profiles of this node's instances"
         raise Refusal(UNKNOWN, why, "see gpulock inventory")
-    raise unmatched_kind_refusal(node, found, asked if fit else kind.replace(":", " "))
+    raise unmatched_kind_refusal(node, devices, asked if fit else kind.replace(":", " "))
 
 
-def unmatched_kind_refusal(node: Node, found: list[Device], asked: str) -> Refusal:
+def unmatched_kind_refusal(node: Node, devices: list[Device], asked: str) -> Refusal:
     """Return the refusal of what the node does not have, with what it has."""
-    there = format_device_kinds(found, node.settings.shares)
+    there = format_device_kinds(devices, node.settings.shares)
     return Refusal(INVALID_REQUEST, f"{asked}: this node has {there}", "ask for these")
 
 
@@ -101,10 +103,10 @@ def choose_by_kind(
     chosen: list[Device] = []
     for kind, count, fit in sorted(fits, key=lambda one: len(one[2])):
         left = [device for device in fit if device not in chosen]
-        found = choose_one_kind(left, kind, count, last, links)
-        if not found:
+        of_kind = choose_one_kind(left, kind, count, last, links)
+        if not of_kind:
             return []
-        chosen += found
+        chosen += of_kind
     return [device for device in free if device in chosen]
 
 

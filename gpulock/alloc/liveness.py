@@ -92,10 +92,10 @@ class Judge:
             return Verdict(UNKNOWN, f"claimed in {record.namespaces}, judged in {ours}")
         rule = self._rules.get(record.scheduler)
         unruled = Verdict(UNKNOWN, f"no rule for scheduler {record.scheduler}")
-        found = rule(lock, self.scan, self.job_processes) if rule else unruled
-        if found.state == DEAD and (late := find_late_end(lock, self.scan)):
-            found = Verdict(UNKNOWN, f"process {late} ended while the processes were looked at")
-        return found
+        verdict = rule(lock, self.scan, self.job_processes) if rule else unruled
+        if verdict.state == DEAD and (late := find_late_end(lock, self.scan)):
+            verdict = Verdict(UNKNOWN, f"process {late} ended while the processes were looked at")
+        return verdict
 
 
 def find_late_end(lock: Lock, scan: ProcessScan) -> int:

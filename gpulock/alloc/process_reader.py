@@ -42,10 +42,10 @@ class ProcessReader:
 
     def status(self, pid: int) -> ProcessStatus:
         """Return a process's status; raise as `_read_status` does."""
-        found = self.seen.get(pid) or self._asked.get(pid)
-        if found is None:
-            found = self._asked[pid] = self._read_status(pid)
-        return found
+        status = self.seen.get(pid) or self._asked.get(pid)
+        if status is None:
+            status = self._asked[pid] = self._read_status(pid)
+        return status
 
     def _read_status(self, pid: int) -> ProcessStatus:
         """Read a process's status, in the time that is left for its user's.
@@ -94,21 +94,21 @@ class ProcessReader:
         That is who made the user namespace it runs in, or in whose range its uid is. A uid is asked
         about once: it is either an account of its own or in one user's range. Raises OSError.
         """
-        found = self._accounts.get(uid)
-        if found is None:
+        owner = self._accounts.get(uid)
+        if owner is None:
             try:
-                found = self.proc.namespace_owner(pid)
+                owner = self.proc.namespace_owner(pid)
             except PermissionError:
                 if os.geteuid() == 0:
                     raise
-                found = -1
+                owner = -1
             if self._subordinate is None:
                 from gpulock.node.subordinate import SubordinateUids
 
                 self._subordinate = SubordinateUids()
-            found = self._subordinate.owner(uid if found <= 0 else found)
-            self._accounts[uid] = found
-        return found
+            owner = self._subordinate.owner(uid if owner <= 0 else owner)
+            self._accounts[uid] = owner
+        return owner
 
     def read_start(self, pid: int, uid: int) -> "StartedAs":
         """Return what a process of a user was started as; raise OSError where that is not seen.
@@ -135,14 +135,14 @@ class ProcessReader:
 
     def ancestry(self, pid: int) -> dict[int, ProcessStatus]:
         """Return a process and what is above it, as far as that can be seen."""
-        found: dict[int, ProcessStatus] = {}
-        while pid > 0 and pid not in found:
+        above: dict[int, ProcessStatus] = {}
+        while pid > 0 and pid not in above:
             try:
-                found[pid] = self.status(pid)
+                above[pid] = self.status(pid)
             except (OSError, ValueError):
                 break
-            pid = found[pid].ppid
-        return found
+            pid = above[pid].ppid
+        return above
 
     def descends(self, pid: int, ancestors: "Collection[int]") -> bool:
         """Return whether one of `ancestors` is `pid` or above it."""

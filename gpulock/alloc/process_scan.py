@@ -205,21 +205,21 @@ class ProcessScan(ProcessReader):
 
         Most numbers are of none: a fork may fail.
         """
-        found: "list[tuple[set[int], frozenset[int]]]" = []
+        newest: "list[tuple[set[int], frozenset[int]]]" = []
         late = time.monotonic() + SAMPLING
         try:
             before = self.proc.last_pid()
-            while time.monotonic() < late and len(found) < SAMPLES:
+            while time.monotonic() < late and len(newest) < SAMPLES:
                 last = self.proc.last_pid()
                 for pid in range(last, max(before, last - MANY), -1):
                     try:
-                        found.append(self._uids_and_groups(pid))
+                        newest.append(self._uids_and_groups(pid))
                     except ProcessLookupError:
                         continue
                 before = last
         except (OSError, ValueError, IndexError):
             pass
-        return found
+        return newest
 
     def _uids_and_groups(self, pid: int) -> "tuple[set[int], frozenset[int]]":
         try:
@@ -241,8 +241,8 @@ class ProcessScan(ProcessReader):
 
             hides = uid == os.geteuid() != 0
             self._unread[uid] = read_each(own, lambda pid: self.read_start(pid, uid), hides)
-        found = {pid: self._started[pid] for pid in own if pid in self._started}
-        return found, self._unread.get(uid, f"uid {uid} {NOT_READ}")
+        started = {pid: self._started[pid] for pid in own if pid in self._started}
+        return started, self._unread.get(uid, f"uid {uid} {NOT_READ}")
 
     def carriers(self, gid: int) -> list[int]:
         """Return the processes that carry a supplementary group."""

@@ -100,10 +100,10 @@ def locked_devices(node: Node, locks: list[Lock]) -> list[Device]:
 
     No driver is asked, but where a record does not tell the minor.
     """
-    found: list[Device] = []
+    devices: list[Device] = []
     for lock in locks:
         device = make_recorded_device(lock)
         if device is None:
             return node.devices_if_driver()
-        found.append(device)
-    return found
+        devices.append(device)
+    return devices

@@ -67,20 +67,20 @@ def granted_before(attempt: "ClaimAttempt", mine: list[Lock]) -> list[Device]:
     return granted
 
 
-def whole_grant(mine: list[Lock], found: list[Device]) -> list[Device]:
+def whole_grant(mine: list[Lock], devices: list[Device]) -> list[Device]:
     """Return the devices of a grant that is whole: one token, every device locked and there."""
     record = mine[0].owner
     assert record is not None
     ids = {lock.id for lock in mine if lock.owner and lock.owner.token == record.token}
-    granted = granted_devices(found, ids, record.places)
+    granted = granted_devices(devices, ids, record.places)
     whole = ids == set(record.devices) and len(ids) == len(mine) == len(granted)
     return granted if whole else []
 
 
-def granted_devices(found: list[Device], ids: set[str], places: int) -> list[Device]:
+def granted_devices(devices: list[Device], ids: set[str], places: int) -> list[Device]:
     """Return the devices, or places on them, that have these ids, in the order of the node."""
     granted: list[Device] = []
-    for card in found:
+    for card in devices:
         if card.id in ids:
             granted.append(card)
         here = sorted([name for name in ids if name.startswith(card.id + SHARE)])

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from gpulock.alloc.states import DeviceState
 
 
-def check_share_request(found: list[Device], want: "ClaimRequest", settings: Settings) -> None:
+def check_share_request(devices: list[Device], want: "ClaimRequest", settings: Settings) -> None:
     """Raise Refusal for shares that the node can never, or not in its present state, give."""
-    places = count_places_by_card(found, settings.shares)
-    gone = count_gone_places(found, settings)
-    cards = [device for device in found if device.id in places]
+    places = count_places_by_card(devices, settings.shares)
+    gone = count_gone_places(devices, settings)
+    cards = [device for device in devices if device.id in places]
     if not cards and (want.wanted or not gone):
         from gpulock.node.kinds import format_device_kinds
 
-        why = f"this node has no shares of a GPU, but {format_device_kinds(found)}"
+        why = f"this node has no shares of a GPU, but {format_device_kinds(devices)}"
         raise Refusal(INVALID_REQUEST, why, "ask for these")
-    for device in found:
+    for device in devices:
         if device.id in want.wanted and device.id not in places:
             names = ", ".join([str(card.index) for card in cards])
             why = f"GPU {device.index} has no shares: GPU {names} has"
@@ -46,11 +46,11 @@ def check_share_request(found: list[Device], want: "ClaimRequest", settings: Set
         raise Refusal(BROKEN, why, "see gpulock status for the missing card")
 
 
-def count_gone_places(found: list[Device], settings: Settings) -> dict[str, int]:
+def count_gone_places(devices: list[Device], settings: Settings) -> dict[str, int]:
     """Return the places of cards that are expected and not there, by their word of SHARES."""
-    if settings.expected_gpus <= len({device.bus for device in found}):
+    if settings.expected_gpus <= len({device.bus for device in devices}):
         return {}
-    words = [word for word in settings.shares if not count_places_by_card(found, (word,))]
+    words = [word for word in settings.shares if not count_places_by_card(devices, (word,))]
     return {word: parse_share_word(word)[1] for word in words}
 
 
@@ -80,14 +80,16 @@ def list_card_places(
 ) -> dict[str, CardPlaces]:
     """Return the places of each card of SHARES, by id."""
     counts = count_places_by_card(cards, words)
-    found = {card.id: CardPlaces(card, counts[card.id]) for card in cards if card.id in counts}
+    places_by_card = {
+        card.id: CardPlaces(card, counts[card.id]) for card in cards if card.id in counts
+    }
     for name, lock in held.items():
         card, share, _ = name.partition(SHARE)
-        if share and card in found:
-            found[card].locks.append(lock)
+        if share and card in places_by_card:
+            places_by_card[card].locks.append(lock)
             if lock.owner and lock.owner.places:
-                found[card].places = lock.owner.places
-    return found
+                places_by_card[card].places = lock.owner.places
+    return places_by_card
 
 
 def count_free_places(card: CardPlaces, uid: "int | None" = None) -> int:
@@ -106,13 +108,13 @@ def card_share_room(
 ) -> dict[str, tuple[int, int]]:
     """Return (places, how many of them nobody holds) of each card that has some."""
     cards = list_card_places([row.device for row in rows if row.device], held, words)
-    found: dict[str, tuple[int, int]] = {}
+    room: dict[str, tuple[int, int]] = {}
     for row in [row for row in rows if row.id in cards]:
         usable = row.state == "free" or any([SHARE in lock.id for lock in row.locks()])
         usable = usable and row.state not in ("missing", "quarantined")
         free = count_free_places(cards[row.id]) if usable else 0
-        found[row.id] = cards[row.id].places, free
-    return found
+        room[row.id] = cards[row.id].places, free
+    return room
 
 
 def choose_share_places(
@@ -155,9 +157,9 @@ def make_chosen_places(
     chosen: list[tuple[Device, int]], places: dict[str, int], held: dict[str, Lock]
 ) -> list[Device]:
     """Return the first free places, so many of each card, in the order of the node."""
-    found: list[Device] = []
+    placed: list[Device] = []
     for card, count in sorted(chosen, key=lambda one: one[0].index):
         names = [f"{card.id}{SHARE}{n}" for n in range(1, len(held) + count + 1)]
         unheld = [name for name in names if name not in held]
-        found += [place_device(card, name, places.get(card.id, 0)) for name in unheld[:count]]
-    return found
+        placed += [place_device(card, name, places.get(card.id, 0)) for name in unheld[:count]]
+    return placed

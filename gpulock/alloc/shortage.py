@@ -18,13 +18,13 @@ OVER_DO = "the job can run when the reservations are over, see gpulock status"
 BACK_DO = "the job can run when enough are back in service, see gpulock status"
 
 
-def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -> Refusal:
+def impossible_refusal(devices: list[Device], want: ClaimRequest, expected: int) -> Refusal:
     """Return the refusal of what the node can never, or not in its present state, grant."""
-    if faulty := [d for d in found if d.fault and d.id in want.wanted]:
+    if faulty := [d for d in devices if d.fault and d.id in want.wanted]:
         # not broken: the other cards work, and gpulockd takes the id out of an RSMAP
         return Refusal(UNKNOWN, f"GPU {faulty[0].label()}: {faulty[0].fault}", "see gpulock status")
-    healthy = [d.id for d in found if not d.fault]
-    whole = max(expected, len(found))
+    healthy = [d.id for d in devices if not d.fault]
+    whole = max(expected, len(devices))
     asked = format_requested_gpus(want.count)
     if want.count > whole:
         return Refusal(INVALID_REQUEST, f"{asked}, this node has {whole}", "ask for fewer")
@@ -39,7 +39,7 @@ def impossible_refusal(found: list[Device], want: ClaimRequest, expected: int) -
 
 
 def shortage_refusal(
-    found: list[Device],
+    devices: list[Device],
     held: dict[str, Lock],
     out: dict[str, str],
     want: ClaimRequest,
@@ -50,35 +50,35 @@ def shortage_refusal(
     `out` has why a device gives none, a LastingReason where no other job's end helps.
     """
     if want.share and not want.counted:
-        return share_shortage_refusal(found, held, out, want, settings)
+        return share_shortage_refusal(devices, held, out, want, settings)
     if want.wanted:
-        return wanted_device_refusal(found, held, out, want)
+        return wanted_device_refusal(devices, held, out, want)
     count, asked = want.count, format_requested_gpus(want.count)
     if want.kinds:
         from gpulock.alloc.kinds import format_requested_kinds
         from gpulock.node.kinds import is_of_kind
 
-        found = [d for d in found if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
+        devices = [d for d in devices if any([is_of_kind(d, kind) for kind, _ in want.kinds])]
         asked = format_requested_kinds(want)
-    holders = [d.fault or lock_holder(held, d.id, out) for d in found]
-    names = "; ".join([f"{d.label()}: {who or 'free'}" for d, who in zip(found, holders)])
+    holders = [d.fault or lock_holder(held, d.id, out) for d in devices]
+    names = "; ".join([f"{d.label()}: {who or 'free'}" for d, who in zip(devices, holders)])
     lasting = [name for name, why in out.items() if isinstance(why, LastingReason)]
-    good = usable_devices(found, lasting)
+    good = usable_devices(devices, lasting)
     do = OVER_DO if len(usable_devices(good, [*want.kept])) < count else ENDED_DO
-    kept = [who for d, who in zip(found, holders) if who and who == want.kept.get(d.id)]
+    kept = [who for d, who in zip(devices, holders) if who and who == want.kept.get(d.id)]
     reserved = f", {len(kept)} reserved" if kept else ""
     return Refusal(
         BUSY,
-        f"{asked}, {holders.count('')} of {len(found)} free{reserved} ({names})",
+        f"{asked}, {holders.count('')} of {len(devices)} free{reserved} ({names})",
         BACK_DO if len(good) < count else do,
     )
 
 
 def wanted_device_refusal(
-    found: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
+    devices: list[Device], held: dict[str, Lock], out: dict[str, str], want: ClaimRequest
 ) -> Refusal:
     """Return the refusal of a job that may have only certain devices."""
-    wanted = [d for d in found if d.id in want.wanted]
+    wanted = [d for d in devices if d.id in want.wanted]
     gone: list[tuple[Device, str]] = []
     # For a share whole claims are in the way first, then other shares.
     for locks in [whole_claims(held), held] if want.share else [held]:
@@ -92,7 +92,7 @@ def wanted_device_refusal(
 
 
 def share_shortage_refusal(
-    found: list[Device],
+    devices: list[Device],
     held: dict[str, Lock],
     out: dict[str, str],
     want: "ClaimRequest",
@@ -106,8 +106,8 @@ def share_shortage_refusal(
         list_card_places,
     )
 
-    there = list_card_places(found, held, settings.shares)
-    cards = [device for device in found if device.id in (want.wanted or there)]
+    there = list_card_places(devices, held, settings.shares)
+    cards = [device for device in devices if device.id in (want.wanted or there)]
     usable = [there[card.id] for card in usable_devices(cards, [*whole_claims(held), *out])]
     free = sum([count_free_places(card) for card in usable])
     uid = want.uid if settings.share_users == "one" else None

@@ -179,9 +179,9 @@ def classify_device(
     return HELD, "its job is gone, processes are not" if lock.owner.draining else ""
 
 
-def count_device_states(found: list[DeviceState]) -> dict[str, int]:
+def count_device_states(rows: list[DeviceState]) -> dict[str, int]:
     """Return how many devices are in each of the eight states."""
     total: dict[str, int] = {state: 0 for state in STATES}
-    for row in found:
+    for row in rows:
         total[row.state] += 1
     return total

@@ -51,13 +51,13 @@ def escalate_refusal(refusal: Refusal) -> None:
     refusal.why += " (for several jobs in a row)"
 
 
-def is_unknown_streak(found: "list[Event]", name: str, is_undone: bool) -> bool:
+def is_unknown_streak(events: "list[Event]", name: str, is_undone: bool) -> bool:
     """Return whether another unknown, of `name`, makes jobs of several users in a row. Pure.
 
     A grant ends the row, unless it was undone. `is_undone`: this refusal undoes one of `name`.
     """
     names, undone = {name}, {name} if is_undone else set[str]()
-    for _, kind, words in reversed(found):
+    for _, kind, words in reversed(events):
         if kind in (UNKNOWN_REQUEST, UNDONE):
             names.add(words)
             if kind == UNDONE:
@@ -69,10 +69,10 @@ def is_unknown_streak(found: "list[Event]", name: str, is_undone: bool) -> bool:
     return is_streak(names)
 
 
-def is_timeout_streak(found: "list[Event]") -> bool:
+def is_timeout_streak(events: "list[Event]") -> bool:
     """Return whether jobs of several users found the gate shut since somebody got in. Pure."""
     names: set[str] = set()
-    for _, kind, words in reversed(found):
+    for _, kind, words in reversed(events):
         if kind in ENTERED:
             break
         if kind == TIMEOUT:

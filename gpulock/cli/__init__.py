@@ -84,8 +84,8 @@ def print_false_on_failure(ctx: click.Context) -> Generator[None]:
 def import_command(name: str) -> click.Command:
     """Return a command of the table."""
     module = import_module(f"gpulock.cli.{MODULES[name]}")
-    found: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
-    return found
+    command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
+    return command
 
 
 def exit_with_refusal(ctx: click.Context, refusal: Refusal, code: int) -> NoReturn:

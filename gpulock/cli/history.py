@@ -120,12 +120,12 @@ def parse_history_query(
 
 def print_history_claims(node: Node, query: ClaimQuery, faults: HistoryFaults, limit: int) -> None:
     """Print the table of the latest claims, and their sum."""
-    found = [*find_history_heads(node, query, faults, limit and limit + 1)]
-    shown = found[-limit:]
+    heads = [*find_history_heads(node, query, faults, limit and limit + 1)]
+    shown = heads[-limit:]
     rows = [claim_cells(claim) for claim in parse_heads(shown, faults)]
     if rows:
         click.echo("\n".join(table.render_table(CLAIMS, rows, table.terminal_width())))
-    if len(shown) < len(found):
+    if len(shown) < len(heads):
         click.echo("earlier claims are not shown: --last 0 shows all, --by user sums all")
     total = sum_claims(shown, faults, "", query.device).get("", GpuTimes())
     if not rows and faults.files:
@@ -136,12 +136,12 @@ def print_history_claims(node: Node, query: ClaimQuery, faults: HistoryFaults, l
         click.echo("no finished claim")
 
 
-def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> None:
+def print_history_sums(totals: dict[str, GpuTimes], by: str, as_json: bool) -> None:
     """Print sums, the largest first."""
     columns = [Column(by.upper(), least=8), *(Column(name, right=True) for name in SUMS)]
     rows: list[dict[str, object]] = []
     cells: list[list[Cell]] = []
-    for name, one in sorted(found.items(), key=lambda pair: (-pair[1].held, pair[0])):
+    for name, one in sorted(totals.items(), key=lambda pair: (-pair[1].held, pair[0])):
         times = (one.held, *one.parts)
         sums = {key: round(value, 3) for key, value in zip(SUM_FIELDS, times)}
         rows.append({by: name, "claims": one.claims, **sums})
@@ -153,11 +153,11 @@ def print_history_sums(found: dict[str, GpuTimes], by: str, as_json: bool) -> No
         click.echo("\n".join(table.render_table(columns, cells, table.terminal_width())))
 
 
-def print_claims_json(found: Iterable[ReportedClaim]) -> None:
+def print_claims_json(claims: Iterable[ReportedClaim]) -> None:
     """Print the records, one after another: there may be a million."""
     click.echo(f'{{"version": {VERSION}, "claims": [')
     comma = ""
-    for claim in found:
+    for claim in claims:
         click.echo(comma + json.dumps(claim.record), nl=False)
         comma = ",\n"
     click.echo("\n]}")
@@ -177,20 +177,20 @@ def report_command(session: Session, job: tuple[str, ...], as_json: bool) -> Non
         raise click.UsageError("name a job: 12, 12.3 or pid 4711")
     meant = parse_job(" ".join(job))
     faults = HistoryFaults()
-    found = find_job_claims(node, meant.query(), faults)
-    if not found and (process := parse_bare_pid(" ".join(job))).pid:
+    claims = find_job_claims(node, meant.query(), faults)
+    if not claims and (process := parse_bare_pid(" ".join(job))).pid:
         meant, faults = process, HistoryFaults()
-        found = find_job_claims(node, meant.query(), faults)
+        claims = find_job_claims(node, meant.query(), faults)
     for unread in faults.as_sentences():
         click.echo(f"gpulock: report: {unread}", err=True)
-    if not found:
+    if not claims:
         if faults.files:
             raise CommandRefusedError("so it is not known what the job held", "ask as root")
         why = f"{' '.join(job)} held no GPU that this node knows of"
         raise CommandRefusedError(why, "ask on the node where it ran")
     if as_json:
-        records = [claim.record for claim in found]
+        records = [claim.record for claim in claims]
         about = {"version": VERSION, "job_id": meant.query().job, "claims": records}
-        click.echo(json.dumps({**about, "advice": advise_on_last_run(found) or None}, indent=2))
+        click.echo(json.dumps({**about, "advice": advise_on_last_run(claims) or None}, indent=2))
     else:
-        click.echo("\n".join(format_job_report(found)))
+        click.echo("\n".join(format_job_report(claims)))

@@ -71,13 +71,13 @@ def parse_subject(text: str, devices: Sequence[Device]) -> Subject:
     text = text.strip()
     if not text or len(text) > LONGEST:
         raise SelectError("no such name")
-    if found := PID.fullmatch(text):
-        return Subject(pid=int(found[1]))
-    if found := DEVICE.fullmatch(text):
-        return Subject(device=match_one_device(found[1], devices))
-    found = JOB.fullmatch(text)
-    if found and (text.startswith("job") or not match_devices(text, devices)):
-        return Subject(job=found[1].lstrip("0") or "0", task=found[2] or "")
+    if match := PID.fullmatch(text):
+        return Subject(pid=int(match[1]))
+    if match := DEVICE.fullmatch(text):
+        return Subject(device=match_one_device(match[1], devices))
+    match = JOB.fullmatch(text)
+    if match and (text.startswith("job") or not match_devices(text, devices)):
+        return Subject(job=match[1].lstrip("0") or "0", task=match[2] or "")
     return Subject(device=match_one_device(text, devices))
 
 
@@ -98,24 +98,24 @@ def parse_bare_pid(text: str) -> Subject:
 
 def match_one_device(text: str, devices: Sequence[Device]) -> Device:
     """Return the one device that `text` names; raise SelectError."""
-    found = match_devices(text, devices)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    matching = match_devices(text, devices)
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
         raise SelectError(f"no device {text!r} here")
-    names = ", ".join(device.label() for device in found)
+    names = ", ".join(device.label() for device in matching)
     raise SelectError(f"{text} is several devices ({names})")
 
 
 def match_device_list(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices of a list like `0,1`, each once; raise SelectError."""
-    found: list[Device] = []
+    chosen: list[Device] = []
     for part in text.split(","):
         device = match_one_device(part.strip(), devices)
-        if device in found:
+        if device in chosen:
             raise SelectError(f"{part.strip()} is given twice")
-        found.append(device)
-    return found
+        chosen.append(device)
+    return chosen
 
 
 def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
@@ -153,11 +153,11 @@ def parse_lock_id(text: str) -> tuple[str, str, str] | None:
 
     The domain may be left out, or have eight digits as nvidia-smi writes it.
     """
-    found = LOCK_ID.fullmatch(text)
-    bus = found[1] if found else ""
+    match = LOCK_ID.fullmatch(text)
+    bus = match[1] if match else ""
     try:
         domain, number, slot, function = pci_bus_key(bus if bus.count(":") > 1 else f"0:{bus}")
     except ValueError:
         return None
-    assert found
-    return f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}", found[2] or "", found[3] or ""
+    assert match
+    return f"{domain:04x}:{number:02x}:{slot:02x}.{function:x}", match[2] or "", match[3] or ""

@@ -59,13 +59,13 @@ def find_scheduler_daemons(name: str, proc: Path = Path("/proc")) -> list[Schedu
 
     None of a stranger's, none of another container's, and no child that a daemon has just forked.
     """
-    found = [
+    daemons = [
         one
         for pid in Proc(str(proc)).pids()
         if (one := _read_daemon_process(name, proc, pid)) is not None
     ]
-    pids = {daemon.pid for daemon in found}
-    return [daemon for daemon in found if daemon.ppid not in pids]
+    pids = {daemon.pid for daemon in daemons}
+    return [daemon for daemon in daemons if daemon.ppid not in pids]
 
 
 def _read_daemon_process(name: str, proc: Path, pid: int) -> SchedulerDaemon | None:

@@ -26,8 +26,8 @@ def find_setting_faults(settings: Settings) -> Iterator[str]:
         if word not in POLICY_WORDS:
             yield f"QUARANTINE_ON={word}: not one of {' '.join(POLICY_WORDS)}"
     for word in settings.exporter_listen:
-        found = _LISTEN.fullmatch(word)
-        if not found or int(found[1]) > HIGHEST_PORT:
+        address = _LISTEN.fullmatch(word)
+        if not address or int(address[1]) > HIGHEST_PORT:
             yield f"EXPORTER_LISTEN={word}: neither HOST:PORT, [IPv6]:PORT nor :PORT"
     url = settings.prometheus_url
     if url and parse_http_url(url) is None:

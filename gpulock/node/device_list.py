@@ -154,7 +154,7 @@ def apply_nvml_inventory(devices: list[Device], inventory: dict[str, str]) -> li
 def mig_instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
     """Return the MIG instances of a card that have a UUID, in order of their ids."""
     start = f"mig.{parent.bus}."
-    found: list[Device] = []
+    instances: list[Device] = []
     names = [
         key[len(start) : -len(".uuid")]
         for key in inventory
@@ -167,8 +167,8 @@ def mig_instances(parent: Device, inventory: dict[str, str]) -> list[Device]:
         device.memory_mib = kv.int_or_zero(inventory.get(f"{start}{name}.memory_mib", ""))
         device.minor, device.model = parent.minor, parent.model
         device.numa, device.path, device.fault = parent.numa, parent.path, parent.fault
-        found.append(device)
-    return found
+        instances.append(device)
+    return instances
 
 
 def driver_mig_instances(driver_root: str, minor: int) -> frozenset[str]:
@@ -183,13 +183,13 @@ def driver_mig_instances(driver_root: str, minor: int) -> frozenset[str]:
     )
 
 
-def has_untold_instances(driver_root: str, found: list[Device]) -> bool:
+def has_untold_instances(driver_root: str, devices: list[Device]) -> bool:
     """Return whether the driver shows MIG instances whose profile is not known."""
-    known = {device.id for device in found if device.profile}
+    known = {device.id for device in devices if device.profile}
     return any(
         [
             f"{device.bus}.{name}" not in known
-            for device in {d.bus: d for d in found}.values()
+            for device in {d.bus: d for d in devices}.values()
             for name in driver_mig_instances(driver_root, device.minor)
         ]
     )
@@ -213,11 +213,11 @@ def mig_instance_key(name: str) -> tuple[int, ...]:
 
 def nvlink_counts(inventory: dict[str, str]) -> dict[tuple[str, str], int]:
     """Return the number of NVLinks between each pair of bus ids, both ways round."""
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for key, value in inventory.items():
         if key.startswith("link."):
             _, _, pair = key.partition(".")
             middle = len(pair) // 2  # two bus ids of one length with a dot between
-            found[pair[:middle], pair[middle + 1 :]] = kv.int_or_zero(value)
-            found[pair[middle + 1 :], pair[:middle]] = kv.int_or_zero(value)
-    return found
+            counts[pair[:middle], pair[middle + 1 :]] = kv.int_or_zero(value)
+            counts[pair[middle + 1 :], pair[:middle]] = kv.int_or_zero(value)
+    return counts

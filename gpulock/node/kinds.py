@@ -76,22 +76,22 @@ def matches_pattern(name: str, pattern: str) -> bool:
     return longest and name.startswith(first) and name.endswith(last)
 
 
-def count_device_kinds(found: list[Device]) -> dict[str, int]:
+def count_device_kinds(devices: list[Device]) -> dict[str, int]:
     """Return how many devices of each kind there are, as a request names it; unknown ones `?`."""
     counts: dict[str, int] = {}
-    for device in found:
+    for device in devices:
         kind = (MIG if device.parent else MODEL) + (device_kind(device) or "?")
         counts[kind] = counts.get(kind, 0) + 1
     return counts
 
 
-def format_device_kinds(found: list[Device], shares: tuple[str, ...] = ()) -> str:
+def format_device_kinds(devices: list[Device], shares: tuple[str, ...] = ()) -> str:
     """Return what there is: `a100-sxm4-80gb (6), 3g.40gb (2), share (8)`; `shares` are SHARES."""
-    counts = count_device_kinds(found)
+    counts = count_device_kinds(devices)
     if shares:
         from gpulock.node.shares import count_places_by_card
 
-        places = sum(count_places_by_card(found, shares).values())
+        places = sum(count_places_by_card(devices, shares).values())
         counts |= {SHARE_KIND: places} if places else {}
     return (
         ", ".join([f"{kind.partition(':')[2] or kind} ({n})" for kind, n in counts.items()])
@@ -104,10 +104,10 @@ def parse_sge_complexes(text: str) -> dict[str, str]:
 
     Raises ValueError.
     """
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for word in text.split():
         name, equals, kind = word.partition("=")
-        if name in found or not name:
+        if name in kinds or not name:
             raise ValueError(f"must name each complex once, not {text!r}")
-        found[name] = parse_kind(kind) if equals else ""
-    return found
+        kinds[name] = parse_kind(kind) if equals else ""
+    return kinds

@@ -66,10 +66,10 @@ def parse_stat(data: bytes) -> ProcessStat:
     rest = data[data.rindex(b")") + 1 :].split()
     if len(rest) < STAT_FIELDS:
         raise ValueError("not a /proc/PID/stat file")
-    found = ProcessStat()
-    found.ppid, found.state = int(rest[1]), rest[0].decode()
-    found.session, found.start = int(rest[3]), int(rest[19])
-    return found
+    fields = ProcessStat()
+    fields.ppid, fields.state = int(rest[1]), rest[0].decode()
+    fields.session, fields.start = int(rest[3]), int(rest[19])
+    return fields
 
 
 def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None) -> ProcessStatus:
@@ -78,13 +78,13 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
     The lines are looked up one after the other: thousands of processes are read in a scan. Most
     have the groups of another: `known` keeps each list once.
     """
-    found = ProcessStatus()
+    fields = ProcessStatus()
     name = data[: data.index(b"\n")].partition(b":")[2].strip()
-    found.name = name.decode("utf-8", "surrogateescape")
-    found.state = status_line_value(data, b"\nState:").strip()[:1].decode()
-    found.ppid = int(status_line_value(data, b"\nPPid:"))
-    found.uids = tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()])
-    if len(found.uids) != UIDS:
+    fields.name = name.decode("utf-8", "surrogateescape")
+    fields.state = status_line_value(data, b"\nState:").strip()[:1].decode()
+    fields.ppid = int(status_line_value(data, b"\nPPid:"))
+    fields.uids = tuple([int(uid) for uid in status_line_value(data, b"\nUid:").split()])
+    if len(fields.uids) != UIDS:
         raise ValueError("not four user ids")
     line = status_line_value(data, b"\nGroups:")
     known = {} if known is None else known
@@ -92,12 +92,14 @@ def parse_status(data: bytes, known: "dict[bytes, frozenset[int]] | None" = None
         if len(line) > LONG_GROUPS:
             known.clear()  # a user with subordinate ids may have many such lists
         known[line] = frozenset(map(int, line.split())) if len(line) <= GROUPS_LIMIT else UNREAD
-    found.groups = known[line]
-    told = b"\nNSsid:" in data
-    found.session = int((status_line_value(data, b"\nNSsid:").split() or [b""])[0]) if told else -1
+    fields.groups = known[line]
+    has_session = b"\nNSsid:" in data
+    fields.session = (
+        int((status_line_value(data, b"\nNSsid:").split() or [b""])[0]) if has_session else -1
+    )
     # a user mode helper is a child of kthreadd as well, but it has memory of its own
-    found.kernel = found.ppid == KTHREADD and b"\nVmSize:" not in data
-    return found
+    fields.kernel = fields.ppid == KTHREADD and b"\nVmSize:" not in data
+    return fields
 
 
 def status_line_value(data: bytes, key: bytes) -> bytes:
@@ -158,10 +160,10 @@ class Proc:
         """Return the process's /proc/PID/status, with its session in any case."""
         if len(self._groups) > KEPT_GROUPS:
             self._groups.clear()
-        found = parse_status(self.read(pid, "status"), self._groups)
-        if found.session < 0:
-            found.session = self.stat(pid).session
-        return found
+        fields = parse_status(self.read(pid, "status"), self._groups)
+        if fields.session < 0:
+            fields.session = self.stat(pid).session
+        return fields
 
     def start(self, pid: int) -> int:
         """Return the start time in clock ticks since boot: with the pid, the process's identity."""
@@ -223,8 +225,8 @@ class Proc:
             if self.kthreadd is None:  # asked once: it neither comes nor goes
                 self.kthreadd = False
                 data = self.read(KTHREADD, "status")
-                found = parse_status(data)
-                real = found.name == "kthreadd" and found.ppid == 0 and not any(found.uids)
+                fields = parse_status(data)
+                real = fields.name == "kthreadd" and fields.ppid == 0 and not any(fields.uids)
                 self.kthreadd = real and b"\nVmSize:" not in data
             if not self.kthreadd:
                 return frozenset()
@@ -285,12 +287,12 @@ class Proc:
     def running(self, pid: int, start: int) -> bool:
         """Return whether that very process (pid and start time) still runs."""
         try:
-            found = self.stat(pid)
+            fields = self.stat(pid)
         except ProcessLookupError:
             return False
-        if found.start != start:
+        if fields.start != start:
             return False
-        return found.state not in OVER or not self.finished(pid)
+        return fields.state not in OVER or not self.finished(pid)
 
 
 def device_file_key(info: os.stat_result) -> tuple[int, int, int]:

@@ -40,34 +40,34 @@ def read_settings(path: str, uid: "int | None" = None, keep: bool = False) -> Se
     """
     caller = os.geteuid() if uid is None else uid
     info, text = None, ""
-    found: "Settings | Refusal"
+    outcome: "Settings | Refusal"
     try:
         info = os.stat(path)
         check_file_owner(path, info, caller)
         text = atomic.read_text(os.path.realpath(path) if os.path.islink(path) else path)
-        found = parse_settings_file(text, path, caller)
+        outcome = parse_settings_file(text, path, caller)
     except FileNotFoundError:
         missing = Refusal(UNKNOWN, f"no settings file {path}", "name one that is there")
-        found = Settings({}, path) if path == DEFAULT_PATH else missing
+        outcome = Settings({}, path) if path == DEFAULT_PATH else missing
     except OSError as fault:
-        found = Refusal(UNKNOWN, f"settings: {path}: {fault.strerror}", "name a file")
+        outcome = Refusal(UNKNOWN, f"settings: {path}: {fault.strerror}", "name a file")
         if isinstance(fault, PermissionError):  # the copy's mode may be that of an earlier file
             raise Refusal(
-                UNKNOWN, found.why, "its owner can make it readable: chmod 644"
+                UNKNOWN, outcome.why, "its owner can make it readable: chmod 644"
             ) from fault
     except ValueError as fault:
         do = "correct the file" if text else f"chown root {path}; chmod 644 {path}"
-        found = Refusal(UNKNOWN, f"settings: {fault}", do)
-    if isinstance(found, Refusal) or found.ignored or not text or info is None:
-        return recover_settings(found, path, text, caller)
+        outcome = Refusal(UNKNOWN, f"settings: {fault}", do)
+    if isinstance(outcome, Refusal) or outcome.ignored or not text or info is None:
+        return recover_settings(outcome, path, text, caller)
     if keep:
         try:
-            of = int(os.stat(found.copy_path).st_mtime)
+            of = int(os.stat(outcome.copy_path).st_mtime)
         except OSError:
             of = 0
         if of != int(info.st_ctime):
-            write_copy(found, text, info)
-    return found
+            write_copy(outcome, text, info)
+    return outcome
 
 
 def check_file_owner(path: str, info: os.stat_result, caller: int) -> None:
@@ -109,7 +109,7 @@ def check_simulation_marker(settings: Settings, caller: int) -> None:
         raise ValueError(f"{settings.path}: {why}")
 
 
-def recover_settings(found: "Settings | Refusal", path: str, text: str, caller: int) -> Settings:
+def recover_settings(outcome: "Settings | Refusal", path: str, text: str, caller: int) -> Settings:
     """Return what counts in the place of a file that has a fault, and tell it.
 
     That is the last file without a fault. Where there is none, or only this one may ask for
@@ -118,13 +118,13 @@ def recover_settings(found: "Settings | Refusal", path: str, text: str, caller: 
     """
     copy = read_copy(find_copy_place(text, path, caller), caller)
     if copy is None or (copy.isolation == "off" and may_ask_for_isolation(text)):
-        if isinstance(found, Refusal):
-            raise found
-        return found
-    if isinstance(found, Refusal):
-        faults = [found.why.removeprefix("settings: ")]
+        if isinstance(outcome, Refusal):
+            raise outcome
+        return outcome
+    if isinstance(outcome, Refusal):
+        faults = [outcome.why.removeprefix("settings: ")]
     else:
-        faults = list(found.faults) or [f"{path}: is empty or gone"]
+        faults = list(outcome.faults) or [f"{path}: is empty or gone"]
     faults[-1] += f": the settings obeyed last stay in force ({copy.copy_path})"
     copy.faults = tuple(faults)
     return copy

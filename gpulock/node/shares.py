@@ -59,10 +59,10 @@ def count_places_by_card(devices: "Iterable[Device]", words: tuple[str, ...]) ->
 
     Where two words name one card, the fewer places count.
     """
-    found: dict[str, int] = {}
+    fewest: dict[str, int] = {}
     asked = [parse_share_word(word) for word in words]
     for device in devices:
         counts = [places for card, places in asked if is_named_card(card, device)]
         if counts:
-            found[device.id] = min(counts)
-    return found
+            fewest[device.id] = min(counts)
+    return fewest

@@ -122,7 +122,7 @@ def read_device_times(record: Fields) -> GpuTimes:
 
 def sum_times(cards: Iterable[ReportedDevice]) -> GpuTimes:
     """Return the times of some devices together."""
-    found = GpuTimes()
+    total = GpuTimes()
     for card in cards:
-        found.add(card.times.held, card.times.busy, card.times.observed)
-    return found
+        total.add(card.times.held, card.times.busy, card.times.observed)
+    return total

@@ -99,20 +99,20 @@ def find_history_heads(
         return []
     if not limit:
         return (head for path in paths for head in match_lines(path, 0, query, faults))
-    found: list[Head] = []
-    while paths and len(found) < limit:
+    latest: list[Head] = []
+    while paths and len(latest) < limit:
         path, size = paths.pop(), 0
         with suppress(OSError):  # match_lines tells
             size = os.stat(path).st_size
         for begin in (max(0, size - TAIL), 0):
             own = HistoryFaults()
-            heads = deque(match_lines(path, begin, query, own), limit - len(found))
+            heads = deque(match_lines(path, begin, query, own), limit - len(latest))
             if begin == 0 or len(heads) == heads.maxlen:
                 break
         faults.lines += own.lines
         faults.files += own.files
-        found[:0] = heads
-    return found
+        latest[:0] = heads
+    return latest
 
 
 def match_lines(path: str, begin: int, query: ClaimQuery, faults: HistoryFaults) -> Iterator[Head]:
@@ -163,17 +163,17 @@ def sum_claims(
 
     Of a `device` that was asked for, only its own time counts, not its neighbours'.
     """
-    found: defaultdict[bytes, GpuTimes] = defaultdict(GpuTimes)
+    sums: defaultdict[bytes, GpuTimes] = defaultdict(GpuTimes)
     for head in heads:
         name = head[by] if by in ("user", "queue") else b'""'
         if by != "device" and not device:
-            found[name].claims += 1
-            found[name].add(*[None if one == b"null" else float(one) for one in head.group(*TIMES)])
+            sums[name].claims += 1
+            sums[name].add(*[None if one == b"null" else float(one) for one in head.group(*TIMES)])
         elif claim := parse_history_line(head.string, faults):
             cards = [card for card in claim.cards if device in ("", card.id)]
             keys = [json.dumps(c.id).encode() if by == "device" else name for c in cards]
             for key, card in zip(keys, cards):
-                found[key].add(card.times.held, card.times.busy, card.times.observed)
+                sums[key].add(card.times.held, card.times.busy, card.times.observed)
             for key in {*keys}:
-                found[key].claims += 1
-    return {json.loads(name): one for name, one in found.items()}
+                sums[key].claims += 1
+    return {json.loads(name): one for name, one in sums.items()}

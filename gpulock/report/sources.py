@@ -34,11 +34,11 @@ MONTH = 30 * 86400.0  # seconds: an id that comes again after so long is another
 
 def find_job_claims(node: Node, query: ClaimQuery, faults: HistoryFaults) -> list[ReportedClaim]:
     """Return the claims of the last job of that name here, from the first to the last."""
-    found = {claim.owner.token: claim for claim in find_local_claims(node, query.fits, faults)}
+    by_token = {claim.owner.token: claim for claim in find_local_claims(node, query.fits, faults)}
     heads = find_history_heads(node, query, faults)
     for claim in parse_heads(heads, faults):
-        found[claim.owner.token] = claim  # what is in the history has its last word
-    return select_last_job(found.values())
+        by_token[claim.owner.token] = claim  # what is in the history has its last word
+    return select_last_job(by_token.values())
 
 
 def find_last_claim(node: Node, query: ClaimQuery, faults: HistoryFaults) -> ReportedClaim | None:
@@ -62,10 +62,10 @@ def find_unwritten_claims(
     ]
 
 
-def select_last_job(found: Iterable[ReportedClaim]) -> list[ReportedClaim]:
+def select_last_job(claims: Iterable[ReportedClaim]) -> list[ReportedClaim]:
     """Return the claims of the job that was there last: ids come again, after years."""
     kept: list[ReportedClaim] = []
-    for claim in sorted(found, key=lambda claim: (claim.begun, claim.owner.token), reverse=True):
+    for claim in sorted(claims, key=lambda claim: (claim.begun, claim.owner.token), reverse=True):
         last, own = kept[-1] if kept else claim, claim.owner
         if (own.uid, *own.key()[:2]) != (last.owner.uid, *last.owner.key()[:2]):
             continue
@@ -114,12 +114,12 @@ def find_local_claims(
         return []
     advice = ExporterSamples(node.settings.exporter_dir)
     devices = {device.id: device for device in node.devices_if_driver()}
-    found = [build_history_record(parts, advice, devices) for parts in over.values()]
+    records = [build_history_record(parts, advice, devices) for parts in over.values()]
     for record in [record for token, record in standing.items() if token not in over]:
         seconds = now - record.claimed_boottime
         held = seconds if record.boot_id == node.boot_id and seconds >= 0 else None
         parts = {name: ClaimedDevice(name, record, wall, held=held) for name in record.devices}
         with suppress(OSError):  # what it gave back already
             parts = read_released_devices(f"{node.store.claims_dir}/{record.token}", record) | parts
-        found.append(build_history_record([*parts.values()], advice, devices, standing=True))
-    return [parse_reported_claim(record) for record in found]
+        records.append(build_history_record([*parts.values()], advice, devices, standing=True))
+    return [parse_reported_claim(record) for record in records]

@@ -59,18 +59,18 @@ LITTLE: Final = 0.1  # share of the time at work
 
 def format_job_report(claims: Sequence[ReportedClaim]) -> list[str]:
     """Return the report of a job: its claims from the first to the last."""
-    found: list[str] = []
+    lines: list[str] = []
     if len(claims) > WHOLE:
-        found += table.render_table(CLAIMS, [claim_cells(claim) for claim in claims], WIDTH)
+        lines += table.render_table(CLAIMS, [claim_cells(claim) for claim in claims], WIDTH)
     else:
         for claim in claims:
-            found += [*([""] if found else []), *format_full_claim(claim)]
+            lines += [*([""] if lines else []), *format_full_claim(claim)]
     cards = [card for claim in claims for card in claim.cards]
     if len(cards) > 1:
-        found += ["", click.style(f"In all: {format_gpu_hours(sum_times(cards))}", bold=True)]
+        lines += ["", click.style(f"In all: {format_gpu_hours(sum_times(cards))}", bold=True)]
     said = advise_on_last_run(claims)
-    found += ["", *textwrap.wrap(said, WIDTH)] if said else []
-    return [line.replace("…", "~").encode("ascii", "replace").decode() for line in found]
+    lines += ["", *textwrap.wrap(said, WIDTH)] if said else []
+    return [line.replace("…", "~").encode("ascii", "replace").decode() for line in lines]
 
 
 def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
@@ -82,22 +82,22 @@ def advise_on_last_run(claims: Sequence[ReportedClaim]) -> str:
 
 def format_full_claim(claim: ReportedClaim) -> list[str]:
     """Return one claim in full."""
-    found = [format_claim_heading(claim), *format_claim_times(claim), ""]
-    found += table.render_table(COLUMNS, [report_device_cells(card) for card in claim.cards], WIDTH)
+    lines = [format_claim_heading(claim), *format_claim_times(claim), ""]
+    lines += table.render_table(COLUMNS, [report_device_cells(card) for card in claim.cards], WIDTH)
     shapes = {card.name: card.shape for card in claim.cards if card.shape}
     width = max([shape["width"] for shape in shapes.values()], default=0.0)
     drawn = {name: shape["use"] for name, shape in shapes.items() if shape["width"] == width}
     if any(len(use) > 1 for use in drawn.values()):
-        found += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
+        lines += ["", f"Over time, {format_duration(width)} a column; blank: not observed"]
         label = max([3, *map(len, drawn)])
-        lines = [f"{name.rjust(label)}  {draw_sparkline(use)}" for name, use in drawn.items()]
-        found += [table.clip_text(line.rstrip(), WIDTH) for line in lines]
+        drawings = [f"{name.rjust(label)}  {draw_sparkline(use)}" for name, use in drawn.items()]
+        lines += [table.clip_text(line.rstrip(), WIDTH) for line in drawings]
     for card in claim.cards:
         if foreign := card.record.get("foreign_seconds"):
-            found.append(
+            lines.append(
                 f"GPU {card.name} had other processes on it for {format_duration(foreign)}"
             )
-    return found
+    return lines
 
 
 def format_claim_heading(claim: ReportedClaim) -> str:
@@ -119,11 +119,11 @@ def format_claim_times(claim: ReportedClaim) -> list[str]:
     if claim.ended is None:
         for_so_far = held if claim.held is None else f"for {held} so far"
         return [f"since {format_local_time(claim.begun)}, {for_so_far}"]
-    found = [f"{format_local_time(claim.begun)} to {format_local_time(claim.ended)}, {held}"]
+    lines = [f"{format_local_time(claim.begun)} to {format_local_time(claim.ended)}, {held}"]
     if claim.how not in ("", "epilog"):
         proof = f": {claim.proof}" if claim.proof else ""
-        found += textwrap.wrap(f"ended by {claim.how}{proof}", WIDTH)
-    return found
+        lines += textwrap.wrap(f"ended by {claim.how}{proof}", WIDTH)
+    return lines
 
 
 def report_device_cells(card: ReportedDevice) -> list[Cell]:

@@ -199,12 +199,12 @@ def why_not_local(path: str, kind: str) -> "tuple[str, str] | None":
 def is_full(path: str) -> bool:
     """Return whether a file system has hardly any room left; False for one that cannot be asked."""
     try:
-        found = os.statvfs(path)
+        room = os.statvfs(path)
     except OSError:
         return False
-    if found.f_blocks and found.f_bfree * found.f_frsize < ROOM:
+    if room.f_blocks and room.f_bfree * room.f_frsize < ROOM:
         return True
-    return bool(found.f_files and found.f_ffree < INODES)
+    return bool(room.f_files and room.f_ffree < INODES)
 
 
 def file_system_type(path: str, proc_root: str = "/proc") -> str:

@@ -36,15 +36,15 @@ def read_events(lock_dir: str) -> "list[Event]":
 
 def parse_events(text: str) -> "list[Event]":
     """Return the events of a text; a line that is none is left out."""
-    found: "list[Event]" = []
+    events: "list[Event]" = []
     for line in text.split("\n"):
         at, _, rest = line.partition(" ")
         kind, _, words = rest.partition(" ")
         try:
-            found.append((parse_amount(at), kind, words))
+            events.append((parse_amount(at), kind, words))
         except ValueError:
             continue
-    return found
+    return events
 
 
 def parse_amount(text: str) -> float:
@@ -55,14 +55,14 @@ def parse_amount(text: str) -> float:
     return value
 
 
-def count_events(found: "Iterable[Event]") -> dict[str, float]:
+def count_events(events: "Iterable[Event]") -> dict[str, float]:
     """Return the counters of this boot. Pure.
 
     Their keys are `claims_RESULT`, `reaped_PROOF`, `lock_wait_seconds`, `lock_timeouts`, and
     `history_dropped`.
     """
     totals: dict[str, float] = {}
-    for _, kind, words in found:
+    for _, kind, words in events:
         first, _, rest = words.partition(" ")
         try:
             if kind == CLAIM:
@@ -93,14 +93,14 @@ def fold_events(lock_dir: str) -> None:
     """
     path = f"{lock_dir}/{NAME}"
     try:
-        found = parse_events(atomic.read_text(path, LIMIT))
+        events = parse_events(atomic.read_text(path, LIMIT))
     except OSError:
         atomic.remove_quietly(path)
         return
-    half = len(found) // 2
+    half = len(events) // 2
     try:
-        totals = [f"{key}={value:.6f}" for key, value in count_events(found[:half]).items()]
-        kept = [(0.0, TOTALS, " ".join(totals)), *found[half:]]
+        totals = [f"{key}={value:.6f}" for key, value in count_events(events[:half]).items()]
+        kept = [(0.0, TOTALS, " ".join(totals)), *events[half:]]
         text = "".join([f"{at:.3f} {kind} {words}\n" for at, kind, words in kept])
         atomic.replace_file(path, text.encode("utf-8", "surrogateescape"))
     except OSError:
@@ -121,7 +121,7 @@ def count_dropped_claims(lock_dir: str) -> int:
         return 0
 
 
-def list_refusals(found: "Iterable[Event]") -> "list[tuple[float, str, str]]":
+def list_refusals(events: "Iterable[Event]") -> "list[tuple[float, str, str]]":
     """Return (time, job, what it was told) of each refusal. Pure."""
-    told = [(at, *words.partition(" ")) for at, kind, words in found if kind == REFUSED]
-    return [(at, job, text) for at, job, _, text in told if job.isascii() and job.isdigit()]
+    refused = [(at, *words.partition(" ")) for at, kind, words in events if kind == REFUSED]
+    return [(at, job, text) for at, job, _, text in refused if job.isascii() and job.isdigit()]

@@ -38,7 +38,7 @@ class Reservation:
 
 def read_reservations(state_dir: str) -> list[Reservation]:
     """Return all, also those that are over; none where the file is no good."""
-    found: list[Reservation] = []
+    reservations: list[Reservation] = []
     try:
         pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}", LIMIT), VERSION_LINE)
         for key, value in pairs.items():
@@ -47,10 +47,10 @@ def read_reservations(state_dir: str) -> list[Reservation]:
             device, times = key.partition(" ")[2], (float(begin), float(end))
             if not 0 <= times[0] <= times[1] <= LATEST:
                 raise ValueError("no times")
-            found.append(Reservation(device, int(uid), times, user, why))
+            reservations.append(Reservation(device, int(uid), times, user, why))
     except (OSError, ValueError):
         return []
-    return found
+    return reservations
 
 
 def write_reservations(state_dir: str, every: list[Reservation]) -> None:

@@ -57,10 +57,10 @@ def process_in_proof(text: str) -> int:
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
-def write_verdicts(lock_dir: str, found: dict[str, Verdict], boot_id: str) -> None:
+def write_verdicts(lock_dir: str, verdicts: dict[str, Verdict], boot_id: str) -> None:
     """Replace the verdicts, by token; raise OSError."""
     pairs = [("boot_id", boot_id), ("checked_boottime", f"{clock_boottime():.3f}")]
-    for token, verdict in sorted(found.items()):
+    for token, verdict in sorted(verdicts.items()):
         if token.isalnum():
             pairs.append((token, f"{verdict.state} {one_line(verdict.proof)}"))
             if verdict.orphans:
@@ -89,10 +89,10 @@ def read_dated_verdicts(
     at = min(checked, now)
     if now - at > FRESH:
         return None, at
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     for token, value in pairs.items():
         if not token.endswith(ORPHANS):
             state, _, proof = value.partition(" ")
-            found[token] = Verdict(STATES.get(state, UNKNOWN), proof)
-            found[token].orphans = pairs.get(f"{token}{ORPHANS}", "")
-    return found, at
+            verdicts[token] = Verdict(STATES.get(state, UNKNOWN), proof)
+            verdicts[token].orphans = pairs.get(f"{token}{ORPHANS}", "")
+    return verdicts, at

@@ -68,8 +68,8 @@ def terminal_width(least: int = NARROW, stream: TextIO | None = None) -> int:
         columns = os.get_terminal_size((stream or sys.stdout).fileno()).columns
     except (OSError, ValueError):
         columns = 0
-    told = os.environ.get("COLUMNS", "")
-    return max(least, columns or int(told if told.isdecimal() else 0) or UNCUT)
+    columns_set = os.environ.get("COLUMNS", "")
+    return max(least, columns or int(columns_set if columns_set.isdecimal() else 0) or UNCUT)
 
 
 def sentence_width(stream: TextIO) -> int:

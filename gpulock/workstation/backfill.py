@@ -93,14 +93,14 @@ def list_usable_devices(view: QueueView, want: ClaimRequest) -> list[str]:
 
     `want` as for find_shortage.
     """
-    found = [one for one in view.devices if one.id not in want.kept]
+    usable = [one for one in view.devices if one.id not in want.kept]
     if want.wanted:
-        found = [one for one in found if one.id in want.wanted]
+        usable = [one for one in usable if one.id in want.wanted]
     if want.kinds:
-        found = [one for one in found if any(is_of_kind(one, kind) for kind, _ in want.kinds)]
+        usable = [one for one in usable if any(is_of_kind(one, kind) for kind, _ in want.kinds)]
     if want.share:
-        return [*count_places_by_card(found, view.node.settings.shares)]
-    return [one.id for one in found]
+        return [*count_places_by_card(usable, view.node.settings.shares)]
+    return [one.id for one in usable]
 
 
 DEAD_CLAIMS, RESERVED = "GPUs of dead or unknown claims are locked", "GPUs are reserved"

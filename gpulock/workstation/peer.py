@@ -120,12 +120,12 @@ def check_peer_may_hold(peer: Peer, proc: Proc, pid: int, start: int) -> None:
     another's rights.
     """
     try:
-        found = proc.start(pid)
-        uids = proc.status(pid).uids if found == start else ()
+        started = proc.start(pid)
+        uids = proc.status(pid).uids if started == start else ()
     except (OSError, ValueError) as fault:
         why, do = f"process {pid} cannot be seen: {fault}", f"is it alive? {OUTSIDE}"
         raise Refusal(UNKNOWN, why, do) from fault
-    if found != start:
+    if started != start:
         why, do = f"pid {pid} now belongs to another process", f"try again; {OUTSIDE}"
         raise Refusal(INVALID_REQUEST, why, do)
     if set(uids[:3]) != {peer.uid}:

@@ -66,15 +66,15 @@ def refuse_other_claim(node: Node, record: Owner, want: ClaimRequest, mine: list
         if other is None or (other.run(), other.boot_id) != (record.run(), record.boot_id):
             continue  # of an earlier process of this number
         cards = {name.partition(SHARE)[0] for name in other.devices}
-        found = [device for device in node.known_devices() if device.id in cards]
+        devices = [device for device in node.known_devices() if device.id in cards]
         same = len(other.devices) == want.count and want.share == (SHARE in lock.id)
         if want.wanted:
             same = same and {*want.wanted} == cards
         elif not want.share:
             kinds = dict(want.kinds or ((node.settings.plain_request, 0),))
-            same = same and all(any(is_of_kind(one, kind) for kind in kinds) for one in found)
+            same = same and all(any(is_of_kind(one, kind) for kind in kinds) for one in devices)
         if not same:
-            labels = ", ".join([device.label() for device in found])
+            labels = ", ".join([device.label() for device in devices])
             why = f"pid {record.pid} holds GPU {labels} already"
             raise Refusal(INVALID_REQUEST, why, f"gpulock release --pid {record.pid} first")
 

@@ -258,14 +258,14 @@ class ClaimServer:
             self._journal.say(INFO, f"uid {account} gave back {' '.join(freed)}")
             self._end(client, SocketReply(RELEASED, devices=freed))
         else:
-            devices, told = request.devices, list[str]()
+            devices, ended = request.devices, list[str]()
             if request.act == RESERVE:
                 reserve_for_user(self._node(), request, (account, user_name(account)), now)
             else:
-                devices, told = end_reservations(self._node(), request, account, now)
+                devices, ended = end_reservations(self._node(), request, account, now)
             self.claims.rate.charge(account, PERIOD, clock_boottime())
             self._journal.say(INFO, f"uid {account}: {request.act} {' '.join(devices)}")
-            self._end(client, SocketReply(RELEASED, number=len(told), why="; ".join(told)))
+            self._end(client, SocketReply(RELEASED, number=len(ended), why="; ".join(ended)))
         self.line.retry_now()
 
     def _refuse(self, client: Client, kind: str, why: str, do: str) -> None:

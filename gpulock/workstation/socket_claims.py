@@ -134,8 +134,10 @@ class SocketClaims:
         cards = {one.id.partition(SHARE)[0]: one for one in grant.devices}
         near = view.now + (request.seconds or node.settings.claim_max or SOON)
         coming = find_reserved_devices(view.reservations, view.now, account, near)
-        told = [f"GPU {cards[name].label()} is {coming[name]}" for name in coming if name in cards]
-        why = "; ".join(filter(None, [process_claims.describe_former_claim(grant), *told]))
+        coming_soon = [
+            f"GPU {cards[name].label()} is {coming[name]}" for name in coming if name in cards
+        ]
+        why = "; ".join(filter(None, [process_claims.describe_former_claim(grant), *coming_soon]))
         return SocketReply(GRANTED, token=grant.owner.token, devices=ids, places=places, why=why)
 
     def reap_own(self, view: QueueView, account: int) -> bool:
@@ -154,8 +156,8 @@ class SocketClaims:
             }
             if gone and self._time.due(account) <= clock_boottime():
                 judge = make_liveness_judge(node)
-                found = release_locks(node, lambda o: o.token in gone, judge, limit, "", DIED)
-                return bool(found.freed)
+                released = release_locks(node, lambda o: o.token in gone, judge, limit, "", DIED)
+                return bool(released.freed)
         return False
 
     def report_fault(self, client: Client, fault: Exception) -> SocketReply:

@@ -69,8 +69,8 @@ def end_reservations(
     if not ended:
         what = f"{' '.join(request.devices)} is not reserved for you"
         raise Refusal(INVALID_REQUEST, what, "see gpulock status")
-    told = [one.describe() for one in ended]
+    sentences = [one.describe() for one in ended]
     for one in ended:
         one.end = now  # what was used of it counts
     write_reservations(node.settings.state_dir, [one for one in every if one.end > one.begin])
-    return tuple(one.device for one in ended), told
+    return tuple(one.device for one in ended), sentences

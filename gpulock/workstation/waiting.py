@@ -62,12 +62,12 @@ def read_waiting(node: Node) -> list[WaitingCaller]:
         text = atomic.read_text(f"{node.store.path}/{NAME}", LIMIT)
         import json
 
-        told: dict[str, Any] = json.loads(text)
-        if (told["version"], told["boot_id"]) != (VERSION, node.boot_id):
+        page: dict[str, Any] = json.loads(text)
+        if (page["version"], page["boot_id"]) != (VERSION, node.boot_id):
             return []
         callers = [
             WaitingCaller(*[kind(value) for kind, value in zip(KINDS, line)])
-            for line in told["callers"]
+            for line in page["callers"]
         ]
     except (OSError, *NOT_WAITING):
         return []

@@ -85,31 +85,33 @@ P = TypeVar("P", SocketRequest, SocketReply)
 
 def parse_request(data: bytes) -> SocketRequest:
     """Return the request in a packet; raise ValueError for anything else."""
-    found = decode_packet(SocketRequest(), data)
-    count, devices, kind = found.number, found.devices, found.device_kind
-    if not all(DEVICE_ID.fullmatch(one) for one in (*devices, *found.preferred)):
+    request = decode_packet(SocketRequest(), data)
+    count, devices, kind = request.number, request.devices, request.device_kind
+    if not all(DEVICE_ID.fullmatch(one) for one in (*devices, *request.preferred)):
         raise ValueError("a device that is no id of one")
-    if found.act not in ACTS:
+    if request.act not in ACTS:
         raise ValueError("no such act")
-    if not (found.wait >= 0 and 0 <= found.seconds < FOR_EVER and 0 <= found.begin < FOR_EVER):
+    if not (
+        request.wait >= 0 and 0 <= request.seconds < FOR_EVER and 0 <= request.begin < FOR_EVER
+    ):
         raise ValueError("no time")
     if len(devices) > MOST_DEVICES or len(set(devices)) != len(devices):
         raise ValueError("no set of devices")
-    if found.act == RESERVE and len(devices) != 1:
+    if request.act == RESERVE and len(devices) != 1:
         raise ValueError("not one device")
-    if found.act == CLAIM and not (0 < count <= MOST_DEVICES and len(devices) in (0, count)):
+    if request.act == CLAIM and not (0 < count <= MOST_DEVICES and len(devices) in (0, count)):
         raise ValueError("no number of devices")
-    if found.comment not in ("", RUN, NAMED):
+    if request.comment not in ("", RUN, NAMED):
         raise ValueError("no such comment")
     if kind:
         kind = parse_kind(kind[:LONGEST])
-        if len(kind) > LONGEST_KIND or devices or found.share or kind == SHARE_KIND:
+        if len(kind) > LONGEST_KIND or devices or request.share or kind == SHARE_KIND:
             raise ValueError("a long kind, or one and devices or shares")
-    return found._replace(
-        share=int(found.share > 0),
+    return request._replace(
+        share=int(request.share > 0),
         device_kind=kind,
-        preferred=found.preferred[:MOST_DEVICES],
-        note=one_line(found.note[:LONGEST_NOTE]),
+        preferred=request.preferred[:MOST_DEVICES],
+        note=one_line(request.note[:LONGEST_NOTE]),
     )
 
 

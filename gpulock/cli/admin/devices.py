@@ -95,10 +95,10 @@ def reserve_command(session: Session, device: str, reason: str, begin: float, en
         raise click.UsageError("say until when with --to TIME.")
     if socket_client.is_daemon_needed(session.node()):
         raise CommandRefusedError("only root reserves without an end", "add --to TIME")
-    node, found, name = prepare_admin_device(session, device)
-    label = format_device_label(name, found)
+    node, known, name = prepare_admin_device(session, device)
+    label = format_device_label(name, known)
     with Gate(node.store, Deadline(LONGEST_WAIT)):
-        lock = reap_device_lock(node, found, name)
+        lock = reap_device_lock(node, known, name)
         if lock is not None:
             who = format_lock_holder(lock.owner) if lock.owner else "a lock that cannot be read"
             raise CommandRefusedError(f"{label} is held by {who}", f"gpulock why {device}")
@@ -126,8 +126,8 @@ def unreserve_command(session: Session, device: str) -> None:
     if socket_client.is_daemon_needed(node):
         ask_for_reserve(session, device, UNRESERVE)
         return
-    node, found, name = prepare_admin_device(session, device)
-    label = format_device_label(name, found)
+    node, known, name = prepare_admin_device(session, device)
+    label = format_device_label(name, known)
     with Gate(node.store, Deadline(LONGEST_WAIT)):
         lock = node.store.read_all_locks().get(name)
         record = lock.owner if lock else None
@@ -151,14 +151,14 @@ def unreserve_command(session: Session, device: str) -> None:
 @click.pass_obj
 def quarantine_command(session: Session, device: str, reason: str) -> None:
     """Take DEVICE out of service until `restore`, also over reboots."""
-    node, found, name = prepare_admin_device(session, device, card=True)
+    node, known, name = prepare_admin_device(session, device, card=True)
     with Gate(node.store, Deadline(LONGEST_WAIT)):
         notes.write_device_note(
             node.settings.state_dir, notes.QUARANTINE, name, describe_caller(), reason
         )
         held = find_overlapping_locks(node.store.read_all_locks(), name)
-    report_admin_change(node, f"{format_device_label(name, found)} is quarantined: {reason}")
-    report_holders(held, found)
+    report_admin_change(node, f"{format_device_label(name, known)} is quarantined: {reason}")
+    report_holders(held, known)
 
 
 @click.command()
@@ -166,8 +166,8 @@ def quarantine_command(session: Session, device: str, reason: str) -> None:
 @click.pass_obj
 def restore_command(session: Session, device: str) -> None:
     """Put DEVICE back into service."""
-    node, found, name = prepare_admin_device(session, device, card=True)
-    label = format_device_label(name, found)
+    node, known, name = prepare_admin_device(session, device, card=True)
+    label = format_device_label(name, known)
     with Gate(node.store, Deadline(LONGEST_WAIT)):
         listed = notes.list_noted_devices(node.settings.state_dir, notes.QUARANTINE)
         card = name.partition(".gi")[0]
@@ -196,7 +196,7 @@ def test_command(session: Session, devices: tuple[str, ...]) -> None:
     missing: list[str] = []
     for device in devices:
         try:
-            node, found, name = prepare_admin_device(session, device, card=True)
+            node, known, name = prepare_admin_device(session, device, card=True)
         except SelectError as fault:
             missing.append(fault.why)
             continue
@@ -205,7 +205,7 @@ def test_command(session: Session, devices: tuple[str, ...]) -> None:
             cards = read_cards(node.settings.state_dir, node.boot_id)
             cards.of(card).tested = None
             save_cards(node.settings.state_dir, cards)
-        label = format_device_label(card, found)
+        label = format_device_label(card, known)
         outcome = f"gpulock why {card} tells the outcome"
         report_admin_change(node, f"{label} is tested once it is free; {outcome}")
     if missing:
@@ -220,35 +220,35 @@ def prepare_admin_device(
     With `card` a name that all instances of one card share means that card, and so all of them.
     """
     node = session.writable_node()
-    found, name = find_admin_device(node, device, card)
+    known, name = find_admin_device(node, device, card)
     ensure_node_dirs(node)
-    return node, found, name
+    return node, known, name
 
 
 def find_admin_device(node: Node, device: str, card: bool = False) -> tuple[list[Device], str]:
     """Return the node's devices, and the id of the one that is meant; raise Refusal."""
-    found = node.devices_if_driver()
+    known = node.devices_if_driver()
     try:
-        return found, resolve_lock_id(device, found)
+        return known, resolve_lock_id(device, known)
     except SelectError:
-        cards = {one.bus for one in match_devices(device, found)}
+        cards = {one.bus for one in match_devices(device, known)}
         if not card or len(cards) != 1:
             raise
-        return found, cards.pop()
+        return known, cards.pop()
 
 
 def ask_for_reserve(session: Session, device: str, act: str, said: str = "", **fields: Any) -> None:
     """Have gpulockd reserve a device for the caller, or end that; raise Refusal."""
     node = session.node()
-    found, name = find_admin_device(node, device)
-    request, label = SocketRequest(act, devices=(name,), **fields), format_device_label(name, found)
+    known, name = find_admin_device(node, device)
+    request, label = SocketRequest(act, devices=(name,), **fields), format_device_label(name, known)
     reply = socket_client.request_daemon_act(node, request)
     if act == UNRESERVE:
         click.echo(f"{label}: {format_count(reply.number, 'reservation')} ended: {reply.why}")
         return
     click.echo(f"{label} {said}")
     report_quarantine(node, label, name)
-    report_holders(find_overlapping_locks(node.store.read_all_locks(), name), found)
+    report_holders(find_overlapping_locks(node.store.read_all_locks(), name), known)
 
 
 def report_quarantine(node: Node, label: str, name: str) -> None:
@@ -259,20 +259,20 @@ def report_quarantine(node: Node, label: str, name: str) -> None:
             click.echo(f"{label} is quarantined: {notes.note_reason(note)}")
 
 
-def report_holders(held: dict[str, Lock], found: list[Device]) -> None:
+def report_holders(held: dict[str, Lock], known: list[Device]) -> None:
     """Say who has the locks, and keeps them."""
     for lock in held.values():
         if lock.owner:
             who = format_lock_holder(lock.owner)
-            label = format_device_label(lock.id, found)
+            label = format_device_label(lock.id, known)
             click.echo(f"{who} holds {label} and keeps it until it is freed")
 
 
-def reap_device_lock(node: Node, found: list[Device], name: str) -> Lock | None:
+def reap_device_lock(node: Node, known: list[Device], name: str) -> Lock | None:
     """Return the lock on a device once what dead owners left is freed; gate held."""
     held = find_overlapping_locks(repair_locks(node.store, node.boot_id), name)
     if held:
-        reaper.Reaper(node, make_liveness_judge(node), found, held).finish([*held.values()])
+        reaper.Reaper(node, make_liveness_judge(node), known, held).finish([*held.values()])
         held = find_overlapping_locks(node.store.read_all_locks(), name)
     return next(iter(held.values()), None)
 

@@ -79,8 +79,8 @@ def list_job_processes(node: Node, scan: ProcessScan) -> Iterator[str]:
         if status.name == SHEPHERD or (status.name == STEPD and is_step_daemon(node, pid)):
             yield f"process {pid} ({status.name}) runs a job"
         elif node.settings.sge_root and (nameless := next(filter(is_nameless, status.groups), 0)):
-            told = "which has no name, as one of a job"  # nothing else marks what a job left
-            yield f"process {pid} ({status.name}) carries group {nameless}, {told}"
+            words = "which has no name, as one of a job"  # nothing else marks what a job left
+            yield f"process {pid} ({status.name}) carries group {nameless}, {words}"
     for uid in sorted({status.uids[0] for status in statuses.values() if not status.kernel}):
         started, missed = scan.started_as(uid)
         for pid, one in started.items():

@@ -31,18 +31,18 @@ COLUMNS = (
 def inventory_command(session: Session) -> None:
     """Show the devices as gpulock sees them: index, bus id, UUID, kinds."""
     node = session.node()
-    found = node.devices()
-    click.echo("\n".join(format_inventory_lines(node, found, table.terminal_width())))
+    devices = node.devices()
+    click.echo("\n".join(format_inventory_lines(node, devices, table.terminal_width())))
 
 
-def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[str]:
+def format_inventory_lines(node: Node, devices: list[Device], width: int) -> list[str]:
     """Return driver and devices, kinds and faults; what is not known stays empty."""
     try:
         driver = loaded_driver_version(node.settings.driver_root)
     except Refusal as refusal:
         driver = f"unknown ({refusal.why})"
-    result = [f"{format_count(len(found), 'device')}, driver {driver}"]
-    if not found:
+    result = [f"{format_count(len(devices), 'device')}, driver {driver}"]
+    if not devices:
         return result
     rows = [
         [
@@ -54,10 +54,10 @@ def format_inventory_lines(node: Node, found: list[Device], width: int) -> list[
             Cell(str(device.numa) if device.numa >= 0 else ""),
             Cell(device.uuid or "not known yet"),
         ]
-        for device in found
+        for device in devices
     ]
-    kinds = format_device_kinds(found, node.settings.shares)
-    faults = [(f"GPU {device.label()}", device.fault) for device in found if device.fault]
+    kinds = format_device_kinds(devices, node.settings.shares)
+    faults = [(f"GPU {device.label()}", device.fault) for device in devices if device.fault]
     result += table.render_table(COLUMNS, rows, width)
     result += [f"Kinds that a job may ask for: {kinds}", *table.render_facts(faults, width)]
     if not node.inventory:

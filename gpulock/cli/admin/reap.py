@@ -44,8 +44,8 @@ def reap_command(session: Session, dry_run: bool) -> None:
     and, where no gpulockd runs, write the history and the CDI spec."""
     node = session.writable_node()
     report = reconcile_locks(node, make_liveness_judge(node), Deadline(REAP_SECONDS), dry_run)
-    told = format_reap_report(node, report, dry_run)
-    click.echo(name_config("\n".join(told)))
+    lines = format_reap_report(node, report, dry_run)
+    click.echo(name_config("\n".join(lines)))
     if not dry_run:
         journal = DaemonJournal(quiet=True, who="gpulock: reap")  # no fault of these fails a reap
         writer = HistoryWriter(partial(journal.say, ERROR))

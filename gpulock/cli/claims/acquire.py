@@ -183,7 +183,7 @@ def claim_without_queue(
     node: Node, record: Owner, want: ClaimRequest, request: SocketRequest, deadline: Deadline
 ) -> Grant:
     """Claim where no gpulockd serves, again and again until the deadline; raise Refusal."""
-    told = False
+    is_told = False
     while True:
         try:
             at_the_gate = Deadline(CLAIM_SECONDS)
@@ -194,11 +194,11 @@ def claim_without_queue(
         except Refusal as refusal:
             if refusal.kind != BUSY or deadline.left() <= 0:
                 raise
-            if not told:
+            if not is_told:
                 why = refusal.why.partition(" (")[0]
                 how = f"no gpulockd serves here, so there is no queue: tried every {PAUSE:.0f} s"
                 click.echo(f"gpulock: waiting: {why}; {how}", err=True)
-            told = True
+            is_told = True
         time.sleep(min(PAUSE, deadline.left()))
 
 

@@ -83,12 +83,14 @@ def claim_command(
     cuda = token | {name: value for name, value in mask.items() if name.startswith("CUDA_")}
     if pid is not None or not read_command(node.proc, holder)[0].endswith("sh"):
         line = f"import os; os.environ.update({cuda})"
-        told = "it sees all GPUs, and what it starts keeps none, until you let it run, before CUDA"
-        click.echo(f"gpulock: {told}: {line}", err=True)
+        warning = (
+            "it sees all GPUs, and what it starts keeps none, until you let it run, before CUDA"
+        )
+        click.echo(f"gpulock: {warning}: {line}", err=True)
     elif not export and not cuda.items() <= os.environ.items():
         line = f'eval "$(gpulock claim {format_claim_options(grant.owner, wishes)} --export)"'
-        told = f"gpulock: this shell sees all GPUs until you run: {line}"
-        click.echo(name_config(told), err=True)
+        warning = f"gpulock: this shell sees all GPUs until you run: {line}"
+        click.echo(name_config(warning), err=True)
 
 
 def format_claim_options(record: Owner, wishes: ClaimWishes) -> str:

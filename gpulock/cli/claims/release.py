@@ -96,11 +96,11 @@ def release_command(
     if force and not reason:
         raise click.UsageError('--force needs --reason "TEXT".')
     node = session.node()
-    found = node.devices_if_driver()
+    known = node.devices_if_driver()
     if export:
-        tell_stale_variables(node, found, export)  # also where nothing is left to be released
+        tell_stale_variables(node, known, export)  # also where nothing is left to be released
     meant = Subject(pid=pid or find_calling_shell(node.proc)) if job is None else parse_job(job)
-    ids = tuple(resolve_lock_id(name, found) for name in devices)
+    ids = tuple(resolve_lock_id(name, known) for name in devices)
     ours = make_lock_filter(ids, meant)
     held = node.store.read_all_locks()
     if socket_client.is_daemon_needed(node) and not force:
@@ -115,12 +115,12 @@ def release_command(
         if not held:
             raise CommandRefusedError("nothing is held on this node", "see gpulock status")
         node.store.check(make=True)
-        let = force_locks(node, found, ours, reason) if force else release_own_locks(node, ours)
+        let = force_locks(node, known, ours, reason) if force else release_own_locks(node, ours)
     for lock in let:
-        label = format_device_label(lock.id, found)
+        label = format_device_label(lock.id, known)
         click.echo(f"freed {label}{format_past_holder(lock)}", err=export)
     warn_of_started_processes(node, let)
-    tell_stale_variables(node, found, export)
+    tell_stale_variables(node, known, export)
 
 
 def refuse_inner_command(node: Node, meant: Subject) -> None:
@@ -134,7 +134,7 @@ def refuse_inner_command(node: Node, meant: Subject) -> None:
         )
 
 
-def tell_stale_variables(node: Node, found: Sequence[Device], export: bool) -> None:
+def tell_stale_variables(node: Node, known: Sequence[Device], export: bool) -> None:
     """Say what the calling shell is to run, where its claim has not what its mask names.
 
     With `export` it is printed for the shell to do so. The claim of that very shell has the rest.
@@ -149,14 +149,14 @@ def tell_stale_variables(node: Node, found: Sequence[Device], export: bool) -> N
         share = " --share" if own[0].places else ""
         lines = [name_config(f'eval "$(gpulock claim -n {len(own)}{share} --export)"')]
         if export:
-            rest = Grant(granted_devices([*found], {*own[0].devices}, own[0].places), own[0])
+            rest = Grant(granted_devices([*known], {*own[0].devices}, own[0].places), own[0])
             lines = format_export_lines(node, rest, environment.driver_binds(node.settings))
     else:
         names = {CLAIM, *environment.grant_variable_names()} & os.environ.keys()
         names |= stale_mps_names(os.environ.items(), node.settings.mps_dir)
         lines = [f"unset {' '.join(sorted(names))}"]
-    told = "" if export else "gpulock: this shell still uses what is freed: "
-    click.echo(told + "\n".join(lines), err=not export)
+    opening = "" if export else "gpulock: this shell still uses what is freed: "
+    click.echo(opening + "\n".join(lines), err=not export)
 
 
 def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
@@ -170,9 +170,9 @@ def warn_of_started_processes(node: Node, freed: Iterable[Lock]) -> None:
     left = [pid for pid, token in started.items() if token in tokens and pid not in above]
     if left:
         who = f"process {left[0]} ({printable_process_name(node.proc, left[0])})"
-        told = "was started in this claim, and runs on without what is freed"
+        words = "was started in this claim, and runs on without what is freed"
         more = f"; {len(left) - 1} more likewise" if left[1:] else ""
-        click.echo(f"gpulock: {who} {told}{more}", err=True)
+        click.echo(f"gpulock: {who} {words}{more}", err=True)
 
 
 def make_lock_filter(ids: Sequence[str], meant: Subject) -> Callable[[Lock], bool]:
@@ -198,10 +198,10 @@ def release_own_locks(node: Node, ours: Callable[[Lock], bool]) -> list[Lock]:
 
 
 def force_locks(
-    node: Node, found: list[Device], ours: Callable[[Lock], bool], reason: str
+    node: Node, known: list[Device], ours: Callable[[Lock], bool], reason: str
 ) -> list[Lock]:
     """Free the locks that are `ours`, whatever is said of them, and log it; raise Refusal."""
-    reaper = Reaper(node, make_liveness_judge(node), found, {})
+    reaper = Reaper(node, make_liveness_judge(node), known, {})
     how = one_line(f"release --force by {describe_caller()}: {reason}")
     used: list[str] = []
     with Gate(node.store, Deadline(LONGEST_WAIT)):

@@ -118,14 +118,14 @@ def run_command(
 def list_outer_claims(node: Node) -> list[Owner]:
     """Return the claims of our user that we are in."""
     tree, me = ProcessScan(node.proc), os.getpid()
-    found: dict[str, Owner] = {}
+    outer: dict[str, Owner] = {}
     for lock in node.store.read_detailed_locks().values():
         record = lock.owner
         if record is None or record.scheduler != "process" or record.uid != os.getuid():
             continue
         if not record.draining and is_claim_process(me, lock, tree):
-            found[record.token] = record
-    return [*found.values()]
+            outer[record.token] = record
+    return [*outer.values()]
 
 
 def find_outer_grant(node: Node, record: Owner, want: ClaimRequest) -> Grant | None:

@@ -231,11 +231,11 @@ def request_daemon_claim(
         raise Refusal(BROKEN, f"gpulockd answers {reply.state!r}", "is it the same version?")
     if reply.why:
         click.echo(f"gpulock: {reply.why}", err=True)
-    found = granted_devices(node.devices(), {*reply.devices}, reply.places)
-    if len(found) != len(reply.devices):
+    granted = granted_devices(node.devices(), {*reply.devices}, reply.places)
+    if len(granted) != len(reply.devices):
         raise Refusal(BROKEN, f"not all of {', '.join(reply.devices)} are there", "see status")
     own = record.copy(token=reply.token, devices=reply.devices, places=reply.places)
-    return Grant(found, own, True, 0.0)
+    return Grant(granted, own, True, 0.0)
 
 
 def request_daemon_release(node: Node, pid: int, devices: tuple[str, ...] = ()) -> tuple[str, ...]:

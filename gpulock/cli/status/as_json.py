@@ -90,11 +90,11 @@ def pick_fields(one: object, keys: Iterable[str]) -> dict[str, object]:
 
 def owner_entry(view: StatusView, record: Owner) -> dict[str, object]:
     """Return who holds a device, or a share of it; `until` as epoch seconds."""
-    found = pick_fields(record, [key for key in TYPES if key != "note"])
-    found["comment"] = record.note or record.comment
+    entry = pick_fields(record, [key for key in TYPES if key != "note"])
+    entry["comment"] = record.note or record.comment
     if record.until:
-        found["until"] = round(view.now + record.until - view.boottime, 3)
-    return found
+        entry["until"] = round(view.now + record.until - view.boottime, 3)
+    return entry
 
 
 def status_use_entry(view: StatusView, row: DeviceState) -> dict[str, object] | None:

@@ -266,10 +266,10 @@ def state_count_cell(one: ClusterSum, name: str) -> Cell:
 def format_cluster_totals(nodes: Sequence[ClusterNode], width: int) -> list[str]:
     """Return `3 nodes, 24 GPUs: 10 free, 12 held, 2 held (idle)`."""
     counted = [node.counts for node in nodes if node.counts is not None]
-    found = {name: sum(one[name] for one in counted) for name in states.STATES}
+    totals = {name: sum(one[name] for one in counted) for name in states.STATES}
     split = any(device.split for node in nodes for device in node.devices.values())
-    what = format_count(sum(found.values()), "device" if split else "GPU")
-    return table.format_state_counts(f"{format_count(len(nodes), 'node')}, {what}", found, width)
+    what = format_count(sum(totals.values()), "device" if split else "GPU")
+    return table.format_state_counts(f"{format_count(len(nodes), 'node')}, {what}", totals, width)
 
 
 def find_cluster_faults(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:

@@ -61,24 +61,24 @@ def render_status_table(view: StatusView, shown: list[DeviceState], width: int) 
 
 def device_cells(row: DeviceState) -> Cells:
     """Return what a device is, and its state."""
-    found = {"GPU": Cell("-"), "STATE": table.state_cell(row.state)}
+    cells = {"GPU": Cell("-"), "STATE": table.state_cell(row.state)}
     if device := row.device:
         model = table.model_cell(short_model(device.model), device.profile)
-        found |= {"GPU": Cell(device.label()), "BUS ID": Cell(device.bus), "MODEL": model}
+        cells |= {"GPU": Cell(device.label()), "BUS ID": Cell(device.bus), "MODEL": model}
     elif row.lock is not None or row.noted:  # else nobody knows which card is missing
-        found["BUS ID"] = Cell(row.id)
-    return found
+        cells["BUS ID"] = Cell(row.id)
+    return cells
 
 
 def other_holder_cells(view: StatusView, row: DeviceState, locks: list[Lock]) -> Cells:
     """Return the row of one more holder of a device, below the device's own."""
-    found = holder_cells(view, locks)
+    cells = holder_cells(view, locks)
     state = view.row_of_lock(row, locks[0]).state
     if state != row.state:
-        found["STATE"] = table.state_cell(state)
+        cells["STATE"] = table.state_cell(state)
     if row.device is not None and view.use.seen(row.id) is not None:
-        found |= claim_use_cells(view.use, row, locks[0])
-    return found
+        cells |= claim_use_cells(view.use, row, locks[0])
+    return cells
 
 
 def holder_cells(view: StatusView, locks: list[Lock]) -> Cells:

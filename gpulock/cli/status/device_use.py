@@ -36,10 +36,14 @@ class SampleView(NamedTuple):
 
     def seen(self, device: str) -> DeviceSample | None:
         """Return what was seen of a device, None where that is old."""
-        found = self.sample.devices.get(device) if self.sample else None
-        if found is None or found.looked is None or self.now - found.looked > self.oldest:
+        device_sample = self.sample.devices.get(device) if self.sample else None
+        if (
+            device_sample is None
+            or device_sample.looked is None
+            or self.now - device_sample.looked > self.oldest
+        ):
             return None
-        return found
+        return device_sample
 
     def account(self, device: str, lock: Lock | None) -> ClaimUsage | None:
         """Return what a device did for the claim that holds it."""
@@ -55,8 +59,10 @@ class SampleView(NamedTuple):
 
     def idle_ids(self, held: dict[str, Lock], seconds: float) -> frozenset[str]:
         """Return the locked devices that are idle for at least so long."""
-        found = [(name, self.idle(name, lock)) for name, lock in held.items()]
-        return frozenset([name for name, idle in found if idle is not None and idle >= seconds])
+        idle_times = [(name, self.idle(name, lock)) for name, lock in held.items()]
+        return frozenset(
+            [name for name, idle in idle_times if idle is not None and idle >= seconds]
+        )
 
     def foreign_ids(self) -> frozenset[str]:
         """Return the devices with processes on them that are of no claim and no service."""
@@ -88,28 +94,28 @@ def read_sample_view(folder: str, now: float, boot_id: str, oldest: float) -> Sa
     if not os.path.isdir(folder):
         return SampleView(None, now, oldest)
     path = f"{folder}/{sample.SAMPLE}"
-    found = sample.load_sample_file(path, sample.SAMPLE_LINE)
+    latest = sample.load_sample_file(path, sample.SAMPLE_LINE)
     age = None
-    if found is None:
+    if latest is None:
         there = os.path.lexists(path)
         why = f"{path} cannot be read" if there else f"{NONE_RUNS} {folder}"
-    elif found.boot_id != boot_id or found.boottime is None:
+    elif latest.boot_id != boot_id or latest.boottime is None:
         why = f"{NONE_RUNS} {folder} in this boot"
-    elif now - found.boottime < -sample.AHEAD:
+    elif now - latest.boottime < -sample.AHEAD:
         why = f"the sample in {folder} is dated in the future"
     else:
-        age = max(0.0, now - found.boottime)
-        why = why_not_shown(found, folder, now, age, oldest)
-    return SampleView(None if why else found, now, oldest, why and f"{why}: {NOT_SHOWN}", age)
+        age = max(0.0, now - latest.boottime)
+        why = why_not_shown(latest, folder, now, age, oldest)
+    return SampleView(None if why else latest, now, oldest, why and f"{why}: {NOT_SHOWN}", age)
 
 
-def why_not_shown(found: Sample, folder: str, now: float, age: float, oldest: float) -> str:
+def why_not_shown(latest: Sample, folder: str, now: float, age: float, oldest: float) -> str:
     """Return why a sample of this boot is too old, or nothing."""
     if age > oldest:
         why = f"gpulock-exporter has written nothing to {folder} for {format_duration(age)}"
         return f"{why} (journalctl -u gpulock-exporter)"
-    if found.looked is not None and now - found.looked <= oldest:
+    if latest.looked is not None and now - latest.looked <= oldest:
         return ""
-    since = "yet" if found.looked is None else f"for {format_duration(now - found.looked)}"
-    fault = f" ({one_line(found.fault)[:LONGEST_FAULT]})" if found.fault else ""
+    since = "yet" if latest.looked is None else f"for {format_duration(now - latest.looked)}"
+    fault = f" ({one_line(latest.fault)[:LONGEST_FAULT]})" if latest.fault else ""
     return f"gpulock-exporter has had no answer from the driver {since}{fault}"

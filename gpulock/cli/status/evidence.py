@@ -50,75 +50,75 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     here = record.boot_id == view.node.boot_id
     seconds = held_seconds(record, view.node.boot_id, view.boottime, view.now)
     ago = f"{format_duration(seconds)} ago{'' if here else ', before this boot'}"
-    found: FactList = [("since", f"{format_local_time(record.claimed_at)}, {ago}")]
+    facts: FactList = [("since", f"{format_local_time(record.claimed_at)}, {ago}")]
     if SHARE in lock.id:
         card, *_ = lock.id.partition(SHARE)
         count = sum(name.partition(SHARE)[0] == card for name in record.devices)
         label = format_device_label(card, view.devices)
-        found.append(("share", f"{count} of {record.places} places of {label}"))
+        facts.append(("share", f"{count} of {record.places} places of {label}"))
     if len({name.partition(SHARE)[0] for name in record.devices}) > 1:
-        found.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
+        facts.append(("grant", f"{format_device_list(record.devices, view.devices)} in one claim"))
     if record.comment and record.scheduler == "process":
-        found.append(("made by", f"a `{record.comment}` command"))
+        facts.append(("made by", f"a `{record.comment}` command"))
     elif record.comment:
-        found.append(("reason", record.comment))
+        facts.append(("reason", record.comment))
     if record.note:
-        found.append(("comment", quote_text(record.note)))
+        facts.append(("comment", quote_text(record.note)))
     if record.until and here:
         when = format_local_time(view.now + record.until - view.boottime)
         over = "; it is over" if view.boottime > record.until else ""
-        found.append(("end", f"{when}{over}"))
+        facts.append(("end", f"{when}{over}"))
     if record.scheduler == "admin":
-        return found
-    found.append(("verdict", describe_verdict(view, record)))
-    found += describe_owner_processes(sight, lock, record)
+        return facts
+    facts.append(("verdict", describe_verdict(view, record)))
+    facts += describe_owner_processes(sight, lock, record)
     opened = [describe_open_device(sight, name, record) for name in ids]
     if opened:
-        found.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
+        facts.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
     missed = sight.scan.why_blind_about(record.uid) or sight.holders.look(record.uid)[1]
     if missed and owns_lock_dir(view.node):  # else the verdict is another's, who sees more
-        found.append(("not seen", missed))
-    return found
+        facts.append(("not seen", missed))
+    return facts
 
 
 def describe_verdict(view: StatusView, record: Owner) -> str:
     """Return the verdict with its proof."""
     if view.verdicts is None:
         return "not judged: gpulockd does not run, and only root can see everything"
-    found = view.verdicts.get(record.token)
-    if found is None:
+    verdict = view.verdicts.get(record.token)
+    if verdict is None:
         return "not judged yet: claimed after the last reconcile"
     draining = ", released by its job already" if record.draining else ""
     ago = ""
     if not owns_lock_dir(view.node) and view.reconciled is not None:  # it is not of this moment
         ago = f", {format_duration(view.boottime - view.reconciled)} ago"
-    return f"{found.state}: {found.proof}{draining}{ago}"
+    return f"{verdict.state}: {verdict.proof}{draining}{ago}"
 
 
 def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> FactList:
     """Return whether the owner's processes run."""
-    found: FactList = []
+    facts: FactList = []
     proc = sight.scan.proc
     if record.scheduler == "slurm":
-        found += describe_slurm_steps(sight, record)
+        facts += describe_slurm_steps(sight, record)
     if record.pid:
         word = "shepherd" if record.scheduler == "sge" else "process"
-        found.append((word, describe_process(proc, record.pid, record.start)))
+        facts.append((word, describe_process(proc, record.pid, record.start)))
     for pid, start, _ in lock.anchors:
-        found.append(("task", describe_process(proc, pid, start)))
+        facts.append(("task", describe_process(proc, pid, start)))
     for gid in lock.groups():
         carriers = format_process_list(proc, sight.scan.carriers(gid))
         nobody = f"no process{unseen_note(proc)}"
-        found.append(("group", f"{gid}, carried by {carriers or nobody}"))
+        facts.append(("group", f"{gid}, carried by {carriers or nobody}"))
     if record.scheduler == "process":  # past a claim's end this is what keeps it
         left = find_job_processes(lock, sight.scan).pids
-        found.append(("beside it", format_process_list(proc, [*left]) or "nothing to be seen"))
+        facts.append(("beside it", format_process_list(proc, [*left]) or "nothing to be seen"))
     elif record.sid and not record.add_grp_id:
         members = [pid for pid in sight.scan.session_members(record.sid) if pid != record.pid]
         nobody = f"no other process{unseen_note(proc)}"
-        found.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))
-    return found
+        facts.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))
+    return facts
 
 
 def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
@@ -127,9 +127,9 @@ def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
 
     steps, proc = SlurmSteps(sight.view.node.settings), sight.scan.proc
     daemons = list(steps.daemons(sight.scan).get(record.job_id, {}))
-    found = [("steps", format_process_list(proc, daemons) or "none to be seen")]
+    facts = [("steps", format_process_list(proc, daemons) or "none to be seen")]
     members = [pid for pid in steps.members(record, sight.scan) if pid not in daemons]
-    return [*found, *([("cgroup", format_process_list(proc, members))] if members else [])]
+    return [*facts, *([("cgroup", format_process_list(proc, members))] if members else [])]
 
 
 def describe_process(proc: Proc, pid: int, start: int) -> str:
@@ -189,31 +189,31 @@ def describe_open_device(sight: ProcessView, device: str, record: Owner | None =
 
 def describe_unclaimed_use(sight: ProcessView, pid: int) -> str:
     """Return what a process of no claim has open, and who holds that."""
-    found: list[str] = []
+    opened: list[str] = []
     for row in sight.view.rows():
         if row.device and pid in sight.holders.pids_with_open(row.id):
             record = row.lock.owner if row.lock else None
             holder = f": it is held by {format_lock_holder(record)}" if record else ""
-            found.append(f"GPU {row.device.label()} without a claim{holder}")
-    return "; ".join(found)
+            opened.append(f"GPU {row.device.label()} without a claim{holder}")
+    return "; ".join(opened)
 
 
 def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     """Return what the exporter and the checks saw of a device that its state does not tell."""
-    found: FactList = []
+    facts: FactList = []
     if who := format_foreign_processes(view, row):
-        found.append(("foreign", f"{who}, as gpulock-exporter saw it"))
+        facts.append(("foreign", f"{who}, as gpulock-exporter saw it"))
     node = view.node
     if state := read_cards(node.settings.state_dir, node.boot_id).states.get(row.id):
-        found += [("check", why) for why in state.failed().values()]
+        facts += [("check", why) for why in state.failed().values()]
         if state.tested is not None and state.has_passed(0.0):
             ago = format_duration(view.boottime - state.tested)
-            found.append(("check", f"passed HEALTH_COMMAND, begun {ago} ago"))
+            facts.append(("check", f"passed HEALTH_COMMAND, begun {ago} ago"))
     idle = view.use.idle(row.id, row.lock) if row.state == HELD_IDLE else None
     if idle is not None:
         did = f"did nothing for {format_duration(idle)}, as gpulock-exporter saw it"
-        found.append(("idle", did))
-    return found
+        facts.append(("idle", did))
+    return facts
 
 
 def find_blocking_pids(sight: ProcessView, row: DeviceState) -> list[int]:
@@ -258,8 +258,8 @@ def printable_process_name(proc: Proc, pid: int) -> str:
 def last_holder_facts(view: StatusView, device: str) -> FactList:
     """Return who had a free device last."""
     query = ClaimQuery(since=view.now - MONTH, device=device)
-    found = find_last_claim(view.node, query, HistoryFaults())
-    return [("last", format_past_claim(found))] if found else []
+    claim = find_last_claim(view.node, query, HistoryFaults())
+    return [("last", format_past_claim(claim))] if claim else []
 
 
 def past_claim_facts(view: StatusView, meant: Subject) -> FactList:

@@ -94,13 +94,13 @@ def parse_vector(data: bytes) -> list[Series]:
     try:
         answer = json.loads(data)
         failed = answer["status"] != "success"
-        found = [] if failed else [parse_series(one) for one in answer["data"]["result"]]
+        series = [] if failed else [parse_series(one) for one in answer["data"]["result"]]
     except NO_ANSWER:
         said = one_line(" ".join(data[: 4 * SHOWN].decode("utf-8", "replace").split()))[:SHOWN]
         raise ValueError(f"its answer is not Prometheus's: it begins with {said!r}") from None
     if failed:
         raise ValueError(f"it cannot answer{error_of_answer(data)}")
-    return [one for one in found if math.isfinite(one.value) and one.value >= 0]
+    return [one for one in series if math.isfinite(one.value) and one.value >= 0]
 
 
 def parse_series(one: Any) -> Series:

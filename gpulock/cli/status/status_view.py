@@ -64,9 +64,9 @@ class StatusView(NodeView):
             {lock.id: lock}, self.node.settings.idle_after
         ):
             state = states.HELD_IDLE
-        found = states.DeviceState(row.id, row.device, lock, state, why)
-        found.noted, found.orphans = row.noted, self.find_orphans(lock)
-        return found
+        own = states.DeviceState(row.id, row.device, lock, state, why)
+        own.noted, own.orphans = row.noted, self.find_orphans(lock)
+        return own
 
 
 class ProcessView:
@@ -122,10 +122,10 @@ def group_by_claim(locks: Iterable[Lock]) -> list[list[Lock]]:
 
     Several places of a shared GPU may be one claim's.
     """
-    found: dict[str, list[Lock]] = {}
+    claims: dict[str, list[Lock]] = {}
     for lock in locks:
-        found.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
-    return list(found.values())
+        claims.setdefault(lock.owner.token if lock.owner else lock.id, []).append(lock)
+    return list(claims.values())
 
 
 def view_node(node: Node, judging: bool) -> StatusView:

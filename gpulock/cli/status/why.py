@@ -59,8 +59,8 @@ def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
     """
     session: Session = ctx.obj
     node = session.node()
-    found, known = explain_subject(node, " ".join(what), table.terminal_width())
-    click.echo("\n".join(found))
+    lines, known = explain_subject(node, " ".join(what), table.terminal_width())
+    click.echo("\n".join(lines))
     if not known:
         ctx.exit(1)
 
@@ -77,18 +77,18 @@ def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]
     meant = parse_subject(text, view.devices)
     if meant.device is not None:
         row = next(row for row in view.rows() if row.id == meant.device.id)
-        found, known = explain_device(sight, row, width), True
+        lines, known = explain_device(sight, row, width), True
         if any(lock.owner and Subject(job=text).owns(lock.owner) for lock in view.held.values()):
-            found.append(name_config(f"There is a job {text} as well: gpulock why job {text}"))
-        return found, known
-    found, known = explain_claims(sight, meant, width)
+            lines.append(name_config(f"There is a job {text} as well: gpulock why job {text}"))
+        return lines, known
+    lines, known = explain_claims(sight, meant, width)
     word = "job"
     if not known and (process := parse_bare_pid(text.removeprefix("job"))).pid:
         other, known = explain_claims(sight, process, width)
-        found, word = (other, "process") if known else (found, word)
+        lines, word = (other, "process") if known else (lines, word)
     if text.isdigit():  # a number names a device first
-        found.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a {word})")
-    return found, known
+        lines.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a {word})")
+    return lines, known
 
 
 def find_missing_card(view: StatusView, text: str) -> DeviceState | None:
@@ -130,32 +130,32 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     record = row.lock.owner if row.lock else None
     known = (view.verdicts or {}).get(record.token) if record else None
     said = known is not None and known.proof == row.reason
-    found: FactList = [("reason", row.reason)] if row.reason and not said else []
+    facts: FactList = [("reason", row.reason)] if row.reason and not said else []
     claims = [locks[0] for locks in group_by_claim(row.locks())]
     each = len(claims) > 1 and row.state not in (QUARANTINED, MISSING)
     for lock in claims:
         if lock.owner:
-            found.append(("holder", format_holder_and_queue(lock)))
-        found += describe_lock(sight, lock, [row.id] if device else [])
+            facts.append(("holder", format_holder_and_queue(lock)))
+        facts += describe_lock(sight, lock, [row.id] if device else [])
         if each:
-            found += [*next_step_facts(sight, view.row_of_lock(row, lock)), NEXT_HOLDER]
+            facts += [*next_step_facts(sight, view.row_of_lock(row, lock)), NEXT_HOLDER]
     if row.lock is None and device is not None:
-        found.append(("open", describe_open_device(sight, row.id)))
-    found += describe_observed_use(view, row)
+        facts.append(("open", describe_open_device(sight, row.id)))
+    facts += describe_observed_use(view, row)
     for one in view.reservations:
         if one.device == row.id and one.describe() != row.reason:
-            found.append(("later" if one.begin > view.now else "now", one.describe()))
+            facts.append(("later" if one.begin > view.now else "now", one.describe()))
     if row.lock is None:
-        found += last_holder_facts(view, row.id)
+        facts += last_holder_facts(view, row.id)
     if not each:
-        found += next_step_facts(sight, row)
-    elif found[-1] == NEXT_HOLDER:
-        found.pop()
+        facts += next_step_facts(sight, row)
+    elif facts[-1] == NEXT_HOLDER:
+        facts.pop()
     name = f"GPU {device.label()}" if device else row.id
     place = f"  {device.bus}  {short_model(device.model)}" if device else ""
     state = table.state_cell(row.state)
     head = f"{click.style(name, bold=True)}{place}  {table.paint_text(state.text, state.colour)}"
-    return format_answer(head, found, width)
+    return format_answer(head, facts, width)
 
 
 def format_answer(head: str, facts: FactList, width: int) -> list[str]:
@@ -181,8 +181,8 @@ def explain_job_claims(sight: ProcessView, held: list[Lock], width: int) -> list
         row = view.row_of_lock(row, locks[0])
         holder = click.style(format_holder_and_queue(locks[0]), bold=True)
         head = f"{holder} holds {format_device_list(ids, view.devices)}"
-        found = [fact for fact in describe_lock(sight, locks[0], ids) if fact[0] != "grant"]
-        result += format_answer(head, [*found, *next_step_facts(sight, row)], width)
+        facts = [fact for fact in describe_lock(sight, locks[0], ids) if fact[0] != "grant"]
+        result += format_answer(head, [*facts, *next_step_facts(sight, row)], width)
     return result
 
 
@@ -213,37 +213,37 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
     view = sight.view
     head = f"{click.style(meant.name(), bold=True)} holds nothing on {view.node.name}"
     callers = read_waiting(view.node)
-    found = [
+    facts = [
         ("waits", f"as number {one.number} of {one.user} for {one.what}: {one.why}; gpulock queue")
         for one in callers
         if one.pid == meant.pid or str(one.number) == meant.job
     ]
-    found += [*refusal_facts(view, meant.job), *past_claim_facts(view, meant)]
-    if found:
-        return format_answer(head, found, width), True
-    found = [("released", "no trace of it among past claims; it may run here without GPUs")]
+    facts += [*refusal_facts(view, meant.job), *past_claim_facts(view, meant)]
+    if facts:
+        return format_answer(head, facts, width), True
+    facts = [("released", "no trace of it among past claims; it may run here without GPUs")]
     if meant.pid:
         gone = sight.scan.has_ended(meant.pid)
         word = absence_words(sight.scan.proc) if gone else "runs"
         if opened := describe_unclaimed_use(sight, meant.pid):
             return format_answer(head, [("open", opened)], width), True
-        found = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
+        facts = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
     if not os.path.lexists(view.node.store.claims_dir):
-        found.append(("node", "nothing was claimed here in this boot"))
-    return format_answer(head, found, width), False
+        facts.append(("node", "nothing was claimed here in this boot"))
+    return format_answer(head, facts, width), False
 
 
 def refusal_facts(view: StatusView, job: str) -> FactList:
     """Return why a job was refused here: by Grid Engine's prolog the last time, or Slurm's now."""
     try:
-        told = list_refusals(read_events(view.node.store.path)) if job else []
+        refusals = list_refusals(read_events(view.node.store.path)) if job else []
     except OSError:
-        told = []
+        refusals = []
     begun = view.now - view.boottime
-    mine = [f"{text}, at {format_local_time(begun + at)}" for at, of, text in told if of == job]
-    found = [("refused", text) for text in mine[-1:]]
+    mine = [f"{text}, at {format_local_time(begun + at)}" for at, of, text in refusals if of == job]
+    facts = [("refused", text) for text in mine[-1:]]
     root = view.node.store.root
     for path in glob.glob(f"{glob.escape(root)}/{note.FOLDER}/*.{job}") if job else ():
         own = note.find_task_note(root, os.path.basename(path).rpartition(".")[0], job)
-        found += [("refused", own.refused)] if own and own.refused else []
-    return found
+        facts += [("refused", own.refused)] if own and own.refused else []
+    return facts

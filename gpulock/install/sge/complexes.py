@@ -44,13 +44,13 @@ def host_amount(settings: Settings, name: str, gpus: int) -> int:
     The plain one counts `gpus`, on a node with MIG those of its kind.
     """
     try:
-        found = Node(settings).devices()
+        devices = Node(settings).devices()
     except Refusal:  # no driver is loaded
-        found = []
-    if settings.sge_kinds.get(name) or any(device.parent for device in found):
+        devices = []
+    if settings.sge_kinds.get(name) or any(device.parent for device in devices):
         if settings.sge_kinds.get(name) == SHARE_KIND:
-            return sum(count_places_by_card(found, settings.shares).values())
-        return len(complex_devices(found, settings, name))
+            return sum(count_places_by_card(devices, settings.shares).values())
+        return len(complex_devices(devices, settings, name))
     return gpus
 
 

@@ -170,8 +170,8 @@ class HostConfiguration(Item):
 
 def site_shepherd(lines: Mapping[str, str]) -> str:
     """Return the shepherd_cmd of the site's, which stays; nothing where there is none."""
-    found = sge_value(lines.get("shepherd_cmd"))
-    return "" if found.endswith(f"/{_SHEPHERD}") else found
+    command = sge_value(lines.get("shepherd_cmd"))
+    return "" if command.endswith(f"/{_SHEPHERD}") else command
 
 
 def _programs(lines: Mapping[str, str], name: str) -> list[str]:

@@ -127,9 +127,9 @@ def sge_value(value: str | None) -> str:
 
 def parse_host_overrides(value: str) -> tuple[str, dict[str, str]]:
     """Split `DEFAULT,[HOST=VALUE],[@GROUP=VALUE]`; raise InstallError for anything else."""
-    default, found, rest = value.partition(",[")
+    default, separator, rest = value.partition(",[")
     overrides: dict[str, str] = {}
-    if not found:
+    if not separator:
         return value, overrides
     parts = [part.partition("=") for part in re.split(r"\],\s*\[", rest[:-1])]
     for domain, equals, inner in parts:

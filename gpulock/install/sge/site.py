@@ -148,7 +148,7 @@ def sge_host_name(qconf: Qconf, execd: SchedulerDaemon | None) -> str:
     execd's spool directory is called so: host_aliases gives any name at all.
     """
     hosts, node = qconf.names("-sel"), os.uname().nodename
-    if found := choose_sge_host(hosts, execd.folder.name if execd else "", node):
-        return found
+    if name := choose_sge_host(hosts, execd.folder.name if execd else "", node):
+        return name
     known = " ".join(hosts)
     raise InstallError(f"{node} is no execution host ({known}); start execd, or see qconf -ae")

@@ -56,12 +56,12 @@ def lines_that_lead_here(site: SlurmSite, settings: Settings) -> Iterator[str]:
     conf, paths = site.in_force(), current_hooks(settings)
     for file, line in PlugStack(conf, site.conf).naming(str(paths.folder.with_name(PLUGIN))):
         yield f"from {file}: {line}"
-    confs, told = {"slurmctld": conf}, set[str]()
+    confs, shown = {"slurmctld": conf}, set[str]()
     if site.conf and site.conf.is_file():
         confs[str(site.conf)] = read_slurm_conf(site.conf)
     for source, one in confs.items():
         hooks = [hook for hook in find_slurm_hooks(one, paths, site.conf) if hook.ours]
-        for hook in [hook for hook in hooks if hook.key not in told]:
-            told.add(hook.key)
+        for hook in [hook for hook in hooks if hook.key not in shown]:
+            shown.add(hook.key)
             by = "".join(f" (by {link})" for link in hook.ours if link != hook.own)
             yield f"from the slurm.conf of {source}: {hook.key}={' '.join(hook.values)}{by}"

@@ -103,10 +103,10 @@ def devices_of_positions(settings: Settings, wanted: Sequence[tuple[str, ...]]) 
     if not (wanted and needs_gres_map(Node(settings).devices_if_driver(), settings)):
         return []
     try:
-        found = device_list.read_devices(settings.driver_root, settings.sys_root)
+        devices = device_list.read_devices(settings.driver_root, settings.sys_root)
     except Refusal as refusal:
         raise InstallError(f"{refusal.why}; {refusal.do}, then run it again") from refusal
-    shown = {device.minor for device in found if not device.fault}
+    shown = {device.minor for device in devices if not device.fault}
     places: list[str] = []
     for number, files in enumerate(wanted):
         place = device_of_position(settings, files)
@@ -170,8 +170,8 @@ def read_mig_capabilities(path: str) -> dict[int, str]:
         table = atomic.read_text(path, 1 << 20)
     except OSError as fault:
         raise InstallError(f"{path}: {fault.strerror}; gres.conf names MIG instances") from fault
-    found = re.findall(r"(?m)^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table)
-    return {int(minor): name for name, minor in found}
+    rows = re.findall(r"(?m)^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table)
+    return {int(minor): name for name, minor in rows}
 
 
 # --- what gres.conf says of this node -----------------------------------------------------------

@@ -124,10 +124,10 @@ class SlurmInstaller(NodePart):
         text = gres.slurm_map_text(source, places, listed.shared)
         item = FileItem(Path(self.settings.state_dir, NAME), text)
         if not listed.positions:
-            look = f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}"
+            advice = f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}"
             if re.search(r"(?m)^\d+=", item.read() or ""):
-                raise InstallError(f"{look}; if none should any more, rm {item.path} first")
-            self.note(look)
+                raise InstallError(f"{advice}; if none should any more, rm {item.path} first")
+            self.note(advice)
         if item.read() != text and not gres.has_slurmd_read(self.site):
             self.note(
                 f"{source.path or self.site.conf} is younger than slurmd: if no scontrol"

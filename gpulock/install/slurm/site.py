@@ -146,17 +146,17 @@ def find_own_slurmd(settings: Settings) -> Slurmd | None:
 
     Raises InstallError for several, which a machine has in developers' set-ups alone.
     """
-    found = {(one.node, one.conf): one for one in find_slurmds(settings)}
-    if len(found) > 1:
-        named = ", ".join(sorted(" of ".join(filter(None, one)) for one in found))
+    slurmds = {(one.node, one.conf): one for one in find_slurmds(settings)}
+    if len(slurmds) > 1:
+        named = ", ".join(sorted(" of ".join(filter(None, one)) for one in slurmds))
         raise InstallError(f"several slurmds run here ({named}); set SLURM_CONF to the file of one")
-    return next(iter(found.values()), None)
+    return next(iter(slurmds.values()), None)
 
 
 def with_sibling_folders(folders: list[Path]) -> list[Path]:
     """Return folders with those beside them: daemons are in sbin, clients in bin."""
-    found = [folder.parent / name for folder in folders for name in (folder.name, "bin", "sbin")]
-    return list(dict.fromkeys(found))
+    siblings = [folder.parent / name for folder in folders for name in (folder.name, "bin", "sbin")]
+    return list(dict.fromkeys(siblings))
 
 
 def find_slurm_program(name: str, folders: list[Path], do: str) -> Path:
@@ -172,13 +172,13 @@ def find_slurmds(settings: Settings, proc: Path = Path("/proc")) -> list[Slurmd]
 
     That is of this machine, as far as it can be seen, and none of another container's.
     """
-    found: list[Slurmd] = []
+    slurmds: list[Slurmd] = []
     for daemon in find_scheduler_daemons(NAME, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
         libraries = daemon.env.get("LD_LIBRARY_PATH", "")
         if not settings.slurm_conf or conf in ("", settings.slurm_conf):
-            found.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries))
-    return found
+            slurmds.append(Slurmd(daemon.pid, daemon.program, conf, node, libraries))
+    return slurmds
 
 
 def parse_slurmd_arguments(words: list[str], conf: str) -> tuple[str, str]:

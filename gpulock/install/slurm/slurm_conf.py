@@ -42,9 +42,9 @@ class SlurmConf:
     def has(self, key: str, *words: str) -> bool:
         """Say whether a list holds one of some words, or a range like `80-82` in it does."""
         for listed in self.words(key):
-            found = re.fullmatch(r"(\d+)-(\d+)", listed)
+            span = re.fullmatch(r"(\d+)-(\d+)", listed)
             for word in words:
-                if found and word.isdigit() and int(found[1]) <= int(word) <= int(found[2]):
+                if span and word.isdigit() and int(span[1]) <= int(word) <= int(span[2]):
                     return True
                 if word.lower() == listed.lower():
                     return True
@@ -52,8 +52,8 @@ class SlurmConf:
 
     def seconds(self, key: str) -> int | None:
         """Return a time, None where it is not set or has no end."""
-        found = re.match(r"\d+", self.get(key))
-        return int(found[0]) if found and int(found[0]) != _UNLIMITED else None
+        number = re.match(r"\d+", self.get(key))
+        return int(number[0]) if number and int(number[0]) != _UNLIMITED else None
 
 
 def parse_scontrol_config(text: str) -> SlurmConf:
@@ -90,13 +90,13 @@ def read_node_lines(path: Path, node: str) -> list[dict[str, str]]:
 
     Such a line has `NodeName=` with it, or is for all nodes. Keys are in lower case.
     """
-    found: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = []
     for _, line in read_slurm_lines(path):
         pairs = {name.lower(): value.strip('"') for name, value in _PAIR.findall(line)}
         listed = pairs.pop("nodename", "")
         if pairs and (not listed or node in expand_bracket_ranges(listed, path.name)):
-            found.append(pairs)
-    return found
+            rows.append(pairs)
+    return rows
 
 
 def expand_bracket_ranges(text: str, file: str) -> list[str]:
@@ -110,14 +110,14 @@ def expand_bracket_ranges(text: str, file: str) -> list[str]:
 
 
 def _expand_number_ranges(text: str, file: str) -> list[str]:
-    found: list[str] = []
+    expanded: list[str] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise InstallError(f"[{text}] is no list of numbers; look at {file}")
         numbers = range(int(first), int(last if dash else first) + 1)
-        found += [str(number).zfill(len(first)) for number in numbers]
-    return found
+        expanded += [str(number).zfill(len(first)) for number in numbers]
+    return expanded
 
 
 def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:
@@ -131,8 +131,8 @@ def read_slurm_lines(path: Path, depth: int = 0) -> Iterator[tuple[Path, str]]:
     text = read_slurm_file(path).decode("utf-8", "surrogateescape")
     for raw in re.split(r"(?<!\\)\n", text):
         bare = re.sub(r"(?<!\\)#.*", "", raw.replace("\\\n", " ")).strip()
-        if found := _INCLUDE.match(bare):
-            for file in sorted(glob.glob(str(path.parent / found[1].strip('"')))):
+        if include := _INCLUDE.match(bare):
+            for file in sorted(glob.glob(str(path.parent / include[1].strip('"')))):
                 yield from read_slurm_lines(Path(file), depth + 1)
         elif bare:
             yield path, bare

@@ -42,8 +42,8 @@ class PlugStack:
     def __init__(self, conf: SlurmConf, slurm_conf: Path | None) -> None:
         folder = slurm_conf.parent if slurm_conf else Path("/etc/slurm")
         self.path = folder / (conf.get("PlugStackConfig") or "plugstack.conf")
-        found = read_slurm_lines(self.path) if self.path.exists() else ()
-        self.lines = [(file, " ".join(line.split())) for file, line in found]
+        lines = read_slurm_lines(self.path) if self.path.exists() else ()
+        self.lines = [(file, " ".join(line.split())) for file, line in lines]
 
     def naming(self, plugin: str) -> list[tuple[Path, str]]:
         """Return each line with a plugin, and its file."""

@@ -53,7 +53,7 @@ def find_slurm_hooks(
     A name without a folder is beside this node's slurm.conf, also where slurmd fetched both from
     slurmctld (23.11 and later).
     """
-    found: list[InForceHook] = []
+    hooks: list[InForceHook] = []
     for key, hook in PATHS.items():
         own = paths.folder / hook
         values, programs = tuple(conf.get(key).splitlines()), list[Path]()
@@ -62,8 +62,8 @@ def find_slurm_hooks(
             is_pattern = key != TASK and any(sign in name for sign in "*?[")
             programs += map(Path, sorted(glob.glob(str(path)))) if is_pattern else [path]
         ours = tuple(path for path in programs if leads_to_hook(path, own))
-        found.append(InForceHook(key, own, values, ours))
-    return found
+        hooks.append(InForceHook(key, own, values, ours))
+    return hooks
 
 
 def leads_to_hook(path: Path, target: Path) -> bool:
@@ -121,28 +121,28 @@ _TIMEOUTS: Final = ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout")  # 
 
 def wanted_setting_lines(conf: SlurmConf, settings: Settings) -> list[WantedLine]:
     """Return what is to be set beside the hooks themselves, as far as it is not in force; pure."""
-    found: list[WantedLine] = []
+    wanted: list[WantedLine] = []
     for key, (words, needed, why) in _LISTS.items():
         if not conf.has(key, *words):
             kept = [word for word in conf.words(key) if word.lower() != "nohold"]
             value = ",".join([*kept, words[0]])
-            found.append(WantedLine(key, value, conf.get(key), why, needed))
+            wanted.append(WantedLine(key, value, conf.get(key), why, needed))
     now = conf.get("UsePAM")
     if settings.isolation == "cgroup" and now.lower() not in ("1", "yes", "true", "y"):
         why = "ISOLATION=cgroup confines a step in its PAM session; see docs/isolation.md"
-        found.append(WantedLine("UsePAM", "1", now, why))
+        wanted.append(WantedLine("UsePAM", "1", now, why))
     for key in [key for key in _TIMEOUTS if conf.get(key)] or _TIMEOUTS[:1]:
         seconds = conf.seconds(key)
         if seconds is None:
             why = "a hook that hangs does not block the node for ever"
-            found.append(WantedLine(key, _TIMEOUT, "", why, needed=False))
+            wanted.append(WantedLine(key, _TIMEOUT, "", why, needed=False))
         elif seconds < HOOK_SECONDS:
             why = f"a hook may take {HOOK_SECONDS} s; one that is killed drains the node"
-            found.append(WantedLine(key, _TIMEOUT, str(seconds), why))
+            wanted.append(WantedLine(key, _TIMEOUT, str(seconds), why))
     if (now := conf.get(key := "ProctrackType")) in ("proctrack/linuxproc", "proctrack/pgid"):
         why = "Slurm ends leftover processes, which keep a job's GPUs locked; restart all daemons"
-        found.append(WantedLine(key, "proctrack/cgroup", now, why, needed=False))
-    return found
+        wanted.append(WantedLine(key, "proctrack/cgroup", now, why, needed=False))
+    return wanted
 
 
 def slurm_conf_page(wanted: Sequence[WantedLine]) -> list[str]:

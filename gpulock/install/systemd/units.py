@@ -130,11 +130,11 @@ def listen_directives(settings: Settings) -> list[str]:
     """Return where the socket listens, nothing where its unit says so; raise InstallError."""
     streams: list[str] = []
     for word in settings.exporter_listen:
-        found = _LISTEN.fullmatch(word)
-        if not found or not 0 < int(found[2]) <= HIGHEST_PORT:
+        address = _LISTEN.fullmatch(word)
+        if not address or not 0 < int(address[2]) <= HIGHEST_PORT:
             raise InstallError(
                 f"EXPORTER_LISTEN={word}: systemd listens on :PORT, ADDRESS:PORT or [IPv6]:PORT,"
                 " not on a name; give the address"
             )
-        streams.append(f"ListenStream={word if found[1] else found[2]}")
+        streams.append(f"ListenStream={word if address[1] else address[2]}")
     return [] if streams == _UNIT_LISTENS else ["ListenStream=", *streams]

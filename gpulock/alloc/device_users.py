@@ -99,7 +99,7 @@ class OpenFiles:
         self._services = frozenset(settings.allowed_processes)
         self._keys: dict[tuple[int, int, int], list[str]] = {}
         # by user, or None for all: the pids by device, and why there may be more
-        self._looks: "dict[int | None, tuple[dict[str, list[int]], str]]" = {}
+        self._answers: "dict[int | None, tuple[dict[str, list[int]], str]]" = {}
         self.ids: set[str] = set()
         for device in devices:
             self.add(device)
@@ -115,7 +115,7 @@ class OpenFiles:
         self.ids.add(name)
         for key in device_node_keys(device, self._dev_root, self._driver_root):
             self._keys.setdefault(key, []).append(name)
-        self._looks.clear()
+        self._answers.clear()
 
     def pids_with_open(self, device: str, uid: "int | None" = None) -> list[int]:
         """Return the processes, services left out, that have a device's node open.
@@ -123,7 +123,7 @@ class OpenFiles:
         Those of user `uid` (docs/hand-over.md, which processes keep a device), or anybody's. Of a
         share it is the card's.
         """
-        return self.look(uid)[0].get(device.partition(SHARE)[0], [])
+        return self.users_by_device(uid)[0].get(device.partition(SHARE)[0], [])
 
     def may_open(self, held: str, device: str) -> bool:
         """Return whether a claim that holds device `held` may have `device` open as well.
@@ -133,20 +133,20 @@ class OpenFiles:
         """
         return not self._isolated or card_bus_id(held) == card_bus_id(device)
 
-    def look(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
+    def users_by_device(self, uid: "int | None") -> tuple[dict[str, list[int]], str]:
         """Return the processes of a user, or of all, by device, and why there may be more.
 
         Each look is taken once. Of a share the device is its card.
         """
-        if uid not in self._looks:
+        if uid not in self._answers:
             pids: dict[str, list[int]] = {}
             blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
                 blind = SEALED if self.scan.sealed else self._fill(pids, uid)
             # one that was read again stands there twice
-            self._looks[uid] = {name: [*dict.fromkeys(pids[name])] for name in pids}, blind
+            self._answers[uid] = {name: [*dict.fromkeys(pids[name])] for name in pids}, blind
             self.blind = self.blind or self.dark or blind
-        pids, blind = self._looks[uid]
+        pids, blind = self._answers[uid]
         return pids, self.dark or blind
 
     def _fill(self, users: dict[str, list[int]], uid: "int | None") -> str:
@@ -294,7 +294,7 @@ def remaining_device_user(
     user's without a claim are foreign. The MPS of a shared card is gpulockd's to end, and the card
     is closed until then (job.mps).
     """
-    users, blind = files.look(record.uid)
+    users, blind = files.users_by_device(record.uid)
     pids = users.get(device.partition(SHARE)[0], [])
     mark = held[device].mps if device in held else ""
     if mark and pids:

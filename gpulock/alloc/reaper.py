@@ -107,7 +107,7 @@ class Reaper:
     """One look at a node by which its locks may go: processes and open files.
 
     `held` are all locks, whose claims explain what is open. The look at open files is taken when
-    it is first needed, or by `look` before the gate.
+    it is first needed, or by `users_by_device` before the gate.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Reaper:
         """
         self.decide(self.held.values())
         for uid in uids:
-            self.files.look(uid)
+            self.files.users_by_device(uid)
         for lock in self.held.values():
             if lock.owner and lock.owner.uid in uids:
                 self.judge.job_processes(lock)

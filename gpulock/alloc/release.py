@@ -67,7 +67,9 @@ def release_locks(
     restrict_to_owners(judge.scan, mine)
     reaper = Reaper(node, judge, locked_devices(node, mine), held)
     for uid in {lock.owner.uid for lock in mine if lock.owner}:
-        reaper.files.look(uid)  # whatever is left of the job: it may end before the gate is taken
+        reaper.files.users_by_device(
+            uid
+        )  # whatever is left of the job: it may end before the gate is taken
     reaper.decide(mine, over)
     judge.scan.sealed = True
     with Gate(node.store, deadline):

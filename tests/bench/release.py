@@ -112,7 +112,7 @@ def timed_look(devices: list[Device]) -> float:
         scan = ProcessScan(Proc())
         files = OpenFiles(scan, devices, Settings({}))
         scan.restrict({OWNER: "bench-owner"})
-        files.look(OWNER)
+        files.users_by_device(OWNER)
         scan.carriers(GROUP)
         if scan.blind or files.blind:
             raise RuntimeError(f"the look is incomplete: {scan.blind or files.blind}")

@@ -184,7 +184,7 @@ class Node:
 
     def take(self, *frames: Frame, **known: Any) -> dict[str, Accounts]:
         """Let the book take frames at this moment, and what else is `known`."""
-        looks = self.book.look(frames, self.facts, self.moment)
+        looks = self.book.classify_frames(frames, self.facts, self.moment)
         return self.book.tick(looks, self.facts, self.moment, **known)
 
     def tick(self, *seen: DeviceTelemetry, seconds: float = 1.0) -> dict[str, Accounts]:

@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
             if what == "advance":
                 ahead += value
             elif what == "look":
-                answer = encode_frame(source.look(*value))
+                answer = encode_frame(source.collect(*value))
             else:
                 getattr(source, what)()
         except RuntimeError as fault:

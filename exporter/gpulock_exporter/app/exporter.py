@@ -105,7 +105,7 @@ class Exporter:
         facts = read_local_state(self._node, now.boottime)
         if self._unwritten is not None:
             facts.note("files", self._unwritten)
-        classified = self._book.look(frames, facts, now)
+        classified = self._book.classify_frames(frames, facts, now)
         hung = name_hung_cards(supervisor.left_out(), self.devices)
         devices, cards = self.devices, self._driver_cards()
         with self._lock:

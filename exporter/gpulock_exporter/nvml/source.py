@@ -64,7 +64,7 @@ class NvmlSource:
         self._open(PollContext(self._clock()))
         NAMED.note.leave_card()
 
-    def look(self, processes: bool) -> Frame:
+    def collect(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the driver is gone."""
         poll = PollContext(self._clock(), processes)
         frame = Frame(poll.now)

@@ -57,7 +57,7 @@ class ProcessList:
 
 
 # a frame, None where none came, and the lists that are known then, by lock id
-Look = tuple[Optional[Frame], Mapping[str, ProcessList]]
+ClassifiedFrame = tuple[Optional[Frame], Mapping[str, ProcessList]]
 
 
 class CollectorState:
@@ -84,12 +84,14 @@ class CollectorState:
         self.offset: float | None = None
         self._process_scan = process_scan
 
-    def look(self, frames: Sequence[Frame], facts: LocalState, now: Moment) -> list[Look]:
+    def classify_frames(
+        self, frames: Sequence[Frame], facts: LocalState, now: Moment
+    ) -> list[ClassifiedFrame]:
         """Return each frame, or that none came, with the processes of that time. Changes nothing.
 
         It is as slow as /proc: a process that hangs in the driver may hold what its files wait for.
         """
-        lists, classified = self.process_lists, list[Look]()
+        lists, classified = self.process_lists, list[ClassifiedFrame]()
         for frame in frames:
             at = self.memory.totals.time_of(frame, now.boottime)
             lists = self._classify_processes(self._take_process_lists(lists, frame, at), facts)
@@ -105,7 +107,7 @@ class CollectorState:
 
     def tick(
         self,
-        frames: Sequence[Look],
+        frames: Sequence[ClassifiedFrame],
         facts: LocalState,
         now: Moment,
         hung: Mapping[str, str] | None = None,

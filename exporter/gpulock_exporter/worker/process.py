@@ -4,7 +4,7 @@
 Usage: python -m gpulock_exporter.worker.process PERIOD LISTS SOURCE [NAME=VALUE ...];
 it looks each PERIOD seconds, at process lists each LISTS; SOURCE is `nvml` or `simulated:DIR`.
 `note=FD` is the page in which it names its calls, `without=3,5` are the cards that it does not ask,
-`only=3` the one that it asks; `looks=2`: so many looks it takes, and then ends.
+`only=3` the one that it asks; `frames=2`: so many it writes, and then ends.
 
 A call into a driver that hangs cannot be interrupted from within, so everything that could hang is
 here. It ends when nobody reads its frames any more; and where it hangs at that time, the kernel
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     period, lists, name = float(argv[1]), float(argv[2]), argv[3]
     words = dict(word.split("=", 1) for word in argv[4:])
     source = make_frame_source(name, words)
-    looks = int(words.get("looks", 0))
+    left = int(words.get("frames", 0))
     due = lists_due = clock_boottime()
     try:
         source.open()
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
             now = clock_boottime()
             with_lists = now >= lists_due
             lists_due = now + lists if with_lists else lists_due
-            write_descriptor(frames, encode_frame(source.look(with_lists)))
-            looks -= 1
-            if not looks:
+            write_descriptor(frames, encode_frame(source.collect(with_lists)))
+            left -= 1
+            if not left:
                 break
             # a look that took long does not make the next hurry
             due = max(due + period, clock_boottime())

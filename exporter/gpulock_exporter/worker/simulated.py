@@ -76,7 +76,7 @@ class SimulatedSource:
         if not self._settings.simulation:
             raise RuntimeError(f"{self._folder} is no simulated node; make one: gpulock simulate")
 
-    def look(self, processes: bool) -> Frame:
+    def collect(self, processes: bool) -> Frame:
         """Look once; raise RuntimeError where the node has no driver any more."""
         now = self._clock()
         self._now, self._seconds = now, now - self._now if self._now else 0.0

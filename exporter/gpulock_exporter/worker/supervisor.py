@@ -36,7 +36,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 640.0  # seconds until a card is tried again
 MOST_STUCK = 4  # processes that cannot be killed, beyond which no worker is started beside them
 REAP = 2.0  # seconds in which a killed process is reaped, where its driver lets it
 POLL = 0.2  # seconds between two looks while a process is to start, or is to end
-TRIAL = "looks=2"  # at a card that has hung: some of the calls are made from the second look on
+TRIAL = "frames=2"  # of a card that has hung: some of the calls are made from the second one on
 
 
 class WorkerTimeouts(NamedTuple):

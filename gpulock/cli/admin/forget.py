@@ -65,7 +65,7 @@ def list_remaining_users(node: Node) -> Iterator[str]:
         if owner is None or not node.store.is_held(owner.token):  # with its record it goes on
             holder = f" by {format_lock_holder(owner)}" if owner else ""
             yield f"{outcome.lock.id} is held{holder}: {outcome.reason}"
-    opened, blind = reaper.files.look(None)
+    opened, blind = reaper.files.users_by_device(None)
     for device, pids in opened.items():
         yield f"process {pids[0]} has {device} open"
     if blind := blind or judge.scan.why_blind_about(None):

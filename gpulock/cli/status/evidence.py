@@ -76,7 +76,7 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     if opened:
         facts.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
-    missed = sight.scan.why_blind_about(record.uid) or sight.holders.look(record.uid)[1]
+    missed = sight.scan.why_blind_about(record.uid) or sight.holders.users_by_device(record.uid)[1]
     if missed and owns_lock_dir(view.node):  # else the verdict is another's, who sees more
         facts.append(("not seen", missed))
     return facts
@@ -180,7 +180,7 @@ def describe_open_device(sight: ProcessView, device: str, record: Owner | None =
         pids = [*dict.fromkeys([*pids, *sight.holders.pids_with_open(device, record.uid)])]
     whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
     who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
-    missed = sight.holders.look(None)[1]
+    missed = sight.holders.users_by_device(None)[1]
     limit = f" ({missed})" if missed else ""
     if os.geteuid() != 0:
         limit = " (of your own processes; root sees all)"

@@ -40,7 +40,7 @@ class Check:
     """
 
     name: str
-    look: Callable[[], Iterable[Finding]]
+    find: Callable[[], Iterable[Finding]]
     needs: tuple[str, ...] = ()
     do: str = ""
 
@@ -67,7 +67,7 @@ class Report:
             return
         count = len(self.findings)
         try:
-            for one in check.look():  # one by one: what was found before a failure counts
+            for one in check.find():  # one by one: what was found before a failure counts
                 self._add(check, one)
         except Refusal as refusal:
             self._fail(check, refusal.why, refusal.do)

@@ -234,7 +234,7 @@ def test_a_fork_that_is_hidden_until_its_exec_is_asked_again(
         return real(path)
 
     monkeypatch.setattr(os, "listdir", hide)
-    assert stage.holders().look(None) == ({stage.device.id: [700]}, "")
+    assert stage.holders().users_by_device(None) == ({stage.device.id: [700]}, "")
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_who_forks_all_the_time_blinds_the_look_at_that_user_alone(
     assert ask(Restless(fake, OWNER), restrict=restrict) == faster
     assert ask(Restless(fake, OTHER, process_scan.ENOUGH - 1), restrict=restrict) == faster
     everybody = OpenFiles(ProcessScan(Restless(fake, OTHER)), [full_device()], Settings({}))
-    assert everybody.look(None)[1] == faster
+    assert everybody.users_by_device(None)[1] == faster
 
 
 class Listed(Proc):

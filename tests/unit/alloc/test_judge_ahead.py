@@ -53,7 +53,7 @@ def leave_dead_claims(box: Box) -> None:
 
 def when_files_are_looked_at(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Act before the first look at the open files of a user."""
-    real = OpenFiles.look
+    real = OpenFiles.users_by_device
     acts = [act]
 
     def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
@@ -61,7 +61,7 @@ def when_files_are_looked_at(monkeypatch: pytest.MonkeyPatch, act: Callable[[], 
             acts.pop()()
         return real(files, uid)
 
-    monkeypatch.setattr(OpenFiles, "look", look)
+    monkeypatch.setattr(OpenFiles, "users_by_device", look)
 
 
 @pytest.mark.parametrize("act", [claim_once_more, claim_after_an_earlier_run, reconcile])

@@ -47,7 +47,7 @@ def test_a_look_that_ran_out_of_time_is_partial_and_blind(
     scan.statuses()
     assert scan.partial
     assert "no time for process" in scan.why_blind_about(1000)
-    assert look_at_files(scan).look(1000)[1] == scan.why_blind_about(1000)
+    assert look_at_files(scan).users_by_device(1000)[1] == scan.why_blind_about(1000)
 
 
 def test_a_user_is_somebodys_subordinate_uid_alone_by_what_the_kernel_says(
@@ -220,8 +220,12 @@ def assert_missed_of_the_crowd_alone(scan: ProcessScan) -> None:
     assert (scan.blind, scan.partial, scan.why_blind_about(HERE)) == ("", False, "")
     assert scan.why_blind_about(GONE) == scan.why_blind_about(None) != ""
     files = look_at_files(scan)
-    assert files.look(HERE)[1] == ""
-    assert files.look(GONE)[1] == files.look(None)[1] == scan.why_blind_about(GONE)
+    assert files.users_by_device(HERE)[1] == ""
+    assert (
+        files.users_by_device(GONE)[1]
+        == files.users_by_device(None)[1]
+        == scan.why_blind_about(GONE)
+    )
 
 
 @pytest.mark.attack

@@ -80,7 +80,7 @@ def test_the_guard_stops_the_reap_of_another_boots_lock_as_well(box: Box) -> Non
     look = make_reaper(box)
     look.files.seconds = -1.0
     (outcome,) = look.finish([*look.held.values()])
-    assert (outcome.act, outcome.reason) == (HELD, look.files.look(owner.uid)[1])
+    assert (outcome.act, outcome.reason) == (HELD, look.files.users_by_device(owner.uid)[1])
     box.proc.remove(700)
     assert act(box) == FREED
 

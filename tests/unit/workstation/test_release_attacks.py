@@ -123,7 +123,7 @@ def test_a_device_that_another_claim_got_during_the_look_is_not_given_back(
 ) -> None:
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
 
-    whole_look = OpenFiles.look
+    whole_look = OpenFiles.users_by_device
 
     def look(files: OpenFiles, uid: "int | None") -> tuple[dict[str, list[int]], str]:
         monkeypatch.undo()
@@ -131,7 +131,7 @@ def test_a_device_that_another_claim_got_during_the_look_is_not_given_back(
         desk.hold(0, desk.process(902, ALICE), uid=ALICE, start=9, token="later")
         return whole_look(files, uid)
 
-    monkeypatch.setattr(OpenFiles, "look", look)
+    monkeypatch.setattr(OpenFiles, "users_by_device", look)
     request = SocketRequest(RELEASE, 901, 0, devices=(bus(0),))
     reply = last(desk.ask(request, desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (INVALID_REQUEST, [bus(0)])
@@ -150,7 +150,7 @@ def test_a_look_at_the_files_of_one_user_has_a_limit(
         assert (files.seconds, uid) == (ONE_USER, ALICE)
         return {}, "process 910 has more files open than can be looked at in time"
 
-    monkeypatch.setattr(OpenFiles, "look", look)
+    monkeypatch.setattr(OpenFiles, "users_by_device", look)
     desk.node = Node(Settings({**desk.box.settings, "USER_CLAIMS": "yes"}))
     desk.hold(0, desk.process(901, ALICE), uid=ALICE, start=9)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
@@ -180,14 +180,14 @@ def test_what_belongs_to_a_claim_made_during_the_look_is_not_read_below_the_gate
     opened = {3: desk.box.dev / "nvidia0"}
     desk.box.proc.add(903, "python", start=9, uids=(ALICE,) * 4, fds=opened)
     (desk.box.proc.root / "903/environ").write_bytes(b"GPULOCK_CLAIM=later\0")
-    whole_look = OpenFiles.look
+    whole_look = OpenFiles.users_by_device
 
     def look(files: OpenFiles, uid: int | None) -> tuple[dict[str, list[int]], str]:
         monkeypatch.undo()
         desk.hold(1, desk.process(902, ALICE), uid=ALICE, start=9, token="later")
         return whole_look(files, uid)
 
-    monkeypatch.setattr(OpenFiles, "look", look)
+    monkeypatch.setattr(OpenFiles, "users_by_device", look)
     reply = last(desk.ask(SocketRequest(RELEASE, 901, 9), desk.come_as(ALICE, 901)))
     assert (reply.kind, desk.box.locks()) == (BUSY, [bus(0), bus(1)])
 

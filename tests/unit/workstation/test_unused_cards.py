@@ -71,5 +71,5 @@ def test_the_look_for_unused_cards_has_a_small_limit(
         assert files.seconds == LOOK_SECONDS < 1.0
         return {bus(0): [700]}, "process 700 has more files open than can be looked at in time"
 
-    monkeypatch.setattr(OpenFiles, "look", look)
+    monkeypatch.setattr(OpenFiles, "users_by_device", look)
     assert claim(box, 1) == [bus(1)]

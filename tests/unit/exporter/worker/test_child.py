@@ -104,14 +104,14 @@ from gpulock_exporter.worker import process
 
 class Chatty:
     def open(self): os.write(1, b"opened")
-    def look(self, processes):
+    def collect(self, processes):
         os.write(1, b"NVRM: warning {")
         print("looked", flush=True)
         return Frame(2.0, complete=processes)
     def close(self): os.write(1, b"closed")
 
 process.make_frame_source = lambda *_: Chatty()
-sys.exit(process.main(["worker", "0.01", "1000", "nvml", "looks=2"]))
+sys.exit(process.main(["worker", "0.01", "1000", "nvml", "frames=2"]))
 """
 
 
@@ -148,7 +148,7 @@ def test_a_driver_that_is_gone_is_an_exit_code_for_who_tries_a_card() -> None:
 
 @pytest.mark.slow
 def test_a_worker_has_an_allowed_name_and_ends_when_nobody_reads_its_frames() -> None:
-    forever = PROGRAM.replace(', "looks=2"', "")
+    forever = PROGRAM.replace(', "frames=2"', "")
     with subprocess.Popen(
         [sys.executable, "-c", forever], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as worker:

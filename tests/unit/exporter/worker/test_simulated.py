@@ -28,11 +28,11 @@ class Scene:
         self.now = START
         self.source = SimulatedSource(str(node.directory), lambda: self.now)
         self.source.open()
-        self.source.look(False)
+        self.source.collect(False)
 
     def look(self, after: float = 1.0, *, processes: bool = False) -> Frame:
         self.now += after
-        frame = self.source.look(processes)
+        frame = self.source.collect(processes)
         assert decode_frame(encode_frame(frame)) == frame
         return frame
 

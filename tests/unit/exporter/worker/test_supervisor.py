@@ -32,7 +32,7 @@ from tests.support.pairs import pairwise
 
 LIMITS = WorkerTimeouts(first=30, frame=5)
 MORE = ("1", "1,2", "1,2,3")
-TRIAL = ["only=1", "looks=2"]
+TRIAL = ["only=1", "frames=2"]
 ENDLESS = os.open("/dev/zero", os.O_RDONLY)  # it can be read at any time
 
 
@@ -264,7 +264,7 @@ def test_beside_one_that_cannot_be_killed_another_is_started_only_without_its_ca
         assert site.supervisor.unkillable == card + 1
         assert len(site.children) == min(card + 2, MOST_STUCK + 1)
     site.wait(60)
-    workers = [words for words in site.starts() if "looks=2" not in words]
+    workers = [words for words in site.starts() if "frames=2" not in words]
     assert workers == [[], ["without=0"], *[[f"without=0,{more}"] for more in MORE]]
     assert site.supervisor.fault == "the worker hangs in the driver and cannot be killed"
     for child in site.children:

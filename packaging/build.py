@@ -123,7 +123,7 @@ def write_drop_env(root: Path, machine: str, tools: Path) -> None:
     """Write the program by which Grid Engine's hooks start, beside its source."""
     share = root / LIBRARY / "site-packages/gpulock/share/prolog"
     compiler = [str(tools / "ziglang/zig"), "cc", "-target", f"{machine}-linux-none"]
-    program = share / drop_env.NAME
+    program = share / drop_env.DROP_ENV
     program.write_bytes(drop_env.compile_drop_env(share / drop_env.SOURCE, compiler))
     program.chmod(0o755)
 

@@ -25,7 +25,7 @@ from gpulock.errors import one_line
 
 BUS = re.compile(r"([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]{0,95}")
-NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}\Z")
+DEVICE_NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}\Z")
 LONGEST_TEXT = 128  # characters
 MOST_DEVICES = 1024  # of a frame: 16 cards of 7 instances are 128
 MOST_NAMES = 64  # of ECC counters, of links: of whatever becomes a label
@@ -210,7 +210,7 @@ def usable_value(value: Any, rule: FieldRule) -> Any:
     usable = [
         (name, make(own))
         for name, own in value.items()
-        if type(own) in kinds and least <= own <= most and NAME.match(name)
+        if type(own) in kinds and least <= own <= most and DEVICE_NAME.match(name)
     ]
     return dict(usable[:MOST_NAMES])
 

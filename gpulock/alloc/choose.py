@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from gpulock.store.locks import Lock
 
-MOST = 1 << 20  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md, cost of choosing)
+MOST_PAIRS = (
+    1 << 20
+)  # pairs in the sets that are tried: 50 ms (docs/facts/locking.md, cost of choosing)
 NVLINK, SWITCH, NUMA, OTHER = 100, 30, 10, 1  # one NVLink outweighs any way through the host
 FABRIC_LINKS = 18  # an NVSwitch joins any two GPUs at full width
 LATE, LAST = 1, 2  # after all others; after these as well: it may not work, or not long
@@ -149,4 +151,4 @@ def list_sets(size: int, count: int) -> "Iterable[tuple[int, ...]]":
         return [(one,) for one in range(size)]
     from itertools import combinations, islice  # 0.1 ms, which most claims need not pay
 
-    return islice(combinations(range(size), count), MOST // max(count, 8) ** 2)
+    return islice(combinations(range(size), count), MOST_PAIRS // max(count, 8) ** 2)

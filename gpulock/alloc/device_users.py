@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from gpulock.node.mounts import Mounts
     from gpulock.node.settings import Settings
 
-LONGEST = 5.0  # seconds for a whole look, of which a gpulockd that serves users waits for ONE_USER
+LOOK_SECONDS = (
+    5.0  # seconds for a whole look, of which a gpulockd that serves users waits for ONE_USER
+)
 OFTEN = 1024  # descriptors between two looks at the clock
 PAUSE = 0.0005  # seconds before a process that hides is looked at again, doubled each time
 SEALED = "open files of its user were not looked at before the gate"
@@ -107,7 +109,7 @@ class OpenFiles:
         self._late = 0.0
         self.blind = ""
         self.dark = ""
-        self.seconds = ONE_USER if settings.user_claims else LONGEST  # for one look
+        self.seconds = ONE_USER if settings.user_claims else LOOK_SECONDS  # for one look
 
     def add(self, device: Device) -> None:
         """Know one device more; what was seen before did not look for it."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # a scheduler's own way to tell that a process is of one of its jobs
     ClaimMembership = Callable[[int, Owner, "ProcessScan"], bool]
 
-LONGEST = 10.0  # seconds for a whole look: 3,000 processes take 0.03
+SCAN_SECONDS = 10.0  # for a whole look: 3,000 processes take 0.03
 ROUNDS = 16  # re-listings of /proc before a scan that never comes to rest is given up
 SAMPLES, ENOUGH = 64, 16  # of new processes, to tell who forks all the time
 SAMPLING = 0.2  # seconds
@@ -80,11 +80,11 @@ class ProcessScan(ProcessReader):
             return new
         self._listings += 1
         begun = time.monotonic()
-        late = begun + LONGEST - self._spent_listing
+        late = begun + SCAN_SECONDS - self._spent_listing
         for pid, inode in self._list_unread(first).items():
             if time.monotonic() > late:
                 self.partial = self.complete = True
-                self.blind = f"no time for process {pid}: the others took {LONGEST:.0f} s"
+                self.blind = f"no time for process {pid}: the others took {SCAN_SECONDS:.0f} s"
                 break
             try:
                 status = self._read_status(pid)

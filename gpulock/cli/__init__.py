@@ -24,7 +24,7 @@ from gpulock.cli.session import Session, echo_wrapped
 from gpulock.errors import BROKEN, Refusal
 from gpulock.node.settings_file import DEFAULT_PATH
 
-LONGEST = 1 << 10  # characters of a command's first sentence
+HELP_WIDTH = 1 << 10  # characters of a command's first sentence
 EVALUATED = ("claim", "release")
 REFUSED, NODE_BROKEN = 1, 3  # 2, usage, is click's own
 
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, each with its first sentence."""
         for section, names in SECTIONS.items():
-            rows = [(name, import_command(name).get_short_help_str(LONGEST)) for name in names]
+            rows = [(name, import_command(name).get_short_help_str(HELP_WIDTH)) for name in names]
             with formatter.section(section):
                 formatter.write_dl(rows)
 

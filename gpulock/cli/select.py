@@ -16,7 +16,7 @@ from gpulock.report.scan import ClaimQuery
 from gpulock.store.owner import Owner
 
 LEAST_UUID = 8  # characters of a UUID that must be given
-LONGEST = 64  # characters of any name
+NAME_CHARACTERS = 64  # characters of any name
 JOB = re.compile(r"(?:job[ :])?([0-9]+)(?:\.([0-9]+))?")
 PID = re.compile(r"pid[ :]([0-9]+)")
 DEVICE = re.compile(r"(?:device|gpu)[ :](.+)", re.IGNORECASE)
@@ -69,7 +69,7 @@ def parse_subject(text: str, devices: Sequence[Device]) -> Subject:
     `job 3`, `gpu 3` and `pid 3` leave no doubt. Raises SelectError.
     """
     text = text.strip()
-    if not text or len(text) > LONGEST:
+    if not text or len(text) > NAME_CHARACTERS:
         raise SelectError("no such name")
     if match := PID.fullmatch(text):
         return Subject(pid=int(match[1]))
@@ -86,7 +86,7 @@ def parse_job(text: str) -> Subject:
     try:
         return parse_subject(text, ())
     except SelectError:
-        why = f"{text.strip()[:LONGEST]!r} is no job"
+        why = f"{text.strip()[:NAME_CHARACTERS]!r} is no job"
         raise SelectError(why, "name a job: 12, 12.3 or pid 4711") from None
 
 
@@ -120,7 +120,7 @@ def match_device_list(text: str, devices: Sequence[Device]) -> list[Device]:
 
 def match_devices(text: str, devices: Sequence[Device]) -> list[Device]:
     """Return the devices that `text` may mean: index, bus id, or a UUID's beginning."""
-    if not text or len(text) > LONGEST:
+    if not text or len(text) > NAME_CHARACTERS:
         return []
     if text.isascii() and text.isdigit():
         return [device for device in devices if device.index == int(text)]

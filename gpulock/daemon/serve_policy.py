@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from gpulock.node.context import Node
-from gpulock.slurm.gres_map import NAME as SLURM_MAP
+from gpulock.slurm.gres_map import MAP_NAME as SLURM_MAP
 
 
 def why_users_are_not_served(node: Node) -> str:

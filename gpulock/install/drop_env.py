@@ -17,8 +17,8 @@ from typing import Final
 
 from gpulock.install.files import InstallError, find_share_folder, run_program
 
-NAME: Final = "drop-env"
-SOURCE: Final = f"{NAME}.c"
+DROP_ENV: Final = "drop-env"
+SOURCE: Final = f"{DROP_ENV}.c"
 FLAGS: Final = (
     *("-std=gnu11", "-Os", "-Wall", "-Wextra", "-s", "-static", "-nostdlib", "-ffreestanding"),
     *("-fno-pie", "-no-pie", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"),
@@ -27,7 +27,7 @@ FLAGS: Final = (
 _SECONDS: Final = 60.0
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 MISSING: Final = (
-    f"prolog/{NAME}, by which Grid Engine's hooks start: no C compiler here: install gcc, or"
+    f"prolog/{DROP_ENV}, by which Grid Engine's hooks start: no C compiler here: install gcc, or"
     " ziglang by pip into gpulock's Python"
 )
 
@@ -44,7 +44,7 @@ def find_compiler() -> list[str]:
 def compile_drop_env(source: Path, compiler: Sequence[str]) -> bytes:
     """Return the program that a compiler makes of its source; raise InstallError."""
     with tempfile.TemporaryDirectory(prefix="gpulock-cc-") as folder:
-        made = Path(folder, NAME)
+        made = Path(folder, DROP_ENV)
         env = {"PATH": _PATH, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         command = [*compiler, *FLAGS, "-o", str(made), str(source)]
         done = run_program(command, _SECONDS, env)
@@ -62,7 +62,7 @@ def drop_env_program(share: Path | None = None) -> bytes:
     `share` has the source, and in a package the program.
     """
     share = share or find_share_folder() / "prolog"
-    packaged = share / NAME
+    packaged = share / DROP_ENV
     if packaged.exists():
         return packaged.read_bytes()
     if not (compiler := find_compiler()):

@@ -96,7 +96,7 @@ class HookPaths:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.drop_env = folder / "prolog" / drop_env.NAME  # starts a hook of Grid Engine
+        self.drop_env = folder / "prolog" / drop_env.DROP_ENV  # starts a hook of Grid Engine
         self.prolog = folder / "prolog/sge"
         self.epilog = folder / "epilog/sge"
         self.sensor = folder / "prolog/sge-sensor"
@@ -153,7 +153,7 @@ def hook_folder_files(folder: Path, config: Path) -> dict[str, bytes]:
     files = {name: text.encode() for name, text in scripts.items()}
     files |= {f"lib/{name}": data for name, data in hook_modules().items()}
     with suppress(InstallError):
-        files[f"prolog/{drop_env.NAME}"] = drop_env.drop_env_program()
+        files[f"prolog/{drop_env.DROP_ENV}"] = drop_env.drop_env_program()
     return files
 
 

@@ -22,8 +22,8 @@ SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361}  # bpf(2)
 LOAD, ATTACH, DETACH, FD_BY_ID, INFO, QUERY = 5, 8, 9, 13, 15, 16
 CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6
 ALLOW_MULTI, REPLACE = 2, 4
-NAME = b"gpulock_dev"
-MOST = 64  # programs that the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS)
+PROGRAM_NAME = b"gpulock_dev"
+MOST_PROGRAMS = 64  # programs that the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS)
 REPLACE_TURNS = 20  # hooks that replace one program at the same time: each turn one succeeds
 ATTR_BYTES = 128  # of union bpf_attr: the tail must be zero
 INFO_BYTES, NAME_AT = 256, 64  # of struct bpf_prog_info
@@ -93,7 +93,7 @@ def load_device_program(code: bytes) -> int:
     text, licence = [ctypes.create_string_buffer(data) for data in (code, b"GPL")]
     places = ctypes.addressof(text), ctypes.addressof(licence)
     head = pack("<IIQQ", CGROUP_DEVICE_PROGRAM, len(code) // BYTES, *places)
-    attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, NAME)
+    attributes = head + pack("<IIQII16s", 0, 0, 0, 0, 0, PROGRAM_NAME)
     try:
         return bpf_syscall(LOAD, attributes)[0]
     except PermissionError:
@@ -160,11 +160,13 @@ def has_device_program(folder: str) -> bool:
 
 def attached_program_ids(group: int) -> list[int]:
     """Return the ids of our programs attached to the cgroup open as `group`; raise OSError."""
-    numbers = (ctypes.c_uint32 * MOST)()
+    numbers = (ctypes.c_uint32 * MOST_PROGRAMS)()
     place = ctypes.addressof(numbers)
-    _, answer = bpf_syscall(QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, place, MOST))
+    _, answer = bpf_syscall(
+        QUERY, pack("<IIIIQI", group, CGROUP_DEVICE, 0, 0, place, MOST_PROGRAMS)
+    )
     count = int(unpack_from("<I", answer, 24)[0])
-    return [number for number in numbers[:count] if bpf_program_name(number) == NAME]
+    return [number for number in numbers[:count] if bpf_program_name(number) == PROGRAM_NAME]
 
 
 def bpf_program_name(number: int) -> bytes:

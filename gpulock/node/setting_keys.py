@@ -19,7 +19,7 @@ TEXT, PATH, COUNT, SECONDS, PERIOD, LIMIT, FLAG, WORDS, KINDS, PLACES, CHOICE = 
 )
 
 COUNT_DIGITS = 4  # of a COUNT
-LONGEST = 1e7  # seconds: four months; anything longer is a typing error
+MOST_SECONDS = 1e7  # seconds: four months; anything longer is a typing error
 SHORTEST_PERIOD = 0.05  # seconds; a shorter one would keep a core busy
 
 # name, kind, default, meaning; for CHOICE the default comes first among the `|` separated values

@@ -15,7 +15,7 @@ from gpulock.node.setting_keys import (
     KEYS,
     KINDS,
     LIMIT,
-    LONGEST,
+    MOST_SECONDS,
     PATH,
     PERIOD,
     PLACES,
@@ -152,10 +152,12 @@ def convert_setting(kind: str, default: str, given: "str | None") -> object:
         except ValueError:
             raise ValueError(f"must be a number of seconds, not {value!r}") from None
         short = number < SHORTEST_PERIOD if kind == PERIOD else number <= 0
-        if not (number <= LONGEST and not short) and (kind, value) != (LIMIT, "0"):
+        if not (number <= MOST_SECONDS and not short) and (kind, value) != (LIMIT, "0"):
             words = {LIMIT: "0, or more than 0", PERIOD: f"at least {SHORTEST_PERIOD}"}
             least = words.get(kind, "more than 0")
-            raise ValueError(f"must be {least} and at most {LONGEST:,.0f} seconds, not {value!r}")
+            raise ValueError(
+                f"must be {least} and at most {MOST_SECONDS:,.0f} seconds, not {value!r}"
+            )
         return number
     if kind == PATH and (value or default) and (value[:1] != "/" or (default and value == "/")):
         raise ValueError(f"must be an absolute path, and not / itself: {value!r}")

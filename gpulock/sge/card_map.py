@@ -9,7 +9,7 @@ A GPU stands there by its PCI address, which no boot and no driver renumbers.
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.store import atomic, kv
 
-NAME = "sge-map"
+MAP_NAME = "sge-map"
 LINE = "gpulock-sge-map 1"
 HOST = "host"
 DO = "run gpulock install sge --map on this node"
@@ -27,7 +27,7 @@ def read_card_map(state_dir: str) -> "tuple[str, CardMap]":
     Raises OSError or ValueError.
     """
     try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{MAP_NAME}"), LINE)
     except FileNotFoundError:
         return "", {}
     cards: CardMap = {}
@@ -53,8 +53,8 @@ def resolve_card_ids(state_dir: str, name: str, ids: list[str]) -> list[str]:
     try:
         _, cards = read_card_map(state_dir)
     except (OSError, ValueError) as fault:
-        raise Refusal(INVALID_REQUEST, f"{NAME}: {fault}", DO) from fault
+        raise Refusal(INVALID_REQUEST, f"{MAP_NAME}: {fault}", DO) from fault
     for card in ids:
         if not cards.get((name, card)):
-            raise Refusal(INVALID_REQUEST, f"{NAME} says of no GPU that it is {name}={card}", DO)
+            raise Refusal(INVALID_REQUEST, f"{MAP_NAME} has no GPU for {name}={card}", DO)
     return [cards[name, card] for card in ids]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpulock.node.context import Node
     from gpulock.node.settings import Settings
 
-NAME = "slurm-map"
+MAP_NAME = "slurm-map"
 SHARED = "shared"  # the key of the GRES by which slurmd gives out parts of these devices
 GRES_CONF, VERSION = "gres_conf", "gres_version"  # keys of the file, and of its compared version
 LINE = "gpulock-slurm-map 1"
@@ -40,7 +40,7 @@ def resolve_gres_devices(state_dir: str, entries: list[str], devices: list[Devic
         place = places.get(entry, "")
         if entry.isdigit() and not place:
             # slurmd's list changed without gres.conf: by AutoDetect, or by Gres= of slurm.conf
-            raise Refusal(UNKNOWN, f"{NAME} has no position {entry}", REINSTALL_HINT)
+            raise Refusal(UNKNOWN, f"{MAP_NAME} has no position {entry}", REINSTALL_HINT)
         device = by_place.get(place) if place else by_uuid.get(entry)
         if device is None and place.isdigit():
             why = f"the driver shows no GPU for Slurm's {entry} (/dev/nvidia{place})"
@@ -81,7 +81,7 @@ def read_gres_map(state_dir: str) -> dict[str, str]:
     if is_gres_conf_changed(pairs):
         raise Refusal(
             UNKNOWN,
-            f"{pairs[GRES_CONF]} changed, and nobody has compared the {NAME} with it yet",
+            f"{pairs[GRES_CONF]} changed, and nobody has compared the {MAP_NAME} with it yet",
             f"gpulockd does it within seconds; without gpulockd {REINSTALL_HINT}",
         )
     return map_positions(pairs)
@@ -95,10 +95,10 @@ def map_positions(pairs: dict[str, str]) -> dict[str, str]:
 def read_map_pairs(state_dir: str) -> dict[str, str]:
     """Return all that the map says; raise Refusal(BROKEN) where there is no map."""
     try:
-        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"), LINE)
+        return kv.decode_pairs(atomic.read_text(f"{state_dir}/{MAP_NAME}"), LINE)
     except (OSError, kv.MalformedError) as fault:
         kind = os_error_kind(fault, BROKEN) if isinstance(fault, OSError) else BROKEN
-        raise Refusal(kind, f"{NAME}: {fault}", REINSTALL_HINT) from fault
+        raise Refusal(kind, f"{MAP_NAME}: {fault}", REINSTALL_HINT) from fault
 
 
 def is_gres_conf_changed(pairs: dict[str, str]) -> bool:

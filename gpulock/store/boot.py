@@ -43,7 +43,7 @@ def begin_boot(store: LockStore, state_dir: str, boot_id: str, node: str) -> Non
     """
     check_file_systems(store)
     make_claim_folders(store, state_dir, boot_id)
-    atomic.remove_quietly(f"{store.path}/{event_kinds.NAME}")  # they begin anew
+    atomic.remove_quietly(f"{store.path}/{event_kinds.EVENTS}")  # they begin anew
     try:
         finish_earlier_claims(store, boot_id)
         grants.drop_oldest(

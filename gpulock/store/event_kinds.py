@@ -5,7 +5,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Event = tuple[float, str, str]  # CLOCK_BOOTTIME seconds, kind, words
 
-NAME = "events"
+EVENTS = "events"
 
 CLAIM = "claim"  # RESULT, seconds at the gate, USER:JOB; the gate was held
 UNKNOWN_REQUEST = "unknown"  # USER:JOB of a claim that was refused as unknown; the gate was held

@@ -9,7 +9,7 @@ from gpulock.store.event_kinds import (
     CLAIM,
     DROPPED,
     ENTERED,
-    NAME,
+    EVENTS,
     REAPED,
     REFUSED,
     TIMEOUT,
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from gpulock.store.event_kinds import Event
 
 LIMIT = 1 << 20  # bytes of a log that is read
-MOST = 1e15  # no counter is larger
+LARGEST_COUNTER = 1e15  # no counter is larger
 
 
 def read_events(lock_dir: str) -> "list[Event]":
     """Return the events, oldest first, none where there is no file; raise OSError."""
     try:
-        return parse_events(atomic.read_text(f"{lock_dir}/{NAME}", LIMIT))
+        return parse_events(atomic.read_text(f"{lock_dir}/{EVENTS}", LIMIT))
     except FileNotFoundError:
         return []
 
@@ -50,7 +50,7 @@ def parse_events(text: str) -> "list[Event]":
 def parse_amount(text: str) -> float:
     """Return a number that is not negative; raise ValueError for anything else."""
     value = float(text)
-    if not 0 <= value <= MOST:
+    if not 0 <= value <= LARGEST_COUNTER:
         raise ValueError(f"not a counter: {text}")
     return value
 
@@ -91,7 +91,7 @@ def fold_events(lock_dir: str) -> None:
 
     An event that is added meanwhile is lost.
     """
-    path = f"{lock_dir}/{NAME}"
+    path = f"{lock_dir}/{EVENTS}"
     try:
         events = parse_events(atomic.read_text(path, LIMIT))
     except OSError:

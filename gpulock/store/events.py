@@ -8,19 +8,19 @@ needed to add one. From them come counters, streaks of refusals, and what jobs w
 from gpulock.deadline import clock_boottime
 from gpulock.errors import one_line
 from gpulock.store import atomic
-from gpulock.store.event_kinds import CLAIM, GATED, NAME
+from gpulock.store.event_kinds import CLAIM, EVENTS, GATED
 
 CAP = 1 << 15  # bytes from which on who has the gate makes the older half one line of totals
 SHUT_CAP = 1 << 18  # bytes from which on anybody does
-LONGEST = 1200  # bytes of a line
+EVENT_BYTES = 1200  # bytes of a line
 
 
 def note_event(lock_dir: str, kind: str, *words: str) -> None:
     """Add an event, which may be lost; make the older half of a long log one line of totals."""
     text = one_line(" ".join([f"{clock_boottime():.3f}", kind, *words]))
-    data = text.encode("utf-8", "backslashreplace")[:LONGEST]
+    data = text.encode("utf-8", "backslashreplace")[:EVENT_BYTES]
     try:  # the first byte ends a line that was cut short
-        size = atomic.append_file(f"{lock_dir}/{NAME}", b"\n" + data)
+        size = atomic.append_file(f"{lock_dir}/{EVENTS}", b"\n" + data)
     except OSError:
         return
     if size > (CAP if kind in GATED else SHUT_CAP):

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpulock.store.locks import LockStore
 
-NAME = "gate"
+GATE = "gate"
 LONGEST_WAIT = 20.0  # seconds at the gate of a node, whatever deadline its caller has
 FIRST_PAUSE = 0.0005  # seconds; a claim takes less than that on tmpfs
 LONGEST_PAUSE = 0.02  # seconds
@@ -38,7 +38,7 @@ class Gate:
         self,
         of: "str | LockStore",
         deadline: Deadline,
-        name: str = NAME,
+        name: str = GATE,
     ) -> None:
         self._guarded = not isinstance(of, str)
         self._path = f"{of if isinstance(of, str) else of.root}/{name}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VERSION_LINE = "gpulock-owner 1"
-LONGEST = 4300  # digits of a number, as newer Pythons have it
+NUMBER_DIGITS = 4300  # digits of a number, as newer Pythons have it
 HEALTH_USER, HEALTH_COMMENT = "gpulockd", "health check"  # of a claim that gives way to any other
 NO_CLUSTER = "default"  # in a record that no scheduler's cluster has
 ENDING_COMMENT = "health check, which is to end"  # a claim asked for its device
@@ -118,7 +118,7 @@ class Owner:
 
 def parse_number(text: str) -> int:
     """Return a whole number; raise ValueError, also where a Python of before 3.9.14 would not."""
-    if len(text) > LONGEST:
+    if len(text) > NUMBER_DIGITS:
         raise ValueError("too long a number")
     return int(text)
 

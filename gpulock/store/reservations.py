@@ -10,7 +10,7 @@ import time
 from gpulock.errors import quote_text
 from gpulock.store import atomic, kv
 
-NAME = "reservations"
+RESERVED = "reservations"
 VERSION_LINE = "gpulock-reservations 1"
 LIMIT = 1 << 20  # bytes
 NUMBERS = 3  # of a reservation, behind its device
@@ -40,7 +40,7 @@ def read_reservations(state_dir: str) -> list[Reservation]:
     """Return all, also those that are over; none where the file is no good."""
     reservations: list[Reservation] = []
     try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}", LIMIT), VERSION_LINE)
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{RESERVED}", LIMIT), VERSION_LINE)
         for key, value in pairs.items():
             uid, begin, end, texts = value.split(" ", NUMBERS)
             user, _, why = texts.partition("; ")
@@ -60,7 +60,7 @@ def write_reservations(state_dir: str, every: list[Reservation]) -> None:
         for number, one in enumerate(every)
     ]
     data = f"{VERSION_LINE}\n{kv.encode_pairs(pairs)}".encode("utf-8", "replace")
-    atomic.replace_file(f"{state_dir}/{NAME}", data, durable=True)
+    atomic.replace_file(f"{state_dir}/{RESERVED}", data, durable=True)
 
 
 def find_reserved_devices(

@@ -16,7 +16,9 @@ from gpulock.workstation.wire import SocketRequest
 MINUTE = 60.0
 COUNTED = 86400.0  # seconds before and after one, within which others count with it
 AHEAD = 366 * 86400.0  # seconds: the latest begin of one
-MOST = 16  # of a user, those that count: a second of each GPU every hour would stop all longer ones
+MOST_COUNTED = (
+    16  # of a user, those that count: a second of each GPU every hour would stop all longer ones
+)
 
 
 def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], now: float) -> None:
@@ -41,14 +43,14 @@ def reserve_for_user(node: Node, request: SocketRequest, who: tuple[int, str], n
     mine = [one for one in every if one.uid == uid]
     near = [o for o in mine if o.end > begin - COUNTED and o.begin < wanted.end + COUNTED]
     left = longest - sum(one.end - one.begin for one in near)
-    if wanted.end - begin > left or len(mine) >= MOST:
+    if wanted.end - begin > left or len(mine) >= MOST_COUNTED:
         minutes = f"{max(0.0, left) // MINUTE:.0f} of {longest / MINUTE:.0f} minutes a day"
         asked = f"{(wanted.end - begin) / MINUTE:.0f} minutes are asked for"  # tomorrow, by mistake
         why = (
             f"{asked}, {minutes} are left to you then (RESERVE_MAX; what is over counts for a day)"
         )
-        if len(mine) >= MOST:
-            why = f"{MOST} reservations of yours count already, one that is over for a day"
+        if len(mine) >= MOST_COUNTED:
+            why = f"{MOST_COUNTED} reservations of yours count already, one that is over for a day"
         do = "ask for less, or gpulock unreserve what you do not need"
         if not longest:
             why, do = "users reserve nothing here", "ask for RESERVE_MAX on this node"

@@ -12,7 +12,7 @@ import time
 
 PEEK = 2  # MSG_PEEK, linux/socket.h
 LARGEST = 1 << 14
-LONGEST = 86400.0  # seconds; poll(2) counts milliseconds in an int
+LONGEST_WAIT = 86400.0  # seconds; poll(2) counts milliseconds in an int
 ENVIRONMENT = "GPULOCK_WAITED"  # SOCKET END
 
 
@@ -44,7 +44,7 @@ def wait_for_reply(connection: int, what: str, until: float) -> None:
     poll.register(connection, select.POLLIN)
     try:
         while (left := until - time.clock_gettime(time.CLOCK_BOOTTIME)) > 0:
-            if not poll.poll(min(left, LONGEST) * 1000):
+            if not poll.poll(min(left, LONGEST_WAIT) * 1000):
                 continue
             fields = read_fields(peer.recv(LARGEST, PEEK))
             if fields.get("state") != "waiting":

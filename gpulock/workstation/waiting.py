@@ -13,7 +13,7 @@ from gpulock.errors import one_line
 from gpulock.node.context import Node
 from gpulock.store import atomic
 
-NAME = "waiting"
+WAITING_FILE = "waiting"
 VERSION = 1
 LIMIT = 1 << 18  # bytes: 200 callers of 1000 characters
 SHOWN = 200  # characters of a text
@@ -53,13 +53,13 @@ def encode_waiting(callers: list[WaitingCaller], boot_id: str) -> bytes:
 
 def write_waiting(lock_dir: str, data: bytes) -> None:
     """Replace the file; raise OSError."""
-    atomic.replace_file(f"{lock_dir}/{NAME}", data)
+    atomic.replace_file(f"{lock_dir}/{WAITING_FILE}", data)
 
 
 def read_waiting(node: Node) -> list[WaitingCaller]:
     """Return those that wait, in the order of their numbers; nobody where the file is no good."""
     try:
-        text = atomic.read_text(f"{node.store.path}/{NAME}", LIMIT)
+        text = atomic.read_text(f"{node.store.path}/{WAITING_FILE}", LIMIT)
         import json
 
         page: dict[str, Any] = json.loads(text)

@@ -12,7 +12,7 @@ SHARE = Path(__file__).parents[2] / "prolog"
 
 def write_drop_env(folder: Path) -> Path:
     """Write the program below `folder`, where hooks have it; return its path."""
-    path = folder / "prolog" / drop_env.NAME
+    path = folder / "prolog" / drop_env.DROP_ENV
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(drop_env.drop_env_program(SHARE))
     path.chmod(0o755)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpulock.install.slurm.gres import GresSource, slurm_map_text
 from gpulock.node.context import Node
-from gpulock.slurm.gres_map import NAME, gres_conf_version
+from gpulock.slurm.gres_map import MAP_NAME, gres_conf_version
 
 SLURMD = "n1"
 BATCH = "batch"
@@ -133,4 +133,4 @@ def write_map(node: Node, gres_conf: Path, shared: str = "") -> None:
     gres_conf.write_text("".join(f"Name=gpu File=/dev/nvidia{minor}\n" for minor in minors))
     source = GresSource(str(gres_conf), gres_conf_version(str(gres_conf)), "")
     text = slurm_map_text(source, minors, shared.split())
-    (Path(node.settings.state_dir) / NAME).write_text(text)
+    (Path(node.settings.state_dir) / MAP_NAME).write_text(text)

@@ -45,7 +45,7 @@ from gpulock_exporter.worker.supervisor import HungCard, Supervisor
 LIST_PERIOD = 5.0  # seconds between two readings of the driver's own list
 DRIVER_SECONDS = 0.5  # for which a tick waits for it: a driver that is well takes 30 us a card
 QUIET = 30.0  # seconds between two lines on one subject: what comes and goes does not flood
-LONGEST = 300  # characters of a reason that are shown
+REASON_CHARACTERS = 300  # characters of a reason that are shown
 STUCK = "the exporter itself hangs: its values are old; /proc/PID/task/*/stack shows where"
 AGAIN = (("Retry-After", "1"), ("Refresh", "5"))
 
@@ -262,7 +262,7 @@ class FaultJournal:
             self._at[subject] = now
             if fault:
                 self._faults[subject] = fault
-                new.append(f"{subject}: {one_line(fault)[:LONGEST]}")
+                new.append(f"{subject}: {one_line(fault)[:REASON_CHARACTERS]}")
             else:
                 del self._faults[subject]
                 new.append(f"{subject}: recovered")

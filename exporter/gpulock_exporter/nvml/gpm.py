@@ -19,8 +19,8 @@ import pynvml
 
 from gpulock_exporter.nvml.answers import NvmlDevice, PollContext, calls
 
-SHORTEST = 0.95  # seconds between two samples: each look takes one, also one a little early
-LONGEST = 60.0  # seconds after which a window says nothing of now
+SHORTEST_WINDOW = 0.95  # seconds between two samples: each look takes one, also one a little early
+LONGEST_WINDOW = 60.0  # seconds after which a window says nothing of now
 
 # nvmlGpmMetricId_t
 GRAPHICS, PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_RECEIVE, NVLINK_TRANSMIT = 1, 20, 21, 60, 61
@@ -66,7 +66,7 @@ class GpmWindow:
         if device.is_absent(poll, GpmWindow):
             self.latest = self._since = None
             return None
-        if self._since is not None and poll.now - self._since < SHORTEST:
+        if self._since is not None and poll.now - self._since < SHORTEST_WINDOW:
             return None
         since, self._since, self.latest = self._since, None, None
         try:
@@ -75,7 +75,7 @@ class GpmWindow:
             self._samples.reverse()
             self._take(self._samples[1])
             self._since = poll.now
-            if since is not None and poll.now - since <= LONGEST:
+            if since is not None and poll.now - since <= LONGEST_WINDOW:
                 values = gpm_metrics_between(self._samples[0], self._samples[1])
                 self.latest = measure_gpm_window(values, poll.now - since)
                 for number, value in self.latest.wrong.items():

@@ -18,9 +18,9 @@ import pynvml
 
 from gpulock_exporter.nvml.answers import NOT_AVAILABLE, NvmlDevice, PollContext, call_nvml
 
-MOST = 5000  # processes: more than that is garbage, and a frame has its limit
+MOST_PROCESSES = 5000  # processes: more than that is garbage, and a frame has its limit
 ATTEMPTS = 5  # a list may grow before it is asked for again
-ROOM, SPARE, MOST_ROOM = 64, 5, 2 * MOST  # entries
+ROOM, SPARE, MOST_ROOM = 64, 5, 2 * MOST_PROCESSES  # entries
 KINDS = ("Compute", "Graphics", "MPSCompute")
 
 FIRST = struct.Struct("@I4xQ")  # nvmlProcessInfo_v1_t: pid, bytes
@@ -44,8 +44,8 @@ def read_processes(device: NvmlDevice, poll: PollContext) -> dict[int, int | Non
             lists.append(listed)
         elif not all(device.is_absent(poll, way) for way in ways):
             return None  # it failed: what the others say is not all
-    if sum(len(one) for one in lists) > MOST:
-        poll.fail("processes", device.lock_id, f"more than {MOST} processes")
+    if sum(len(one) for one in lists) > MOST_PROCESSES:
+        poll.fail("processes", device.lock_id, f"more than {MOST_PROCESSES} processes")
         return None
     most: dict[int, int | None] = {}  # memory that any list gives it
     for pid, memory in (pair for one in lists for pair in one):

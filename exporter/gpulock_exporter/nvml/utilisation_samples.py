@@ -20,11 +20,11 @@ from gpulock_exporter.nvml.answers import NARROW, WORDS, call_nvml
 
 Sample = tuple[int, float]  # time stamp in microseconds, percent
 
-LONGEST = 1.5  # seconds that one sample may stand for: nvml.h says 1/6 to 1 second
+LONGEST_SAMPLE = 1.5  # seconds that one sample may stand for: nvml.h says 1/6 to 1 second
 KEPT = 16.0  # seconds that the buffer holds, and that one answer for now stands for at most
 WHOLE = 100  # percent
 ROOM = 1024  # entries that there is room for: drivers keep 100 to 120
-MOST = 100  # entries of the buffer: a longer list is garbage (Syllo/nvtop issue 110)
+MOST_SAMPLES = 100  # entries of the buffer: a longer list is garbage (Syllo/nvtop issue 110)
 SLACK = 1.0  # seconds by which samples may come late
 DRY = 2.0  # seconds without a new sample: a card that is idle may not write any
 HEAL = 10.0  # seconds after which a time stamp that nothing follows is not believed any more
@@ -55,10 +55,10 @@ def integrate_samples(samples: Sequence[Sample], seen: int, allowed: float) -> t
             continue
         seconds = (moment - youngest) / 1e6
         youngest = moment
-        if seconds <= LONGEST and 0 <= percent <= WHOLE:
+        if seconds <= LONGEST_SAMPLE and 0 <= percent <= WHOLE:
             observed += seconds
             busy += seconds * (percent / WHOLE)  # by rounding no more than them
-    return (NOTHING if len(samples) > MOST else BusyTime(busy, observed)), youngest
+    return (NOTHING if len(samples) > MOST_SAMPLES else BusyTime(busy, observed)), youngest
 
 
 class UtilizationSamples:
@@ -91,7 +91,7 @@ class UtilizationSamples:
         self._pass(now)
         if samples:
             sound = all(0 <= percent <= WHOLE for _, percent in samples)
-            self.sound = sound and len(samples) <= MOST
+            self.sound = sound and len(samples) <= MOST_SAMPLES
         if self._whole:  # where the buffer stands now; what is in it was before our time
             youngest = max((moment for moment, _ in samples), default=self._seen)
             busy = NOTHING

@@ -12,7 +12,7 @@ _BACKLOG = 4096  # a full one costs the next client a second; the kernel caps it
 _HIGHEST_PORT = 65535
 _WITHOUT_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 _FIRST = 3  # SD_LISTEN_FDS_START
-_MOST = 64
+_MOST_ADDRESSES = 64
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
 
@@ -145,7 +145,7 @@ def activated_sockets(
     pid, count, *_ = (environ.pop(name, "") for name in _VARIABLES)
     if not count or pid != str(os.getpid()):
         return []
-    if not count.isascii() or not count.isdigit() or int(count) > _MOST:
+    if not count.isascii() or not count.isdigit() or int(count) > _MOST_ADDRESSES:
         raise ListenError(f"LISTEN_FDS={count} is not a number of sockets")
     taken = [socket.socket(fileno=first + index) for index in range(int(count))]
     for one in taken:

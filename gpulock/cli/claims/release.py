@@ -50,7 +50,7 @@ from gpulock.text.words import (
 from gpulock.workstation.user_release import release_unused
 
 FORCE_HINT = 'use --force --reason "TEXT" if you must'
-LONGEST = 1000  # characters of a reason: it stands in a note, in records and in lines
+REASON_CHARACTERS = 1000  # characters of a reason: it stands in a note, in records and in lines
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -58,8 +58,8 @@ def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) 
 
     Raises BadParameter for one that is empty, or that no record can hold.
     """
-    if value is not None and not 0 < len(value.strip()) <= LONGEST:
-        raise click.BadParameter(f"say why, in {LONGEST} characters.", ctx, param)
+    if value is not None and not 0 < len(value.strip()) <= REASON_CHARACTERS:
+        raise click.BadParameter(f"say why, in {REASON_CHARACTERS} characters.", ctx, param)
     return one_line(value or "")
 
 

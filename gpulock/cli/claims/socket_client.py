@@ -143,7 +143,7 @@ def wait_in_queue(connection: socket.socket, how: ClaimWait, deadline: Deadline)
     then starts that program.
     """
     number, until = connection.fileno(), clock_boottime() + deadline.left()
-    connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST))
+    connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST_WAIT))
     first = parse_reply(connection.recv(LARGEST, socket.MSG_PEEK))
     if first.state == WAITING and how.program:
         connection.settimeout(None)
@@ -172,7 +172,7 @@ def send_daemon_request(
                 await_reading(connection, request.wait)
             if how:
                 wait_in_queue(connection, how, deadline)
-            connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST))
+            connection.settimeout(min(max(0.001, deadline.left()), waiter.LONGEST_WAIT))
             reply = parse_reply(connection.recv(LARGEST))
         except (OSError, ValueError) as fault:
             raise NoDaemonReplyError from fault

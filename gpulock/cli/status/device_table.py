@@ -36,8 +36,8 @@ COLUMNS = (
 )
 OBSERVED = ("UTIL", "MEM GIB", "TEMP", "POWER", "LAST BUSY")
 ENDS_AT = slice(5, 16)  # month, day, hour and minute of a time
-MOST = 9999  # degrees or watts that a sample is believed
-LONGEST = 40  # characters of what a user wrote
+HIGHEST_READING = 9999  # degrees or watts that a sample is believed
+COMMENT_CHARACTERS = 40  # characters of what a user wrote
 SMALL = 9.95  # GiB, below which a decimal is shown
 UNKNOWN = Cell("-")
 Cells = dict[str, Cell]  # by title of their columns
@@ -100,7 +100,7 @@ def holder_cells(view: StatusView, locks: list[Lock]) -> Cells:
 
 def claim_note(view: StatusView, record: Owner) -> str:
     """Return what a claim's user wrote beside it, and the end that the user chose."""
-    note = quote_text(table.clip_text(record.note, LONGEST)) if record.note else ""
+    note = quote_text(table.clip_text(record.note, COMMENT_CHARACTERS)) if record.note else ""
     if not record.until:
         return note
     end = format_local_time(view.now + record.until - view.boottime)[ENDS_AT]
@@ -133,7 +133,7 @@ def claim_use_cells(use: SampleView, row: DeviceState, lock: Lock | None) -> Cel
 
 def number_cell(value: float | None, unit: str) -> Cell:
     """Return `61C` or `287W`."""
-    return UNKNOWN if value is None else Cell(f"{min(value, MOST):.0f}{unit}")
+    return UNKNOWN if value is None else Cell(f"{min(value, HIGHEST_READING):.0f}{unit}")
 
 
 def memory_use_cell(used: int | None, total: int | None) -> Cell:

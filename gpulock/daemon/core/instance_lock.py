@@ -13,7 +13,7 @@ from gpulock.deadline import Deadline
 from gpulock.errors import BUSY, LockTimeout, Refusal
 from gpulock.store.gate import Gate
 
-NAME = "daemon"  # in LOCK_DIR
+LOCK_NAME = "daemon"  # in LOCK_DIR
 
 
 def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
@@ -23,7 +23,7 @@ def find_running_daemon(lock_dir: str, proc_root: str) -> int | None:
     the file. In a container whose processes are its own, gpulockd on the host is not seen.
     """
     try:
-        file = os.stat(f"{lock_dir}/{NAME}")
+        file = os.stat(f"{lock_dir}/{LOCK_NAME}")
         place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
         with open(f"{proc_root}/locks", encoding="ascii", errors="replace") as locks:
             for line in locks:
@@ -53,12 +53,12 @@ class InstanceLock:
         if self._gate is not None and self._gate.is_named():
             return
         self.release()  # of a file that is gone
-        gate = Gate(lock_dir, Deadline(0.0), name=NAME)
+        gate = Gate(lock_dir, Deadline(0.0), name=LOCK_NAME)
         try:
             self._gate = gate.__enter__()
         except LockTimeout as fault:
             pid = find_running_daemon(lock_dir, "/proc")
-            see = f"systemctl status {pid}" if pid else f"fuser -v {lock_dir}/{NAME}"
+            see = f"systemctl status {pid}" if pid else f"fuser -v {lock_dir}/{LOCK_NAME}"
             why = f"gpulockd runs already, pid {pid or 'not known'}"
             raise AlreadyRunningError(BUSY, why, f"see {see}") from fault
 

@@ -33,7 +33,7 @@ from gpulock.workstation.process_claims import make_process_owner
 
 NOBODY: Final = 65534  # the kernel's overflow uid and gid: nobody
 GATE_SECONDS: Final = 1.0
-LONGEST: Final = 1800.0  # seconds of a test: `dcgmi diag -r 3` takes half of it on eight cards
+TEST_SECONDS: Final = 1800.0  # seconds of a test: `dcgmi diag -r 3` takes half of it on eight cards
 ENDING: Final = 10.0  # seconds that SIGKILL takes at most, but in a driver that hangs
 CLOSING: Final = 2.0  # seconds of it when gpulockd ends
 WORDS_KEPT: Final = 200  # bytes of the last line that the command wrote
@@ -108,14 +108,14 @@ class HealthCommand:
         One that SIGKILL does not end is no more looked after: its lock goes as any dead owner's,
         once it is gone.
         """
-        late = f"it took longer than {LONGEST:.0f} s"
+        late = f"it took longer than {TEST_SECONDS:.0f} s"
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self._drain_output()
         if info is None:
             if self._killed is not None:
                 ending = now < self._killed + ENDING
                 return None if ending else CheckOutcome(False, f"{late}, and cannot be ended")
-            if now >= self.begun + LONGEST:
+            if now >= self.begun + TEST_SECONDS:
                 self._killed = now
             self._gives_way |= is_check_asked_to_end(node, self.bus, self.token)
             if self._killed is not None or self._gives_way:

@@ -16,7 +16,7 @@ from typing import Final
 from gpulock.daemon.health.cards import NodeCards
 from gpulock.deadline import clock_boottime
 
-NAME: Final = "kmsg"
+KMSG: Final = "kmsg"
 RECORD: Final = 8192  # bytes that the kernel gives at most of one
 MOST_RECORDS: Final = 1 << 15  # at one look: the rest is read at the next one
 OFF_THE_BUS: Final = 79  # the XID of a card that has fallen off the bus
@@ -69,7 +69,7 @@ class KernelLog:
         if self._fd < 0 or self._sequence != cards.sequence:
             self.close()  # what was counted of it is lost, or was never kept
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(f"{dev_root}/{NAME}", flags)
+            self._fd = os.open(f"{dev_root}/{KMSG}", flags)
         suspended = clock_boottime() - time.clock_gettime(time.CLOCK_MONOTONIC)
         try:
             for _ in range(MOST_RECORDS):

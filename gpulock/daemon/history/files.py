@@ -20,7 +20,7 @@ from gpulock.daemon.history.record import HEAD
 from gpulock.store import atomic
 
 FOLDER: Final = "history"
-NAME: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])\.jsonl")
+MONTH_FILE: Final = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])\.jsonl")
 LINE_LIMIT: Final = 1 << 20  # bytes; 128 instances with their buckets are 0.1 MB
 CHUNK: Final = 1 << 16  # bytes
 DAY: Final = 86400.0  # seconds that the clock may have been set back by
@@ -39,7 +39,7 @@ def list_months(folder: str, since: float = 0.0) -> list[str]:
     Raises OSError.
     """
     try:
-        names = [name for name in os.listdir(folder) if NAME.fullmatch(name)]
+        names = [name for name in os.listdir(folder) if MONTH_FILE.fullmatch(name)]
     except FileNotFoundError:
         return []
     first = name_month(since - DAY)

@@ -27,7 +27,7 @@ from gpulock.store.owner import Owner
 
 SECONDS: Final = 30.0  # for a command to end
 WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@,+/-]*")
-LONGEST: Final = 256  # characters of a fact, but for lists of devices
+FACT_CHARACTERS: Final = 256  # characters of a fact, but for lists of devices
 
 
 class ClaimFacts(NamedTuple):
@@ -160,4 +160,4 @@ def scheduler_environment(settings: Settings) -> dict[str, str]:
 
 def is_safe_shell_word(text: str) -> bool:
     """Return whether a text is one word to any shell, and no option of any program."""
-    return len(text) <= LONGEST and WORD.fullmatch(text) is not None
+    return len(text) <= FACT_CHARACTERS and WORD.fullmatch(text) is not None

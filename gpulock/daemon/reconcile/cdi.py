@@ -28,7 +28,7 @@ from gpulock.store import atomic
 
 # Names that begin with a digit and hostPath need 0.5.0; podman 4.3.1 takes nothing later.
 VERSION: Final = "0.5.0"
-NAME: Final = "gpulock.io-gpu.json"
+SPEC_NAME: Final = "gpulock.io-gpu.json"
 CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 LIMIT: Final = 1 << 20  # bytes: 16 cards of 7 instances take a tenth
 SECONDS: Final = 5.0  # DRIVER_DIR may be on a file server
@@ -71,7 +71,7 @@ def update_cdi_spec(settings: Settings, text: str) -> None:
     Raises OSError, and Refusal(BROKEN) for a folder in which others than root can write: the
     runtimes of root obey what stands there.
     """
-    path = f"{settings.cdi_dir}/{NAME}"
+    path = f"{settings.cdi_dir}/{SPEC_NAME}"
     os.makedirs(settings.cdi_dir, 0o755, exist_ok=True)
     info = os.stat(settings.cdi_dir)
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -40,7 +40,7 @@ ENTRY: Final = re.compile(
     rf"\.(?:uuid=MIG{_UUID}|profile=[ -~]{{,64}}|memory_mib=[0-9]{{1,8}})"
     rf"|link\.(?P<from>{_BUS})\.(?P<to>{_BUS})=[0-9]{{1,8}}"
 )
-MOST = 20  # things that are wrong; the rest is not told
+MOST_FAULTS = 20  # things that are wrong; the rest is not told
 # for which half of a node may be out: the exporter's word, but XIDs and HEALTH_COMMAND too, which a
 # job or a driver may bring about on every card
 LIMITED_CAUSES: Final = frozenset(("xid", "ecc", "lost", "health"))
@@ -186,6 +186,6 @@ class InventoryPublisher(Chore):
             lines["size"] = f"the inventory of the exporter is longer than {LIMIT} bytes"
         elif pairs != before:
             atomic.replace_file(place, text)
-        lines.update([*wrong.items()][: MOST if inventory else 0])
+        lines.update([*wrong.items()][: MOST_FAULTS if inventory else 0])
         lines = {key: f"left out of the inventory: {why}" for key, why in lines.items()}
         self._journal.log_changes("inventory", lines)

@@ -78,7 +78,7 @@ class LockDirWatch:
         return lost
 
 
-MOST = 512  # descriptors; a service has 1,024
+MOST_DESCRIPTORS = 512  # descriptors; a service has 1,024
 
 OwnerProcess = tuple[int, int]  # pid, start time
 
@@ -103,7 +103,7 @@ class OwnerWatcher:
             self._add(owner, proc)
 
     def _add(self, owner: OwnerProcess, proc: Proc) -> None:
-        if len(self.known) >= MOST:
+        if len(self.known) >= MOST_DESCRIPTORS:
             return
         fd = -1
         try:

@@ -15,7 +15,9 @@ from gpulock.daemon.reconcile.reconcile import Chore, ReconcileReport
 from gpulock.node.context import Node
 from gpulock.store import atomic
 
-NAME: Final = re.compile(r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}")  # atomic.replace_file: its pid
+TEMPORARY: Final = re.compile(
+    r"\..+\.([1-9][0-9]{0,9})\.[0-9a-f]{12}"
+)  # atomic.replace_file: its pid
 
 
 class TemporaryRemover(Chore):
@@ -40,6 +42,6 @@ class TemporaryRemover(Chore):
         for folder in sorted(folders - ours):
             with suppress(OSError):
                 for name in os.listdir(folder):
-                    writer = NAME.fullmatch(name)
+                    writer = TEMPORARY.fullmatch(name)
                     if writer and not os.path.lexists(f"{node.proc.root}/{writer[1]}"):
                         atomic.remove_quietly(f"{folder}/{name}")

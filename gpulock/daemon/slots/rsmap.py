@@ -25,7 +25,7 @@ from gpulock.sge import card_map, sensor
 from gpulock.store import atomic, kv, quarantine
 
 EVERY: Final = 15.0  # seconds between two rounds
-NAME: Final = "sge-rsmap"  # in STATE_DIR: what was taken out
+WITHDRAWN: Final = "sge-rsmap"  # in STATE_DIR: what was taken out
 _ELEMENTS: Final = re.compile(r",(?![^()]*\))")
 _VALUE: Final = re.compile(r"(\d+)(?:\((.*)\))?")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
@@ -141,7 +141,7 @@ def parse_complex_values(text: str) -> dict[str, str]:
 def load_withdrawn_ids(state_dir: str) -> dict[str, dict[str, str]]:
     """Return the ids that are taken out, by complex; raise OSError or ValueError."""
     try:
-        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{NAME}"))
+        pairs = kv.decode_pairs(atomic.read_text(f"{state_dir}/{WITHDRAWN}"))
     except FileNotFoundError:
         return {}
     return {name: parse_rsmap(value) for name, value in pairs.items()}
@@ -151,7 +151,9 @@ def save_withdrawn_ids(state_dir: str, notes: Mapping[str, Mapping[str, str]]) -
     """Note what is taken out, to outlive a power cut; raise OSError."""
     if load_withdrawn_ids(state_dir) != (out := {name: one for name, one in notes.items() if one}):
         pairs = [(name, format_rsmap(one)) for name, one in sorted(out.items())]
-        atomic.replace_file(f"{state_dir}/{NAME}", kv.encode_pairs(pairs).encode(), durable=True)
+        atomic.replace_file(
+            f"{state_dir}/{WITHDRAWN}", kv.encode_pairs(pairs).encode(), durable=True
+        )
 
 
 class RsmapSync(Chore):

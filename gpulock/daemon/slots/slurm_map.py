@@ -57,7 +57,7 @@ class SlurmMapRenewal(Chore):
         if settings is None:
             return
         self.due = now + EVERY
-        if not os.path.exists(f"{settings.state_dir}/{gres_map.NAME}"):
+        if not os.path.exists(f"{settings.state_dir}/{gres_map.MAP_NAME}"):
             return  # `gpulock install slurm` makes it, and gres.conf may change right after that
         if self.asking is not None:
             if not self.asking.wait(0.0):
@@ -68,10 +68,10 @@ class SlurmMapRenewal(Chore):
                 self._compared, written = asked.answer()
                 self._next = now
                 if written:
-                    self._journal.say(NOTICE, f"{gres_map.NAME}: {written}")
+                    self._journal.say(NOTICE, f"{gres_map.MAP_NAME}: {written}")
             except (Refusal, OSError) as why:  # no descriptor or no process for the program
                 refused = f"{why.why}; {why.do}" if isinstance(why, Refusal) else str(why)
-                fault = f"{gres_map.NAME} is not renewed: {refused}"
+                fault = f"{gres_map.MAP_NAME} is not renewed: {refused}"
             self._journal.log_state("slurm map", fault)
         if now >= self._next and self._cards:
             cards, compared = self._cards, self._compared

@@ -17,7 +17,7 @@ from gpulock.install.items import FileItem, Wanted
 from gpulock.node import device_list
 from gpulock.node.devices import Device
 from gpulock.node.settings import Settings
-from gpulock.sge.card_map import NAME, read_card_map
+from gpulock.sge.card_map import MAP_NAME, read_card_map
 
 RSMAP = "RSMAP"
 CardNames = dict[tuple[str, str], str]  # (complex, id) -> device
@@ -51,7 +51,7 @@ class CardMap(FileItem):
     """The map, by which gpulock is known to be here; it goes once no id is to be put back."""
 
     def __init__(self, state_dir: str, text: str, host: str, ask: Callable[..., str]) -> None:
-        super().__init__(Path(state_dir, NAME), text)
+        super().__init__(Path(state_dir, MAP_NAME), text)
         self.state_dir, self.host, self.ask = state_dir, host, ask
 
     def write(self, wanted: Wanted) -> None:

@@ -32,7 +32,7 @@ from gpulock.install.versions import (
     is_to_uninstall,
 )
 from gpulock.node.settings import Settings
-from gpulock.slurm.gres_map import NAME
+from gpulock.slurm.gres_map import MAP_NAME
 
 
 class SlurmInstaller(NodePart):
@@ -75,7 +75,7 @@ class SlurmInstaller(NodePart):
         """Return the items, of which the last goes first; those of Grid Engine are left to it."""
         if not is_to_uninstall(self.settings, SLURM):
             return []
-        positions = Path(self.settings.state_dir, NAME)
+        positions = Path(self.settings.state_dir, MAP_NAME)
         items: list[Item] = [FileItem(positions, "")]
         gone = f"rm {positions}"
         if SGE in installed_schedulers(self.settings):  # it then has the others, too
@@ -122,7 +122,7 @@ class SlurmInstaller(NodePart):
         """Return the map, which names the version of gres.conf that it was compared with."""
         places = gres.devices_of_positions(self.settings, listed.positions)
         text = gres.slurm_map_text(source, places, listed.shared)
-        item = FileItem(Path(self.settings.state_dir, NAME), text)
+        item = FileItem(Path(self.settings.state_dir, MAP_NAME), text)
         if not listed.positions:
             advice = f"{gres.NO_GRES}; if one should, {gres.LOOK_AT_LIST}"
             if re.search(r"(?m)^\d+=", item.read() or ""):

@@ -18,7 +18,7 @@ from gpulock.install.items import FileItem, Wanted
 from gpulock.install.slurm import gres
 from gpulock.install.slurm.site import find_slurm_site
 from gpulock.node.settings_file import read_settings
-from gpulock.slurm.gres_map import NAME, SHARED, map_positions, read_map_pairs
+from gpulock.slurm.gres_map import MAP_NAME, SHARED, map_positions, read_map_pairs
 
 DONE, NOT_DONE = 0, 1
 ASK: Final = "--ask"
@@ -52,7 +52,7 @@ def renew_gres_map(config: Path, ask: bool) -> str:
             " restart slurmd; or scontrol reconfigure, then gpulock install slurm"
         )
     text = gres.slurm_map_text(source, places, shared)
-    item = FileItem(Path(settings.state_dir, NAME), text)
+    item = FileItem(Path(settings.state_dir, MAP_NAME), text)
     if item.read() == text:
         return ""
     with lock_installation(Path(settings.state_dir)):

@@ -23,7 +23,7 @@ from gpulock.install.files import InstallError, run_program
 from gpulock.install.slurm.slurm_conf import SlurmConf, parse_scontrol_config
 from gpulock.node.settings import Settings
 
-NAME: Final = "slurmd"
+SLURMD: Final = "slurmd"
 DEFAULT_CONF: Final = Path("/etc/slurm/slurm.conf")
 FETCHED_CONF: Final = Path("/run/slurm/conf/slurm.conf")  # where slurmd puts a fetched one
 OLDEST: Final = (22, 5)  # docs/slurm.md, releases that were tried
@@ -83,12 +83,12 @@ class SlurmSite:
         conf = ["-f", str(self.conf)] if self.conf else []
         own = self.slurmd.program if self.slurmd else None
         beside = with_sibling_folders([self.binaries])
-        program = own or find_slurm_program(NAME, beside, "install slurmd")
+        program = own or find_slurm_program(SLURMD, beside, "install slurmd")
         # Under another name (Debian's is slurmd-wlm) it takes itself for a client: an empty list.
-        done = self.run_client([NAME, *words, *conf], _GRES_SECONDS, program)
+        done = self.run_client([SLURMD, *words, *conf], _GRES_SECONDS, program)
         if done.returncode != 0:
             said = _what_it_said(done) or "no such node?"
-            raise InstallError(f"{NAME} {' '.join(words)}: {said}")
+            raise InstallError(f"{SLURMD} {' '.join(words)}: {said}")
         return done.stderr + done.stdout
 
     def run_client(
@@ -173,7 +173,7 @@ def find_slurmds(settings: Settings, proc: Path = Path("/proc")) -> list[Slurmd]
     That is of this machine, as far as it can be seen, and none of another container's.
     """
     slurmds: list[Slurmd] = []
-    for daemon in find_scheduler_daemons(NAME, proc):
+    for daemon in find_scheduler_daemons(SLURMD, proc):
         conf, node = parse_slurmd_arguments(list(daemon.words), daemon.env.get("SLURM_CONF", ""))
         libraries = daemon.env.get("LD_LIBRARY_PATH", "")
         if not settings.slurm_conf or conf in ("", settings.slurm_conf):

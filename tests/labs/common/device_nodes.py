@@ -67,7 +67,7 @@ def programs() -> set[int]:
     for place in Path("/proc").glob("[0-9]*/fdinfo/*"):
         with contextlib.suppress(OSError):
             _, is_program, number = place.read_text().partition("\nprog_id:\t")
-            if is_program and bpf.bpf_program_name(int(number.split()[0])) == bpf.NAME:
+            if is_program and bpf.bpf_program_name(int(number.split()[0])) == bpf.PROGRAM_NAME:
                 found.add(int(number.split()[0]))
     return found
 

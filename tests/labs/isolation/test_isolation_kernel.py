@@ -145,11 +145,11 @@ def test_hooks_that_close_one_cgroup_at_the_same_time_all_succeed(group: str, de
 
 def attach_other(folder: str, rules: dict[int, frozenset[int]]) -> int:
     """Attach a program that is not ours, as systemd does for DevicePolicy=."""
-    name, bpf.NAME = bpf.NAME, b"sd_devices"
+    name, bpf.PROGRAM_NAME = bpf.PROGRAM_NAME, b"sd_devices"
     try:
         bpf.attach_device_program(folder, bpf.assemble_device_program(rules))
     finally:
-        bpf.NAME = name
+        bpf.PROGRAM_NAME = name
     return os.open(folder, os.O_RDONLY)
 
 

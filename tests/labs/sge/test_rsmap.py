@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from gpulock.daemon.slots import rsmap
-from gpulock.sge.card_map import NAME, format_card_map
+from gpulock.sge.card_map import MAP_NAME, format_card_map
 from tests.labs.common.installed import gate_file
 from tests.labs.daemon.daemon_lab import daemon_on
 from tests.labs.sge import test_install
@@ -48,7 +48,7 @@ def mapped(cards: None, gpus: Gpulock) -> Generator[Gpulock]:
     gpus.configure(NODE, SGE_COMPLEXES="card")
     devices = [device.id for device in gpus.node(NODE).devices()]
     told = {("card", card): devices[n] for card, n in MAP.items()}
-    gpus.sge.path_in(NODE, f"/var/lib/gpulock/{NAME}").write_text(format_card_map(NODE, told))
+    gpus.sge.path_in(NODE, f"/var/lib/gpulock/{MAP_NAME}").write_text(format_card_map(NODE, told))
     yield gpus
     gpus.sge.clear_jobs()
 

@@ -80,7 +80,7 @@ def test_who_has_too_many_files_open_blinds_the_look_at_that_user_alone(
     fake: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(700, uids=(OTHER,) * 4, fds=FULL)
-    monkeypatch.setattr(device_users, "LONGEST", -1.0)
+    monkeypatch.setattr(device_users, "LOOK_SECONDS", -1.0)
     assert left(fake) == ""
     assert left(fake, uid=OTHER) == too_much_of(OTHER)
 

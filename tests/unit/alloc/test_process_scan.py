@@ -42,7 +42,7 @@ def look_at_files(scan: ProcessScan) -> OpenFiles:
 def test_a_look_that_ran_out_of_time_is_partial_and_blind(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_scan, "LONGEST", -1.0)
+    monkeypatch.setattr(process_scan, "SCAN_SECONDS", -1.0)
     scan = look(proc)
     scan.statuses()
     assert scan.partial

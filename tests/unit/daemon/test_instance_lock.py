@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulock.daemon.core import instance_lock
-from gpulock.daemon.core.instance_lock import NAME, InstanceLock, find_running_daemon
+from gpulock.daemon.core.instance_lock import LOCK_NAME, InstanceLock, find_running_daemon
 from gpulock.errors import BUSY, Refusal
 from tests.support.trees import let_others_in
 
@@ -59,7 +59,7 @@ def test_a_daemon_is_seen_to_run_by_the_lock_that_it_holds_and_no_file_of_others
     assert find_running_daemon(str(folder), "/proc") == os.getpid()
     assert find_running_daemon(str(folder), str(tmp_path)) is None, "nothing is to be seen"
     lock.release()
-    with (folder / NAME).open():  # who has it open has no lock
+    with (folder / LOCK_NAME).open():  # who has it open has no lock
         assert find_running_daemon(str(folder), "/proc") is None
 
 

@@ -344,5 +344,5 @@ def test_it_is_the_packages_or_compiled_and_else_refused_with_what_to_install(
 
     with pytest.raises(InstallError, match="no C compiler here: install gcc, or zig"):
         drop_env.drop_env_program(tmp_path)
-    (tmp_path / drop_env.NAME).write_bytes(b"program")
+    (tmp_path / drop_env.DROP_ENV).write_bytes(b"program")
     assert drop_env.drop_env_program(tmp_path) == b"program"

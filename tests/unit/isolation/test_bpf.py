@@ -142,7 +142,12 @@ class Kernel:
 def test_a_program_takes_the_place_of_ours_and_touches_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int]
 ) -> None:
-    names = {1: b"systemd", 2: b"", 3: bpf.NAME, 4: b"gpulock_dev2"}  # the second is just gone
+    names = {
+        1: b"systemd",
+        2: b"",
+        3: bpf.PROGRAM_NAME,
+        4: b"gpulock_dev2",
+    }  # the second is just gone
     kernel = Kernel({number: names[number] for number in before})
     monkeypatch.setattr(bpf, "LIBC", kernel)
 

@@ -11,7 +11,7 @@ import pytest
 from gpulock.errors import INVALID_REQUEST, Refusal
 from gpulock.node.settings import Settings
 from gpulock.sge import granted, request
-from gpulock.sge.card_map import NAME, format_card_map
+from gpulock.sge.card_map import MAP_NAME, format_card_map
 from gpulock.sge.hook import JOB_ERROR, REQUEUE
 from gpulock.sge.request import count_gpus_by_kind
 from gpulock.sge.spooled_job import SgeJob, parse_spooled_job
@@ -103,7 +103,7 @@ CARDS = {("card", f"GPU{n + 1}"): bus(n) for n in range(4)} | {("old", "GPU0"): 
 @pytest.fixture
 def mapped(site: Site) -> Site:
     site.state.mkdir(exist_ok=True)
-    (site.state / NAME).write_text(format_card_map("node", CARDS))
+    (site.state / MAP_NAME).write_text(format_card_map("node", CARDS))
     return site
 
 
@@ -146,6 +146,6 @@ def test_ids_that_are_not_just_the_cards_are_refused(
 def test_without_a_map_the_job_is_refused_and_the_queue_stays(site: Site, text: str | None) -> None:
     if text is not None:
         site.state.mkdir(exist_ok=True)
-        (site.state / NAME).write_text(text)
+        (site.state / MAP_NAME).write_text(text)
     assert start(site, "GPU1") == JOB_ERROR
     assert site.locks() == []

@@ -41,7 +41,7 @@ def counted(lock_dir: str) -> dict[str, float]:
 
 
 def log(lock_dir: str) -> Path:
-    return Path(lock_dir, event_kinds.NAME)
+    return Path(lock_dir, event_kinds.EVENTS)
 
 
 def one_of_each(lock_dir: str) -> None:
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_nobody_and_costs_no_event_that_is_there(
 
 def test_an_event_is_one_line_of_limited_length(lock_dir: str) -> None:
     note_event(lock_dir, "refused", "12", "a\nb" + "x" * 100_000)
-    text = Path(lock_dir, event_kinds.NAME).read_text()
+    text = Path(lock_dir, event_kinds.EVENTS).read_text()
     assert ("a?b" in text, text.count("\n"), len(text) < 1300) == (True, 1, True)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpulock.deadline import Deadline
 from gpulock.errors import BROKEN, UNKNOWN, Refusal
-from gpulock.store.gate import NAME, Gate
+from gpulock.store.gate import GATE, Gate
 from gpulock.store.locks import LockStore
 
 HOLDER = """
@@ -74,7 +74,7 @@ def test_a_stopped_holder_is_refused_at_the_deadline(
 ) -> None:
     holder.send_signal(signal.SIGSTOP)
     found = refusal(tmp_path)
-    assert (found.kind, NAME in found.why) == (UNKNOWN, True)
+    assert (found.kind, GATE in found.why) == (UNKNOWN, True)
 
 
 def test_a_caller_delayed_past_its_deadline_still_gets_a_free_gate(
@@ -131,7 +131,7 @@ def mode(number: int) -> Callable[[Path], object]:
 def test_what_others_may_open_and_what_is_no_file_is_no_gate_and_not_followed(
     tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    make(tmp_path / NAME)
+    make(tmp_path / GATE)
     assert refusal(tmp_path).kind == BROKEN
     assert not (tmp_path / "target").exists()
 
@@ -154,7 +154,7 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer holds the new file: who has the old one locked must not be let in."""
-    gate = tmp_path / NAME
+    gate = tmp_path / GATE
     peers: list[int] = []
     real = fcntl.flock
 
@@ -185,14 +185,14 @@ def test_a_child_that_has_the_gate_open_keeps_it_from_nobody(tmp_path: Path) -> 
 
 def test_who_leaves_a_gate_that_was_replaced_is_told(store: LockStore) -> None:
     with pytest.raises(Refusal, match="was replaced meanwhile"), Gate(store, Deadline(1)):
-        Path(store.root, NAME).unlink()
+        Path(store.root, GATE).unlink()
 
 
 def test_a_gate_that_stays_shut_or_is_not_ours_leaves_no_descriptor_open(tmp_path: Path) -> None:
     with Gate(str(tmp_path), Deadline(1)):
         before = {*os.listdir("/proc/self/fd")}
         refusal(tmp_path)
-    (tmp_path / NAME).chmod(0o644)
+    (tmp_path / GATE).chmod(0o644)
     refusal(tmp_path)
     assert {*os.listdir("/proc/self/fd")} <= before
 
@@ -200,7 +200,7 @@ def test_a_gate_that_stays_shut_or_is_not_ours_leaves_no_descriptor_open(tmp_pat
 def test_a_file_removed_after_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = tmp_path / NAME
+    gate = tmp_path / GATE
     real = fcntl.flock
     removed: list[int] = []
 

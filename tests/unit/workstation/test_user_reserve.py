@@ -11,7 +11,12 @@ from gpulock.deadline import clock_boottime
 from gpulock.errors import BUSY, INVALID_REQUEST
 from gpulock.node.context import Node
 from gpulock.node.settings import Settings
-from gpulock.store.reservations import NAME, Reservation, read_reservations, write_reservations
+from gpulock.store.reservations import (
+    RESERVED,
+    Reservation,
+    read_reservations,
+    write_reservations,
+)
 from gpulock.workstation import backfill
 from gpulock.workstation.socket_claims import PERIOD, Allowance
 from gpulock.workstation.wire import (
@@ -286,7 +291,9 @@ def test_reserves_outlive_a_restart_and_garbage_is_none(desk: Desk) -> None:
     assert (read.device, read.uid, read.begin, read.end) == (bus(1), ALICE, 1.0, 2.5)
     assert (read.user, read.why) == ("alice", "x; a = b; c")
     for times in ("", "0 x=1", "0 x=1 nan", "0 x=1 5.0 2.0 alice; its end is before it begins"):
-        (desk.box.state / NAME).write_text(f"gpulock-reservations 1\n{times}\n" if times else "")
+        (desk.box.state / RESERVED).write_text(
+            f"gpulock-reservations 1\n{times}\n" if times else ""
+        )
         assert read_reservations(folder) == []
 
 

@@ -22,7 +22,7 @@ from gpulock.alloc.liveness import Judge
 from gpulock.daemon.health import checker, health_command
 from gpulock.daemon.health.cards import COMMAND, CardState
 from gpulock.daemon.health.checker import AGAIN, PAUSE
-from gpulock.daemon.health.health_command import ENDING, LONGEST, SET_RIGHTS, WAIT
+from gpulock.daemon.health.health_command import ENDING, SET_RIGHTS, TEST_SECONDS, WAIT
 from gpulock.daemon.history.pending import find_ended_claims
 from gpulock.daemon.reconcile.reconcile import ReconcileReport, reconcile_locks
 from gpulock.errors import BUSY, LockTimeout, Refusal
@@ -318,7 +318,7 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(
 ) -> None:
     site = make(f"sleep 1000 & {WAITS}", 1)
     pid = site.start_check()
-    site.now += LONGEST + 1
+    site.now += TEST_SECONDS + 1
     site.finish_check()
     one = site.outcome(0)
     assert one.failed() == {"command": "HEALTH_COMMAND: it took longer than 1800 s"}
@@ -339,7 +339,7 @@ def test_a_test_that_cannot_be_ended_is_told_and_the_next_card_is_tested(
     assert command is not None
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", survive)
-        for seconds in (LONGEST + 1, ENDING, 1):
+        for seconds in (TEST_SECONDS + 1, ENDING, 1):
             site.now += seconds
             for card in range(2):
                 site.tell(card)

@@ -150,7 +150,7 @@ def test_gpulockd_says_once_what_keeps_it_from_it(
         (tmp_path / "sets" / version / part).mkdir(parents=True)
 
     assert ["no longer" in line for line in chore.go()] == [True]
-    assert (tmp_path / "cdi" / cdi.NAME).exists()
+    assert (tmp_path / "cdi" / cdi.SPEC_NAME).exists()
 
 
 def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
@@ -174,7 +174,7 @@ def test_a_file_server_that_does_not_answer_keeps_gpulockd_from_nothing_else(
     assert len(asked) == 1
     answered.set()
     (line,) = wait_until(chore.go, why="the file")
-    assert "no longer" in line and (tmp_path / "cdi" / cdi.NAME).exists()
+    assert "no longer" in line and (tmp_path / "cdi" / cdi.SPEC_NAME).exists()
 
 
 def test_an_instance_whose_access_nodes_are_not_told_is_left_out(tmp_path: Path) -> None:
@@ -190,13 +190,13 @@ def test_it_is_written_once_for_everybody_to_read_also_by_reap(tmp_path: Path) -
     site = Site(tmp_path)
     chore = Chore(site)
     assert chore.go() == []
-    assert list(tmp_path.rglob(cdi.NAME)) == []
+    assert list(tmp_path.rglob(cdi.SPEC_NAME)) == []
     site.set(f"CDI_DIR={tmp_path}/run/cdi\n")
     assert site.call("reap").exit_code == 0
-    path = tmp_path / "run/cdi" / cdi.NAME
+    path = tmp_path / "run/cdi" / cdi.SPEC_NAME
     first = path.stat()
     assert json.loads(path.read_text()) == told(site)
-    assert (first.st_mode & 0o777, os.listdir(path.parent)) == (0o644, [cdi.NAME])
+    assert (first.st_mode & 0o777, os.listdir(path.parent)) == (0o644, [cdi.SPEC_NAME])
     assert Chore(site).go() == []
     assert path.stat().st_ino == first.st_ino
     shutil.rmtree(site.files.driver_root / "gpus")

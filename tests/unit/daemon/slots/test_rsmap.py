@@ -49,7 +49,7 @@ class Site:
         self.box.state.mkdir(exist_ok=True)
         names = [*parse_rsmap(value)]
         cards = {("card", one): bus(n) for n, one in enumerate(names)}
-        (self.box.state / card_map.NAME).write_text(card_map.format_card_map(host, cards))
+        (self.box.state / card_map.MAP_NAME).write_text(card_map.format_card_map(host, cards))
         self.journal = HeardJournal()
         self.chore = RsmapSync(self.journal)
         self.now = 0.0
@@ -214,14 +214,14 @@ def test_a_reserved_and_a_missing_card_leave_as_well(site: Site) -> None:
     quarantine.write_device_note(
         str(site.box.state), quarantine.RESERVE, bus(0), "me", "driver test"
     )
-    text = (site.box.state / card_map.NAME).read_text()
-    (site.box.state / card_map.NAME).write_text(text.replace(bus(3), "0000:ff:00.0"))
+    text = (site.box.state / card_map.MAP_NAME).read_text()
+    (site.box.state / card_map.MAP_NAME).write_text(text.replace(bus(3), "0000:ff:00.0"))
     site.round()
     assert site.value() == "2(GPU2 GPU3)"
 
 
 def test_without_a_map_nobody_is_asked(site: Site) -> None:
-    (site.box.state / card_map.NAME).unlink()
+    (site.box.state / card_map.MAP_NAME).unlink()
     site.out(1)
     site.round()
     assert not (site.root / "asked").exists()

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 from gpulock_exporter.app import exporter as app_exporter
-from gpulock_exporter.app.exporter import LIST_PERIOD, LONGEST, QUIET, Exporter, FaultJournal
+from gpulock_exporter.app.exporter import (
+    LIST_PERIOD,
+    QUIET,
+    REASON_CHARACTERS,
+    Exporter,
+    FaultJournal,
+)
 from gpulock_exporter.files.publish import ExporterFolder
 from gpulock_exporter.frame import Frame
 from gpulock_exporter.state import collector_state
@@ -251,7 +257,7 @@ def test_a_fault_another_reason_and_its_end_are_told_once_each_in_a_line() -> No
     assert journal.lines({"locks": "no such file"}, 1) == ["locks: no such file"]
     assert journal.lines({"locks": "no such file"}, 100) == []
     (line,) = journal.lines({"locks": "a\nb\x1b[31m" + "c" * 1000}, 100)
-    assert line.startswith("locks: a?b?[31mccc") and len(line) == len("locks: ") + LONGEST
+    assert line.startswith("locks: a?b?[31mccc") and len(line) == len("locks: ") + REASON_CHARACTERS
     assert journal.lines({}, 100 + QUIET) == ["locks: recovered"]
     assert journal.lines({}, 102 + 2 * QUIET) == []
 

@@ -18,7 +18,7 @@ from gpulock.install.sge.cards import (
     mapped_cards,
 )
 from gpulock.node.settings import Settings
-from gpulock.sge.card_map import NAME, format_card_map, read_card_map
+from gpulock.sge.card_map import MAP_NAME, format_card_map, read_card_map
 from tests.support.faults import raising
 from tests.support.install_site import Site, make_site
 from tests.support.trees import Box, bus
@@ -65,8 +65,8 @@ def test_a_map_that_is_not_whole_is_refused(
 def test_a_map_that_is_there_stays(settings: Settings) -> None:
     """While an id is withdrawn, and while its GPU is gone."""
     old = {("card", "GPU1"): bus(0), ("card", "GPU2"): "0000:ff:00.0"}
-    Path(settings.state_dir, NAME).write_text(format_card_map("node1", old))
-    Path(settings.state_dir, NAME).write_text(text(settings, value="1(GPU1)"))
+    Path(settings.state_dir, MAP_NAME).write_text(format_card_map("node1", old))
+    Path(settings.state_dir, MAP_NAME).write_text(text(settings, value="1(GPU1)"))
     assert read_card_map(settings.state_dir) == ("node1", {k: old[k] for k in sorted(old, key=str)})
     with pytest.raises(InstallError, match="GPU3"):
         text(settings, value="2(GPU1 GPU3)")
@@ -86,7 +86,7 @@ def test_the_installer_writes_the_map_and_leaves_complex_values_as_they_are(
         site.parts()
     site.install_cluster()
     site.install(map_option="GPU1=1,GPU2=0")
-    (state,) = site.root.glob(f"**/{NAME}")
+    (state,) = site.root.glob(f"**/{MAP_NAME}")
     _, cards = read_card_map(str(state.parent))
     assert [*cards] == [("card", "GPU1"), ("card", "GPU2")]
     assert len({*cards.values()}) == len(cards)

@@ -51,14 +51,16 @@ class ClaimAttempt:
         self.make_judge = make_judge  # one that looks anew
 
 
-def judge_ahead(node: Node, devices: list[Device], judge: "Judge", template: Owner) -> "Reaper":
+def scan_before_gate(
+    node: Node, devices: list[Device], judge: "Judge", template: Owner
+) -> "Reaper":
     """Judge every lock, because devices are needed or the job has some; the gate is not held."""
     from gpulock.alloc.reaper import Reaper
 
     held = node.store.read_all_locks()
     owners = [lock.owner for lock in held.values() if lock.owner]
     reaper = Reaper(node, judge, devices, held)
-    reaper.judge_ahead({record.uid for record in owners if record.key() == template.key()})
+    reaper.scan_before_gate({record.uid for record in owners if record.key() == template.key()})
     return reaper
 
 

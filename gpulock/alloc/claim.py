@@ -10,9 +10,9 @@ import time
 
 from gpulock.alloc.availability import (
     ClaimAttempt,
-    judge_ahead,
     pick_free_devices,
     reap_held_locks,
+    scan_before_gate,
 )
 from gpulock.alloc.choose import ClaimRequest
 from gpulock.deadline import Deadline, clock_boottime
@@ -100,7 +100,7 @@ def claim_devices(
                 from gpulock.alloc.checks import wait_for_checks
 
                 wait_for_checks(node, want.asked, deadline.sooner(want.patience))
-            attempt.ahead = judge_ahead(node, devices, judge(), template)
+            attempt.ahead = scan_before_gate(node, devices, judge(), template)
     except LockTimeout as refusal:
         from gpulock.alloc.streaks import note_lock_timeout
 

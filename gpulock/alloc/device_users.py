@@ -84,7 +84,7 @@ class OpenFiles:
 
     A lock is held by its owner's processes alone, so only those decide. To look at everybody's is
     for people, and may be partial. `blind` is the first reason why something may have been missed,
-    `dark` one that is told from outside: which nodes there are is not known.
+    `devices_unknown` one that is told from outside: which nodes there are is not known.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class OpenFiles:
         self._mounts: "Mounts | None" = None
         self._late = 0.0
         self.blind = ""
-        self.dark = ""
+        self.devices_unknown = ""
         self.seconds = ONE_USER if settings.user_claims else LOOK_SECONDS  # for one look
 
     def add(self, device: Device) -> None:
@@ -144,12 +144,12 @@ class OpenFiles:
             pids: dict[str, list[int]] = {}
             blind = ""
             if self._keys and (uid is None or self.scan.may_run(uid)):
-                blind = SEALED if self.scan.sealed else self._fill(pids, uid)
+                blind = SEALED if self.scan.scan_closed else self._fill(pids, uid)
             # one that was read again stands there twice
             self._answers[uid] = {name: [*dict.fromkeys(pids[name])] for name in pids}, blind
-            self.blind = self.blind or self.dark or blind
+            self.blind = self.blind or self.devices_unknown or blind
         pids, blind = self._answers[uid]
-        return pids, self.dark or blind
+        return pids, self.devices_unknown or blind
 
     def _fill(self, users: dict[str, list[int]], uid: "int | None") -> str:
         """Look at every process as ProcessScan does: list again until nothing vanished unread.
@@ -173,7 +173,7 @@ class OpenFiles:
             pids = [*hidden, *[pid for pid in scan.list_new() if pid not in hidden]]
         if hidden:
             return f"the files of process {hidden[0]} cannot be seen"
-        if (settled and not scan.restless) or (uid is not None and not scan.may_fork(uid)):
+        if (settled and not scan.never_settled) or (uid is not None and not scan.may_fork(uid)):
             return scan.why_blind_about(uid)
         return "processes came and went faster than their files could be read"
 

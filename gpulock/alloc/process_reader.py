@@ -29,7 +29,9 @@ class ProcessReader:
 
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
-        self.sealed = False  # the gate is held: neither environments nor open files are read now
+        self.scan_closed = (
+            False  # the gate is held: neither environments nor open files are read now
+        )
         self.seen: dict[int, ProcessStatus] = {}  # who is not over, as far as a look has come
         self._asked: dict[int, ProcessStatus] = {}  # of those that are in no listing
         self._started: "dict[int, StartedAs]" = {}
@@ -119,8 +121,10 @@ class ProcessReader:
             from gpulock.alloc.environs import StartedAs, read_environ
 
             left = ONE_USER - self._spent.get(uid, 0.0)
-            if self.sealed or left <= 0:
-                raise TimeoutError(f"process {pid} {NOT_READ}" if self.sealed else too_much_of(uid))
+            if self.scan_closed or left <= 0:
+                raise TimeoutError(
+                    f"process {pid} {NOT_READ}" if self.scan_closed else too_much_of(uid)
+                )
             begun = time.monotonic()
             try:
                 environ = read_environ(self.proc, pid, begun + left)

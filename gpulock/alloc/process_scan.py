@@ -37,16 +37,16 @@ class ProcessScan(ProcessReader):
     /proc is listed twice at least, and again until nothing of a listing vanished before it was
     read: one that forks and ends all the time cannot hide between two reads, nor by a pid that
     wrapped behind the place the listing has reached. A pid that is given again is read again.
-    `blind` says why the look is not to be trusted, and is empty where it is; `restless` that it is
-    for nothing but processes that came and went; `partial` that there was no time for all. What was
-    missed of one user `why_blind_about` that user says.
+    `blind` says why the look is not to be trusted, and is empty where it is; `never_settled` that
+    it is for nothing but processes that came and went; `partial` that there was no time for all.
+    What was missed of one user `why_blind_about` that user says.
     """
 
     def __init__(self, proc: Proc, members: "Mapping[str, ClaimMembership] | None" = None) -> None:
         super().__init__(proc)
         self.members = members or {}
         self.blind = ""
-        self.partial = self.restless = self.complete = False
+        self.partial = self.never_settled = self.complete = False
         self._users: "dict[int, str] | None" = None
         self._running: set[int] = set()  # users who had a process
         self._others: set[int] = set()  # uids whose processes are left out
@@ -106,7 +106,7 @@ class ProcessScan(ProcessReader):
         elif self._listings == ROUNDS and not self.complete:
             self.complete = True
             if not self.blind:
-                self.restless = True
+                self.never_settled = True
                 self.blind = "processes came and went faster than they could be read"
         return new
 
@@ -184,7 +184,9 @@ class ProcessScan(ProcessReader):
         if uid is None:
             return self.blind or next(iter(self._missed.values()), "")
         missed = self._missed.get(uid, "")
-        return missed if self.restless and not self.may_fork(uid, gid) else self.blind or missed
+        return (
+            missed if self.never_settled and not self.may_fork(uid, gid) else self.blind or missed
+        )
 
     def may_fork(self, uid: int, gid: int = 0) -> bool:
         """Return whether it may be a user, or a group, that forks faster than can be read.
@@ -232,11 +234,11 @@ class ProcessScan(ProcessReader):
 
     def started_as(self, uid: int) -> "tuple[dict[int, StartedAs], str]":
         """Return what each process of a user was started as, and why there may be more."""
-        statuses = self.seen if self.sealed else self.statuses()
+        statuses = self.seen if self.scan_closed else self.statuses()
         own = [pid for pid, one in statuses.items() if one.uids[0] == uid and not one.kernel]
         if self.complete and not own:
             return {}, ""
-        if uid not in self._unread and not self.sealed:
+        if uid not in self._unread and not self.scan_closed:
             from gpulock.alloc.environs import read_each
 
             hides = uid == os.geteuid() != 0

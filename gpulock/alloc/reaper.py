@@ -120,7 +120,7 @@ class Reaper:
         # the claim that had each lock, by its token, and whether its job had ended
         self._ahead: "dict[str, tuple[str, int]] | None" = None
 
-    def judge_ahead(self, uids: "Collection[int]" = ()) -> None:
+    def scan_before_gate(self, uids: "Collection[int]" = ()) -> None:
         """Judge the locks before the gate is taken, so that nobody waits there for these looks.
 
         A user may have more files open than are looked at in seconds. Under the gate a lock may go
@@ -135,7 +135,7 @@ class Reaper:
                 self.judge.job_processes(lock)
         whose = {name: lock.owner for name, lock in self.held.items()}
         self._ahead = {n: (one.token, one.draining) if one else ("", 0) for n, one in whose.items()}
-        self.judge.scan.sealed = True
+        self.judge.scan.scan_closed = True
 
     def read_locks(self) -> None:
         """Repair and read all locks, with their details; the gate is held. Raises Refusal."""

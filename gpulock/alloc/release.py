@@ -71,7 +71,7 @@ def release_locks(
             uid
         )  # whatever is left of the job: it may end before the gate is taken
     reaper.decide(mine, over)
-    judge.scan.sealed = True
+    judge.scan.scan_closed = True
     with Gate(node.store, deadline):
         now = repair_locks(node.store, node.boot_id)
         mine = [lock for lock in mine if is_same_claim(lock, now.get(lock.id))]

@@ -112,14 +112,14 @@ def find_local_claims(
             over[token] = ended
     if not standing and not over:
         return []
-    advice = ExporterSamples(node.settings.exporter_dir)
+    samples = ExporterSamples(node.settings.exporter_dir)
     devices = {device.id: device for device in node.devices_if_driver()}
-    records = [build_history_record(parts, advice, devices) for parts in over.values()]
+    records = [build_history_record(parts, samples, devices) for parts in over.values()]
     for record in [record for token, record in standing.items() if token not in over]:
         seconds = now - record.claimed_boottime
         held = seconds if record.boot_id == node.boot_id and seconds >= 0 else None
         parts = {name: ClaimedDevice(name, record, wall, held=held) for name in record.devices}
         with suppress(OSError):  # what it gave back already
             parts = read_released_devices(f"{node.store.claims_dir}/{record.token}", record) | parts
-        records.append(build_history_record([*parts.values()], advice, devices, standing=True))
+        records.append(build_history_record([*parts.values()], samples, devices, standing=True))
     return [parse_reported_claim(record) for record in records]

@@ -61,7 +61,7 @@ def release_unused(
     restrict_to_owners(judge.scan, own)
     reaper = Reaper(node, judge, node.devices_if_driver(), seen)
     reaper.decide(own, over)
-    judge.scan.sealed = True
+    judge.scan.scan_closed = True
     with Gate(node.store, deadline):
         reaper.read_locks()
         # what was claimed since has not been looked at

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MOST = 300  # schedules until a planted fault is found
 FAILED = ("a program failed", "an actor failed")  # what was planted is broken itself
-JUDGE_AHEAD, FINISH, RELEASE = Reaper.judge_ahead, Reaper.finish, grants.release_devices
+JUDGE_AHEAD, FINISH, RELEASE = Reaper.scan_before_gate, Reaper.finish, grants.release_devices
 VERDICT, REPAIR, BEGIN = Judge.verdict, repair.repair_locks, boot.begin_boot
 COUNT_FREE = shares.count_free_places
 STALE: dict[str, Lock] = {}
@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
     "lock_is_taken_where_it_is": (OPEN, (grants, "make_claim", take_locks_where_they_are)),
     "token_is_not_compared": (
         (alloc_release, "is_same_claim", returning(True)),
-        (Reaper, "judge_ahead", keep_what_was_judged),
+        (Reaper, "scan_before_gate", keep_what_was_judged),
         (Reaper, "finish", finish_stale),
         (grants, "release_devices", release_whoever),
     ),

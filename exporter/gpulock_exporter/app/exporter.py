@@ -84,9 +84,9 @@ class Exporter:
         self._list_due = 0.0
         self._shown: Shown | None = None
         self._unwritten: str | None = None  # why files were not written last; None: not tried yet
-        # of who changes `_book`, or reads it in another thread; held while nothing is waited for
+        # of who changes `_state`, or reads it in another thread; held while nothing is waited for
         self._lock = threading.Lock()
-        self._book = CollectorState(
+        self._state = CollectorState(
             node.boot_id,
             settings,
             lambda: ProcessScan(node.proc, {"slurm": is_slurm_job_process}),
@@ -96,7 +96,7 @@ class Exporter:
         """Go on from where an earlier exporter of this boot stopped; raise OSError."""
         self.folder.open()
         now, left = self._clock().boottime, self.folder.last()
-        self._book.memory = restore_exporter_memory(left, self._node.boot_id, now)
+        self._state.memory = restore_exporter_memory(left, self._node.boot_id, now)
 
     def tick(self, frames: Sequence[Frame], supervisor: Supervisor) -> None:
         """Take what came, write the files, and let it be asked for."""
@@ -105,22 +105,22 @@ class Exporter:
         facts = read_local_state(self._node, now.boottime)
         if self._unwritten is not None:
             facts.note("files", self._unwritten)
-        classified = self._book.classify_frames(frames, facts, now)
+        classified = self._state.classify_frames(frames, facts, now)
         hung = name_hung_cards(supervisor.left_out(), self.devices)
         devices, cards = self.devices, self._driver_cards()
         with self._lock:
-            over = self._book.tick(classified, facts, now, hung, cards)
-            self._book.memory.totals.number_cards({one.bus: one.index for one in devices or ()})
+            over = self._state.tick(classified, facts, now, hung, cards)
+            self._state.memory.totals.number_cards({one.bus: one.index for one in devices or ()})
             self._fault = supervisor.fault
-            fresh = self._book.is_fresh(now)
+            fresh = self._state.is_fresh(now)
             health = ExporterHealth(
                 gpulock.__version__,
                 unkillable=supervisor.unkillable,
-                collectors=self._book.collectors(facts, fresh),
+                collectors=self._state.collectors(facts, fresh),
             )
-            seen = self._book.devices.items()
+            seen = self._state.devices.items()
             self._history.add({name: one.utilization if fresh else None for name, one in seen})
-            made = cache(lambda: take_snapshot(self._book, devices, facts, now, health))
+            made = cache(lambda: take_snapshot(self._state, devices, facts, now, health))
             self._shown = Shown(now, made, self._label_user)
         self._write(over, now)
         self._tell(health, now)
@@ -156,7 +156,7 @@ class Exporter:
     def _tell(self, health: ExporterHealth, now: Moment) -> None:
         """Tell the journal why something fails, and that it is well again."""
         faults = {name: fault for name, fault in health.collectors.items() if fault}
-        faults |= {f"GPU at {bus}": lost.why for bus, lost in self._book.memory.lost.items()}
+        faults |= {f"GPU at {bus}": lost.why for bus, lost in self._state.memory.lost.items()}
         if self._fault:
             faults["driver"] = self._fault
         for line in self._journal.lines(faults, now.boottime):
@@ -220,9 +220,9 @@ class Exporter:
         self._unwritten = ""
         try:
             self.folder.hold()
-            self.folder.write_sample(sample_text(self._book, now, self._fault))
-            self.folder.write_finished(over, self._book.boot_id, now)
-            self.folder.write_inventory(self._book.devices, self._book.boot_id)
+            self.folder.write_sample(sample_text(self._state, now, self._fault))
+            self.folder.write_finished(over, self._state.boot_id, now)
+            self.folder.write_inventory(self._state.devices, self._state.boot_id)
         except (OSError, ValueError, Refusal) as fault:
             self._unwritten = str(fault)
 

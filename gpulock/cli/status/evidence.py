@@ -42,9 +42,9 @@ SECONDS = 1.0  # a process that hangs may not let its command line be read
 NO_NAME = re.compile(r"[^\w .+:/@-]")
 
 
-def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
+def describe_lock(processes: ProcessView, lock: Lock, ids: Sequence[str]) -> FactList:
     """Return what is known of one claim; `ids` are the devices whose openers are told."""
-    view, record = sight.view, lock.owner
+    view, record = processes.view, lock.owner
     if record is None:
         return [("record", lock.fault or "none: a claim is being made")]
     here = record.boot_id == view.node.boot_id
@@ -71,12 +71,15 @@ def describe_lock(sight: ProcessView, lock: Lock, ids: Sequence[str]) -> FactLis
     if record.scheduler == "admin":
         return facts
     facts.append(("verdict", describe_verdict(view, record)))
-    facts += describe_owner_processes(sight, lock, record)
-    opened = [describe_open_device(sight, name, record) for name in ids]
+    facts += describe_owner_processes(processes, lock, record)
+    opened = [describe_open_device(processes, name, record) for name in ids]
     if opened:
         facts.append(("open", "; ".join(dict.fromkeys(opened))))  # places of a card are one device
     # of the owner alone: what was not seen of others keeps no lock of this user's
-    missed = sight.scan.why_blind_about(record.uid) or sight.holders.users_by_device(record.uid)[1]
+    missed = (
+        processes.scan.why_blind_about(record.uid)
+        or processes.holders.users_by_device(record.uid)[1]
+    )
     if missed and owns_lock_dir(view.node):  # else the verdict is another's, who sees more
         facts.append(("not seen", missed))
     return facts
@@ -96,39 +99,39 @@ def describe_verdict(view: StatusView, record: Owner) -> str:
     return f"{verdict.state}: {verdict.proof}{draining}{ago}"
 
 
-def describe_owner_processes(sight: ProcessView, lock: Lock, record: Owner) -> FactList:
+def describe_owner_processes(processes: ProcessView, lock: Lock, record: Owner) -> FactList:
     """Return whether the owner's processes run."""
     facts: FactList = []
-    proc = sight.scan.proc
+    proc = processes.scan.proc
     if record.scheduler == "slurm":
-        facts += describe_slurm_steps(sight, record)
+        facts += describe_slurm_steps(processes, record)
     if record.pid:
         word = "shepherd" if record.scheduler == "sge" else "process"
         facts.append((word, describe_process(proc, record.pid, record.start)))
     for pid, start, _ in lock.anchors:
         facts.append(("task", describe_process(proc, pid, start)))
     for gid in lock.groups():
-        carriers = format_process_list(proc, sight.scan.carriers(gid))
+        carriers = format_process_list(proc, processes.scan.carriers(gid))
         nobody = f"no process{unseen_note(proc)}"
         facts.append(("group", f"{gid}, carried by {carriers or nobody}"))
     if record.scheduler == "process":  # past a claim's end this is what keeps it
-        left = find_job_processes(lock, sight.scan).pids
+        left = find_job_processes(lock, processes.scan).pids
         facts.append(("beside it", format_process_list(proc, [*left]) or "nothing to be seen"))
     elif record.sid and not record.add_grp_id:
-        members = [pid for pid in sight.scan.session_members(record.sid) if pid != record.pid]
+        members = [pid for pid in processes.scan.session_members(record.sid) if pid != record.pid]
         nobody = f"no other process{unseen_note(proc)}"
         facts.append(("session", f"{record.sid}: {format_process_list(proc, members) or nobody}"))
     return facts
 
 
-def describe_slurm_steps(sight: ProcessView, record: Owner) -> FactList:
+def describe_slurm_steps(processes: ProcessView, record: Owner) -> FactList:
     """Return the steps of a Slurm job on this node, and who is in its cgroup."""
     from gpulock.slurm.steps import SlurmSteps
 
-    steps, proc = SlurmSteps(sight.view.node.settings), sight.scan.proc
-    daemons = list(steps.daemons(sight.scan).get(record.job_id, {}))
+    steps, proc = SlurmSteps(processes.view.node.settings), processes.scan.proc
+    daemons = list(steps.daemons(processes.scan).get(record.job_id, {}))
     facts = [("steps", format_process_list(proc, daemons) or "none to be seen")]
-    members = [pid for pid in steps.members(record, sight.scan) if pid not in daemons]
+    members = [pid for pid in steps.members(record, processes.scan) if pid not in daemons]
     return [*facts, *([("cgroup", format_process_list(proc, members))] if members else [])]
 
 
@@ -157,41 +160,41 @@ def absence_words(proc: Proc) -> str:
     return f"is not to be seen{note}" if note else "is gone"
 
 
-def describe_stranger(sight: ProcessView, pid: int, record: Owner) -> str:
+def describe_stranger(processes: ProcessView, pid: int, record: Owner) -> str:
     """Return whose a process is that a claim may not be blamed for, or that it is older."""
     try:
-        for lock in sight.view.held.values():
-            if lock.owner and belongs_to_other_claim(pid, lock, record, sight.scan):
+        for lock in processes.view.held.values():
+            if lock.owner and belongs_to_other_claim(pid, lock, record, processes.scan):
                 return format_lock_holder(lock.owner)
-        uid = sight.scan.account(pid, sight.scan.status(pid).uids[0])
-        began = (sight.scan.proc.start(pid) + 1) / TICKS  # at the latest
+        uid = processes.scan.account(pid, processes.scan.status(pid).uids[0])
+        began = (processes.scan.proc.start(pid) + 1) / TICKS  # at the latest
     except (OSError, ValueError):
         return ""
     if uid != record.uid:
         return f"of {uid_to_user_name(uid)}"
-    here = record.boot_id == sight.view.node.boot_id and pid != record.pid
+    here = record.boot_id == processes.view.node.boot_id and pid != record.pid
     return "older than the claim" if here and began < record.claimed_boottime else ""
 
 
-def describe_open_device(sight: ProcessView, device: str, record: Owner | None = None) -> str:
+def describe_open_device(processes: ProcessView, device: str, record: Owner | None = None) -> str:
     """Return who has a device open, as far as the caller can see, and who is not of `record`."""
-    pids = sight.holders.pids_with_open(device)
+    pids = processes.holders.pids_with_open(device)
     if record is not None:  # of the owner's files each was asked for its device, whatever its path
-        pids = [*dict.fromkeys([*pids, *sight.holders.pids_with_open(device, record.uid)])]
-    whose = [describe_stranger(sight, pid, record) if record else "" for pid in pids[:SHOWN]]
-    who = format_process_list(sight.scan.proc, pids, whose) or "nobody"
-    missed = sight.holders.users_by_device(None)[1]
+        pids = [*dict.fromkeys([*pids, *processes.holders.pids_with_open(device, record.uid)])]
+    whose = [describe_stranger(processes, pid, record) if record else "" for pid in pids[:SHOWN]]
+    who = format_process_list(processes.scan.proc, pids, whose) or "nobody"
+    missed = processes.holders.users_by_device(None)[1]
     limit = f" ({missed})" if missed else ""
     if os.geteuid() != 0:
         limit = " (of your own processes; root sees all)"
-    return f"{format_device_list([device], sight.view.devices)}: {who}{limit}"
+    return f"{format_device_list([device], processes.view.devices)}: {who}{limit}"
 
 
-def describe_unclaimed_use(sight: ProcessView, pid: int) -> str:
+def describe_unclaimed_use(processes: ProcessView, pid: int) -> str:
     """Return what a process of no claim has open, and who holds that."""
     opened: list[str] = []
-    for row in sight.view.rows():
-        if row.device and pid in sight.holders.pids_with_open(row.id):
+    for row in processes.view.rows():
+        if row.device and pid in processes.holders.pids_with_open(row.id):
             record = row.lock.owner if row.lock else None
             holder = f": it is held by {format_lock_holder(record)}" if record else ""
             opened.append(f"GPU {row.device.label()} without a claim{holder}")
@@ -216,16 +219,18 @@ def describe_observed_use(view: StatusView, row: DeviceState) -> FactList:
     return facts
 
 
-def find_blocking_pids(sight: ProcessView, row: DeviceState) -> list[int]:
+def find_blocking_pids(processes: ProcessView, row: DeviceState) -> list[int]:
     """Return the processes that keep a device: of no claim, or left by its dead owner."""
     if row.lock and row.orphans:
-        there = sight.holders.pids_with_open(row.id, row.lock.owner.uid if row.lock.owner else None)
+        there = processes.holders.pids_with_open(
+            row.id, row.lock.owner.uid if row.lock.owner else None
+        )
         pid = process_in_proof(row.orphans)
         return [pid] if pid in there or not there else there
     if row.state != FOREIGN:
         return []
-    seen = sight.view.use.seen(row.id)
-    return sight.find_foreign_pids(row.id) or list(seen.foreign_pids if seen else ())
+    seen = processes.view.use.seen(row.id)
+    return processes.find_foreign_pids(row.id) or list(seen.foreign_pids if seen else ())
 
 
 def format_process_list(proc: Proc, pids: Sequence[int], whose: Sequence[str] = ()) -> str:

@@ -68,23 +68,23 @@ def why_command(ctx: click.Context, what: tuple[str, ...]) -> None:
 def explain_subject(node: Node, text: str, width: int) -> tuple[list[str], bool]:
     """Return the answer, and whether there was anything to find; raise Refusal."""
     view = StatusView(node)
-    sight = ProcessView(view)
+    processes = ProcessView(view)
     if owns_lock_dir(node):
-        sight.judge()
+        processes.judge()
     text = text.strip()
     if missing := find_missing_card(view, text):
-        return explain_device(sight, missing, width), True
+        return explain_device(processes, missing, width), True
     meant = parse_subject(text, view.devices)
     if meant.device is not None:
         row = next(row for row in view.rows() if row.id == meant.device.id)
-        lines, known = explain_device(sight, row, width), True
+        lines, known = explain_device(processes, row, width), True
         if any(lock.owner and Subject(job=text).owns(lock.owner) for lock in view.held.values()):
             lines.append(name_config(f"There is a job {text} as well: gpulock why job {text}"))
         return lines, known
-    lines, known = explain_claims(sight, meant, width)
+    lines, known = explain_claims(processes, meant, width)
     word = "job"
     if not known and (process := parse_bare_pid(text.removeprefix("job"))).pid:
-        other, known = explain_claims(sight, process, width)
+        other, known = explain_claims(processes, process, width)
         lines, word = (other, "process") if known else (lines, word)
     if text.isdigit():  # a number names a device first
         lines.append(f"(no GPU {meant.job} is here: {meant.job} is taken for a {word})")
@@ -114,19 +114,19 @@ def find_missing_card(view: StatusView, text: str) -> DeviceState | None:
     return None
 
 
-def is_lock_of_subject(sight: ProcessView, meant: Subject, lock: Lock) -> bool:
+def is_lock_of_subject(processes: ProcessView, meant: Subject, lock: Lock) -> bool:
     """Return whether a lock is of that job; a process also by group, session or descent."""
     if lock.owner is None or meant.owns(lock.owner) or not meant.pid:
         return lock.owner is not None and meant.owns(lock.owner)
     try:
-        return is_claim_process(meant.pid, lock, sight.scan)
+        return is_claim_process(meant.pid, lock, processes.scan)
     except (OSError, ValueError):
         return False
 
 
-def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str]:
+def explain_device(processes: ProcessView, row: DeviceState, width: int) -> list[str]:
     """Explain one device."""
-    view, device = sight.view, row.device
+    view, device = processes.view, row.device
     record = row.lock.owner if row.lock else None
     known = (view.verdicts or {}).get(record.token) if record else None
     said = known is not None and known.proof == row.reason
@@ -136,11 +136,11 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     for lock in claims:
         if lock.owner:
             facts.append(("holder", format_holder_and_queue(lock)))
-        facts += describe_lock(sight, lock, [row.id] if device else [])
+        facts += describe_lock(processes, lock, [row.id] if device else [])
         if each:
-            facts += [*next_step_facts(sight, view.row_of_lock(row, lock)), NEXT_HOLDER]
+            facts += [*next_step_facts(processes, view.row_of_lock(row, lock)), NEXT_HOLDER]
     if row.lock is None and device is not None:
-        facts.append(("open", describe_open_device(sight, row.id)))
+        facts.append(("open", describe_open_device(processes, row.id)))
     facts += describe_observed_use(view, row)
     for one in view.reservations:
         if one.device == row.id and one.describe() != row.reason:
@@ -148,7 +148,7 @@ def explain_device(sight: ProcessView, row: DeviceState, width: int) -> list[str
     if row.lock is None:
         facts += last_holder_facts(view, row.id)
     if not each:
-        facts += next_step_facts(sight, row)
+        facts += next_step_facts(processes, row)
     elif facts[-1] == NEXT_HOLDER:
         facts.pop()
     name = f"GPU {device.label()}" if device else row.id
@@ -164,25 +164,25 @@ def format_answer(head: str, facts: FactList, width: int) -> list[str]:
     return [head, *table.render_facts(named, width)]
 
 
-def explain_claims(sight: ProcessView, meant: Subject, width: int) -> tuple[list[str], bool]:
+def explain_claims(processes: ProcessView, meant: Subject, width: int) -> tuple[list[str], bool]:
     """Return the answer for a job or process, and whether anything is known of a claim of it."""
-    locks = sight.view.held.values()
-    if held := [lock for lock in locks if is_lock_of_subject(sight, meant, lock)]:
-        return explain_job_claims(sight, held, width), True
-    return explain_no_claim(sight, meant, width)
+    locks = processes.view.held.values()
+    if held := [lock for lock in locks if is_lock_of_subject(processes, meant, lock)]:
+        return explain_job_claims(processes, held, width), True
+    return explain_no_claim(processes, meant, width)
 
 
-def explain_job_claims(sight: ProcessView, held: list[Lock], width: int) -> list[str]:
+def explain_job_claims(processes: ProcessView, held: list[Lock], width: int) -> list[str]:
     """Explain each claim of a job: an array job has several."""
-    view, result = sight.view, list[str]()
+    view, result = processes.view, list[str]()
     for locks in group_by_claim(held):
         ids = [lock.id for lock in locks]
         row = next(row for row in view.rows() if any(lock in locks for lock in row.locks()))
         row = view.row_of_lock(row, locks[0])
         holder = click.style(format_holder_and_queue(locks[0]), bold=True)
         head = f"{holder} holds {format_device_list(ids, view.devices)}"
-        facts = [fact for fact in describe_lock(sight, locks[0], ids) if fact[0] != "grant"]
-        result += format_answer(head, [*facts, *next_step_facts(sight, row)], width)
+        facts = [fact for fact in describe_lock(processes, locks[0], ids) if fact[0] != "grant"]
+        result += format_answer(head, [*facts, *next_step_facts(processes, row)], width)
     return result
 
 
@@ -193,11 +193,11 @@ def format_holder_and_queue(lock: Lock) -> str:
     return format_lock_holder(record) + (f" in {record.queue}" if record.queue else "")
 
 
-def next_step_facts(sight: ProcessView, row: DeviceState) -> FactList:
+def next_step_facts(processes: ProcessView, row: DeviceState) -> FactList:
     """Return what would free it, and the next command."""
-    view = sight.view
+    view = processes.view
     if row.state != FREE:
-        return list_next_steps(view, row, find_blocking_pids(sight, row))
+        return list_next_steps(view, row, find_blocking_pids(processes, row))
     if view.lost:
         return [("granted", f"to nobody: {view.lost.why}"), ("next", view.lost.do)]
     settings, ask = view.node.settings, REQUEST  # a user gets a GPU of a scheduler's node by a job
@@ -208,9 +208,9 @@ def next_step_facts(sight: ProcessView, row: DeviceState) -> FactList:
     return [*list_queue_facts(view.node), ("next", ask)]
 
 
-def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[list[str], bool]:
+def explain_no_claim(processes: ProcessView, meant: Subject, width: int) -> tuple[list[str], bool]:
     """Say what is known of a job that holds nothing: how it was released, or that it runs."""
-    view = sight.view
+    view = processes.view
     head = f"{click.style(meant.name(), bold=True)} holds nothing on {view.node.name}"
     callers = read_waiting(view.node)
     facts = [
@@ -223,9 +223,9 @@ def explain_no_claim(sight: ProcessView, meant: Subject, width: int) -> tuple[li
         return format_answer(head, facts, width), True
     facts = [("released", "no trace of it among past claims; it may run here without GPUs")]
     if meant.pid:
-        gone = sight.scan.has_ended(meant.pid)
-        word = absence_words(sight.scan.proc) if gone else "runs"
-        if opened := describe_unclaimed_use(sight, meant.pid):
+        gone = processes.scan.has_ended(meant.pid)
+        word = absence_words(processes.scan.proc) if gone else "runs"
+        if opened := describe_unclaimed_use(processes, meant.pid):
             return format_answer(head, [("open", opened)], width), True
         facts = [("process", f"{meant.pid} {word}"), ("released", "no trace of a claim of it")]
     if not os.path.lexists(view.node.store.claims_dir):

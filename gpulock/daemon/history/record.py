@@ -109,20 +109,20 @@ class ExporterSamples:
 
 def build_history_record(
     parts: Sequence[ClaimedDevice],
-    advice: ExporterSamples,
+    samples: ExporterSamples,
     devices: Mapping[str, Device],
     standing: bool = False,
 ) -> dict[str, Any]:
     """Return the record of a claim from all of its devices; `standing`: it is not over."""
     parts = sorted(parts, key=lambda part: part.device)
     last = max(parts, key=lambda part: (part.at, part.device))
-    owner, accounts = last.owner, advice.accounts(last.owner, standing)
+    owner, accounts = last.owner, samples.accounts(last.owner, standing)
     rows: list[dict[str, Any]] = []
     shapes: dict[str, dict[str, Any]] = {}
     for part in parts:
         card = devices.get(part.device.partition(SHARE)[0])
         account = believable_account(part, accounts.get(part.device))
-        rows.append(build_history_device(part, account, card, advice))
+        rows.append(build_history_device(part, account, card, samples))
         if shape := use_over_time(account):
             shapes[rows[-1]["id"]] = shape
     how, proof = parse_release_reason(last.how)
@@ -179,7 +179,7 @@ def believable_account(part: ClaimedDevice, account: ClaimUsage | None) -> Claim
 
 
 def build_history_device(
-    part: ClaimedDevice, account: ClaimUsage, device: Device | None, advice: ExporterSamples
+    part: ClaimedDevice, account: ClaimUsage, device: Device | None, samples: ExporterSamples
 ) -> dict[str, Any]:
     """Return one device of a record.
 
@@ -188,7 +188,7 @@ def build_history_device(
     """
     card, share, _ = part.device.partition(SHARE)
     owner, held, places = part.owner, part.held, 1
-    memory = advice.memory_bytes(card, device)
+    memory = samples.memory_bytes(card, device)
     usage = believed_usage(account, owner, held or 0.0, memory)
     if share:
         held, places = (held if owner.places else None), owner.places or 1

@@ -78,12 +78,12 @@ class HistoryWriter(Chore):
         self, node: Node, ended: EndedClaims, devices: Mapping[str, Device], faults: set[str]
     ) -> None:
         """Write the claims that need wait for nothing more; raise OSError or Refusal."""
-        advice, now = ExporterSamples(node.settings.exporter_dir), time.time()
+        samples, now = ExporterSamples(node.settings.exporter_dir), time.time()
         ends = {token: max(parts, key=lambda part: part.at) for token, parts in ended.items()}
         ready = {
             token: ended[token]
             for token, last in sorted(ends.items(), key=lambda item: (item[1].at, item[0]))
-            if not advice.may_come(token, last.owner.boot_id, last.at, now)
+            if not samples.may_come(token, last.owner.boot_id, last.at, now)
         }
         if not ready:
             return
@@ -94,7 +94,7 @@ class HistoryWriter(Chore):
             lines: dict[str, bytes] = {}
             for token in [one for one in ready if one not in done]:
                 try:
-                    claim = build_history_record(ready[token], advice, devices)
+                    claim = build_history_record(ready[token], samples, devices)
                     lines[token] = encode_history_record(claim)
                 except (ValueError, OverflowError) as fault:
                     faults.add(f"claim {token} has no line: {fault}; remove it from finished")

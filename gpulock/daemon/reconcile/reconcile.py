@@ -129,7 +129,7 @@ def reconcile_locks(
         return ReconcileReport([], [])
     node.store.check(make=True)
     reaper = make_reaper(node, judge, devices, driver, held)
-    reaper.judge_ahead()
+    reaper.scan_before_gate()
     with Gate(node.store, deadline):
         restored: dict[str, Owner] = {}
         if dry_run:
@@ -146,7 +146,7 @@ def reconcile_locks(
         report.notes_lost = os.path.lexists(mark)
         scan = reaper.judge.scan
         report.blind = scan.blind or reaper.files.blind
-        if scan.restless and report.blind not in {one.reason for one in report.outcomes}:
+        if scan.never_settled and report.blind not in {one.reason for one in report.outcomes}:
             report.blind = reaper.files.blind  # who forks all the time holds up no lock of others
         if not dry_run:
             report.fault = publish_outcomes(node, reaper.judge, report)
@@ -174,7 +174,7 @@ def make_reaper(
     more = [device for lock in hidden if (device := make_recorded_device(lock))]
     reaper = Reaper(node, judge, [*devices, *more], held)
     if len(more) < len(hidden) and driver and driver.kind == UNKNOWN:
-        reaper.files.dark = driver.why
+        reaper.files.devices_unknown = driver.why
     return reaper
 
 

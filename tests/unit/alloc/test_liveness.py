@@ -178,6 +178,6 @@ def test_what_was_not_looked_at_before_the_gate_is_unknown(fake: FakeProc) -> No
     fake.add(700)
     scan = ProcessScan(Proc(str(fake.root)))
     scan.statuses()
-    scan.sealed = True
+    scan.scan_closed = True
     found = Judge(BOOT, scan, {"process": liveness.process_verdict}).verdict(process())
     assert (found.state, "was not looked at before the gate" in found.proof) == (UNKNOWN, True)

@@ -112,12 +112,12 @@ def test_what_was_not_seen_stays_the_reason_of_a_look_that_never_comes_to_rest(
     monkeypatch.setattr(process_scan, "ROUNDS", 1)
     scan = look(proc)
     scan.statuses()
-    assert (scan.restless, scan.complete, "faster than" in scan.blind) == (True, True, True)
+    assert (scan.never_settled, scan.complete, "faster than" in scan.blind) == (True, True, True)
     proc.add(700)
     (proc.root / "700/status").write_text("garbage")
     scan = look(proc)
     scan.statuses()
-    assert (scan.restless, "process 700 cannot be seen" in scan.blind) == (False, True)
+    assert (scan.never_settled, "process 700 cannot be seen" in scan.blind) == (False, True)
 
 
 def test_who_has_no_process_is_not_the_one_who_forks(
@@ -128,7 +128,7 @@ def test_who_has_no_process_is_not_the_one_who_forks(
     monkeypatch.setattr(process_scan, "SAMPLES", 1)
     monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
     scan = look(proc)
-    scan.blind, scan.restless = "processes came and went", True
+    scan.blind, scan.never_settled = "processes came and went", True
     assert scan.why_blind_about(HERE) == scan.blind
     monkeypatch.setattr(ProcessScan, "may_run", returning(False))
     assert scan.why_blind_about(HERE) == ""
@@ -296,7 +296,7 @@ def test_who_forks_processes_that_are_slow_to_read_is_told_from_others(
     monkeypatch.setattr(Proc, "last_pid", lambda _: next(numbers))
     scan = look(proc)
     scan.statuses()
-    scan.blind, scan.restless = "processes came and went", True
+    scan.blind, scan.never_settled = "processes came and went", True
     assert scan.why_blind_about(HERE) == ""
     assert (scan.may_fork(GONE), len(slow) < len(CROWD)) == (True, True)
     monkeypatch.setattr(ProcessScan, "may_fork", returning(False))

@@ -141,7 +141,7 @@ def test_processes_that_are_slow_to_read_cost_one_limit_in_all(
         with pytest.raises(TimeoutError, match=why):
             again.read_start(pid, UID)
     behind_the_gate = ProcessScan(scan.proc)
-    behind_the_gate.sealed = True
+    behind_the_gate.scan_closed = True
     with pytest.raises(TimeoutError, match="before the gate"):
         behind_the_gate.read_start(pids[0], UID)
     assert "before the gate" in behind_the_gate.started_as(UID)[1]
